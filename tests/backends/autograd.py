@@ -29,6 +29,7 @@ class Network:
         self.recipe = recipe
         self.training = training
         self.statistics: Tensors = {}
+        self.blur = model_spec(recipe.model).blur
 
     def logits(self, images_NHWC: np.ndarray) -> Tensor:
         return self.compute_logits(normalise(images_NHWC, self.recipe))
@@ -39,8 +40,15 @@ class Network:
         kept_features: np.ndarray | None = None,
         kept_blocks: np.ndarray | None = None,
     ) -> Tensor:
-        x = F.relu(self.batch_norm(self.convolution(x, "conv1", 2), "bn1"))
-        if self.recipe.padding == "same":
+        if "conv1.weight" in self.tensors:
+            x = F.relu(self.batch_norm(self.convolution(x, "conv1", 2), "bn1"))
+        else:
+            x = F.relu(self.batch_norm(self.convolution(x, "conv1.0", 2), "conv1.1"))
+            x = F.relu(self.batch_norm(self.convolution(x, "conv1.3", 1), "conv1.4"))
+            x = F.relu(self.batch_norm(self.convolution(x, "conv1.6", 1), "bn1"))
+        if self.blur == "after":
+            x = blur_mirrored(F.max_pool2d(x, 3, stride=1, padding=1))
+        elif self.recipe.padding == "same":
             x = F.max_pool2d(pad_as_tensorflow(x, 3, 2, -torch.inf), 3, stride=2)
         else:
             x = F.max_pool2d(x, 3, stride=2, padding=1)
@@ -75,14 +83,36 @@ class Network:
             strides = [1, stride, 1]
         y = x
         for i, step in enumerate(strides, start=1):
-            y = self.batch_norm(self.convolution(y, f"{name}.conv{i}", step), f"{name}.bn{i}")
+            if step == 2 and self.blur == "before":
+                y = blur_with_zeros(y)
+            own_step = 1 if self.blur == "after" else step
+            y = self.batch_norm(self.convolution(y, f"{name}.conv{i}", own_step), f"{name}.bn{i}")
             if i < len(strides):
                 y = F.relu(y)
+            if step == 2 and self.blur == "after":
+                y = blur_mirrored(y)
+        if f"{name}.se.fc1.weight" in self.tensors:
+            y = y * self.factors_of_channels(y, f"{name}.se")
         if f"{name}.downsample.0.weight" in self.tensors:
+            if stride == 2 and self.blur == "before":
+                x = blur_with_zeros(x)
             x = self.batch_norm(
                 self.convolution(x, f"{name}.downsample.0", stride), f"{name}.downsample.1"
             )
+        elif f"{name}.downsample.1.weight" in self.tensors:
+            if stride == 2:
+                x = F.avg_pool2d(x, 2, 2, ceil_mode=True, count_include_pad=False)
+            x = self.batch_norm(
+                self.convolution(x, f"{name}.downsample.1", 1), f"{name}.downsample.2"
+            )
         return F.relu(factors * y + x)
+
+    def factors_of_channels(self, x: Tensor, name: str) -> Tensor:
+        weights = (self.tensors[f"{name}.{layer}.weight"].flatten(1) for layer in ("fc1", "fc2"))
+        biases = (self.tensors[f"{name}.{layer}.bias"] for layer in ("fc1", "fc2"))
+        (first, second), (first_bias, second_bias) = weights, biases
+        hidden = F.relu(F.linear(x.mean(dim=(2, 3)), first, first_bias))
+        return torch.sigmoid(F.linear(hidden, second, second_bias))[:, :, None, None]
 
     def convolution(self, x: Tensor, name: str, stride: int) -> Tensor:
         x, weight = self.factors(x, name)
@@ -112,6 +142,27 @@ class Network:
             self.statistics[f"{name}.running_var"] = (1 - new) * old_variance + new * unbiased
         factor = scale / torch.sqrt(variance + self.recipe.bn_epsilon)
         return (x - mean.view(1, -1, 1, 1)) * factor.view(1, -1, 1, 1) + bias.view(1, -1, 1, 1)
+
+
+def blur_mirrored(x: Tensor) -> Tensor:
+    """Return every second value of x, blurred: timm's BlurPool2d, of slices."""
+    for axis in (2, 3):
+        count = x.shape[axis]
+        places = torch.arange(0, count, 2)
+        before = (places - 1).abs()
+        after = torch.where(places + 1 < count, places + 1, places - 1)
+        x = (
+            x.index_select(axis, before) / 4
+            + x.index_select(axis, places) / 2
+            + x.index_select(axis, after) / 4
+        )
+    return x
+
+
+def blur_with_zeros(x: Tensor) -> Tensor:
+    """Return x, blurred, with zeros around it: two means of neighbours, in both directions."""
+    x = F.avg_pool2d(F.pad(x, (1, 1, 1, 1)), 2, stride=1)
+    return F.avg_pool2d(x, 2, stride=1)
 
 
 def pad_as_tensorflow(x: Tensor, kernel: int, stride: int, value: float) -> Tensor:

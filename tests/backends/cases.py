@@ -25,6 +25,18 @@ Arrays = dict[str, np.ndarray]
 NARROW: dict[str, Any] = {"layers": (2, 1, 1, 1), "stem_width": 8, "widths": (8, 8, 16, 16)}
 BASIC = ModelSpec(block="basic", expansion=1, **NARROW)
 V1 = ModelSpec(block="bottleneck", expansion=2, stride_in="1x1", **NARROW)
+MODERN = ModelSpec(
+    block="bottleneck",
+    expansion=2,
+    groups=2,
+    stem="tiered",
+    shortcut_pool=True,
+    squeeze_widths=(4, 2, 0, 3),
+    blur="after",
+    **NARROW,
+)
+"""A model with all parts that torchvision's ResNets lack."""
+BLURRED = ModelSpec(block="basic", expansion=1, blur="before", **NARROW)
 PUBLISHED = ("resnet50", "resnext101-32x4d")
 NARROWED: dict[str, dict[str, Any]] = {
     f"narrow {name}": {"model": narrow_model(MODELS[name])} for name in PUBLISHED
@@ -86,10 +98,9 @@ def steady_state(recipe: Recipe, seed: int = 0) -> State:
 
 
 def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    role = oracle.role(name)
-    if role in ("bn_scale", "bn_var"):
+    if len(shape) == 1 and oracle.role(name) in ("bn_scale", "bn_var"):
         return rng.uniform(0.5, 1.5, shape).astype(np.float32)
-    deviation = np.sqrt(2 / np.prod(shape[1:])) if role in ("conv_weight", "fc_weight") else 0.3
+    deviation = np.sqrt(2 / np.prod(shape[1:])) if len(shape) > 1 else 0.3
     return rng.normal(0, deviation, shape).astype(np.float32)
 
 

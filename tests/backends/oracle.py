@@ -27,14 +27,17 @@ _ROLES = (
     (r"^fc\.bias$", "fc_bias"),
     (r"running_mean$", "bn_mean"),
     (r"running_var$", "bn_var"),
-    (r"(bn\d|downsample\.1)\.weight$", "bn_scale"),
-    (r"(bn\d|downsample\.1)\.bias$", "bn_bias"),
-    (r"(conv\d|downsample\.0)\.weight$", "conv_weight"),
+    (r"se\.fc[12]\.bias$", "se_bias"),
+    (r"^conv1\.[036]\.weight$", "conv_weight"),
+    (r"(bn\d|downsample\.1|downsample\.2|^conv1\.[14])\.weight$", "bn_scale"),
+    (r"(bn\d|downsample\.1|downsample\.2|^conv1\.[14])\.bias$", "bn_bias"),
+    (r"(conv\d|downsample\.0|se\.fc[12])\.weight$", "conv_weight"),
 )
 
 
 def role(name: str) -> str:
-    """Return the role of a tensor with one of torchvision's names."""
+    """Return the role of a tensor with one of torchvision's or timm's names. A kernel
+    `downsample.1.weight`, after an average pool, counts as a scale: nothing here asks for it."""
     return next(role for pattern, role in _ROLES if re.search(pattern, name))
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.backends.cases import BASIC, NARROWED, OTHER_COLOURS, V1, WEIGHTED, Step
+from tests.backends.cases import BASIC, BLURRED, MODERN, NARROWED, OTHER_COLOURS, V1, WEIGHTED, Step
 
 OF_NARROW_MODELS = {
     "narrow resnet50": {
@@ -32,6 +32,8 @@ STEPS = {
     "SAME padding": Step({"padding": "same"}),
     "basic blocks": Step({"model": BASIC}),
     "v1 strides": Step({"model": V1}),
+    "modern parts": Step({"model": MODERN}, "sample"),
+    "a blur before convolutions": Step({"model": BLURRED, "padding": "same"}),
     "other batch norm": Step({"bn_momentum": 0.4, "bn_epsilon": 0.01}),
     "other colours": Step(OTHER_COLOURS, "sample"),
     "class weights": Step(WEIGHTED | {"label_smoothing": 0.0}),

@@ -19,7 +19,9 @@ from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
 from tests.backends.cases import (
     BASIC,
+    BLURRED,
     FP16,
+    MODERN,
     NARROWED,
     OTHER_COLOURS,
     V1,
@@ -37,7 +39,7 @@ from tests.backends.steps import FROZEN_AND_RATES
 # State
 
 
-NARROW_MODELS = {"basic": BASIC, "v1": V1} | {
+NARROW_MODELS = {"basic": BASIC, "v1": V1, "modern": MODERN} | {
     name: changes["model"] for name, changes in NARROWED.items()
 }
 
@@ -138,6 +140,7 @@ def test_a_moving_average_is_refused_where_the_recipe_has_none(
 
 NARROW_RESNET50, NARROW_RESNEXT101 = NARROWED.values()
 AS_TENSORFLOW = {"padding": "same", "logits": 1001}
+MODERN_MODEL = {"model": MODERN}
 
 
 @pytest.mark.parametrize(
@@ -147,6 +150,8 @@ AS_TENSORFLOW = {"padding": "same", "logits": 1001}
         ({}, 37),
         ({"model": BASIC}, 32),
         ({"model": V1}, 32),
+        (MODERN_MODEL, 37),
+        ({"model": BLURRED}, 37),
         (NARROW_RESNET50, 32),
         (NARROW_RESNET50, 64),
         (NARROW_RESNEXT101, 32),
@@ -157,6 +162,7 @@ AS_TENSORFLOW = {"padding": "same", "logits": 1001}
         ({"padding": "same"}, 37),
         ({"padding": "same", "model": BASIC}, 41),
         ({"padding": "same", "model": V1}, 40),
+        ({"padding": "same", "model": MODERN}, 40),
         ({"logits": 1001}, 32),
         ({"bn_epsilon": 0.1}, 32),
         (OTHER_COLOURS, 32),

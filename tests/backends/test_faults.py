@@ -129,6 +129,19 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         *make_logits_tests(test_engine.NARROW_RESNET50),
         *make_logits_tests(test_engine.NARROW_RESNEXT101),
     ),
+    "blurs with zeros at the edge": (
+        change_function("blur", wrong.blur_with_zeros),
+        *make_step_tests(LOSS, "modern parts"),
+        *make_logits_tests(test_engine.MODERN_MODEL, size=37),
+    ),
+    "averages beyond an odd edge": (
+        change_function("average_pool_2x2", wrong.average_with_padding),
+        *make_logits_tests(test_engine.MODERN_MODEL, size=37),
+    ),
+    "no gradient through squeeze-and-excitation": (
+        change_function("scale_channels", wrong.constant_factors),
+        *make_step_tests(GRADIENT, "modern parts"),
+    ),
     "symmetric padding where SAME was asked": (
         change_function("padding", wrong.symmetric),
         *make_step_tests(LOSS, "SAME padding", "narrow resnet50 with SAME padding and 1001 logits"),

@@ -17,7 +17,9 @@ from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import oracle
 from tests.backends.cases import (
+    BLURRED,
     FP16,
+    MODERN,
     NARROWED,
     RATES,
     WEIGHTED,
@@ -52,6 +54,8 @@ COMPILED = {
         parts=2,
     ),
     "tiny with 1001 logits": Step({"logits": 1001, "label_smoothing": 0.0}),
+    "modern parts in two parts": Step({"model": MODERN}, "sample", parts=2, size=37),
+    "a blur before convolutions": Step({"model": BLURRED, "padding": "same"}),
 } | {
     f"{name} in two parts": Step(changes, "sample", parts=2, is_steady=True)
     for name, changes in NARROWED.items()

@@ -218,8 +218,19 @@ def test_rounding_keeps_what_is_no_number(precision: str) -> None:
 
 # Whole steps
 
+DIFFERENT = (
+    "resnet18",
+    "resnet50",
+    "resnet50-v1",
+    "resnext101-32x4d",
+    "resnet18d",
+    "seresnext26t-32x4d",
+    "resnetblur50",
+    "resnet50-ffcv",
+)
+"""Models that differ in more than numbers of channels and layers."""
 KINDS = STEPS | {
-    f"narrow {name}": Step({"model": narrow_model(MODELS[name])}, "sample") for name in MODELS
+    f"narrow {name}": Step({"model": narrow_model(MODELS[name])}, "sample") for name in DIFFERENT
 }
 
 
@@ -265,7 +276,7 @@ def test_some_steps_are_those_of_autograd(
 
 
 @pytest.mark.parametrize("padding", ["symmetric", "same"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", DIFFERENT)
 def test_logits_are_those_of_autograd(tiny_recipe: Recipe, model: str, padding: str) -> None:
     recipe = tiny_recipe.replace(model=narrow_model(MODELS[model]), padding=padding)
     state = random_state(recipe)

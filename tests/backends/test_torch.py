@@ -35,20 +35,6 @@ from tests.soak import SOAK
 
 SOURCE = Path(torch_backend.__file__).parent
 
-PARAMETERS = {
-    # https://pytorch.org/vision/stable/models.html; v1 has the same as v1.5.
-    "resnet18": 11_689_512,
-    "resnet34": 21_797_672,
-    "resnet50": 25_557_032,
-    "resnet101": 44_549_160,
-    "resnet152": 60_192_808,
-    "resnet50-v1": 25_557_032,
-    "resnet101-v1": 44_549_160,
-    "resnet152-v1": 60_192_808,
-    "resnext101-32x4d": 44_177_704,
-}
-
-
 backend = make_backend_fixture("torch")
 
 
@@ -58,7 +44,7 @@ backend = make_backend_fixture("torch")
 def build_empty_model(model: str, recipe: Recipe) -> Model:
     """Return a model whose tensors have no memory."""
     with torch.device("meta"):
-        return Model(MODELS[model], recipe)
+        return Model(MODELS[model], recipe.replace(model=model))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -70,12 +56,6 @@ def test_a_module_has_the_tensors_of_the_table(tiny_recipe: Recipe, model: str) 
         if not name.endswith("num_batches_tracked")
     }
     assert shapes == {tensor.name: tensor.shape for tensor in tensors(MODELS[model], 1001)}
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_a_module_has_as_many_parameters_as_published(tiny_recipe: Recipe, model: str) -> None:
-    module = build_empty_model(model, tiny_recipe.replace(logits=1000))
-    assert sum(parameter.numel() for parameter in module.parameters()) == PARAMETERS[model]
 
 
 def torchvisions_names(

@@ -74,6 +74,9 @@ _running_statistics = f.running_statistics
 _targets = f.targets
 _cross_entropy = f.cross_entropy
 _drop = f.drop
+_blur = f.blur
+_average_pool_2x2 = f.average_pool_2x2
+_scale_channels = f.scale_channels
 
 
 def images_mixed_alone(x: Array, coefficients: Array, partners: Array) -> Array:
@@ -120,6 +123,23 @@ def constant_statistics(x: Array, scale: Array, bias: Array, *, epsilon: float) 
 
 def without_epsilon(x: Array, scale: Array, bias: Array, *, epsilon: float) -> tuple[Any, ...]:
     return _batch_norm(x, scale, bias, epsilon=1e-12)
+
+
+def blur_with_zeros(x: Array, *, stride: int, padding: str) -> tuple[Array, f.Back]:
+    return _blur(x, stride=stride, padding="zero")
+
+
+def average_with_padding(x: Array) -> tuple[Array, f.Back]:
+    """Return means of 2x2 values that count zeros beyond an odd edge."""
+    height, width = x.shape[1:3]
+    y, back = _average_pool_2x2(np.pad(x, ((0, 0), (0, height % 2), (0, width % 2), (0, 0))))
+    return y, lambda d_y: back(d_y)[:, :height, :width]
+
+
+def constant_factors(x: Array, factors: Array) -> tuple[Array, Any]:
+    """Return channels times factors, whose backward pass treats the factors as constants."""
+    y, back = _scale_channels(x, factors)
+    return y, lambda d_y: (back(d_y)[0], np.zeros_like(factors))
 
 
 def before_ties(logits: Array, labels: Array) -> Array:

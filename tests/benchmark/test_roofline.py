@@ -16,6 +16,11 @@ PUBLISHED_GMACS = {
     "resnet50": 4.09,
     "resnet101": 7.80,
     "resnet152": 11.51,
+    "resnext50-32x4d": 4.23,
+    "resnext101-32x8d": 16.41,
+    "resnext101-64x4d": 15.46,
+    "wide_resnet50_2": 11.40,
+    "wide_resnet101_2": 22.75,
 }
 
 
@@ -35,7 +40,17 @@ def test_multiply_adds_of_v1_and_of_resnext_are_those_of_their_papers() -> None:
 
 
 @pytest.mark.parametrize("size", [224, 97, 32])
-@pytest.mark.parametrize("name", ["resnet50", "resnet50-v1", "resnet34", "resnext101-32x4d"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet50",
+        "resnet50-v1",
+        "resnet34",
+        "resnext101-32x4d",
+        "seresnext26t-32x4d",
+        "resnetblur50",
+    ],
+)
 def test_layers_are_those_that_pytorch_computes(name: str, size: int) -> None:
     torch = pytest.importorskip("torch")
     from lockstep.backends.torch.model import Model

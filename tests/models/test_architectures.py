@@ -20,7 +20,12 @@ from lockstep.models.architectures import (
 )
 from lockstep.system.errors import RecipeError
 
+SAME_TENSORS = {"resnetblur50": "resnet50", "resnet50-ffcv": "resnet50"}
+"""Models with the same tensors as another one, apart from v1."""
 
+
+# torchvision's documentation, and the models that timm 1.0.31 builds. se-resnext101-32x4d has
+# resnext101-32x4d's, and 2 * 16 * C + 16 + C for every block of C outputs.
 @pytest.mark.parametrize(
     ("name", "logits", "parameters"),
     [
@@ -34,6 +39,35 @@ from lockstep.system.errors import RecipeError
         ("resnet101-v1", 1000, 44_549_160),
         ("resnet152-v1", 1000, 60_192_808),
         ("resnext101-32x4d", 1000, 44_177_704),
+        ("se-resnext101-32x4d", 1000, 45_251_128),
+        ("resnet26", 1000, 15_995_176),
+        ("wide_resnet50_2", 1000, 68_883_240),
+        ("wide_resnet101_2", 1000, 126_886_696),
+        ("resnext50-32x4d", 1000, 25_028_904),
+        ("resnext101-32x8d", 1000, 88_791_336),
+        ("resnext101-64x4d", 1000, 83_455_272),
+        ("resnet10t", 1000, 5_435_488),
+        ("resnet14t", 1000, 10_081_632),
+        ("resnet18d", 1000, 11_708_744),
+        ("resnet26d", 1000, 16_014_408),
+        ("resnet26t", 1000, 16_011_872),
+        ("resnet34d", 1000, 21_816_904),
+        ("resnet50d", 1000, 25_576_264),
+        ("resnet101d", 1000, 44_568_392),
+        ("resnet152d", 1000, 60_212_040),
+        ("resnet200d", 1000, 64_693_064),
+        ("resnext50d-32x4d", 1000, 25_048_136),
+        ("seresnet50", 1000, 28_088_024),
+        ("seresnet152d", 1000, 66_841_080),
+        ("seresnext26d-32x4d", 1000, 16_809_512),
+        ("seresnext26t-32x4d", 1000, 16_806_976),
+        ("seresnext50-32x4d", 1000, 27_559_896),
+        ("seresnext101-32x4d", 1000, 48_955_416),
+        ("seresnext101-64x4d", 1000, 88_232_984),
+        ("seresnext101-32x8d", 1000, 93_569_048),
+        ("seresnext101d-32x8d", 1000, 93_588_280),
+        ("resnetblur50", 1000, 25_557_032),
+        ("resnet50-ffcv", 1000, 25_557_032),
     ],
 )
 def test_every_named_model_has_its_published_number_of_parameters(
@@ -151,12 +185,30 @@ def test_no_name_of_a_tensor_occurs_twice(name: str) -> None:
         ("resnext101-32x4d", "layer1.0.conv2.weight", (128, 4, 3, 3)),
         ("resnext101-32x4d", "layer3.22.conv2.weight", (512, 16, 3, 3)),
         ("resnext101-32x4d", "layer4.2.conv3.weight", (2048, 1024, 1, 1)),
+        ("resnet50d", "conv1.0.weight", (32, 3, 3, 3)),
+        ("resnet50d", "conv1.4.running_mean", (32,)),
+        ("resnet50d", "conv1.6.weight", (64, 32, 3, 3)),
+        ("resnet50d", "layer1.0.downsample.1.weight", (256, 64, 1, 1)),
+        ("resnet26t", "conv1.3.weight", (32, 24, 3, 3)),
+        ("seresnet50", "layer2.0.se.fc1.weight", (32, 512, 1, 1)),
+        ("seresnet50", "layer2.0.se.fc2.bias", (512,)),
+        ("se-resnext101-32x4d", "layer4.0.se.fc1.weight", (16, 2048, 1, 1)),
     ],
 )
 def test_names_and_shapes_are_torchvisions(model: str, name: str, shape: tuple[int, ...]) -> None:
     shapes = {tensor.name: tensor.shape for tensor in tensors(MODELS[model], 1000)}
 
     assert shapes[name] == shape
+
+
+def test_the_biases_of_squeeze_and_excitation_count_as_the_classifiers() -> None:
+    table = {tensor.name: tensor for tensor in tensors(MODELS["seresnet50"], 1000)}
+    bias = table["layer1.0.se.fc1.bias"]
+
+    assert table["layer1.0.se.fc1.weight"].role == "conv_weight"
+    assert bias.is_listed(["fc_bias"])
+    assert bias.is_listed(["se_bias"])
+    assert not bias.is_listed(["conv_weight", "fc_weight", "bn_bias"])
 
 
 def test_tensors_come_in_torchvisions_order() -> None:
@@ -216,9 +268,14 @@ def test_a_stage_halves_the_resolution_where_the_version_says(
 @pytest.mark.parametrize("name", MODELS)
 def test_nothing_else_than_stem_and_three_stages_has_a_stride(name: str) -> None:
     spec = MODELS[name]
-    strides = [math.prod(conv.stride for conv in block.convs) for block in blocks(spec)]
+    strides = [
+        math.prod(conv.stride * (1 + conv.blurs_after) for conv in block.convs)
+        for block in blocks(spec)
+    ]
 
-    assert stem(spec).stride == 2
+    first, *others = stem(spec)
+    assert first.stride == 2
+    assert {conv.stride for conv in others} <= {1}
     assert sorted(strides) == [1] * (sum(spec.layers) - 3) + [2, 2, 2]
 
 
@@ -245,7 +302,10 @@ def test_the_first_groups_of_resnext101_32x4d_are_four_channels_wide() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_convolution_takes_what_the_one_before_it_gives(name: str) -> None:
-    channels = stem(MODELS[name]).outputs
+    channels = 3
+    for conv in stem(MODELS[name]):
+        assert conv.inputs == channels
+        channels = conv.outputs
     for block in blocks(MODELS[name]):
         assert block.shortcut is None or block.shortcut.inputs == channels
         for conv in block.convs:
@@ -280,7 +340,7 @@ def test_a_tensors_role_is_what_it_does_and_not_what_it_is_called(name: str, rol
 
 @pytest.mark.parametrize(
     ("name", "recognised"),
-    [(name, name.removesuffix("-v1")) for name in MODELS],
+    [(name, SAME_TENSORS.get(name, name.removesuffix("-v1"))) for name in MODELS],
 )
 def test_a_model_is_recognised_by_its_tensors(name: str, recognised: str) -> None:
     shapes = {tensor.name: tensor.shape for tensor in tensors(MODELS[name], 37)}
@@ -342,6 +402,8 @@ def test_a_spec_stands_for_itself() -> None:
         ({"layers": (3, 4, 0, 3)}, "at least 1"),
         ({"widths": (0, 0, 0, 0)}, "at least 1"),
         ({"block": "basic", "groups": 2}, "basic block has no grouped convolution"),
+        ({"squeeze_widths": (4, -1, 4, 4)}, "squeeze_widths of a model must be at least 0"),
+        ({"stem": "tiered", "stem_width": 12}, "multiple of 8, but it is 12"),
     ],
 )
 def test_numbers_that_make_no_model_are_refused(numbers: dict[str, object], message: str) -> None:

@@ -30,8 +30,9 @@ Arrays = dict[str, np.ndarray]
 
 
 def use_narrow_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make ResNet-50 narrow and short, v1.5 and v1. Its names stay, which some formats need."""
-    for name in ("resnet50", "resnet50-v1"):
+    """Make ResNet-50 narrow and short: v1.5, v1 and with blur. Its names stay, which some formats
+    need."""
+    for name in ("resnet50", "resnet50-v1", "resnetblur50"):
         monkeypatch.setitem(MODELS, name, replace(narrow_model(MODELS[name]), layers=(1, 1, 1, 1)))
 
 

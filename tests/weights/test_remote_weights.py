@@ -37,7 +37,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def test_rows_are_whole(name: str, row: KnownWeights) -> None:
     publisher, _, network = name.partition("/")
     assert f"{publisher}/" in known_weights.PUBLISHERS
-    assert network.partition(".")[0].replace("_", "-") == row.model
+    assert network.partition(".")[0].replace("_", "-") == row.model.replace("_", "-")
     assert row.model in MODELS
     assert row.address.startswith("https://")
     assert len(bytes.fromhex(row.sha256_start)) == 4
@@ -59,6 +59,7 @@ def test_timms_sizes_follow_from_its_crop_share() -> None:
         (256, 224),
         (288, 288),
         (224, 224),
+        (320, 320),
     }
 
 
@@ -121,6 +122,7 @@ def test_names_of_nothing_are_refused(server: Server, name: str, expected: str) 
     [
         ("torchvision/resnet50.IMAGENET1K_V2", (232, 224, "bilinear")),
         ("timm/resnet50.a1_in1k", (288, 288, "bicubic")),
+        ("timm/resnetblur50.bt_in1k", (303, 288, "bicubic")),
     ],
 )
 def test_weights_are_opened_by_name_and_recognised_by_their_sha256(
@@ -139,6 +141,7 @@ def test_weights_are_opened_by_name_and_recognised_by_their_sha256(
             weights = open_weights(path)
             recipe = weights.recipe
             assert (recipe.eval_resize, recipe.eval_crop, recipe.interpolation) == expected
+            assert recipe.model == row.model
             assert not any("assumed" in remark for remark in weights.remarks)
 
 

@@ -132,6 +132,9 @@ def table(
 @app.command("fields")
 def fields() -> None:
     """Describe every field that --set can change, with its default, by subject."""
+    from pydantic import TypeAdapter
+
+    from lockstep.models.architectures import EXAMPLE, ModelSpec
     from lockstep.recipes import Execution, Recipe
     from lockstep.recipes.augmentation_list import import_augmentation, list_augmentations
     from lockstep.recipes.recipe import list_subjects
@@ -145,6 +148,10 @@ def fields() -> None:
         summary = (kind.__doc__ or "").split("\n\n")[0]
         print(f"\nAugmentation {kind().name}: {' '.join(summary.split())}")
         _describe_fields(kind(), list(kind.model_fields))
+    print(f"\nModel: what {EXAMPLE!r} can say")
+    for name, schema in TypeAdapter(ModelSpec).json_schema()["properties"].items():
+        default = f": {_show_value(schema['default'])}" if "default" in schema else ""
+        _describe_field(f"{name}{default}", schema["description"])
     execution = Execution()
     print("\nExecution: how it is run")
     _describe_fields(execution, list(Execution.model_fields))
@@ -152,14 +159,18 @@ def fields() -> None:
 
 def _describe_fields(settings: "Settings", names: list[str]) -> None:
     """Print these fields with their values, each with its meaning below it."""
-    import textwrap
-
-    wrapper = textwrap.TextWrapper(120, initial_indent=6 * " ", subsequent_indent=6 * " ")
     values = settings.fields()
     for name in names:
-        print(f"  {name}={_show_value(values[name])}")
         about = type(settings).model_fields[name].description or ""
-        print(wrapper.fill(about.replace("\n", " ")))
+        _describe_field(f"{name}={_show_value(values[name])}", about)
+
+
+def _describe_field(field: str, about: str) -> None:
+    import textwrap
+
+    print(f"  {field}")
+    wrapper = textwrap.TextWrapper(120, initial_indent=6 * " ", subsequent_indent=6 * " ")
+    print(wrapper.fill(about.replace("\n", " ")))
 
 
 @app.command("diff")

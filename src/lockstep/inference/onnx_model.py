@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lockstep.models.architectures import Block, Conv, blocks, convolutions, model_spec, stem
+from lockstep.models.architectures import (
+    Block,
+    Conv,
+    Squeeze,
+    blocks,
+    convolutions,
+    model_spec,
+    pool_blurs,
+    stem,
+)
 from lockstep.models.architectures import tensors as list_tensors
 from lockstep.models.quantisation import LARGEST, LOWEST, weight_scales
 from lockstep.models.state import check_fit
@@ -302,15 +311,19 @@ class _Graph:
         return self._add("Transpose", [x], "NCHW", perm=[0, 3, 1, 2])
 
     def _add_layers(self, x: str, output: str = "logits") -> str:
-        x = self._add_convolution(x, stem(self._spec), relu=True)
+        for conv in stem(self._spec):
+            x = self._add_convolution(x, conv, relu=True)
+        stride = 1 if pool_blurs(self._spec) else 2
         x = self._add(
             "MaxPool",
             [x],
             "pooled",
             kernel_shape=[3, 3],
-            strides=[2, 2],
-            **self._describe_padding(3, 2),
+            strides=[stride, stride],
+            **self._describe_padding(3, stride),
         )
+        if pool_blurs(self._spec):
+            x = self._add_blur(x, self._spec.stem_width, 2, "pooled.blur")
         for block in blocks(self._spec):
             x = self._add_block(x, block)
         x = self._add("Flatten", [self._add("GlobalAveragePool", [x], "average")], "features")
@@ -322,11 +335,65 @@ class _Graph:
         )
         for conv in block.convs[:-1]:
             x = self._add_convolution(x, conv, relu=True)
+            if conv.blurs_after:
+                x = self._add_blur(x, conv.outputs, 2, f"{conv.bn_name}.blur")
         x = self._add_convolution(x, block.convs[-1], relu=False)
+        if block.squeeze is not None:
+            x = self._add_squeeze(x, block.squeeze)
         return self._add("Relu", [self._add("Add", [x, shortcut], f"{block.name}.sum")], block.name)
 
+    def _add_squeeze(self, x: str, squeeze: Squeeze) -> str:
+        """Return x with every channel times its factor."""
+        first = squeeze.first
+        second = squeeze.second
+        y = self._add("GlobalAveragePool", [x], f"{first}.average")
+        y = self._add("Conv", [y, f"{first}.weight", f"{first}.bias"], first, kernel_shape=[1, 1])
+        y = self._add("Relu", [y], f"{first}.relu")
+        y = self._add(
+            "Conv", [y, f"{second}.weight", f"{second}.bias"], second, kernel_shape=[1, 1]
+        )
+        factors = self._add("Sigmoid", [y], f"{second}.sigmoid")
+        return self._add("Mul", [x, factors], f"{second}.product")
+
+    def _add_blur(self, x: str, channels: int, stride: int, output: str) -> str:
+        """Return x blurred: with stride 2 padded with mirrored pixels, with stride 1 with zeros."""
+        kernel = f"blur.{channels}"
+        line = np.array([0.25, 0.5, 0.25])
+        values = np.tile(line[:, None] * line, (channels, 1, 1, 1))
+        self._values[kernel] = values.astype(np.float16 if self._in_half else np.float32)
+        pads = [1, 1, 1, 1]
+        if stride == 2:
+            self._values["blur.pads"] = np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64)
+            x = self._add("Pad", [x, "blur.pads"], f"{output}.padded", mode="reflect")
+            pads = [0, 0, 0, 0]
+        return self._add(
+            "Conv",
+            [x, kernel],
+            output,
+            kernel_shape=[3, 3],
+            strides=[stride, stride],
+            pads=pads,
+            group=channels,
+        )
+
+    def _prepare(self, x: str, conv: Conv) -> str:
+        """Return the input of a convolution."""
+        if conv.before == "blur":
+            return self._add_blur(x, conv.inputs, 1, f"{conv.name}.blur")
+        if conv.before == "average":
+            return self._add(
+                "AveragePool",
+                [x],
+                f"{conv.name}.average",
+                kernel_shape=[2, 2],
+                strides=[2, 2],
+                ceil_mode=1,
+                count_include_pad=0,
+            )
+        return x
+
     def _add_convolution(self, x: str, conv: Conv, *, relu: bool) -> str:
-        inputs = self._add_factors(x, conv.name)
+        inputs = self._add_factors(self._prepare(x, conv), conv.name)
         if self._folded:
             inputs.append(f"{conv.name}.bias")
         x = self._add(

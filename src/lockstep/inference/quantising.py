@@ -237,6 +237,7 @@ def _quantise_static(
             reader,
             quant_format=library.QuantFormat.QDQ,
             op_types_to_quantize=_QUANTISED,
+            nodes_to_exclude=_list_float_nodes(plain),
             per_channel=True,
             # Processors with AVX2 and without VNNI add up pairs of products in 16 bits. With
             # weights of 8 bits these overflow, and ONNX Runtime's results are wrong.
@@ -252,6 +253,13 @@ def _quantise_static(
             },
         )
         return onnx.load(str(path))
+
+
+def _list_float_nodes(plain: Any) -> list[str]:
+    """Return the names of nodes that stay as they are: those of blurs, whose kernels are exact in
+    float, and of squeeze-and-excitation, which has a thousandth of the operations."""
+    names = [node.name for node in plain.graph.node]
+    return [name for name in names if name.endswith(".blur") or ".se." in name]
 
 
 @contextlib.contextmanager

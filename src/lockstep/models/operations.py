@@ -1,14 +1,23 @@
 """The work for one image: operations and bytes, counted from the architecture.
 
-Operations are those of convolutions and the classifier; a multiply-add is two operations. Bytes are
-what the kernels of a step read and write if each kernel reads its inputs once and nothing stays in
-a cache between two kernels. docs/benchmarking.md explains both.
+Operations are those of convolutions and the classifier; a multiply-add is two operations. Those of
+squeeze-and-excitation count. Pools, blurs and sums do not. Bytes are what the kernels of a step
+read and write if each kernel reads its inputs once and nothing stays in a cache between two
+kernels. Those of pools, blurs and factors of channels are left out. docs/benchmarking.md explains
+both.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lockstep.models.architectures import Conv, ModelSpec, blocks, features, parameter_count, stem
+from lockstep.models.architectures import (
+    Conv,
+    ModelSpec,
+    blocks,
+    features,
+    parameter_count,
+    stem,
+)
 
 VALUE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 """Bytes of an activation, by precision."""
@@ -39,14 +48,21 @@ class Layer:
 def layers(spec: ModelSpec, image_size: int, logits: int) -> Iterator[Layer]:
     """Yield every convolution of an image of `image_size` pixels a side, from the stem on, and
     finally the classifier."""
-    first = stem(spec)
-    yield _layer(first, image_size)
-    size = _halve(_after(first, image_size))  # the max pool
+    size = image_size
+    for conv in stem(spec):
+        yield _layer(conv, size)
+        size = _after(conv, size)
+    size = _halve(size)  # the max pool
     for block in blocks(spec):
         entering = size
         for conv in block.convs:
             yield _layer(conv, size)
             size = _after(conv, size)
+        if block.squeeze is not None:
+            outside = block.squeeze.channels
+            hidden = block.squeeze.hidden
+            yield Layer(outside * hidden, outside, hidden, outside * hidden)
+            yield Layer(outside * hidden, hidden, outside, outside * hidden)
         if block.shortcut is not None:
             yield _layer(block.shortcut, entering)
     classifier = features(spec) * logits
@@ -55,12 +71,17 @@ def layers(spec: ModelSpec, image_size: int, logits: int) -> Iterator[Layer]:
 
 def _layer(conv: Conv, size: int) -> Layer:
     weights = conv.outputs * conv.inputs // conv.groups * conv.kernel**2
-    pixels = _after(conv, size) ** 2
-    return Layer(weights * pixels, conv.inputs * size**2, conv.outputs * pixels, weights)
+    entering = _halve(size) if conv.before == "average" else size
+    leaving = _halve(entering) if conv.stride == 2 else entering
+    return Layer(
+        weights * leaving**2, conv.inputs * entering**2, conv.outputs * leaving**2, weights
+    )
 
 
 def _after(conv: Conv, size: int) -> int:
-    return _halve(size) if conv.stride == 2 else size
+    """Return the size after a convolution and what belongs to it."""
+    is_halved = conv.stride == 2 or conv.before == "average" or conv.blurs_after
+    return _halve(size) if is_halved else size
 
 
 def _halve(size: int) -> int:

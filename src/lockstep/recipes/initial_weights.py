@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from lockstep.models.architectures import STEM_KERNEL, Tensor, blocks, features, model_spec, tensors
+from lockstep.models.architectures import STEM_KERNELS, Tensor, blocks, model_spec, tensors
 from lockstep.models.state import State
 from lockstep.recipes.philox import Purpose, draw, normal, uniform
 from lockstep.recipes.recipe import Recipe
@@ -18,10 +18,12 @@ def initial_tensors(recipe: Recipe) -> dict[str, np.ndarray]:
     """Return every tensor of the recipe's model at step 0: name -> float32 array, in the model's
     order."""
     spec = model_spec(recipe.model)
-    values = {
-        tensor.name: _draw_values(recipe, tensor, i)
-        for i, tensor in enumerate(tensors(spec, recipe.logits))
-    }
+    table = {tensor.name: tensor for tensor in tensors(spec, recipe.logits)}
+    values = {}
+    for i, (name, tensor) in enumerate(table.items()):
+        weight = table.get(name.replace(".bias", ".weight"), tensor)
+        fan_in = math.prod(weight.shape[1:])
+        values[name] = _draw_values(recipe, tensor, fan_in, i)
     if recipe.zero_init_last_bn:
         for block in blocks(spec):
             values[f"{block.convs[-1].bn_name}.weight"][:] = 0
@@ -44,21 +46,23 @@ def initial_state(recipe: Recipe, values: dict[str, np.ndarray] | None = None) -
     return State(0, values, zero_momentum(recipe), dict(values) if recipe.ema_decay else {})
 
 
-def _draw_values(recipe: Recipe, tensor: Tensor, stream: int) -> np.ndarray:
+def _draw_values(recipe: Recipe, tensor: Tensor, fan_in: int, stream: int) -> np.ndarray:
+    """Return the initial values of a tensor. `fan_in` is that of a weight, or of the weight that
+    belongs to a bias."""
     if tensor.role in ("bn_scale", "bn_var"):
         return np.ones(tensor.shape, np.float32)
     if tensor.role == "conv_weight" or (tensor.role == "fc_weight" and recipe.fc_init == "as_conv"):
         return _draw_he(recipe, tensor, stream)
     if tensor.role == "fc_weight" or (
-        tensor.role == "fc_bias" and recipe.fc_bias_init == "uniform"
+        tensor.role in ("fc_bias", "se_bias") and recipe.fc_bias_init == "uniform"
     ):
-        return _draw_uniform(recipe, tensor, features(model_spec(recipe.model)), stream)
+        return _draw_uniform(recipe, tensor, fan_in, stream)
     return np.zeros(tensor.shape, np.float32)
 
 
 def _draw_he(recipe: Recipe, tensor: Tensor, stream: int) -> np.ndarray:
     outputs, inputs, *kernel = tensor.shape
-    if tensor.name == STEM_KERNEL:
+    if tensor.name in STEM_KERNELS:
         inputs = recipe.stem_channels
     fan = (inputs if recipe.conv_init_fan == "in" else outputs) * math.prod(kernel)
     std = math.sqrt(2 / fan)

@@ -16,7 +16,7 @@ _HEADER = (
 )
 _REFERENCE_PIXELS = 224
 _DECAYED = {
-    frozenset(TRAINED_ROLES): "",
+    frozenset(TRAINED_ROLES) - {"se_bias"}: "",  # which fc_bias includes
     frozenset({"conv_weight", "fc_weight", "fc_bias"}): " without batch norms",
     frozenset({"conv_weight", "fc_weight", "fc_bias", "shortcut_bn_scale", "shortcut_bn_bias"}): (
         " without batch norms outside of shortcuts"

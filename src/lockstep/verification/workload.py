@@ -33,6 +33,9 @@ FINE_TUNING: dict[str, Any] = {
 }
 """What is frozen, and the rates by tensor, in the step that shows them. Every model has these
 tensors: below the lowest trained one, and between trained ones."""
+SQUEEZED = 64
+"""Divisor of the first kernels of squeeze-and-excitation, so that sigmoids get inputs of order
+1."""
 BATCH = {False: 16, True: 8}
 """Images of a step, by whether the model is full."""
 
@@ -122,12 +125,16 @@ def vary_state(recipe: Recipe, initial: State) -> State:
     for tensor in architectures.tensors(model_spec(recipe.model), recipe.logits):
         if tensor.role in ("bn_scale", "bn_var"):
             tensors[tensor.name] = random.uniform(0.5, 1.5, tensor.shape).astype(np.float32)
-        elif tensor.role in ("bn_mean", "fc_bias"):
+        elif tensor.role in ("bn_mean", "se_bias", "fc_bias"):
             tensors[tensor.name] = random.normal(0, 0.3, tensor.shape).astype(np.float32)
     for conv in convolutions(model_spec(recipe.model)):
         tensors[f"{conv.bn_name}.bias"] = 6 * tensors[f"{conv.bn_name}.weight"]
     for block in blocks(model_spec(recipe.model)):
         tensors[f"{block.convs[-2].bn_name}.bias"][::3] *= -1
+        if block.squeeze is not None:
+            # Means are large here. The rounding of their sums would be that of the sigmoid's input.
+            first = f"{block.squeeze.first}.weight"
+            tensors[first] = tensors[first] / np.float32(SQUEEZED)
     return State(0, tensors, initial.momentum)
 
 

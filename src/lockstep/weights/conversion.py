@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lockstep.models.architectures import model_spec
 from lockstep.models.calibration import UNCALIBRATED
 from lockstep.recipes import Recipe
 from lockstep.system.deprecation import accept_old_names
@@ -68,6 +69,7 @@ def convert(
         model=model,
         preprocessing=preprocessing,
     ).replace_classes(classes)
+    _check_parts(weights, to)
     can_read_back = to == "safetensors" or isinstance(weights.recipe.model, str)
     result = _write(weights, target, to, certified=certificate and can_read_back)
     if not certificate and not TARGETS[to].has_metadata:
@@ -92,6 +94,17 @@ def _check_target(target: Path, to: str, classes: Classes | None) -> None:
         others = " or ".join(name for name, format in TARGETS.items() if format.has_classes)
         raise CheckpointError(
             f"{to} holds no names of classes; leave them out, or convert to {others}"
+        )
+
+
+def _check_parts(weights: Weights, to: str) -> None:
+    """Raise `CheckpointError` if the model has a part that a format cannot hold."""
+    missing = set(model_spec(weights.recipe.model).parts) - set(TARGETS[to].parts)
+    if missing:
+        others = [name for name, format in TARGETS.items() if missing <= set(format.parts)]
+        raise CheckpointError(
+            f"{to} has no place for {' and '.join(sorted(missing))}, which the model of"
+            f" {weights.source} has; convert to {', '.join(others)}"
         )
 
 

@@ -112,14 +112,14 @@ def assume_preprocessing(
 
 
 def find_published(path: Path) -> Changes | None:
-    """Return the preprocessing of a file that is one of the known weights, whatever it is called;
-    None for any other file. All of its bytes are read for their SHA-256."""
+    """Return the model and the preprocessing of a file that is one of the known weights, whatever
+    it is called; None for any other file. All of its bytes are read for their SHA-256."""
     if path.suffix != ".pth" or not path.is_file():
         return None
     digest = hash_file(path)
     for weights in read_known_weights().values():
         if digest.startswith(weights.sha256_start):
-            return KNOWN["torchvision-v1"] | weights.preprocessing
+            return KNOWN["torchvision-v1"] | weights.preprocessing | {"model": weights.model}
     return None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.models.architectures import STEM_KERNEL
+from lockstep.models.architectures import STEM_KERNELS
 from lockstep.models.calibration import UNCALIBRATED
 from lockstep.system.errors import CheckpointError, nearest
 from lockstep.weights.formats import lockstep_files
@@ -66,7 +66,7 @@ def _is_covered(weights: Weights, name: str, zeros: Zeros) -> bool:
     stem is 2:4."""
     if name in weights.recipe.sparsity_excluded:
         return False
-    if name != STEM_KERNEL:
+    if name not in STEM_KERNELS:
         return True
     if weights.origin == LOCKSTEP:
         return weights.recipe.stem_channels == 4

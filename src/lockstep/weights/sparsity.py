@@ -27,7 +27,7 @@ from itertools import combinations, product
 
 import numpy as np
 
-from lockstep.models.architectures import STEM_KERNEL
+from lockstep.models.architectures import STEM_KERNELS
 
 
 def make_masks(
@@ -45,7 +45,7 @@ def make_masks(
     """
 
     def inputs(name: str, value: np.ndarray) -> int:
-        return stem_channels if name == STEM_KERNEL else value.shape[1]
+        return stem_channels if name in STEM_KERNELS else value.shape[1]
 
     return {
         name: _make_mask(value, ALGORITHMS[algorithm])
@@ -94,7 +94,7 @@ def count_zeros(tensors: Mapping[str, np.ndarray]) -> dict[str, Zeros]:
     """
     counts = {}
     for name, value in tensors.items():
-        if value.ndim > 1 and (value.shape[1] >= 4 or name == STEM_KERNEL):
+        if value.ndim > 1 and (value.shape[1] >= 4 or name in STEM_KERNELS):
             is_zero = np.moveaxis(value == 0, 1, -1).reshape(-1, value.shape[1])
             padded = np.pad(is_zero, ((0, 0), (0, -value.shape[1] % 4)), constant_values=True)
             groups = padded.reshape(-1, 4).sum(axis=1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.models.architectures import PARTS, SQUEEZE
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.weights import checkpoint
@@ -40,6 +41,8 @@ class Target:
     read_arrays: Callable[[Path], Any]
     """Reads a file as it is stored, for the comparison with its framework's own reader: dicts and
     lists of arrays and plain values."""
+    parts: tuple[str, ...] = ()
+    """Those of `PARTS` that it can hold."""
     has_classes: bool = False
     """Whether it holds names of classes."""
     has_metadata: bool = False
@@ -119,18 +122,29 @@ TARGETS: dict[str, Target] = {
     "safetensors": Target(
         _write_safetensors,
         _read_safetensors,
+        parts=PARTS,
         has_classes=True,
         has_metadata=True,
         missing_fields=(),
     ),
     "torchvision": Target(
-        _adapt(torch_writing.write_torchvision), torch_file.load, assumed="torchvision-v1"
+        _adapt(torch_writing.write_torchvision),
+        torch_file.load,
+        parts=PARTS,
+        assumed="torchvision-v1",
     ),
     "timm": Target(
-        _write_timm, _read_safetensors, has_classes=True, has_metadata=True, missing_fields=()
+        _write_timm,
+        _read_safetensors,
+        parts=PARTS,
+        has_classes=True,
+        has_metadata=True,
+        missing_fields=(),
     ),
     "keras": Target(_adapt(keras_file.write_keras), keras_file.stored, missing_fields=("mean",)),
-    "nvidia-pytorch": Target(_write_nvidia_pytorch, torch_file.load, assumed="nvidia-pytorch"),
+    "nvidia-pytorch": Target(
+        _write_nvidia_pytorch, torch_file.load, parts=(SQUEEZE,), assumed="nvidia-pytorch"
+    ),
     "nvidia-tensorflow": Target(
         _adapt(nvidia_tensorflow.write), _read_bundle, assumed="nvidia-tensorflow"
     ),

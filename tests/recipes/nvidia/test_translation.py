@@ -382,9 +382,9 @@ def test_other_scripts_have_other_commands(command: str, expected: str) -> None:
 
 
 def test_what_has_no_equivalent_is_named_with_its_reason() -> None:
-    options = "--optimizer rmsprop --arch se-resnext101-32x4d --topk 5 --local_rank 0"
+    options = "--optimizer rmsprop --arch efficientnet-b0 --topk 5 --local_rank 0"
     translation = translate_text(f"FLAGS_a=1 FOO=2 python main.py {options} D")
-    dropped = ["--arch se-resnext101-32x4d", "--optimizer rmsprop", "FLAGS_a=1", "FOO=2"]
+    dropped = ["--arch efficientnet-b0", "--optimizer rmsprop", "FLAGS_a=1", "FOO=2"]
     assert [remark.words for remark in translation.not_carried] == dropped
     assert all(remark.reason for remark in translation.not_carried)
     assert [remark.words for remark in translation.not_needed] == ["--local_rank 0"]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +30,10 @@ RESNEXT = ModelSpec(
 BASIC = ModelSpec(
     block="basic", layers=(1, 2, 1, 1), stem_width=8, widths=(8, 16, 32, 64), expansion=1
 )
+
+SQUEEZED = replace(RESNET, squeeze_widths=(2, 2, 2, 2))
+BLURRED = replace(RESNET, blur="before")
+MODERN = replace(SQUEEZED, stem="deep", shortcut_pool=True)
 
 ARRANGED = {
     "by columns": np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3)),

@@ -5,14 +5,16 @@ from pathlib import Path
 import pytest
 
 from lockstep.models.architectures import MODELS
-from tests.weights.formats.cases import BASIC, RESNET, RESNEXT
+from tests.weights.formats.cases import BASIC, BLURRED, MODERN, RESNET, RESNEXT, SQUEEZED
 from tests.weights.formats.mxnet_cases import name_small_models, original_file
 
 
 @pytest.fixture
 def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give small models a name."""
-    for name, spec in {"small": RESNET, "grouped": RESNEXT, "basic": BASIC}.items():
+    models = {"small": RESNET, "grouped": RESNEXT, "basic": BASIC}
+    models |= {"squeezed": SQUEEZED, "blurred": BLURRED, "modern": MODERN}
+    for name, spec in models.items():
         monkeypatch.setitem(MODELS, name, spec)
 
 

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("small_models")
 NO_STEP = "no step is stored"
 
 
-@pytest.mark.parametrize("model", ["small", "grouped", "basic"])
+@pytest.mark.parametrize("model", ["small", "grouped", "basic", "modern"])
 def test_a_state_dict_is_read_as_it_is(model: str, tmp_path: Path) -> None:
     tensors = module_of(model).state_dict()
     weights = read_again(tensors, tmp_path)
@@ -94,7 +94,7 @@ def test_a_prefix_of_all_names_is_taken_off_and_reported(
 def test_a_prefix_of_some_names_is_not_taken_off(tmp_path: Path) -> None:
     tensors = {f"model.{name}": tensor for name, tensor in module_of().state_dict().items()}
     with pytest.raises(
-        CheckpointError, match=r"model\.fc\.bias is unexpected|conv1\.weight is missing"
+        CheckpointError, match=r"model\.fc\.bias is unexpected|conv1\.0\.weight is missing"
     ):
         read_again(tensors | {"loss.weight": torch.zeros(3)}, tmp_path)
 
@@ -134,6 +134,45 @@ def test_nvidias_names_give_nvidias_recipe(tmp_path: Path) -> None:
     )
     expected = resnext101_32x4d_pytorch_90ep().replace(model="small", logits=5, precision="fp32")
     assert weights.recipe == expected.replace(global_batch_images=2048, weight_decay=1 / 32768)
+
+
+@pytest.mark.parametrize("axes", [4, 2], ids=["convolutions", "dense layers"])
+def test_nvidias_squeeze_and_excitation_is_read(axes: int, tmp_path: Path) -> None:
+    tensors = OfNvidia(module_of("squeezed")).state_dict()
+    for name, tensor in tensors.items():
+        if ".squeeze." in name and tensor.ndim == 4:
+            tensors[name] = tensor.reshape(tensor.shape[:axes])
+    weights = read_again(tensors, tmp_path)
+    assert_canonical(weights.state.tensors, arrays(module_of("squeezed").state_dict()))
+    assert (weights.origin, weights.recipe.model) == ("NVIDIA PyTorch", "squeezed")
+
+
+def name_as_ffcv(tensors: Tensors) -> Tensors:
+    """Return tensors with the names and the filters of FFCV's code, on one of several GPUs."""
+    line = torch.tensor([0.25, 0.5, 0.25])
+    renamed = {}
+    for name, tensor in tensors.items():
+        conv, _, kind = name.rpartition(".")
+        is_blurred = re.fullmatch(r"layer[234]\.0\.(conv2|downsample\.0)", conv)
+        renamed[f"module.{conv}.{'conv.' if is_blurred else ''}{kind}"] = tensor
+        if is_blurred:
+            filters = (line[:, None] * line).repeat(tensor.shape[1], 1, 1, 1)
+            renamed[f"module.{conv}.blur_filter"] = filters
+    return renamed
+
+
+def test_ffcvs_blur_is_read(tmp_path: Path) -> None:
+    tensors = module_of("blurred").state_dict()
+    weights = read_again(name_as_ffcv(tensors), tmp_path)
+    assert_canonical(weights.state.tensors, arrays(tensors))
+    assert weights.recipe.model == "blurred"
+
+
+def test_another_blur_is_refused(tmp_path: Path) -> None:
+    tensors = name_as_ffcv(module_of("blurred").state_dict())
+    tensors["module.layer2.0.conv2.blur_filter"][0, 0, 1, 1] = 1
+    with pytest.raises(CheckpointError, match="blur_filter is another filter than"):
+        read_again(tensors, tmp_path)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ def load_nvidia(path: Path) -> Any:
     return torch.load(path, weights_only=True)
 
 
-@pytest.mark.parametrize("model", ["small", "grouped", "basic"])
+@pytest.mark.parametrize("model", ["small", "grouped", "basic", "modern"])
 def test_a_module_takes_what_is_written_in_its_own_order(model: str, tmp_path: Path) -> None:
     recipe = recipe_of(model)
     module = module_of(model)
@@ -40,9 +40,10 @@ def test_a_module_takes_what_is_written_in_its_own_order(model: str, tmp_path: P
     assert_canonical(state.tensors, arrays(module.state_dict()))
 
 
-def test_nvidias_module_and_optimizer_take_what_is_written(tmp_path: Path) -> None:
-    recipe = recipe_of()
-    module = OfNvidia(module_of())
+@pytest.mark.parametrize("model", ["small", "squeezed"])
+def test_nvidias_module_and_optimizer_take_what_is_written(model: str, tmp_path: Path) -> None:
+    recipe = recipe_of(model)
+    module = OfNvidia(module_of(model))
     state = state_of(recipe)
     files = write_nvidia_pytorch(tmp_path / "a.pth.tar", recipe, state, epochs=3).files
     assert files == (tmp_path / "a.pth.tar", tmp_path / "a.weights.pth.tar")
@@ -58,7 +59,9 @@ def test_nvidias_module_and_optimizer_take_what_is_written(tmp_path: Path) -> No
         for name, parameter in module.named_parameters()
     }
     bare = {
-        re.sub(r"layers\.(\d)", lambda m: f"layer{int(m[1]) + 1}", name): value
+        re.sub(r"layers\.(\d)", lambda m: f"layer{int(m[1]) + 1}", name)
+        .replace("squeeze.squeeze", "se.fc1")
+        .replace("squeeze.expand", "se.fc2"): value
         for name, value in buffers.items()
     }
     assert_canonical(state.momentum, arrays(bare))
@@ -148,7 +151,7 @@ def test_what_nvidias_code_needs_to_know_is_remarked(tmp_path: Path) -> None:
         r"^a\.pth is for --resume on one GPU; .* module\.$",
         r"^a\.weights\.pth is for --pretrained-from-file$",
         "^epoch 0 is stored, .*--resume.* step 7 is not$",
-        "resnet50 and resnext101-32x4d; this is another$",
+        "resnet50, resnext101-32x4d, se-resnext101-32x4d; this is another$",
         "1000 outputs; .* 5: --num_classes$",
         "^no velocities .*--resume",
     )

@@ -31,7 +31,8 @@ def module_of(model: str = "small", seed: int = 0) -> nn.Module:
 
 
 class OfNvidia(nn.Module):
-    """A module with NVIDIA's names and their order: `layers` in place of `layer1` to `layer4`."""
+    """A module with NVIDIA's names and their order: `layers` in place of `layer1` to `layer4`, and
+    `squeeze` after a block's shortcut in place of `se` before it."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()
@@ -39,6 +40,11 @@ class OfNvidia(nn.Module):
         self.bn1 = module.bn1
         self.layers = nn.Sequential(module.layer1, module.layer2, module.layer3, module.layer4)
         self.fc = module.fc
+        for block in (block for stage in self.layers for block in stage if block.se is not None):
+            block.squeeze = nn.Module()
+            block.squeeze.squeeze = block.se.fc1
+            block.squeeze.expand = block.se.fc2
+            del block.se
 
 
 def arrays(tensors: Tensors) -> dict[str, np.ndarray]:

@@ -1,12 +1,22 @@
 """A `ModelSpec` as MXNet operators: NCHW on a CPU, where oneDNN computes, and NHWC on a GPU."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import mxnet as mx
 import numpy as np
 
-from lockstep.models.architectures import Block, Conv, blocks, model_spec, stem, tensors
+from lockstep.models.architectures import (
+    Block,
+    Conv,
+    Squeeze,
+    blocks,
+    model_spec,
+    pool_blurs,
+    stem,
+    tensors,
+)
 from lockstep.recipes import Recipe
 from lockstep.recipes.trained_tensors import frozen_norms
 
@@ -64,8 +74,13 @@ class Pass:
         multiplies features by `feature_factors`, float32 [N, features], and stochastic depth what
         blocks add by `branch_factors`, float32 [N, blocks]."""
         spec = model_spec(self._recipe.model)
-        x = self._relu(self._convolution(self._round(images), stem(spec)))
-        x = self._window(x, 3, 2, self._max_pool)
+        x = self._round(images)
+        for conv in stem(spec):
+            x = self._relu(self._convolution(x, conv))
+        stride = 1 if pool_blurs(spec) else 2
+        x = self._window(x, 3, stride, partial(self._max_pool, stride=stride))
+        if pool_blurs(spec):
+            x = self._blur(x, 2)
         for i, block in enumerate(blocks(spec)):
             factor = None
             if branch_factors is not None:
@@ -103,14 +118,80 @@ class Pass:
         self._size = size
         for conv in block.convs[:-1]:
             x = self._relu(self._convolution(x, conv))
+            if conv.blurs_after:
+                x = self._blur(x, 2)
         x = self._convolution(x, block.convs[-1])
+        if block.squeeze is not None:
+            x = self._squeeze(x, block.squeeze)
         if factor is not None:
             factor = self._ops.reshape(factor, shape=(-1, 1, 1, 1))
             x = self._round(self._ops.broadcast_mul(self._ops.cast(x, dtype="float32"), factor))
         return self._relu(self._round(x + shortcut))
 
+    def _squeeze(self, x: Node, squeeze: Squeeze) -> Node:
+        """Return x with every channel times its factor."""
+        mean = self._ops.Pooling(
+            x, global_pool=True, kernel=(1, 1), pool_type="avg", layout=self._layout
+        )
+        hidden = self._relu(self._dense(self._round(mean), squeeze.first, squeeze.hidden))
+        factors = self._ops.sigmoid(
+            self._ops.cast(self._dense(hidden, squeeze.second, squeeze.channels), dtype="float32")
+        )
+        product = self._ops.broadcast_mul(
+            self._ops.cast(x, dtype="float32"),
+            self._ops.cast(self._round(factors), dtype="float32"),
+        )
+        return self._round(product)
+
+    def _dense(self, x: Node, name: str, outputs: int) -> Node:
+        """Return a 1x1 convolution with bias of one pixel of every image."""
+        weight, bias = (self._round(self._values[f"{name}.{half}"]) for half in ("weight", "bias"))
+        y = self._ops.Convolution(
+            x,
+            self._ops.transpose(weight, axes=(0, 2, 3, 1)) if self._on_gpu else weight,
+            bias,
+            kernel=(1, 1),
+            num_filter=outputs,
+            layout=self._layout,
+            name=name,
+        )
+        return self._round(y)
+
+    def _blur(self, x: Node, stride: int) -> Node:
+        """Return x blurred: with stride 2 padded with mirrored pixels, with stride 1 with zeros.
+        Update the size."""
+        # Two means of 2x2 values make the kernel (1, 2, 1) x (1, 2, 1) / 16.
+        mode = "reflect" if stride == 2 else "constant"
+        x = self._ops.cast(x, dtype="float32")
+        x = self._ops.transpose(x, axes=(0, 3, 1, 2)) if self._on_gpu else x
+        x = self._ops.pad(x, mode=mode, pad_width=(0, 0, 0, 0, 1, 1, 1, 1))
+        for step in (1, stride):
+            x = self._ops.Pooling(x, kernel=(2, 2), stride=(step, step), pool_type="avg")
+        self._size = (-(-self._size[0] // stride), -(-self._size[1] // stride))
+        return self._round(self._ops.transpose(x, axes=(0, 2, 3, 1)) if self._on_gpu else x)
+
+    def _prepare(self, x: Node, conv: Conv) -> Node:
+        """Return the input of a convolution. Update the size."""
+        if conv.before == "blur":
+            return self._blur(x, 1)
+        if conv.before == "average":
+            x = self._ops.Pooling(
+                x,
+                kernel=(2, 2),
+                stride=(2, 2),
+                pool_type="avg",
+                pooling_convention="full",
+                count_include_pad=False,
+                layout=self._layout,
+            )
+            self._size = (-(-self._size[0] // 2), -(-self._size[1] // 2))
+            return self._round(x)
+        return x
+
     def _convolution(self, x: Node, conv: Conv) -> Node:
-        """Return the result of a convolution and the batch norm that follows it."""
+        """Return the result of a convolution, after what comes before it, and the batch norm that
+        follows it."""
+        x = self._prepare(x, conv)
 
         def convolve(x: Node, pad: int) -> Node:
             kernel = self._round(self._values[f"{conv.name}.weight"])
@@ -131,9 +212,14 @@ class Pass:
             self._round(self._window(x, conv.kernel, conv.stride, convolve)), conv.bn_name
         )
 
-    def _max_pool(self, x: Node, pad: int) -> Node:
+    def _max_pool(self, x: Node, pad: int, *, stride: int) -> Node:
         return self._ops.Pooling(
-            x, kernel=(3, 3), stride=(2, 2), pad=(pad, pad), pool_type="max", layout=self._layout
+            x,
+            kernel=(3, 3),
+            stride=(stride, stride),
+            pad=(pad, pad),
+            pool_type="max",
+            layout=self._layout,
         )
 
     def _window(

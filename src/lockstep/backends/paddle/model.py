@@ -11,7 +11,16 @@ import paddle
 import paddle.nn.functional as F
 
 from lockstep.backends.paddle.world import Tensor
-from lockstep.models.architectures import Block, Conv, blocks, model_spec, stem, tensors
+from lockstep.models.architectures import (
+    Block,
+    Conv,
+    Squeeze,
+    blocks,
+    model_spec,
+    pool_blurs,
+    stem,
+    tensors,
+)
 from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
 from lockstep.recipes.trained_tensors import frozen_norms, rate_factors
@@ -65,8 +74,12 @@ class Pass:
         multiplies features by `feature_factors`, float32 [N, features], and stochastic depth what
         blocks add by `branch_factors`, float32 [N, blocks]."""
         spec = model_spec(self._recipe.model)
-        x = F.relu(self._convolution(self._round(images), stem(spec)))
-        x = self._pool(self._plain(x))
+        x = self._round(images)
+        for conv in stem(spec):
+            x = F.relu(self._convolution(x, conv))
+        x = self._pool(self._plain(x), 1 if pool_blurs(spec) else 2)
+        if pool_blurs(spec):
+            x = self._blur(x, 2)
         for i, block in enumerate(blocks(spec)):
             factor = None if branch_factors is None else branch_factors[:, i]
             x = self._block(x, block, factor)
@@ -113,13 +126,50 @@ class Pass:
         shortcut = x if block.shortcut is None else self._convolution(x, block.shortcut)
         for conv in block.convs[:-1]:
             x = F.relu(self._convolution(x, conv))
+            if conv.blurs_after:
+                x = self._blur(x, 2)
         x = self._convolution(x, block.convs[-1])
+        if block.squeeze is not None:
+            x = self._squeeze(x, block.squeeze)
         if factor is not None:
             x = self._round(x * factor.reshape([-1, 1, 1, 1]))
         return F.relu(self._round(x + shortcut))
 
+    def _squeeze(self, x: Tensor, squeeze: Squeeze) -> Tensor:
+        """Return x with every channel times its factor."""
+        shape = [-1, 1, 1, squeeze.channels] if self._on_gpu else [-1, squeeze.channels, 1, 1]
+        mean = self._round(self._average(self._plain(x).cast("float32")).reshape(shape))
+        hidden = F.relu(self._dense(mean, squeeze.first))
+        factors = F.sigmoid(self._dense(hidden, squeeze.second))
+        return self._round(x * self._round(factors))
+
+    def _dense(self, x: Tensor, name: str) -> Tensor:
+        """Return a 1x1 convolution with bias of one pixel of every image."""
+        weight, bias = (self._round(self._values[f"{name}.{half}"]) for half in ("weight", "bias"))
+        y = F.conv2d(self._plain(x), weight, data_format=self._layout)
+        shape = [1, 1, 1, -1] if self._on_gpu else [1, -1, 1, 1]
+        return self._round(self._plain(y) + bias.reshape(shape))
+
+    def _blur(self, x: Tensor, stride: int) -> Tensor:
+        """Return x blurred: with stride 2 padded with mirrored pixels, with stride 1 with zeros."""
+        x = self._plain(x).cast("float32")
+        for axis in self._plane:
+            x = _blur_axis(x, axis, stride)
+        return self._round(x)
+
+    def _prepare(self, x: Tensor, conv: Conv) -> Tensor:
+        """Return the input of a convolution."""
+        if conv.before == "average":
+            y = F.avg_pool2d(
+                self._plain(x), 2, 2, ceil_mode=True, exclusive=True, data_format=self._layout
+            )
+            return self._round(self._plain(y))
+        return self._blur(x, 1) if conv.before == "blur" else x
+
     def _convolution(self, x: Tensor, conv: Conv) -> Tensor:
-        """Return the result of a convolution and the batch norm that follows it."""
+        """Return the result of a convolution, after what comes before it, and the batch norm that
+        follows it."""
+        x = self._prepare(x, conv)
         kernel = self._round(self._values[f"{conv.name}.weight"])
         padding = self._padding(x, conv.kernel, conv.stride)
         y = F.conv2d(
@@ -145,22 +195,24 @@ class Pass:
         ]
         return [(all_ // 2, all_ - all_ // 2) for all_ in missing]
 
-    def _pool(self, x: Tensor) -> Tensor:
-        (top, bottom), (left, right) = self._padding(x, 3, 2)
+    def _pool(self, x: Tensor, stride: int) -> Tensor:
+        (top, bottom), (left, right) = self._padding(x, 3, stride)
         # A ReLU comes before the pool: padding with 0 and padding with the lowest number give the
         # same result. With ceil_mode a window can reach one place beyond the last.
         if (bottom - top) == (right - left):
-            return self._max_pool(x, [top, left], reaches_beyond=bottom > top)
-        pad = [left, right, top, bottom]
-        return self._max_pool(F.pad(x, pad, data_format=self._layout), [0, 0], reaches_beyond=False)
+            return self._max_pool(x, stride, [top, left], reaches_beyond=bottom > top)
+        x = F.pad(x, [left, right, top, bottom], data_format=self._layout)
+        return self._max_pool(x, stride, [0, 0], reaches_beyond=False)
 
-    def _max_pool(self, x: Tensor, padding: list[int], *, reaches_beyond: bool) -> Tensor:
+    def _max_pool(
+        self, x: Tensor, stride: int, padding: list[int], *, reaches_beyond: bool
+    ) -> Tensor:
         if self._on_gpu or not self._training:
             return F.max_pool2d(
-                x, 3, 2, padding, ceil_mode=reaches_beyond, data_format=self._layout
+                x, 3, stride, padding, ceil_mode=reaches_beyond, data_format=self._layout
             )
         # With indices, which the backward pass then uses: the gradient of oneDNN's own pool fails.
-        return F.max_pool2d(x, 3, 2, padding, ceil_mode=reaches_beyond, return_mask=True)[0]
+        return F.max_pool2d(x, 3, stride, padding, ceil_mode=reaches_beyond, return_mask=True)[0]
 
     def _average(self, x: Tensor) -> Tensor:
         """Return the means over height and width, [N, C]."""
@@ -238,6 +290,25 @@ class Pass:
         return (
             (y, saved_mean, saved_variance) if self._onednn else (y, running_mean, running_variance)
         )
+
+
+def _blur_axis(x: Tensor, axis: int, stride: int) -> Tensor:
+    """Return x blurred along an axis with (1, 2, 1) / 4."""
+    # By slices: in a program with oneDNN, the gradient of a padding fails.
+    length = x.shape[axis]
+
+    def cut(begin: int, end: int, step: int = 1) -> Tensor:
+        return paddle.strided_slice(x, [axis], [begin], [end], [step])
+
+    first = cut(1, 2)
+    last = cut(length - 2, length - 1)
+    if stride == 1:
+        first = paddle.zeros_like(first)
+        last = paddle.zeros_like(last)
+    before = paddle.concat([first, cut(0, length - 1)], axis)
+    after = paddle.concat([cut(1, length), last], axis)
+    y = 0.25 * before + 0.5 * x + 0.25 * after
+    return paddle.strided_slice(y, [axis], [0], [length], [stride])
 
 
 class Model(paddle.nn.Layer):  # type: ignore[misc]

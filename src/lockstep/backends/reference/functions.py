@@ -23,7 +23,10 @@ def padding(length: int, kernel: int, stride: int, kind: str) -> tuple[int, int]
     - "symmetric": (k - 1) / 2 on both sides.
     - "same", as in TensorFlow: n pixels become ceil(n / s). total = max((ceil(n / s) - 1) * s + k -
       n, 0) pixels are added; an odd one is added after the axis.
+    - "none": no pixels.
     """
+    if kind == "none":
+        return 0, 0
     if kind == "symmetric":
         return kernel // 2, kernel // 2
     total = max((-(-length // stride) - 1) * stride + kernel - length, 0)
@@ -174,6 +177,82 @@ def max_pool(x: Array, *, kernel: int, stride: int, padding: str) -> tuple[Array
         return windows.without_padding(d_images)
 
     return pixels.max(axis=0), back
+
+
+def average_pool_2x2(x: Array) -> tuple[Array, Back]:
+    """Return the mean of every 2 x 2 pixels, 2 apart, and back. At an odd edge it is the mean of
+    the pixels that exist."""
+    windows = _Windows(x, 2, 2, "same", fill=0.0)
+    ones = _Windows(np.ones_like(x), 2, 2, "same", fill=0.0)
+    y = np.zeros_like(windows.at(0, 0))
+    counts = np.zeros_like(y)
+    for i, j in windows.places:
+        y += windows.at(i, j)
+        counts += ones.at(i, j)
+
+    def back(d_y: Array) -> Array:
+        d_images = np.zeros_like(windows.images)
+        for i, j in windows.places:
+            windows.at(i, j, d_images)[...] += d_y / counts
+        return windows.without_padding(d_images)
+
+    return y / counts, back
+
+
+def blur(x: Array, *, stride: int, padding: str) -> tuple[Array, Back]:
+    """Return y and back: d_y -> d_x.
+
+        y[n, p, q, c] = sum over i, j of  b[i] * b[j] * x[n, s*p + i, s*q + j, c]
+                        where b = (1, 2, 1) / 4
+
+    x gets a pixel on every side. "zero" adds zeros. "reflect" adds the pixels next to the outermost
+    ones.
+    arXiv:1904.11486.
+    """
+    if padding == "zero":
+        windows = _Windows(x, 3, stride, "symmetric", fill=0.0)
+    else:
+        windows = _Windows(_mirror(x), 3, stride, "none", fill=0.0)
+    weights = np.array([0.25, 0.5, 0.25], x.dtype)
+    y = np.zeros_like(windows.at(0, 0))
+    for i, j in windows.places:
+        y += weights[i] * weights[j] * windows.at(i, j)
+
+    def back(d_y: Array) -> Array:
+        d_images = np.zeros_like(windows.images)
+        for i, j in windows.places:
+            windows.at(i, j, d_images)[...] += weights[i] * weights[j] * d_y
+        if padding == "zero":
+            return windows.without_padding(d_images)
+        for axis in (1, 2):
+            d_lines = np.moveaxis(d_images, axis, 0)  # a view
+            d_lines[2] += d_lines[0]
+            d_lines[-3] += d_lines[-1]
+            d_images = np.moveaxis(d_lines[1:-1], 0, axis)
+        return d_images
+
+    return y, back
+
+
+def _mirror(x: Array) -> Array:
+    return np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
+
+
+def sigmoid(x: Array) -> tuple[Array, Back]:
+    """Return y = 1 / (1 + exp(-x)) and back: d_y -> d_x = d_y * y * (1 - y)."""
+    y = 0.5 * (1 + np.tanh(0.5 * x))  # without an overflow
+    return y, lambda d_y: d_y * y * (1 - y)
+
+
+def scale_channels(
+    x: Array, factors: Array
+) -> tuple[Array, Callable[[Array], tuple[Array, Array]]]:
+    """Return y = x [N, H, W, C] times factors [N, C], and back: d_y -> (d_x = d_y * factors,
+    d_factors = sum over pixels of d_y * x)."""
+    return x * factors[:, None, None], lambda d_y: (
+        d_y * factors[:, None, None],
+        (d_y * x).sum(axis=(1, 2)),
+    )
 
 
 def average_pool(x: Array) -> tuple[Array, Back]:

@@ -6,7 +6,15 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from lockstep.backends.reference import functions as f
-from lockstep.models.architectures import Block, Conv, blocks, model_spec, stem
+from lockstep.models.architectures import (
+    Block,
+    Conv,
+    Squeeze,
+    blocks,
+    model_spec,
+    pool_blurs,
+    stem,
+)
 from lockstep.models.quantisation import weight_scales
 from lockstep.models.sections import CLASSIFIER, STEM
 from lockstep.recipes import Recipe
@@ -69,9 +77,14 @@ class Network:
             backs.append(step[1])
             return step[0]
 
-        x = then(self._convolution(self._round(x), stem(spec)), STEM)
-        x = then(f.relu(x))
-        x = then(f.max_pool(x, kernel=3, stride=2, padding=self._recipe.padding))
+        x = self._round(x)
+        for i, conv in enumerate(stem(spec)):
+            x = then(self._convolution(x, conv), None if i else STEM)
+            x = then(f.relu(x))
+        stride = 1 if pool_blurs(spec) else 2
+        x = then(f.max_pool(x, kernel=3, stride=stride, padding=self._recipe.padding))
+        if pool_blurs(spec):
+            x = then(self._rounding(f.blur(x, stride=2, padding="reflect")))
         for i, block in enumerate(blocks(spec)):
             kept = None if kept_blocks is None else kept_blocks[:, i]
             x = then(self._block(x, block, kept), block.name)
@@ -95,10 +108,16 @@ class Network:
         shortcut_back = None
         y = x
         for conv in block.convs:
-            if conv is not block.convs[0]:
+            y, back = self._convolution(y, conv)
+            inside.append(back)
+            if conv is not block.convs[-1]:
                 y, back = f.relu(y)
                 inside.append(back)
-            y, back = self._convolution(y, conv)
+            if conv.blurs_after:
+                y, back = self._rounding(f.blur(y, stride=2, padding="reflect"))
+                inside.append(back)
+        if block.squeeze is not None:
+            y, back = self._squeeze(y, block.squeeze)
             inside.append(back)
         if kept is not None:
             rate = self._drop_rates[block.name]
@@ -116,9 +135,48 @@ class Network:
 
         return y, back_of_block
 
+    def _squeeze(self, x: Array, squeeze: Squeeze) -> tuple[Array, f.Back]:
+        """Return x with every channel times its factor, and back."""
+        steps = []
+
+        def then(step: tuple[Array, f.Back]) -> Array:
+            y, back = self._rounding(step)
+            steps.append(back)
+            return y
+
+        factors = then(f.average_pool(x))
+        factors = then(f.relu(then(self._dense(factors, squeeze.first))))
+        factors = then(f.sigmoid(then(self._dense(factors, squeeze.second))))
+        y, product_back = f.scale_channels(x, factors)
+
+        def back(d_y: Array) -> Array:
+            d_x, d_factors = map(self._round, product_back(d_y))
+            for step in reversed(steps):
+                d_factors = step(d_factors)
+            return self._round(d_x + d_factors)
+
+        return self._round(y), back
+
+    def _dense(self, x: Array, name: str) -> tuple[Array, f.Back]:
+        """Return the 1x1 convolution of one pixel [N, C], with its bias, and back."""
+        weight = self._tensors[f"{name}.weight"]
+        y, linear_back = f.linear(
+            x, self._round(weight[:, :, 0, 0]), self._round(self._tensors[f"{name}.bias"])
+        )
+
+        def back(d_y: Array) -> Array:
+            d_x, d_weight, d_bias = linear_back(d_y)
+            self.gradients[f"{name}.weight"] = self._round(d_weight).reshape(weight.shape)
+            self.gradients[f"{name}.bias"] = self._round(d_bias)
+            return d_x
+
+        return y, back
+
     def _convolution(self, x: Array, conv: Conv) -> tuple[Array, f.Back]:
-        """Return the result of a convolution and the batch norm that follows it, and back."""
+        """Return the result of a convolution, after what comes before it, and the batch norm that
+        follows it, and back."""
         name = f"{conv.name}.weight"
+        x, before_back = self._prepare(x, conv)
         x, weight, of_quantisation = self._quantise(x, conv.name)
         y, conv_back = f.convolution(
             x, weight, stride=conv.stride, groups=conv.groups, padding=self._recipe.padding
@@ -128,9 +186,17 @@ class Network:
         def back(d_y: Array) -> Array:
             d_x, d_weight = of_quantisation(*conv_back(self._round(norm_back(d_y))))
             self.gradients[name] = self._round(d_weight)
-            return self._round(d_x)
+            return before_back(self._round(d_x))
 
         return self._round(y), back
+
+    def _prepare(self, x: Array, conv: Conv) -> tuple[Array, f.Back]:
+        """Return the input of a convolution, and back."""
+        if conv.before == "average":
+            return self._rounding(f.average_pool_2x2(x))
+        if conv.before == "blur":
+            return self._rounding(f.blur(x, stride=1, padding="zero"))
+        return x, lambda d_x: d_x
 
     def _batch_norm(self, x: Array, name: str) -> tuple[Array, f.Back]:
         names = [f"{name}.{suffix}" for suffix in ("weight", "bias", "running_mean", "running_var")]

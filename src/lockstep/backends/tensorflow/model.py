@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lockstep.models.architectures import Block, Conv, blocks, model_spec, stem, tensors
+from lockstep.models.architectures import (
+    Block,
+    Conv,
+    Squeeze,
+    blocks,
+    model_spec,
+    pool_blurs,
+    stem,
+    tensors,
+)
 from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
 from lockstep.recipes.stochastic_depth import drop_rates
@@ -71,9 +80,14 @@ class Pass:
         leaves the `kept_features`, bool [N, features], and stochastic depth the `kept_blocks`, bool
         [N, blocks]."""
         spec = model_spec(self._recipe.model)
-        x = tf.nn.relu(self._convolution(tf.cast(images, self._dtype), stem(spec)))
-        x, padding = self._pad(x, 3, 2)
-        x = tf.nn.max_pool2d(x, 3, 2, padding)
+        x = tf.cast(images, self._dtype)
+        for conv in stem(spec):
+            x = tf.nn.relu(self._convolution(x, conv))
+        stride = 1 if pool_blurs(spec) else 2
+        x, padding = self._pad(x, 3, stride)
+        x = tf.nn.max_pool2d(x, 3, stride, padding)
+        if pool_blurs(spec):
+            x = self._blur(x, 2)
         for i, block in enumerate(blocks(spec)):
             kept = None if kept_blocks is None else kept_blocks[:, i, None, None, None]
             x = self._recompute(x, block, kept) if self._recomputes else self._block(x, block, kept)
@@ -117,13 +131,44 @@ class Pass:
         shortcut = x if block.shortcut is None else self._convolution(x, block.shortcut)
         for conv in block.convs[:-1]:
             x = tf.nn.relu(self._convolution(x, conv))
+            if conv.blurs_after:
+                x = self._blur(x, 2)
         x = self._convolution(x, block.convs[-1])
+        if block.squeeze is not None:
+            x = self._squeeze(x, block.squeeze)
         if kept is not None:
             x = self._drop(x, kept, self._drop_rates[block.name])
         return tf.nn.relu(x + shortcut)
 
+    def _squeeze(self, x: Tensor, squeeze: Squeeze) -> Tensor:
+        """Return x with every channel times its factor."""
+        mean = tf.reduce_mean(tf.cast(x, tf.float32), axis=[1, 2], keepdims=True)
+        hidden = tf.nn.relu(self._dense(tf.cast(mean, self._dtype), squeeze.first))
+        return x * tf.sigmoid(self._dense(hidden, squeeze.second))
+
+    def _dense(self, x: Tensor, name: str) -> Tensor:
+        """Return a 1x1 convolution with bias of values [N, 1, 1, C]."""
+        weight, bias = (self._round(self._values[f"{name}.{half}"]) for half in ("weight", "bias"))
+        y = tf.nn.conv2d(self._widen(x), weight, 1, "VALID")
+        return tf.cast(tf.nn.bias_add(y, bias), self._dtype)
+
+    def _blur(self, x: Tensor, stride: int) -> Tensor:
+        """Return x blurred: with stride 2 padded with mirrored pixels, with stride 1 with zeros."""
+        line = tf.constant([0.25, 0.5, 0.25])
+        kernel = tf.tile((line[:, None] * line)[..., None, None], [1, 1, x.shape[3], 1])
+        mode = "REFLECT" if stride == 2 else "CONSTANT"
+        wide = tf.pad(tf.cast(x, tf.float32), [[0, 0], [1, 1], [1, 1], [0, 0]], mode)
+        y = tf.nn.depthwise_conv2d(wide, kernel, [1, stride, stride, 1], "VALID")
+        return tf.cast(y, x.dtype)
+
     def _convolution(self, x: Tensor, conv: Conv) -> Tensor:
-        """Return the result of a convolution and the batch norm that follows it."""
+        """Return the result of a convolution, after what comes before it, and the batch norm that
+        follows it."""
+        if conv.before == "average":
+            # TensorFlow's mean leaves out its padding, which is after the pixels.
+            x = tf.nn.avg_pool2d(x, 2, 2, "SAME")
+        elif conv.before == "blur":
+            x = self._blur(x, 1)
         kernel = self._round(self._values[f"{conv.name}.weight"])
         x, padding = self._pad(self._widen(x), conv.kernel, conv.stride)
         if conv.groups == 1 or computes_groups(self._summed_in):

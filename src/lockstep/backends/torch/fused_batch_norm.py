@@ -14,23 +14,21 @@ def activate(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> Tens
     overwrites `x`."""
     if isinstance(norm, FusedBatchNorm):
         return norm(x, shortcut, relu=True)
-    return _activate(norm(x), shortcut)
+    return activate_sum(norm(x), shortcut)
 
 
-def activate_kept(
-    norm: nn.Module, x: Tensor, shortcut: Tensor, kept: Tensor, drop_rate: float
-) -> Tensor:
-    """Return what `activate` does, after stochastic depth: the batch norm of `x` becomes 0 where an
-    image is not `kept`, bool [N], and is divided by 1 - `drop_rate` elsewhere.
+def drop_images(x: Tensor, kept: Tensor, drop_rate: float) -> Tensor:
+    """Apply stochastic depth: return 0 where an image of `x` is not `kept`, bool [N], and its
+    values divided by 1 - `drop_rate` elsewhere.
 
-    The fused kernels have no such factor, so they compute the batch norm alone.
+    The fused kernels have no such factor, so they compute the batch norm before it alone.
     """
     # In mixed precision this rounds once: a number multiplies in float32, and 0 and 1 are exact.
-    branch = (norm(x) * (1 / (1 - drop_rate))).mul_(kept.view(-1, 1, 1, 1))
-    return _activate(branch, shortcut)
+    return (x * (1 / (1 - drop_rate))).mul_(kept.view(-1, 1, 1, 1))
 
 
-def _activate(x: Tensor, shortcut: Tensor | None) -> Tensor:
+def activate_sum(x: Tensor, shortcut: Tensor | None) -> Tensor:
+    """Return ReLU of `x` plus the shortcut, if there is one. It overwrites `x`."""
     return F.relu(x if shortcut is None else x.add_(shortcut), inplace=True)
 
 
@@ -45,7 +43,7 @@ class FusedBatchNorm(nn.BatchNorm2d):
         one, then ReLU."""
         if not self.training:
             x = super().forward(input)
-            return _activate(x, shortcut) if relu else x
+            return activate_sum(x, shortcut) if relu else x
         if input.numel() == input.shape[1]:
             raise ValueError(
                 "a batch norm needs several values of each channel in training, but got"

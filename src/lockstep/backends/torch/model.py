@@ -4,13 +4,23 @@ from collections.abc import Iterable
 from itertools import repeat
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.backends.torch.fused_batch_norm import activate, activate_kept
+from lockstep.backends.torch.fused_batch_norm import activate, activate_sum, drop_images
 from lockstep.backends.torch.quantisation import QuantisedConv, QuantisedLinear
 from lockstep.backends.torch.recomputing import recompute_block
-from lockstep.models.architectures import Block, Conv, ModelSpec, blocks, features, stem
+from lockstep.models.architectures import (
+    Block,
+    Conv,
+    ModelSpec,
+    Squeeze,
+    blocks,
+    features,
+    pool_blurs,
+    stem,
+)
 from lockstep.recipes import Recipe
 from lockstep.recipes.stochastic_depth import drop_rates
 
@@ -31,9 +41,18 @@ class Model(nn.Module):
         super().__init__()
         self._recomputes = recompute
         self._dropout = recipe.dropout
-        self.conv1 = _conv(stem(spec), recipe.padding, quantised)
-        self.bn1 = _batch_norm(stem(spec), recipe)
-        self.maxpool = _MaxPool(recipe.padding)
+        *firsts, last = stem(spec)
+        self.conv1 = (
+            _DeepStem((*firsts, last), recipe, quantised)
+            if firsts
+            else _conv(last, recipe.padding, quantised)
+        )
+        self.bn1 = _batch_norm(last, recipe)
+        self.maxpool = (
+            nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), _Blur(stride=2))
+            if pool_blurs(spec)
+            else _MaxPool(recipe.padding)
+        )
         rates = drop_rates(recipe)
         stages: dict[str, list[nn.Module]] = {}
         for block in blocks(spec):
@@ -79,34 +98,117 @@ class Model(nn.Module):
         return self.get_submodule(self._stages[number - 1])
 
 
+class _DeepStem(nn.Module):
+    """The convolutions of a deep stem, with the names that they have in timm's `nn.Sequential`. The
+    batch norm of the last one is outside."""
+
+    def __init__(self, convs: tuple[Conv, ...], recipe: Recipe, quantised: bool) -> None:
+        super().__init__()
+        self._names = [conv.name.split(".")[1] for conv in convs]
+        for conv in convs:
+            self.add_module(conv.name.split(".")[1], _conv(conv, recipe.padding, quantised))
+            if conv is not convs[-1]:
+                self.add_module(conv.bn_name.split(".")[1], _batch_norm(conv, recipe))
+
+    def forward(self, x: Tensor) -> Tensor:
+        *firsts, last = self._names
+        for name in firsts:
+            x = self.get_submodule(name)(x)
+            x = activate(self.get_submodule(str(int(name) + 1)), x)
+        return self.get_submodule(last)(x)
+
+
 class _Residual(nn.Module):
     def __init__(self, block: Block, recipe: Recipe, quantised: bool, drop_rate: float) -> None:
         super().__init__()
         self._depth = len(block.convs)
         self._drop_rate = drop_rate
+        self._blurs_before = [conv.before == "blur" for conv in block.convs]
+        self._blurs_after = [conv.blurs_after for conv in block.convs]
         for i, conv in enumerate(block.convs, start=1):
             self.add_module(f"conv{i}", _conv(conv, recipe.padding, quantised))
             self.add_module(f"bn{i}", _batch_norm(conv, recipe))
+        self.se = _Squeeze(block.squeeze) if block.squeeze is not None else None
         self.downsample = (
-            nn.Sequential(
-                _conv(block.shortcut, recipe.padding, quantised),
-                _batch_norm(block.shortcut, recipe),
-            )
-            if block.shortcut is not None
-            else None
+            _shortcut(block.shortcut, recipe, quantised) if block.shortcut is not None else None
         )
+        self._blurs_shortcut = block.shortcut is not None and block.shortcut.before == "blur"
+        if any(self._blurs_after):
+            self.blur = _Blur(stride=2)
+        elif any(self._blurs_before):
+            self.blur = _Blur(stride=1)
 
     def forward(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
         """Return the block's output. Stochastic depth leaves the convolutions of the `kept` images,
         bool [N]."""
-        shortcut = x if self.downsample is None else self.downsample(x)
+        shortcut = x
+        if self.downsample is not None:
+            shortcut = self.downsample(self.blur(x) if self._blurs_shortcut else x)
         for i in range(1, self._depth):
+            if self._blurs_before[i - 1]:
+                x = self.blur(x)
             x = activate(self.get_submodule(f"bn{i}"), self.get_submodule(f"conv{i}")(x))
+            if self._blurs_after[i - 1]:
+                x = self.blur(x)
         x = self.get_submodule(f"conv{self._depth}")(x)
         norm = self.get_submodule(f"bn{self._depth}")
-        if kept is None or not self._drop_rate:
+        if not self._drop_rate:
+            kept = None
+        if self.se is None and kept is None:
             return activate(norm, x, shortcut)
-        return activate_kept(norm, x, shortcut, kept, self._drop_rate)
+        x = norm(x)
+        if self.se is not None:
+            x = self.se(x)
+        if kept is not None:
+            x = drop_images(x, kept, self._drop_rate)
+        return activate_sum(x, shortcut)
+
+
+def _shortcut(conv: Conv, recipe: Recipe, quantised: bool) -> nn.Sequential:
+    """Return a shortcut with the names that its convolution and batch norm have in the model. A
+    blur before it is outside."""
+    layers: list[nn.Module] = []
+    if conv.before == "average":
+        layers.append(nn.AvgPool2d(2, stride=2, ceil_mode=True, count_include_pad=False))
+    elif conv.name.endswith("downsample.1"):
+        layers.append(nn.Identity())
+    return nn.Sequential(*layers, _conv(conv, recipe.padding, quantised), _batch_norm(conv, recipe))
+
+
+class _Squeeze(nn.Module):
+    """Squeeze-and-excitation, with timm's names."""
+
+    def __init__(self, squeeze: Squeeze) -> None:
+        super().__init__()
+        self.fc1 = nn.Conv2d(squeeze.channels, squeeze.hidden, 1)
+        self.fc2 = nn.Conv2d(squeeze.hidden, squeeze.channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x [N, C, H, W] with every channel times its factor."""
+        hidden = F.relu(self.fc1(x.mean(dim=(2, 3), keepdim=True)), inplace=True)
+        return x * self.fc2(hidden).sigmoid()
+
+
+class _Blur(nn.Module):
+    """A blur, as `lockstep.models.architectures.ModelSpec.blur` describes it: of stride 2 padded
+    with mirrored pixels, or of stride 1 padded with zeros."""
+
+    kernel: Tensor
+
+    def __init__(self, stride: Literal[1, 2]) -> None:
+        super().__init__()
+        self._stride = stride
+        line = torch.tensor([0.25, 0.5, 0.25])
+        self.register_buffer("kernel", line[:, None] * line, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the blurred values of x [N, C, H, W]."""
+        channels = x.shape[1]
+        kernel = self.kernel.to(x.dtype).expand(channels, 1, 3, 3)
+        if self._stride == 1:
+            return F.conv2d(x, kernel, padding=1, groups=channels)
+        x = F.pad(x, (1, 1, 1, 1), mode="reflect")
+        return F.conv2d(x, kernel, stride=2, groups=channels)
 
 
 class _SameConv(nn.Conv2d):

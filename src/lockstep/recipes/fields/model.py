@@ -39,8 +39,8 @@ class ModelFields(Settings):
     """Initial weight of the classifier. "uniform": uniform in ±1/sqrt(fan in). "as_conv": drawn
     like the kernels of convolutions."""
     fc_bias_init: Literal["zero", "uniform"] = "zero"
-    """Initial bias of the classifier. "zero": 0. "uniform": uniform in ±1/sqrt(fan in), PyTorch's
-    default."""
+    """Initial biases of the classifier and of squeeze-and-excitation. "zero": 0. "uniform": uniform
+    in ±1/sqrt(fan in), PyTorch's default."""
     stem_channels: Literal[3, 4] = 3
     """Number of input channels of the stem in the original. 4: the original pads images with a
     channel of zeros. A model has three channels here in both cases, because weights of the fourth

@@ -22,7 +22,8 @@ class UpdateFields(Settings):
     """Coupled weight decay: weight_decay * w is added to the gradient, only for tensors whose role
     is in `weight_decay_roles`."""
     weight_decay_roles: tuple[ListedRole, ...] = ("conv_weight", "fc_weight", "fc_bias")
-    """Roles of the tensors that weight decay applies to. `bn_scale` and `bn_bias` are the scales
+    """Roles of the tensors that weight decay applies to. `conv_weight` includes the convolutions of
+    squeeze-and-excitation, `fc_bias` their biases. `bn_scale` and `bn_bias` are the scales
     and biases of all batch norms; `shortcut_bn_scale` and `shortcut_bn_bias` are only those of the
     batch norms in shortcuts."""
     ema_decay: Fraction = 0.0

@@ -8,6 +8,7 @@ import numpy as np
 
 from lockstep.models.architectures import (
     MODELS,
+    STEM_KERNELS,
     Block,
     Conv,
     ModelSpec,
@@ -137,7 +138,7 @@ def name_convolutions(
 ) -> dict[Conv, str]:
     """Return a name for every convolution: `first` for the stem, and in a block `<block><ending>`
     with a number that counts from `begin`, or `<block><shortcut>`."""
-    names = {stem(spec): first}
+    names = {stem(spec)[0]: first}
     for block in blocks(spec):
         for number, conv in enumerate(block.convs, start=begin):
             names[conv] = f"{name_block(block)}{ending}{number}"
@@ -161,7 +162,7 @@ def add_layer(
 def order_shortcuts_first(spec: ModelSpec) -> list[Conv]:
     """Return the convolutions in the order in which some programs create them: a block's shortcut
     before the others."""
-    convs = [stem(spec)]
+    convs = [*stem(spec)]
     for block in blocks(spec):
         if block.shortcut is not None:
             convs.append(block.shortcut)
@@ -171,7 +172,7 @@ def order_shortcuts_first(spec: ModelSpec) -> list[Conv]:
 
 def is_stem(tensor: Tensor) -> bool:
     """Return whether a tensor is the kernel of the first convolution, whose input is the images."""
-    return tensor.name == "conv1.weight"
+    return tensor.name in STEM_KERNELS
 
 
 def widen_stem(tensor: Tensor) -> Shape:

@@ -118,7 +118,7 @@ def build_symbol(recipe: Recipe) -> bytes:
     `softmax_label` to probabilities."""
     graph = _Graph(recipe)
     spec = model_spec(recipe.model)
-    x = graph.add_convolution(graph.add("null", "data"), stem(spec))
+    x = graph.add_convolution(graph.add("null", "data"), stem(spec)[0])
     x = graph.add_relu(x, "relu0")
     x = graph.add(
         "Pooling",

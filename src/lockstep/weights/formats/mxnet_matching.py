@@ -6,7 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.models.architectures import MODELS, ModelSpec, Tensor, convolutions
+from lockstep.models.architectures import (
+    MODELS,
+    ModelSpec,
+    Tensor,
+    convolutions,
+    plain_models,
+)
 from lockstep.weights.formats.common import (
     Matching,
     Names,
@@ -47,7 +53,7 @@ def match_arrays(
 
     matchings = [
         match_table(model, table)
-        for model, spec in MODELS.items()
+        for model, spec in plain_models().items()
         for table in _list_tables(spec, layers)
     ]
     return choose_model(matchings, path, "MXNet", arrays)

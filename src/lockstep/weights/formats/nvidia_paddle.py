@@ -43,7 +43,6 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.models.architectures import (
-    MODELS,
     Block,
     Conv,
     ModelSpec,
@@ -51,6 +50,7 @@ from lockstep.models.architectures import (
     blocks,
     convolutions,
     model_spec,
+    plain_models,
 )
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
@@ -268,7 +268,7 @@ def _match_model(prefix: Path, arrays: Mapping[str, np.ndarray]) -> Matching:
 
     matchings = [
         match_model(model, names, shapes, _list_shapes, is_kernel)
-        for model, spec in MODELS.items()
+        for model, spec in plain_models().items()
         for names in _list_tables(spec, list(shapes))
     ]
     return choose_model(matchings, str(_find_parameters(prefix)), "Paddle", arrays)

@@ -9,14 +9,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lockstep.models.architectures import MODELS, features, model_spec
+from lockstep.models.architectures import MODELS, features, model_spec, stem
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError, nearest
 from lockstep.system.strict_json import Check, is_number, is_positive, is_text
 from lockstep.weights.known_preprocessing import PILLOW
 from lockstep.weights.preprocessing import Changes
 
-_ARCHITECTURES = {name.replace("-", "_"): name for name in MODELS if not name.endswith("-v1")}
+_NOT_OF_TIMM = ("resnet50-v1", "resnet101-v1", "resnet152-v1", "se-resnext101-32x4d")
+_ARCHITECTURES = {
+    name.replace("-", "_"): name
+    for name, spec in MODELS.items()
+    if name not in _NOT_OF_TIMM and spec.blur != "before"
+}
 """Names of models by timm's names."""
 _DEFAULTS: dict[str, Any] = {
     "num_classes": 1000,
@@ -112,7 +117,10 @@ _CHECKS: dict[str, tuple[Check, str]] = {
         "false: weights that timm converts while it loads them cannot be read",
     ),
     "label_offset": (_is_only(0), "0: outputs of the classifier cannot be skipped"),
-    "first_conv": (_is_only("conv1"), "'conv1', the first convolution of a ResNet"),
+    "first_conv": (
+        lambda value: value in ("conv1", "conv1.0"),
+        "'conv1' or 'conv1.0', the first convolution of a ResNet",
+    ),
     "classifier": (_is_only("fc"), "'fc', the classifier of a ResNet"),
     "input_size": (_is_square, "[channels, height, width] with equal height and width"),
     "test_input_size": (_is_square, "[channels, height, width] with equal height and width"),
@@ -325,7 +333,7 @@ def build_timm_config(recipe: Recipe, classes: tuple[str, ...]) -> dict[str, Any
             "std": [round(value / 255, 12) for value in recipe.std],
             "num_classes": recipe.logits,
             "pool_size": [-(-recipe.image_size // 32)] * 2,
-            "first_conv": "conv1",
+            "first_conv": stem(spec)[0].name,
             "classifier": "fc",
             **tests,
         },

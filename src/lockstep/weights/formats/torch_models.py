@@ -10,17 +10,23 @@ The state_dict is the whole file, or a value of it:
 - timm: `epoch`, `arch`, `state_dict`, `optimizer`, `version`, `args`, and perhaps `state_dict_ema`
   and `amp_scaler`.
 
-Names of tensors are torchvision's, which are the canonical ones; timm's are the same. NVIDIA's code
-says `layers.0.` for `layer1.`, except in the files that it published as version 20.06.0. All of
-them may begin with `module.` (several ranks) and `_orig_mod.` (a compiled model), and then with a
-prefix that all share, such as `model.`. v1 and v1.5 have the same tensors; such a file is taken for
-v1.5, as NVIDIA's, torchvision's and timm's models are.
+Names of tensors are torchvision's or timm's, which are the canonical ones. NVIDIA's code says
+`layers.0.` for `layer1.`, except in the files that it published as version 20.06.0. It says
+`squeeze.squeeze` and `squeeze.expand` for the convolutions `se.fc1` and `se.fc2`, whose kernels
+have two axes in older files. FFCV's code puts `.conv` into the name of a convolution with a blur
+before it, next to the `blur_filter`. All of them may begin with `module.` (several ranks) and
+`_orig_mod.` (a compiled model), and then with a prefix that all share, such as `model.`.
+
+v1 and v1.5 have the same tensors; such a file is taken for v1.5, as NVIDIA's, torchvision's and
+timm's models are. timm's blur has no tensors; such a file is taken for a model without blur, unless
+it is one of the known weights.
 
 `torch_training` reads what such a checkpoint holds in addition.
 
 Sources: NVIDIA DeepLearningExamples, PyTorch/Classification/ConvNets: models/resnet.py,
-models/model.py, training.py, configs.yml; torchvision's models/resnet.py and
-references/classification/train.py; timm's checkpoint_saver.py.
+models/model.py, models/common.py, training.py, configs.yml; torchvision's models/resnet.py and
+references/classification/train.py; timm's models/resnet.py and checkpoint_saver.py; FFCV's
+ffcv-imagenet, train_imagenet.py.
 """
 
 import re
@@ -37,7 +43,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnext101_32x4d_pytorch_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
-from lockstep.weights.formats import torch_file
+from lockstep.weights.formats import numbers, torch_file
 from lockstep.weights.formats.common import (
     Matching,
     Shape,
@@ -76,8 +82,10 @@ _KNOWN = {*_WEIGHTS, *_AVERAGES, OPTIMIZER, *SCALERS, *BEST}
 _KNOWN |= {"epoch", "arch", "args", "version", "metric", "lr_scheduler"}
 _PREFIX = re.compile(r"(?:module\.|_orig_mod\.)+")
 _NVIDIA_STAGE = re.compile(r"layers\.([0-3])\.")
+_NVIDIA_SQUEEZES = {".squeeze.squeeze.": ".se.fc1.", ".squeeze.expand.": ".se.fc2."}
 _NOT_WEIGHTS = re.compile(r"(?:.*\.)?num_batches_tracked|n_averaged")
 """Counters: of a batch norm, and of a moving average."""
+_BLUR_FILTER = "blur_filter"
 _LOGITS = 1000
 _OF_TORCHVISION = re.compile(
     r"resnet(?:18-(?:f37072fd|5c106cde)|34-(?:b627a593|333f7ec4)|50-(?:0676ba61|11ad3fa6|19c8e357)"
@@ -250,7 +258,9 @@ def _strip_wrappers(name: str) -> str:
 
 def _strip_name(name: str, prefix: str) -> str:
     """Return the canonical name of a tensor, also torchvision's, from its name in a file."""
-    name = _strip_wrappers(name).removeprefix(prefix)
+    name = _strip_wrappers(name).removeprefix(prefix).replace(".conv.weight", ".weight")
+    for nvidias, own in _NVIDIA_SQUEEZES.items():
+        name = name.replace(nvidias, own)
     if not name.startswith("layers."):
         return name
     return _NVIDIA_STAGE.sub(lambda match: f"layer{int(match[1]) + 1}.", name, count=1)
@@ -262,6 +272,8 @@ def to_nvidia_name(name: str) -> str:
     >>> to_nvidia_name("layer1.0.downsample.0.weight")
     'layers.0.0.downsample.0.weight'
     """
+    for nvidias, own in _NVIDIA_SQUEEZES.items():
+        name = name.replace(own, nvidias)
     return re.sub(r"^layer([1-4])\.", lambda match: f"layers.{int(match[1]) - 1}.", name)
 
 
@@ -271,7 +283,7 @@ def _map_names(path: Path, stored: Mapping[Any, Any], prefix: str) -> dict[str, 
     names: dict[str, str] = {}
     for name in _list_named_arrays(stored):
         bare = _strip_name(name, prefix)
-        if _NOT_WEIGHTS.fullmatch(bare):
+        if _NOT_WEIGHTS.fullmatch(bare) or _is_blur_filter(name):
             continue
         if bare in names:
             raise CheckpointError(
@@ -279,6 +291,35 @@ def _map_names(path: Path, stored: Mapping[Any, Any], prefix: str) -> dict[str, 
             )
         names[bare] = name
     return names
+
+
+def _is_blur_filter(name: str) -> bool:
+    return name.rpartition(".")[2] == _BLUR_FILTER
+
+
+def _check_blur_filters(path: Path, stored: Mapping[Any, Any]) -> bool:
+    """Return whether a file has FFCV's filters of blurs. Raises `CheckpointError` if they are not
+    those of Lockstep's blur."""
+    arrays = _list_named_arrays(stored)
+    filters = {name: value for name, value in arrays.items() if _is_blur_filter(name)}
+    line = np.array([0.25, 0.5, 0.25])
+    for name, values in filters.items():
+        if values.shape[1:] != (1, 3, 3) or not np.array_equal(
+            numbers(values), np.broadcast_to(line[:, None] * line, values.shape)
+        ):
+            raise CheckpointError(
+                f"{path}: {name} is another filter than (1, 2, 1) x (1, 2, 1) / 16, which Lockstep"
+                " does not have"
+            )
+    return bool(filters)
+
+
+def _list_shapes(tensor: Tensor) -> tuple[Shape, ...]:
+    """Return the shapes that a tensor may have in a file. 1x1 convolutions of
+    squeeze-and-excitation may be dense layers."""
+    if ".se." in tensor.name:
+        return tensor.shape, tensor.shape[:2]
+    return (tensor.shape,)
 
 
 def _match_model(
@@ -298,11 +339,11 @@ def _match_model(
         for tensor in tensors(spec, _LOGITS):
             missing = to_nvidia_name(tensor.name) if is_nvidias else tensor.name
             table[tensor.name] = names.get(tensor.name, missing)
-        return match_model(
-            model, table, shapes | head, lambda tensor: (tensor.shape,), lambda name: True
-        )
+        return match_model(model, table, shapes | head, _list_shapes, lambda name: True)
 
-    matchings = starmap(match_spec, MODELS.items())
+    blurs = _check_blur_filters(path, stored)
+    models = {name: spec for name, spec in MODELS.items() if (spec.blur == "before") == blurs}
+    matchings = starmap(match_spec, models.items())
     return choose_model(matchings, path, "PyTorch", names.values()), has_classifier
 
 
@@ -314,7 +355,7 @@ def _convert_arrays(
     converted = {}
     for tensor, name in names.items():
         values = check_floats(f"{path}: {name}", stored[name])
-        converted[tensor.name] = np.array(values, np.float32, order="C")
+        converted[tensor.name] = np.array(values, np.float32, order="C").reshape(tensor.shape)
     return converted
 
 
@@ -328,7 +369,10 @@ def _read_average(
     stored = contents.root[contents.average]
     names = _map_names(path, stored, _find_shared_prefix(stored))
     shapes = {bare: stored[name].shape for bare, name in names.items()}
-    if shapes != map_shapes(expected):
+    fits = shapes.keys() == map_shapes(expected).keys() and all(
+        shapes[tensor.name] in _list_shapes(tensor) for tensor in expected
+    )
+    if not fits:
         return {}, (
             f"the moving average ({contents.average}) has other tensors than the weights and was"
             " left out",
@@ -358,7 +402,10 @@ def _find_origin(
     """Return the program that wrote a file, by its names of tensors, modules and values, and by its
     own name."""
     for name in stored:
-        if isinstance(name, str) and _strip_wrappers(name).startswith(f"{prefix}layers."):
+        if not isinstance(name, str):
+            continue
+        is_nvidias = any(part in name for part in _NVIDIA_SQUEEZES)
+        if is_nvidias or _strip_wrappers(name).startswith(f"{prefix}layers."):
             return NVIDIA
     sizes = [len(group["params"]) for group in list_groups(root.get(OPTIMIZER))]
     nvidia_sizes = list(map(len, split_nvidia_groups(trained)))
@@ -388,7 +435,7 @@ def _choose_recipe(path: Path, origin: str, matching: Matching) -> Recipe:
         )
     except RecipeError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    if matching.model == "resnext101-32x4d":
+    if MODELS[matching.model].groups > 1:
         return recipe
     # configs.yml: ResNet-50 is trained with another batch and weight decay.
     return recipe.replace(global_batch_images=2048, weight_decay=1 / 32768)

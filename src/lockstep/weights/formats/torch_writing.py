@@ -37,7 +37,7 @@ from lockstep.weights.formats.torch_models import to_nvidia_name
 from lockstep.weights.formats.torch_training import split_nvidia_groups
 
 _ENDINGS = (".pth.tar", ".pth", ".pt", ".bin")
-_OF_NVIDIA = ("resnet50", "resnext101-32x4d")
+_OF_NVIDIA = ("resnet50", "resnext101-32x4d", "se-resnext101-32x4d")
 _LOGITS = 1000
 _EPSILON = 1e-5
 
@@ -72,7 +72,7 @@ def write_nvidia_pytorch(
     """
     ending = _check_name(target)
     weights = target.with_name(f"{target.name.removesuffix(ending)}.weights{ending}")
-    expected = check_state(model_spec(recipe.model), recipe.logits, state)
+    expected = _order_as_nvidia(check_state(model_spec(recipe.model), recipe.logits, state))
     trained = [tensor for tensor in expected if tensor.is_trained]
     tensors = _build_state_dict(expected, state.tensors, to_nvidia_name)
     checkpoint: dict[str, Any] = {
@@ -100,6 +100,22 @@ def _check_name(target: Path) -> str:
         if target.name.endswith(ending):
             return ending
     raise CheckpointError(f"{target}: expected a name that ends in {', '.join(_ENDINGS)}")
+
+
+def _order_as_nvidia(expected: list[Tensor]) -> list[Tensor]:
+    """Return tensors in the order of NVIDIA's modules, in which squeeze-and-excitation follows the
+    shortcut of its block."""
+    ordered: list[Tensor] = []
+    squeeze: list[Tensor] = []
+    for tensor in expected:
+        if ".se." in tensor.name:
+            squeeze.append(tensor)
+            continue
+        if ".downsample." not in tensor.name:
+            ordered += squeeze
+            squeeze = []
+        ordered.append(tensor)
+    return ordered
 
 
 def _build_state_dict(
@@ -186,7 +202,7 @@ def _describe_checkpoint(
     step = f"; step {state.step} is not" if state.step else ""
     yield f"epoch {epochs} is stored, at which --resume begins{step}"
     if recipe.model not in _OF_NVIDIA:
-        yield f"the original's code has only the models {' and '.join(_OF_NVIDIA)}; this is another"
+        yield f"the original's code has only the models {', '.join(_OF_NVIDIA)}; this is another"
     yield from _describe_model(recipe, "the original's model")
     if recipe.logits != _LOGITS:
         yield (
