@@ -16,8 +16,9 @@ _FIELDS = {
     ),
     "antialias": "resize_antialias",
     "augmentations": (
-        "aa aug augment augmentation auto_augment autoaugment data_augmentation ra rand_augment"
-        " randaugment transforms trivial_augment"
+        "aa aug augment augmentation auto_augment autoaugment color_jitter cutout data_augmentation"
+        " grayscale_prob gaussian_blur_prob ra rand_augment randaugment random_erase random_erasing"
+        " reprob three_augment transforms trivial_augment"
     ),
     "batch_norm": "sync_batchnorm sync_bn syncbn",
     "bn_epsilon": "batchnorm_eps bn_eps eps epsilon",

@@ -325,3 +325,21 @@ def test_all_cores_are_used_unless_a_number_is_given(
 def test_a_batch_cannot_be_exchanged_after_it_was_made(few: Index) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         load_batches(few, [whole(0)])[0].labels = np.zeros(1)
+
+
+def test_an_augmentation_may_change_what_the_one_before_it_returned(
+    index: Index, tiny_recipe: Recipe
+) -> None:
+    # An image of Pillow, which is read-only as an array, and rectangles that are written into it
+    entries = (
+        {"name": "gaussian_blur", "probability": 1},
+        {"name": "random_erasing", "probability": 1},
+    )
+    recipe = tiny_recipe.replace(augmentations=entries)
+    plan = next(training_plans(recipe, index.sizes, 0))
+    [batch] = load_batches(index, [plan], augmentations=recipe.augmentations)
+    for i, square in enumerate(load_by_hand(index, plan, False)):
+        blur, erasing = recipe.augmentations
+        pixels = np.array(blur.apply(square, plan.augmentations[i, 0]))
+        expected = erasing.apply(pixels, plan.augmentations[i, 1])
+        np.testing.assert_array_equal(batch.images[i], expected)

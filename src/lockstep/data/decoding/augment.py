@@ -203,5 +203,7 @@ def augment(
                 f"the augmentation {augmentation.name} returned {kind[1]} {kind[0]}; expected"
                 f" uint8 {out.shape}"
             )
+        if not pixels.flags.writeable:
+            pixels = pixels.copy()  # of an image of Pillow; the next augmentation may change it
     if pixels is not out:
         out[:] = pixels

@@ -2,13 +2,23 @@
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Colour = tuple[NotNegative, NotNegative, NotNegative]
 Deviation = tuple[Positive, Positive, Positive]
+
+
+def _check_range(value: tuple[float, float]) -> tuple[float, float]:
+    if value[0] > value[1]:
+        raise ValueError("expected a rising range, such as [0.1, 2.0]")
+    return value
+
+
+Range = Annotated[tuple[Positive, Positive], AfterValidator(_check_range)]
+"""Smallest and largest value."""
 Prefixes = Annotated[
     tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
 ]
