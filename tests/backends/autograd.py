@@ -248,7 +248,7 @@ def _gradients(
         kept_features = None if batch.kept_features is None else batch.kept_features[rows]
         kept_blocks = None if batch.kept_blocks is None else batch.kept_blocks[rows]
         logits_NK = network.compute_logits(x, kept_features, kept_blocks)
-        loss = torch.nn.CrossEntropyLoss(weight)(logits_NK, targets) / parts
+        loss = _loss(recipe, logits_NK, targets, weight) / parts
         for name, gradient in zip(
             sums, torch.autograd.grad(loss, list(leaves.values())), strict=True
         ):
@@ -261,7 +261,7 @@ def _gradients(
 
 def _inputs_and_targets(recipe: Recipe, batch: Batch, rows: np.ndarray) -> tuple[Tensor, Tensor]:
     """Return [n, 3, H, W] and [n, K]: MixUp mixes images and targets (smoothed one-hot vectors) in
-    the same way."""
+    the same way. CutMix pastes boxes, and mixes targets as the batch says."""
     x = normalise(batch.images[rows], recipe)
     one_hot = torch.eye(recipe.logits, dtype=torch.float64)[batch.labels[rows]]
     targets = (1 - recipe.label_smoothing) * one_hot + recipe.label_smoothing / recipe.logits
@@ -270,7 +270,21 @@ def _inputs_and_targets(recipe: Recipe, batch: Batch, rows: np.ndarray) -> tuple
     own = torch.from_numpy(batch.coefficients[rows].astype(np.float64))
     partners = torch.from_numpy(batch.partners[rows])
     mixed = own.view(-1, 1, 1, 1) * x + (1 - own.view(-1, 1, 1, 1)) * x[partners]
+    if batch.boxes is not None and batch.target_coefficients is not None:
+        for i, (top, left, tall, wide) in enumerate(batch.boxes[rows].tolist()):
+            box = np.s_[:, top : top + tall, left : left + wide]
+            mixed[i][box] = x[partners[i]][box]
+        own = torch.from_numpy(batch.target_coefficients[rows].astype(np.float64))
     return mixed, own.view(-1, 1) * targets + (1 - own.view(-1, 1)) * targets[partners]
+
+
+def _loss(recipe: Recipe, logits_NK: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:
+    if recipe.loss == "cross_entropy":
+        return torch.nn.CrossEntropyLoss(weight)(logits_NK, targets)
+    if recipe.target_threshold:
+        targets = (targets > recipe.target_threshold).double()
+    mean = torch.nn.BCEWithLogitsLoss()(logits_NK, targets)
+    return mean * recipe.logits if recipe.class_reduction == "sum" else mean
 
 
 def float64(arrays: Arrays) -> Tensors:

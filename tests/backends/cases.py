@@ -1,7 +1,7 @@
 """States and batches to test engines with, and functions that compare their results."""
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,8 @@ OTHER_COLOURS = {"mean": (10.0, 100.0, 200.0), "std": (30.0, 60.0, 120.0)}
 
 WEIGHTED = {"class_weights": tuple(0.25 * k for k in range(10))}
 """Weights that are all different; class 0 does not count."""
+
+BINARY: dict[str, Any] = {"loss": "binary_cross_entropy"}
 
 FP16: dict[str, Any] = {"precision": "fp16"}
 
@@ -134,7 +136,8 @@ def random_batch(
     recipe: Recipe, count: int = 16, seed: int = 0, *, mixup: str = "none", size: int = 32
 ) -> Batch:
     """Return a batch, with dropout and stochastic depth if the recipe has them. `mixup` says
-    whether it has one coefficient for the "batch" or one for each "sample".
+    whether it has one coefficient for the "batch" or one for each "sample", or "cut": CutMix's
+    boxes in every other image, and MixUp in the others.
 
     Partners are any indices below half the batch, also repeated ones. They are valid for one and
     for two accumulation parts.
@@ -154,7 +157,27 @@ def random_batch(
         return Batch(images, labels, **kept)
     drawn = rng.uniform(0.1, 0.9, count).astype(np.float32)
     coefficients = np.repeat(drawn[:1], count) if mixup == "batch" else drawn
-    return Batch(images, labels, coefficients, rng.integers(0, count // 2, count), **kept)
+    batch = Batch(images, labels, coefficients, rng.integers(0, count // 2, count), **kept)
+    return _cut(batch, rng) if mixup == "cut" else batch
+
+
+def _cut(batch: Batch, rng: np.random.Generator) -> Batch:
+    """Return a batch in which every other image has a box of its partner's pixels instead of
+    MixUp."""
+    count, size = batch.images.shape[:2]
+    first = rng.integers(0, size // 2, (count, 2))
+    sides = np.minimum(rng.integers(size // 4, size, (count, 2)), size - first)
+    boxes = np.concatenate([first, sides], axis=1)
+    is_cut = np.arange(count) % 2 == 0
+    boxes = (boxes * is_cut[:, None]).astype(np.int32)
+    assert batch.coefficients is not None
+    outside = (1 - boxes[:, 2] * boxes[:, 3] / size**2).astype(np.float32)
+    return replace(
+        batch,
+        coefficients=np.where(is_cut, np.float32(1), batch.coefficients),
+        target_coefficients=np.where(is_cut, outside, batch.coefficients),
+        boxes=boxes,
+    )
 
 
 def random_batches(recipe: Recipe, steps: int, **kind: Any) -> list[Batch]:

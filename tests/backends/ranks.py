@@ -23,7 +23,7 @@ from lockstep.backends import Backend, World
 from lockstep.data import Batch
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
-from tests.backends.cases import RATES, WEIGHTED, random_images, random_state
+from tests.backends.cases import BINARY, RATES, WEIGHTED, random_images, random_state
 from tests.conftest import TINY
 from tests.processes import listening
 from tests.soak import SOAK
@@ -36,11 +36,12 @@ STEPS = 4
 RECIPE = TINY.replace(
     global_batch_images=16,
     mixup_alpha=0.4,
+    cutmix_alpha=1.0,
     mixup_coefficient="sample",
     mixup_pairing="reverse",
     seed=1,
 )
-"""MixUp by reversal pairs the same images for any number of ranks."""
+"""Mixing by reversal pairs the same images for any number of ranks."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Scenario:
 
 
 SCENARIOS = {
-    "local": Scenario(RECIPE.replace(ema_decay=0.9)),
+    "local": Scenario(RECIPE.replace(ema_decay=0.9, **BINARY)),
     "local in parts": Scenario(RECIPE, {"accumulation_steps": 2}),
     "synchronised": Scenario(
         RECIPE.replace(batch_norm="synchronised", dropout=0.25, stochastic_depth=0.5, **WEIGHTED)
@@ -110,10 +111,7 @@ def _batch(plan: BatchPlan) -> Batch:
     return Batch(
         IMAGES[plan.samples],
         np.where(plan.samples < 0, -1, LABELS[plan.samples]),
-        plan.coefficients,
-        plan.partners,
-        plan.kept_features,
-        plan.kept_blocks,
+        **plan.batch_columns(),
     )
 
 

@@ -2,7 +2,17 @@
 
 from dataclasses import replace
 
-from tests.backends.cases import BASIC, BLURRED, MODERN, NARROWED, OTHER_COLOURS, V1, WEIGHTED, Step
+from tests.backends.cases import (
+    BASIC,
+    BINARY,
+    BLURRED,
+    MODERN,
+    NARROWED,
+    OTHER_COLOURS,
+    V1,
+    WEIGHTED,
+    Step,
+)
 
 OF_NARROW_MODELS = {
     "narrow resnet50": {
@@ -12,7 +22,7 @@ OF_NARROW_MODELS = {
     },
     "narrow resnext101-32x4d": {
         "at 32 pixels": Step(mixup="sample"),
-        "with one mixup coefficient": Step(mixup="batch"),
+        "with CutMix": Step(mixup="cut"),
         "in two parts": Step(mixup="sample", parts=2),
     },
 }
@@ -28,7 +38,9 @@ STEPS = {
     "not smoothed": Step({"label_smoothing": 0.0}),
     "one mixup coefficient": Step(mixup="batch"),
     "a mixup coefficient each": Step(mixup="sample"),
-    "1001 logits": Step({"logits": 1001}, "sample"),
+    "binary cross-entropy of 1001 logits": Step(
+        BINARY | {"logits": 1001, "class_reduction": "sum"}, "sample"
+    ),
     "SAME padding": Step({"padding": "same"}),
     "basic blocks": Step({"model": BASIC}),
     "v1 strides": Step({"model": V1}),
@@ -37,7 +49,9 @@ STEPS = {
     "other batch norm": Step({"bn_momentum": 0.4, "bn_epsilon": 0.01}),
     "other colours": Step(OTHER_COLOURS, "sample"),
     "class weights": Step(WEIGHTED | {"label_smoothing": 0.0}),
-    "dropout": Step({"dropout": 0.4}),
+    "binary targets, CutMix and dropout": Step(
+        BINARY | {"target_threshold": 0.2, "dropout": 0.4}, "cut"
+    ),
     "stochastic depth": Step({"stochastic_depth": 0.6}),
     "class weights, dropout, stochastic depth and mixup in two parts": Step(
         WEIGHTED | {"dropout": 0.4, "stochastic_depth": 0.6}, "sample", parts=2

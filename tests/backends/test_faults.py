@@ -25,7 +25,6 @@ from tests.backends import (
 from tests.backends.cases import FP16, OTHER_COLOURS
 from tests.backends.conftest import starter
 from tests.backends.fault_finders import (
-    ALL_IN_PARTS,
     BY_STEPS,
     COSINE,
     CURVE,
@@ -50,6 +49,7 @@ from tests.backends.fault_finders import (
     make_step_tests,
     make_trajectory_tests,
 )
+from tests.backends.loss_faults import LOSS_FAULTS
 from tests.backends.wrong import Build, change_function, change_rates, change_recipe
 
 FAULTS: dict[str, tuple[Any, ...]] = {
@@ -190,84 +190,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         *make_logits_tests({}),
         partial(test_engine.test_every_image_counts_once_in_batches_of_any_size, size=8),
     ),
-    # Loss and targets
-    "labels not mixed": (
-        change_function("mix", wrong.images_mixed_alone),
-        *make_step_tests(
-            LOSS,
-            "one mixup coefficient",
-            "a mixup coefficient each",
-            "two parts with mixup",
-            RESNET50,
-            RESNEXT101,
-            "narrow resnext101-32x4d with one mixup coefficient",
-        ),
-    ),
-    "the first image's coefficient for all": (
-        change_function("mix", wrong.mix_by_the_first),
-        *make_step_tests(LOSS, "a mixup coefficient each", "two parts with mixup", RESNEXT101),
-    ),
-    "coefficients of the partner": (
-        change_function("mix", wrong.mix_the_other_way),
-        *make_step_tests(
-            LOSS, "one mixup coefficient", "a mixup coefficient each", "two parts with mixup"
-        ),
-    ),
-    "smoothing over the other classes": (
-        change_function("targets", wrong.smooth_over_the_others),
-        *make_step_tests(LOSS, "smoothed", RESNET50),
-    ),
-    "no smoothing": (
-        change_recipe(lambda recipe: {"label_smoothing": 0.0}),
-        *make_step_tests(LOSS, "smoothed", "1001 logits", RESNET50),
-    ),
-    "smoothing where none was asked": (
-        change_recipe(lambda recipe: {"label_smoothing": 0.1}),
-        *make_step_tests(LOSS, "not smoothed", "narrow resnet50 not smoothed"),
-    ),
-    "gradient of the sum of losses": (
-        change_function("cross_entropy", wrong.sum_losses),
-        *make_step_tests(GRADIENT, "smoothed"),
-        test_steps.test_a_step_of_plain_descent_goes_by_the_rate_times_the_gradient,
-    ),
-    # Class weights and dropout
-    "no class weights": (
-        change_recipe(lambda recipe: {"class_weights": "none"}),
-        *make_step_tests(LOSS, "class weights", ALL_IN_PARTS),
-    ),
-    "class weights of the label alone": (
-        wrong.WeighsTheLabel,
-        *make_step_tests(LOSS, ALL_IN_PARTS),
-    ),
-    "the mean over the weights": (
-        change_function("cross_entropy", wrong.weigh_by_the_image),
-        *make_step_tests(LOSS, "class weights"),
-        *make_step_tests(GRADIENT, ALL_IN_PARTS),
-    ),
-    "a gradient for targets that sum to 1": (
-        change_function("cross_entropy", wrong.targets_sum_to_1),
-        *make_step_tests(GRADIENT, "class weights", ALL_IN_PARTS),
-    ),
-    "weighs the losses of an evaluation": (
-        wrong.WeighsScores,
-        test_engine.test_scores_are_those_of_the_logits_predicted,
-    ),
-    "no dropout": (
-        wrong.DropsNothing,
-        *make_step_tests(LOSS, "dropout", ALL_IN_PARTS),
-    ),
-    "does not divide what dropout keeps": (
-        change_function("drop", wrong.drop_without_scaling),
-        *make_step_tests(LOSS, "dropout", ALL_IN_PARTS),
-    ),
-    "drops the features of the next image": (
-        change_function("drop", wrong.drop_of_the_next_image),
-        *make_step_tests(LOSS, "dropout", ALL_IN_PARTS),
-    ),
-    "dropout in the forward pass alone": (
-        change_function("drop", wrong.drop_forward_alone),
-        *make_step_tests(GRADIENT, "dropout", ALL_IN_PARTS),
-    ),
+    # Loss
     "the last loss for all": (
         wrong.ReportsTheLastLoss,
         test_steps.test_an_interval_has_the_mean_loss_of_every_step,
@@ -440,7 +363,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     ),
     "loses the loss scale": (wrong.LosesTheScaler, WRITTEN, make_resumed_test("dynamic fp16")),
     "loses the moving average": (wrong.LosesTheAverage, WRITTEN),
-}
+} | LOSS_FAULTS
 """A wrong engine, and tests that must all fail with it."""
 CASES = []
 SOUND = {}

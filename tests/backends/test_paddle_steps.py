@@ -17,6 +17,7 @@ from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import oracle
 from tests.backends.cases import (
+    BINARY,
     BLURRED,
     FP16,
     MODERN,
@@ -53,7 +54,9 @@ COMPILED = {
         "sample",
         parts=2,
     ),
-    "tiny with 1001 logits": Step({"logits": 1001, "label_smoothing": 0.0}),
+    "tiny with 1001 logits and binary cross-entropy": Step(
+        BINARY | {"logits": 1001, "label_smoothing": 0.0}, "cut"
+    ),
     "modern parts in two parts": Step({"model": MODERN}, "sample", parts=2, size=37),
     "a blur before convolutions": Step({"model": BLURRED, "padding": "same"}),
 } | {

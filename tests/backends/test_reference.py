@@ -142,6 +142,23 @@ def test_the_loss_has_the_gradients_of_finite_differences(weights: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(("reduction", "above"), [("mean", None), ("sum", 0.2)])
+def test_binary_cross_entropy_is_that_of_timm(reduction: str, above: float | None) -> None:
+    logits = np.array([[2, -1, 0.5], [0, 3, -30]])
+    target = f.targets(np.array([0, 2]), 3, smoothing=0.1, dtype=np.dtype(float))
+    if above is not None:
+        target = f.binarise(target, above)
+    losses, back = f.binary_cross_entropy(logits, target, reduction)
+    # `BinaryCrossEntropy(smoothing=0.1)` of timm 1.0.31, and with target_threshold=0.2 and
+    # sum_classes=True
+    expected = {"mean": 5.5343335358125145, "sum": 17.578000607437538}[reduction]
+    assert losses.mean() == pytest.approx(expected, rel=1e-14)
+    numerical = numerical_gradient(
+        lambda: f.binary_cross_entropy(logits, target, reduction)[0], logits, np.full(2, 1 / 2)
+    )
+    np.testing.assert_allclose(back(), numerical, rtol=1e-6, atol=1e-9)
+
+
 def test_a_convolution_by_hand() -> None:
     x = np.arange(9.0).reshape(1, 3, 3, 1)
     y, _ = f.convolution(x, np.ones((1, 1, 3, 3)), stride=2, groups=1, padding="symmetric")

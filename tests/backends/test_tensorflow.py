@@ -87,11 +87,11 @@ def test_a_loaded_module_is_saved_and_restored_by_tensorflow(
 XLA = Step(
     {"padding": "same", "batch_norm": "synchronised", "dropout": 0.4, "stochastic_depth": 0.6}
     | WEIGHTED,
-    "sample",
+    "cut",
     parts=2,
 )
-"""A step of a model with groups, class weights and dropout, in two parts. Batch norm over all ranks
-is local here, since there is a single rank."""
+"""A step of a model with groups, class weights, CutMix, dropout and stochastic depth, in two parts.
+Batch norm over all ranks is local here, since there is a single rank."""
 
 
 @pytest.mark.slow

@@ -139,11 +139,13 @@ def test_a_failure_without_a_known_reason_is_taken_for_lack_of_memory_where_less
 @pytest.mark.parametrize("parts", [1, 2])
 def test_noise_is_a_batch_that_a_step_takes(tiny_recipe: Recipe, parts: int) -> None:
     batch = next(
-        step_process.noise(tiny_recipe.replace(mixup_alpha=0.2, global_batch_images=8), parts)
+        step_process.noise(tiny_recipe.replace(cutmix_alpha=0.2, global_batch_images=8), parts)
     )
     assert batch.images.shape == (8, 32, 32, 3)
     assert batch.partners is not None
     assert batch.partners.max() == 8 // parts - 1
+    assert batch.boxes is not None
+    assert batch.boxes.tolist() == [[16, 16, 16, 16]] * 8
     plain = next(step_process.noise(tiny_recipe.replace(global_batch_images=8), parts))
     assert (plain.coefficients, plain.partners) == (None, None)
 

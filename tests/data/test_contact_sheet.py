@@ -70,8 +70,13 @@ def test_a_step_that_the_run_does_not_have_is_refused(
         contact_sheet(index, tiny_recipe, 8, epoch=epoch, step=step)
 
 
-def test_mixed_images_are_drawn_mixed_with_both_labels(index: Index, tiny_recipe: Recipe) -> None:
-    recipe = tiny_recipe.replace(mixup_alpha=1.0)
+@pytest.mark.parametrize("cutmix_alpha", [0.0, 1.0])
+def test_mixed_images_are_drawn_mixed_with_both_labels(
+    index: Index, tiny_recipe: Recipe, cutmix_alpha: float
+) -> None:
+    recipe = tiny_recipe.replace(
+        mixup_alpha=1.0, cutmix_alpha=cutmix_alpha, mixup_coefficient="sample"
+    )
     plain = tiles(contact_sheet(index, tiny_recipe, 8), 8, 4, 32).astype(np.float64)
     sheet = np.asarray(contact_sheet(index, recipe, 8))
     [batch] = load_steps(index, recipe, 0, 8)
@@ -82,6 +87,10 @@ def test_mixed_images_are_drawn_mixed_with_both_labels(index: Index, tiny_recipe
         top = MARGIN + i // 4 * row
         left = MARGIN + i % 4 * (32 + MARGIN)
         mixed = own * plain[i] + (1 - own) * plain[partner]
+        if batch.boxes is not None:
+            y, x, height, width = batch.boxes[i]
+            box = np.s_[y : y + height, x : x + width]
+            mixed[box] = plain[partner][box]
         assert np.abs(sheet[top : top + 32, left : left + 32] - mixed).max() <= 0.501
         two_labels = batch.labels[i] != batch.labels[partner]
         below = sheet[top + 32 + LINE : top + 32 + 2 * LINE, left : left + 32]

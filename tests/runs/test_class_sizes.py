@@ -1,4 +1,4 @@
-"""Runs on classes of different sizes: class weights, sampling and dropout."""
+"""Runs on classes of different sizes: class weights, sampling, copies, mixing and dropout."""
 
 import shutil
 from pathlib import Path
@@ -18,6 +18,7 @@ def test_a_stopped_run_counts_the_classes_again_and_resumes_bit_for_bit(
     for image in sorted((data / "train" / "dots").iterdir())[1:]:
         image.unlink()
     recipe = tiny_recipe.replace(class_weights="balanced", sampling="balanced", dropout=0.3)
+    recipe = recipe.replace(cutmix_alpha=1.0, mixup_alpha=0.2, repeated_augmentation=2)
     whole = tmp_path / "whole"
     lockstep.train(recipe, data, whole)
     stopped = tmp_path / "stopped"

@@ -26,7 +26,7 @@ from lockstep.system.errors import BackendError, LockstepError, RecipeError
 from lockstep.verification.backend_process import Worker
 from lockstep.verification.comparison import compare
 from lockstep.verification.plot import plot
-from lockstep.verification.workload import Workload, build
+from lockstep.verification.workload import CROSS_ENTROPY, Workload, build
 
 QUANTITIES = [
     "logits",
@@ -36,6 +36,7 @@ QUANTITIES = [
     "gradient",
     "two parts",
     "weighted loss",
+    "binary loss",
     "initial gradient",
     "frozen gradient",
     "frozen statistics",
@@ -198,6 +199,10 @@ def shift_kept_blocks(batch: Batch) -> Batch:
     return replace(batch, kept_blocks=np.roll(batch.kept_blocks, 1, axis=0))
 
 
+def paste_nothing(batch: Batch) -> Batch:
+    return batch if batch.boxes is None else replace(batch, boxes=0 * batch.boxes)
+
+
 def move_stride(model: Any) -> Any:
     return replace(model, stride_in="1x1")
 
@@ -234,6 +239,15 @@ FAULTS: dict[str, tuple[Wrong, list[str]]] = {
         ["two parts"],
     ),
     "forgets the class weights": (change(class_weights="none"), ["two parts", "weighted loss"]),
+    "cross-entropy where binary was asked": (
+        change(**CROSS_ENTROPY),
+        ["binary loss", "frozen gradient"],
+    ),
+    "does not binarise targets": (
+        change(target_threshold=0.0),
+        ["binary loss", "frozen gradient"],
+    ),
+    "pastes no boxes": (Wrong(batches=paste_nothing), ["frozen statistics", "frozen gradient"]),
     "drops the features of another image": (
         Wrong(batches=shift_kept_features),
         ["two parts", "weighted loss"],

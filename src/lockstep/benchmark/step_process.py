@@ -100,18 +100,33 @@ def measure_steps(recipe: Recipe, execution: Execution, memory_bytes: int | None
 
 
 def noise(recipe: Recipe, parts: int) -> Iterator[Batch]:
-    """Yield batches of noise, with the recipe's MixUp, dropout and stochastic depth."""
+    """Yield batches of noise, with the recipe's MixUp, CutMix, dropout and stochastic depth."""
     images = recipe.global_batch_images
     positions = np.arange(images)
-    kept = keep_features(recipe, 0, positions), keep_blocks(recipe, 0, positions)
+    columns = _mix_halves(recipe, parts) | {
+        "kept_features": keep_features(recipe, 0, positions),
+        "kept_blocks": keep_blocks(recipe, 0, positions),
+    }
     random = np.random.default_rng(0)
     while True:
         pixels = random.integers(
             0, 256, (images, recipe.image_size, recipe.image_size, 3), dtype=np.uint8
         )
         labels = random.integers(0, recipe.logits, images)
-        if not recipe.mixup_alpha:
-            yield Batch(pixels, labels, None, None, *kept)
-            continue
-        partners = np.arange(images) % (images // parts)
-        yield Batch(pixels, labels, np.full(images, 0.5, np.float32), partners, *kept)
+        yield Batch(pixels, labels, **columns)
+
+
+def _mix_halves(recipe: Recipe, parts: int) -> dict[str, Any]:
+    """Return the columns of a batch of which all images are mixed, if the recipe mixes images."""
+    if not recipe.mixes_images:
+        return {}
+    images = recipe.global_batch_images
+    halves = np.full(images, 0.5, np.float32)
+    columns: dict[str, Any] = {
+        "coefficients": halves,
+        "partners": np.arange(images) % (images // parts),
+    }
+    if recipe.cutmix_alpha:
+        columns["target_coefficients"] = halves
+        columns["boxes"] = np.full((images, 4), recipe.image_size // 2, np.int32)
+    return columns

@@ -38,13 +38,22 @@ class Batch:
     labels: np.ndarray
     """int64 [N]. -1 marks padding, which does not count."""
     coefficients: np.ndarray | None = None
-    """float32 [N]: MixUp's weight of the image itself; None without MixUp."""
+    """float32 [N]: MixUp's weight of the image itself, 1 where it is not mixed; None without MixUp
+    and CutMix."""
     partners: np.ndarray | None = None
-    """int64 [N]: MixUp's partner, an index into the image's accumulation part of the batch."""
+    """int64 [N]: MixUp's or CutMix's partner, an index into the image's accumulation part of the
+    batch."""
     kept_features: np.ndarray | None = None
     """bool [N, features]: the features of each image that dropout leaves; None without dropout."""
     kept_blocks: np.ndarray | None = None
     """bool [N, blocks]: the blocks of each image that stochastic depth leaves; None without it."""
+    target_coefficients: np.ndarray | None = None
+    """float32 [N]: weight of the image's own label in its target; the partner's label has the rest.
+    None: as `coefficients`."""
+    boxes: np.ndarray | None = None
+    """int32 [N, 4]: top, left, height and width of the box in which the image has its partner's
+    pixels, for CutMix; 0 where there is none. None if there is none in any image. A batch has both
+    this and `target_coefficients`, or neither."""
     is_held: bool = False
     """Whether every batch has the same array of images, so that an engine may keep it on its
     device."""

@@ -12,6 +12,7 @@ from lockstep.data.images import printable
 from lockstep.data.index import Index
 from lockstep.data.loading.loaders import make_loader
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.mixing import weigh_pixels
 from lockstep.recipes.order import BatchPlan, evaluation_plans, steps_per_epoch, training_plans
 from lockstep.system.errors import DataError
 from lockstep.system.plotting import find_font
@@ -71,12 +72,12 @@ def _plan_training(index: Index, recipe: Recipe, epoch: int, step: int) -> Itera
 
 
 def _mix_pixels(batch: Batch) -> np.ndarray:
-    """Return the images of a batch after MixUp, uint8 [N, S, S, 3]. The mean and the standard
-    deviation do not change what is mixed."""
+    """Return the images of a batch after MixUp or CutMix, uint8 [N, S, S, 3]. The mean and the
+    standard deviation do not change what is mixed."""
     pixels = batch.pixels
     if batch.coefficients is None or batch.partners is None:
         return pixels
-    own = batch.coefficients[:, None, None, None]
+    own = weigh_pixels(batch.coefficients, batch.boxes, *pixels.shape[1:3])[..., None]
     mixed: np.ndarray = np.rint(own * pixels + (1 - own) * pixels[batch.partners])
     return mixed.astype(np.uint8)
 
@@ -87,7 +88,8 @@ def _name_labels(batch: Batch, classes: Sequence[str]) -> Iterator[list[str]]:
     if batch.coefficients is None or batch.partners is None:
         yield from ([name] for name in names)
         return
-    pairs = zip(names, batch.coefficients.tolist(), batch.partners.tolist(), strict=True)
+    shares = batch.coefficients if batch.target_coefficients is None else batch.target_coefficients
+    pairs = zip(names, shares.tolist(), batch.partners.tolist(), strict=True)
     for name, own, partner in pairs:
         other = names[partner]
         if other == name or own == 1:

@@ -1,11 +1,12 @@
 """The images of a step, and how each is cropped, changed, mixed and dropped: pure functions of
 (seed, epoch, position).
 
-The images of an epoch are chosen by `sampling` and have a random order. Step s takes positions s*B
-to (s+1)*B - 1 of it, for any number of ranks. A step is divided into units of equal size, one for
-each rank and accumulation part. A unit takes consecutive positions from the front of the step and
-the mirrored positions from the back. Reversing a unit then pairs the same images as reversing the
-whole step, so that MixUp by reversal is the same for one rank and for many.
+The images of an epoch are chosen by `sampling` and `repeated_augmentation` and have a random order.
+Step s takes positions s*B to (s+1)*B - 1 of it, for any number of ranks. A step is divided into
+units of equal size, one for each rank and accumulation part. A unit takes consecutive positions
+from the front of the step and the mirrored positions from the back. Reversing a unit then pairs the
+same images as reversing the whole step, so that mixing by reversal is the same for one rank and for
+many.
 
 Training and evaluation crop and resize an image in the same way: window -> resize -> square at an
 offset.
@@ -14,13 +15,15 @@ offset.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
 from lockstep.models.architectures import features, model_spec
 from lockstep.recipes.class_sampling import draw_by_class
 from lockstep.recipes.crops import draw_crops, resize_shorter_sides, whole_windows
-from lockstep.recipes.philox import Purpose, draw, draw_keys, uniform
+from lockstep.recipes.mixing import draw_mixing
+from lockstep.recipes.philox import Numbers, Purpose, draw_keys, uniform
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.stochastic_depth import drop_rates
 from lockstep.system.errors import RecipeError
@@ -50,14 +53,28 @@ class BatchPlan:
     """object [N, augmentations]: what each of the recipe's augmentations does to the image, as it
     has drawn it; None without augmentations."""
     coefficients: np.ndarray | None = None
-    """float32 [N]: MixUp's weight of the image itself; None without MixUp."""
+    """float32 [N]: weight of the image itself, as `Mixing.coefficients`; None if none is mixed."""
     partners: np.ndarray | None = None
-    """int64 [N]: MixUp's partner of the image, as an index into the image's unit of the batch; None
-    without MixUp."""
+    """int64 [N]: what the image is mixed with, as an index into the image's unit of the batch; None
+    if none is mixed."""
+    target_coefficients: np.ndarray | None = None
+    """float32 [N]: as `Mixing.target_coefficients`; None without CutMix."""
+    boxes: np.ndarray | None = None
+    """int32 [N, 4]: as `Mixing.boxes`; None without CutMix."""
     kept_features: np.ndarray | None = None
     """bool [N, features]: the features of each image that dropout leaves; None without dropout."""
     kept_blocks: np.ndarray | None = None
     """bool [N, blocks]: the blocks of each image that stochastic depth leaves; None without it."""
+
+    def batch_columns(self) -> dict[str, Any]:
+        """Return what a batch has as its plan does, by the names of `lockstep.data.Batch`."""
+        return {name: getattr(self, name) for name in _BATCH_COLUMNS}
+
+
+_BATCH_COLUMNS = (
+    *("coefficients", "partners", "target_coefficients", "boxes"),
+    *("kept_features", "kept_blocks"),
+)
 
 
 def epoch_order(seed: int, epoch: int, images: int) -> np.ndarray:
@@ -73,11 +90,26 @@ def order_samples(
     `labels` are integers [images]; "plain" sampling does not need them.
     """
     order = epoch_order(recipe.seed, epoch, images)
-    if recipe.sampling == "plain":
+    if recipe.sampling != "plain":
+        if labels is None:
+            raise ValueError(f"sampling {recipe.sampling} needs the labels of the images")
+        order = draw_by_class(recipe.sampling, recipe.seed, epoch, labels)[order]
+    if recipe.repeated_augmentation == 1:
         return order
-    if labels is None:
-        raise ValueError(f"sampling {recipe.sampling} needs the labels of the images")
-    return draw_by_class(recipe.sampling, recipe.seed, epoch, labels)[order]
+    return _repeat_samples(order, recipe.repeated_augmentation, recipe.global_batch_images)
+
+
+def _repeat_samples(order: np.ndarray, copies: int, step_images: int) -> np.ndarray:
+    """Return an order of equal length in which the first samples come several times: int64
+    [images].
+
+    A step has the samples that it has if copies follow each other, as in the samplers of DeiT,
+    torchvision and timm. These deal the copies out to the ranks in turn. Here all first copies of a
+    step come first, then all second ones, and so on, which keeps most copies in different units.
+    """
+    places = np.arange(len(order))
+    by_copy = np.lexsort((places % copies, places // step_images))
+    return order[by_copy // copies]
 
 
 def unit_positions(unit: int, units: int, step_images: int) -> np.ndarray:
@@ -183,10 +215,11 @@ def _training_unit(
     positions: np.ndarray,
 ) -> BatchPlan:
     samples = order[positions]
-    numbers = _Numbers(recipe.seed, epoch, positions)
+    numbers = Numbers(recipe.seed, epoch, positions)
+    step_numbers = Numbers(recipe.seed, epoch, np.array([start]))
+    mixing = draw_mixing(recipe, recipe.image_size, step_numbers, numbers)
     windows, resized, offsets = draw_crops(recipe, sizes[samples], numbers)
     flips = uniform(numbers(Purpose.FLIP)[:, :2])
-    mixed = recipe.mixup_alpha > 0
     return BatchPlan(
         samples=samples,
         windows=windows,
@@ -196,10 +229,9 @@ def _training_unit(
         vertical_flips=flips[:, 1] < recipe.vertical_flip_probability,
         is_bicubic=_choose_bicubic(recipe, numbers),
         augmentations=_draw_augmentations(recipe, numbers),
-        coefficients=_coefficients(recipe, epoch, start, numbers) if mixed else None,
-        partners=_partners(recipe, numbers) if mixed else None,
         kept_features=keep_features(recipe, epoch, positions),
         kept_blocks=keep_blocks(recipe, epoch, positions),
+        **({} if mixing is None else vars(mixing)),
     )
 
 
@@ -214,39 +246,13 @@ def _join_units(units: list[BatchPlan]) -> BatchPlan:
     return BatchPlan(**arrays)
 
 
-class _Numbers:
-    """Random numbers for a list of positions. Those of consecutive positions are drawn together."""
-
-    def __init__(self, seed: int, epoch: int, positions: np.ndarray) -> None:
-        self.seed = seed
-        self.epoch = epoch
-        self.count = len(positions)
-        runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
-        self.runs = [(int(run[0]), len(run)) for run in runs]
-
-    def __call__(self, purpose: Purpose, attempt: int = 0) -> np.ndarray:
-        return np.concatenate(
-            [draw(self.seed, purpose, *run, epoch=self.epoch, attempt=attempt) for run in self.runs]
-        )
-
-    def rows(self, purpose: Purpose, length: int, attempt: int = 0) -> np.ndarray:
-        """Return a row of numbers for each position: uint64 [N, length]."""
-        draws = -(-length // 4)
-        how: dict[str, int] = {"epoch": self.epoch, "attempt": attempt}
-        rows = [
-            draw(self.seed, purpose, first * draws, count * draws, **how)
-            for first, count in self.runs
-        ]
-        return np.concatenate(rows).reshape(self.count, 4 * draws)[:, :length]
-
-
-def _choose_bicubic(recipe: Recipe, numbers: _Numbers) -> np.ndarray | None:
+def _choose_bicubic(recipe: Recipe, numbers: Numbers) -> np.ndarray | None:
     if recipe.training_interpolation != "random":
         return None
     return uniform(numbers(Purpose.INTERPOLATION)[:, 0]) < 0.5
 
 
-def _draw_augmentations(recipe: Recipe, numbers: _Numbers) -> np.ndarray | None:
+def _draw_augmentations(recipe: Recipe, numbers: Numbers) -> np.ndarray | None:
     """Return what the augmentations do to each image; None without augmentations.
 
     The place of an augmentation in the recipe tells its numbers from those of the others.
@@ -261,38 +267,12 @@ def _draw_augmentations(recipe: Recipe, numbers: _Numbers) -> np.ndarray | None:
     return parameters
 
 
-def _coefficients(recipe: Recipe, epoch: int, start: int, numbers: _Numbers) -> np.ndarray:
-    if recipe.mixup_coefficient == "batch":
-        one = _beta(recipe.mixup_alpha, _Numbers(recipe.seed, epoch, np.array([start])))
-        return np.repeat(one, numbers.count)
-    return _beta(recipe.mixup_alpha, numbers)
-
-
-def _beta(alpha: float, numbers: _Numbers) -> np.ndarray:
-    """Return numbers from Beta(alpha, alpha) by Jöhnk's method: float32 [N]."""
-    result = np.full(numbers.count, np.nan)
-    attempt = 0
-    while np.isnan(result).any():
-        u = uniform(numbers(Purpose.MIXUP_COEFFICIENT, attempt)) ** (1 / alpha)
-        for x, y in ((u[:, 0], u[:, 1]), (u[:, 2], u[:, 3])):
-            accepted = np.isnan(result) & (x + y <= 1) & (x + y > 0)
-            result[accepted] = (x / np.where(accepted, x + y, 1))[accepted]
-        attempt += 1
-    return result.astype(np.float32)
-
-
-def _partners(recipe: Recipe, numbers: _Numbers) -> np.ndarray:
-    if recipe.mixup_pairing == "reverse":
-        return np.arange(numbers.count)[::-1].copy()
-    return np.argsort(numbers(Purpose.MIXUP_PARTNER)[:, 0], kind="stable")
-
-
 def keep_features(recipe: Recipe, epoch: int, positions: np.ndarray) -> np.ndarray | None:
     """Return which features dropout leaves of the images at some positions of an epoch: bool [N,
     features]; None without dropout."""
     if not recipe.dropout:
         return None
-    numbers = _Numbers(recipe.seed, epoch, positions)
+    numbers = Numbers(recipe.seed, epoch, positions)
     drawn = numbers.rows(Purpose.DROPOUT, features(model_spec(recipe.model)))
     return uniform(drawn) >= recipe.dropout
 
@@ -303,7 +283,7 @@ def keep_blocks(recipe: Recipe, epoch: int, positions: np.ndarray) -> np.ndarray
     if not recipe.stochastic_depth:
         return None
     rates = list(drop_rates(recipe).values())
-    numbers = _Numbers(recipe.seed, epoch, positions)
+    numbers = Numbers(recipe.seed, epoch, positions)
     return uniform(numbers.rows(Purpose.STOCHASTIC_DEPTH, len(rates))) >= rates
 
 

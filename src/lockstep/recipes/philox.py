@@ -29,6 +29,9 @@ class Purpose(IntEnum):
     AUGMENTATION = 11
     INTERPOLATION = 12
     STOCHASTIC_DEPTH = 20
+    MIX_KIND = 21
+    CUTMIX_COEFFICIENT = 22
+    CUTMIX_BOX = 23
 
 
 def draw(
@@ -38,6 +41,34 @@ def draw(
     4]."""
     bits = np.random.Philox(counter=[first, epoch, attempt, purpose], key=[seed, 0])
     return np.asarray(bits.random_raw(4 * count)).reshape(count, 4)
+
+
+class Numbers:
+    """Random numbers for a list of positions of an epoch, of which there are `count`. Those of
+    consecutive positions are drawn together."""
+
+    def __init__(self, seed: int, epoch: int, positions: np.ndarray) -> None:
+        self.seed = seed
+        self.epoch = epoch
+        self.count = len(positions)
+        runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
+        self.runs = [(int(run[0]), len(run)) for run in runs]
+
+    def __call__(self, purpose: Purpose, attempt: int = 0) -> np.ndarray:
+        """Return four numbers for each position: uint64 [N, 4]."""
+        return np.concatenate(
+            [draw(self.seed, purpose, *run, epoch=self.epoch, attempt=attempt) for run in self.runs]
+        )
+
+    def rows(self, purpose: Purpose, length: int, attempt: int = 0) -> np.ndarray:
+        """Return a row of numbers for each position: uint64 [N, length]."""
+        draws = -(-length // 4)
+        how: dict[str, int] = {"epoch": self.epoch, "attempt": attempt}
+        rows = [
+            draw(self.seed, purpose, first * draws, count * draws, **how)
+            for first, count in self.runs
+        ]
+        return np.concatenate(rows).reshape(self.count, 4 * draws)[:, :length]
 
 
 def draw_keys(seed: int, purpose: Purpose, count: int, *, epoch: int) -> np.ndarray:

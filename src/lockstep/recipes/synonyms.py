@@ -47,7 +47,9 @@ _FIELDS = {
         "crop_size data_image_size image_shape img_size imgsz input_shape input_size resolution"
         " size train_crop_size"
     ),
+    "class_reduction": "bce_sum",
     "class_weights": "class_weight loss_weight loss_weights",
+    "cutmix_alpha": "cutmix",
     "dropout": "classifier_dropout drop drop_rate dropout_rate head_dropout",
     "interpolation": "interp interpolation_mode resample resampling resize_interpolation",
     "stochastic_depth": "drop_connect drop_path drop_path_rate droppath stochastic_depth_prob",
@@ -64,6 +66,7 @@ _FIELDS = {
         " print_interval"
     ),
     "logits": "class_count classes n_classes nb_classes nc num_class num_classes num_labels",
+    "loss": "bce bce_loss criterion loss_fn",
     "loss_scale": "static_loss_scale",
     "loss_scaling": "dynamic_loss_scale",
     "lr": "base_lr eta initial_lr lr0 lrate learn_rate learning_rate learningrate max_lr",
@@ -74,12 +77,16 @@ _FIELDS = {
     "lr_step_epochs": "decay_milestones lr_milestones lr_steps milestones",
     "lr_step_factor": "decay_rate gamma lr_factor lr_gamma",
     "lr_unit": "sched_on_updates",
+    "mix_probability": "mixup_prob",
+    "mix_switch_probability": "mixup_switch_prob",
     "mixup_alpha": "mixup",
+    "mixup_coefficient": "mixup_mode",
     "model": "a architecture backbone arch model_name net network",
     "momentum": "mom",
     "nvidia_report_file": "report",
     "quantisation": "int8 qat quantization quantize",
     "precision": "amp amp_dtype bf16 bfloat16 dtype float16 fp16 fp32 half mixed_precision tf32",
+    "repeated_augmentation": "aug_repeats num_repeats ra_reps ra_sampler repeated_aug",
     "save_every_steps": (
         "checkpoint_every save_every save_freq save_frequency save_interval save_steps"
     ),
@@ -88,6 +95,7 @@ _FIELDS = {
     "sparsity": "asp prune pruning sparse",
     "stop_after_epochs": "run_epochs",
     "stop_after_steps": "max_steps run_iter run_steps",
+    "target_threshold": "bce_target_thresh",
     "train_only": "no_val skip_validation training_only",
     "training_interpolation": "random_interpolation train_interpolation",
     "vertical_flip_probability": "flipud random_vertical_flip vertical_flip vflip",

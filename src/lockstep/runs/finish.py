@@ -65,15 +65,17 @@ def explain_early_stop(run: RunContext, log: Sequence[LogEvent], step: int) -> s
 
 
 def leaves_only_probe(run: RunContext) -> bool:
-    """Return whether a run trains the classifier alone, on what a linear probe is fitted on: all
-    images, with equal weights, and features that are the same in every epoch."""
+    """Return whether a run trains the classifier alone, for the loss and on what a linear probe is
+    fitted: cross-entropy, all images with equal weights, the same features in every epoch."""
     recipe = run.recipe
     trains_classifier = recipe.frozen == ("backbone",) and recipe.sparsity == "none"
     is_exact = not recipe.dropout and not recipe.stochastic_depth and recipe.quantisation == "none"
-    is_augmented = recipe.varies_images or recipe.mixup_alpha
+    is_augmented = recipe.varies_images or recipe.mixes_images
     is_weighted = recipe.class_weights != "none" or recipe.sampling != "plain"
     fits_all = len(run.sets.training) <= MOST_IMAGES
-    return trains_classifier and is_exact and fits_all and not is_augmented and not is_weighted
+    if recipe.loss != "cross_entropy" or is_augmented or is_weighted:
+        return False
+    return trains_classifier and is_exact and fits_all
 
 
 @heartbeat.saving()

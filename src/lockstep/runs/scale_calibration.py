@@ -32,13 +32,8 @@ def calibrate(run: RunContext) -> Scales:
     """
     images = run.sets.training
     images_at_once = min(BATCH_IMAGES, run.recipe.global_batch_images)
-    plain = run.recipe.replace(
-        global_batch_images=images_at_once,
-        epochs=1,
-        mixup_alpha=0.0,
-        dropout=0.0,
-        stochastic_depth=0.0,
-    )
+    unmixed = {"mixup_alpha": 0.0, "cutmix_alpha": 0.0, "dropout": 0.0, "stochastic_depth": 0.0}
+    plain = run.recipe.replace(global_batch_images=images_at_once, epochs=1, **unmixed)
     wanted = -(-run.recipe.calibration_images // images_at_once)
     count = min(wanted, steps_per_epoch(plain, len(images)))
     sizes = images.sizes_for(plain)

@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,8 @@ from lockstep.recipes.augmentation_list import list_augmentations
 from lockstep.recipes.order import keep_blocks, keep_features, training_plans
 from lockstep.system.workers import end_with_parent, tell
 from lockstep.verification.workload import (
+    BINARY,
+    CROSS_ENTROPY,
     DECAY,
     FINE_TUNING,
     Arrays,
@@ -35,6 +38,11 @@ from lockstep.verification.workload import (
     load_batches,
     save_arrays,
 )
+
+UNMIXED: dict[str, Any] = dict.fromkeys(
+    ("coefficients", "partners", "target_coefficients", "boxes")
+)
+"""Columns of a batch of which no image is mixed."""
 
 
 class Worker:
@@ -125,9 +133,8 @@ class Worker:
         """Return loss and gradient of a step with class weights, dropout and stochastic depth in
         two parts, each with its own batch norm and partners."""
         weights = np.linspace(0.5, 1.5, self._plain.logits)
-        recipe = self._plain.replace(
-            dropout=0.25, stochastic_depth=0.5, class_weights=weights.tolist()
-        )
+        weighted = {"class_weights": weights.tolist(), **CROSS_ENTROPY}
+        recipe = self._plain.replace(dropout=0.25, stochastic_depth=0.5, **weighted)
         batch = _drop(_mix(self._workload.batches[0], parts=2), recipe)
         with self._engine(recipe, np.zeros(1), parts=2) as engine:
             loss = engine.fetch(engine.train([batch], 0)).losses
@@ -136,14 +143,16 @@ class Worker:
 
     def _fine_tuning(self) -> Arrays:
         """Return what a step at rate 1 changes where tensors are frozen or have rates of their own:
-        the velocity, statistics, and how far the weights moved."""
-        recipe = self._plain.replace(**FINE_TUNING)
+        the velocity, statistics, and how far the weights moved. Its loss is binary cross-entropy
+        of images with CutMix."""
+        recipe = self._plain.replace(**FINE_TUNING, **BINARY)
         with self._engine(recipe, np.ones(1)) as engine:
-            engine.train([self._batch], 0)
+            loss = engine.fetch(engine.train([_cut(self._batch)], 0)).losses
             end = engine.read()
         statistics = {name: v for name, v in end.tensors.items() if name not in end.momentum}
         return (
-            add_prefix("frozen gradient", end.momentum)
+            {"binary loss": loss}
+            | add_prefix("frozen gradient", end.momentum)
             | add_prefix("frozen statistics", statistics)
             | add_prefix("rates by tensor", self._subtract_start(end))
         )
@@ -216,7 +225,7 @@ class Worker:
         state = replace(self._workload.state, tensors=tensors | falling)
         with self._engine(self._plain, np.zeros(1), state) as engine:
             scores = engine.evaluate([Batch(batch.images, padded)])
-            unmixed = replace(batch, labels=labels, coefficients=None, partners=None)
+            unmixed = replace(batch, labels=labels, **UNMIXED)
             counts = engine.fetch(engine.train([unmixed], 0)).counts
         hits = [counts.top1, counts.top5, counts.images]
         return {"counts": np.array([*hits, *scores.ranks, *scores.predictions])}
@@ -279,7 +288,25 @@ def _mix(batch: Batch, parts: int = 1) -> Batch:
     count = len(batch.labels)
     partners = np.tile(np.roll(np.arange(count // parts), 3), parts)
     coefficients = np.linspace(0.2, 0.9, count, dtype=np.float32)
-    return replace(batch, coefficients=coefficients, partners=partners)
+    return replace(batch, **UNMIXED | {"coefficients": coefficients, "partners": partners})
+
+
+def _cut(batch: Batch) -> Batch:
+    """Return a batch in which every other image has a box of its partner's pixels, not MixUp."""
+    count, size = batch.pixels.shape[:2]
+    is_cut = np.arange(count) % 2 == 0
+    places = np.arange(count) * size // (2 * count)
+    sides = np.full(count, size // 3)
+    boxes = np.stack([places, size // 2 - places, sides, sides + size // 8], axis=1)
+    boxes = boxes.astype(np.int32) * is_cut[:, None]
+    outside = (1 - boxes[:, 2] * boxes[:, 3] / size**2).astype(np.float32)
+    assert batch.coefficients is not None
+    return replace(
+        batch,
+        coefficients=np.where(is_cut, np.float32(1), batch.coefficients),
+        target_coefficients=np.where(is_cut, outside, batch.coefficients),
+        boxes=boxes,
+    )
 
 
 def _drop(batch: Batch, recipe: Recipe) -> Batch:

@@ -66,6 +66,7 @@ def compare(actual: Arrays, reference: Arrays, workload: Workload, full: bool) -
         ("gradient", direction if low else "steady gradient", sharp),
         ("two parts", direction if low else "steady gradient", sharp),
         ("weighted loss", f"{kind}loss", VALUE),
+        ("binary loss", f"{kind}loss", VALUE),
         ("initial gradient", direction, DIRECTION),
         ("frozen gradient", direction if low else "steady gradient", sharp),
         ("frozen statistics", f"{kind}statistics", VALUE),

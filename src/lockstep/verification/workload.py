@@ -36,6 +36,19 @@ tensors: below the lowest trained one, and between trained ones."""
 SQUEEZED = 64
 """Divisor of the first kernels of squeeze-and-excitation, so that sigmoids get inputs of order
 1."""
+BINARY: dict[str, Any] = {
+    "loss": "binary_cross_entropy",
+    "target_threshold": 0.15,
+    "class_reduction": "sum",  # whose gradient moves weights far enough
+    "class_weights": "none",
+}
+"""The loss of the step that shows binary cross-entropy."""
+CROSS_ENTROPY: dict[str, Any] = {
+    "loss": "cross_entropy",
+    "target_threshold": 0.0,
+    "class_reduction": "mean",
+}
+"""The loss of the step that shows class weights."""
 BATCH = {False: 16, True: 8}
 """Images of a step, by whether the model is full."""
 
@@ -68,8 +81,9 @@ class Workload:
 
     @property
     def large_rates(self) -> np.ndarray:
-        """The same rates with a peak of 1, so that weights move further than their rounding."""
-        return self.rates / self.rates.max()
+        """The same rates with a peak that moves weights further than their rounding: 1 if gradients
+        have the size of cross-entropy's."""
+        return self.rates / self.rates.max() * _shrink_of_gradients(self.recipe)
 
 
 def build(
@@ -79,6 +93,7 @@ def build(
     to `steps` steps."""
     base = load_recipe(recipe)
     spec = model_spec(model or base.model)
+    peak = PEAK_LR * _shrink_of_gradients(base)
     recipe = base.replace(
         model=(model or base.fields()["model"]) if full else narrow_model(spec),
         precision=precision,
@@ -90,10 +105,10 @@ def build(
         warmup_epochs=base.warmup_epochs and max(steps // 4, 1),
         warmup_from_batch_images=0,
         lr_step_epochs=[epoch * steps / base.epochs for epoch in base.lr_step_epochs],
-        lr=PEAK_LR,
+        lr=peak,
         lr_scaling="none",
-        lr_end=min(base.lr_end, PEAK_LR),
-        warmup_start_lr=min(base.warmup_start_lr, PEAK_LR),
+        lr_end=min(base.lr_end, peak),
+        warmup_start_lr=min(base.warmup_start_lr, peak),
         global_batch_images=BATCH[full],
         ema_decay=base.ema_decay or 0.99,
         **({} if full else {"image_size": 64, "eval_resize": 72, "eval_crop": 64}),
@@ -109,6 +124,12 @@ def build(
     batches = [batch for _, batch in training]
     evaluation = [batch for _, batch in validation]
     return Workload(recipe, data, initial, vary_state(recipe, initial), batches, evaluation)
+
+
+def _shrink_of_gradients(recipe: Recipe) -> int:
+    """Return how many times smaller the recipe's gradients are than those of a sum over classes."""
+    is_mean = recipe.loss == "binary_cross_entropy" and recipe.class_reduction == "mean"
+    return recipe.logits if is_mean else 1
 
 
 def vary_state(recipe: Recipe, initial: State) -> State:

@@ -200,14 +200,14 @@ def test_dali_makes_batches_of_padding_alone(index: Index, tiny_recipe: Recipe) 
 def test_labels_mixup_and_drops_are_those_of_the_plan(
     make: object, index: Index, mixup_recipe: Recipe
 ) -> None:
-    plans = training(mixup_recipe.replace(dropout=0.3, stochastic_depth=0.5), index)
+    plans = training(
+        mixup_recipe.replace(dropout=0.3, stochastic_depth=0.5, cutmix_alpha=1.0), index
+    )
     for plan, batch in zip(plans, batches(make(index), plans), strict=True):
         assert batch.labels.tolist() == index.rows["label"][plan.samples].tolist()
         assert batch.labels.dtype == np.int64
-        assert batch.coefficients is plan.coefficients
-        assert batch.partners is plan.partners
-        assert batch.kept_features is plan.kept_features is not None
-        assert batch.kept_blocks is plan.kept_blocks is not None
+        for name, column in plan.batch_columns().items():
+            assert getattr(batch, name) is column is not None
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 5])

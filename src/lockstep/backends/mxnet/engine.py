@@ -19,6 +19,7 @@ import numpy as np
 
 from lockstep.backends import Interval
 from lockstep.backends.mxnet.loss_scale import Array, LossScale
+from lockstep.backends.mxnet.losses import ImageLosses, log_sum_exp, mix_images
 from lockstep.backends.mxnet.model import Pass, variables
 from lockstep.backends.mxnet.waiting import Result, run_in_thread
 from lockstep.backends.mxnet.world import MxnetWorld
@@ -30,7 +31,6 @@ from lockstep.backends.shared.vector_state import VectorState
 from lockstep.data import Batch
 from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.class_weights import read_class_weights
 from lockstep.recipes.schedule import ema_decays
 from lockstep.recipes.stochastic_depth import branch_factors
 from lockstep.system.errors import BackendError
@@ -94,8 +94,7 @@ class MxnetEngine(VectorState):
         self._ema_decays = ema_decays(recipe, len(learning_rates)).astype(np.float32)
         self._mean = self._array(np.array(recipe.mean, np.float32).reshape(1, 1, 1, 3))
         self._std = self._array(np.array(recipe.std, np.float32).reshape(1, 1, 1, 3))
-        weights = read_class_weights(recipe.class_weights)
-        self._class_weights = None if weights is None else self._array(weights.reshape(1, -1))
+        self._losses = ImageLosses(recipe, world.context)
         self._held: tuple[np.ndarray, Array] | None = None
 
     def __enter__(self) -> "MxnetEngine":
@@ -143,8 +142,6 @@ class MxnetEngine(VectorState):
 
         Running statistics are updated.
         """
-        classes = self._recipe.logits
-        smoothing = self._recipe.label_smoothing
         size = len(batch.labels) // self._parts
         sums = None
         images = self._images(batch)
@@ -155,13 +152,7 @@ class MxnetEngine(VectorState):
             rows = slice(part * size, (part + 1) * size)
             x = self._normalise(images[rows])
             own = labels[rows]
-            targets = mx.nd.one_hot(own, classes)
-            if batch.coefficients is not None and batch.partners is not None:
-                partners = self._array(batch.partners[rows].astype(np.int32))
-                weight = self._array(batch.coefficients[rows].astype(np.float32))
-                x = _mix(x, partners, weight.reshape((-1, 1, 1, 1)))
-                targets = _mix(targets, partners, weight.reshape((-1, 1)))
-            targets = (1 - smoothing) * targets + smoothing / classes
+            x = mix_images(x, batch, rows, channels_last=self._world.on_gpu)
             fed = {"images": x}
             if batch.kept_features is not None:
                 factors = batch.kept_features[rows] / np.float32(1 - self._recipe.dropout)
@@ -171,22 +162,14 @@ class MxnetEngine(VectorState):
                 fed["branch_factors"] = self._array(factors)
             with mx.autograd.record():
                 logits = self._graph(fed, self._inputs, self._recipe, training=True)
-            # The gradient of cross-entropy, computed by its formula.
-            probabilities = mx.nd.softmax(logits)
-            log_sums = _log_sum_exp(logits)
-            if self._class_weights is not None:
-                targets = mx.nd.broadcast_mul(targets, self._class_weights)
-                totals = targets.sum(axis=1)
-                probabilities = mx.nd.broadcast_mul(probabilities, totals.reshape((-1, 1)))
-                log_sums = totals * log_sums
-            slope = probabilities - targets
+            targets = self._losses.make_targets(own, batch, rows)
+            losses, slope = self._losses.compute(logits, targets)
             slope = mx.nd.broadcast_mul(
                 slope,
                 (self._scale.value / (size * self._parts * self._world.ranks)).reshape((1, 1)),
             )
             mx.autograd.backward([logits], [slope])
             self._move_statistics(size, x.shape)
-            losses = log_sums - (targets * logits).sum(axis=1)
             rank = _rank_labels(logits, own)
             columns = [losses, rank < 1, rank < 5, mx.nd.ones_like(losses)]
             counted = mx.nd.concat(*(column.astype("float64").sum() for column in columns), dim=0)
@@ -431,21 +414,10 @@ class _SumOverRanks(mx.autograd.Function):  # type: ignore[misc]
         return array
 
 
-def _mix(values: Array, partners: Array, weight: Array) -> Array:
-    return mx.nd.broadcast_mul(values, weight) + mx.nd.broadcast_mul(
-        mx.nd.take(values, partners), 1 - weight
-    )
-
-
-def _log_sum_exp(logits: Array) -> Array:
-    largest = logits.max(axis=1, keepdims=True)
-    return mx.nd.broadcast_sub(logits, largest).exp().sum(axis=1).log() + largest.reshape((-1,))
-
-
 def _score(logits: Array, labels: Array) -> Array:
     """Return float64 [N, 5]: loss, rank of the right class, prediction, label, confidence."""
     known = mx.nd.maximum(labels, 0)
-    losses = _log_sum_exp(logits) - mx.nd.pick(logits, known)
+    losses = log_sum_exp(logits) - mx.nd.pick(logits, known)
     confidences = 1 / mx.nd.broadcast_sub(logits, logits.max(axis=1, keepdims=True)).exp().sum(
         axis=1
     )

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import paddle
-import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
 from lockstep.backends import Interval
 from lockstep.backends.paddle.lending import Borrower
 from lockstep.backends.paddle.loss_scale import LossScale
+from lockstep.backends.paddle.losses import ImageLosses, mix_images
 from lockstep.backends.paddle.model import COMPUTED_IN, Pass
 from lockstep.backends.paddle.program import Compiled, Outputs, Tensors
 from lockstep.backends.paddle.world import PaddleWorld, Tensor
@@ -30,7 +30,6 @@ from lockstep.backends.shared.vector_state import VectorState
 from lockstep.data import Batch
 from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.class_weights import read_class_weights
 from lockstep.recipes.schedule import ema_decays
 from lockstep.recipes.stochastic_depth import branch_factors
 from lockstep.system.errors import BackendError
@@ -95,8 +94,7 @@ class PaddleEngine(VectorState):
         self._ema_decays = ema_decays(recipe, len(learning_rates)).astype(np.float32)
         self._mean = paddle.to_tensor(list(recipe.mean), dtype="float32")
         self._std = paddle.to_tensor(list(recipe.std), dtype="float32")
-        weights = read_class_weights(recipe.class_weights)
-        self._class_weights = None if weights is None else paddle.to_tensor(weights)
+        self._losses = ImageLosses(recipe)
         self._held: tuple[np.ndarray, Tensor] | None = None
         self._borrower = Borrower(on_gpu=world.on_gpu)
         compiled = execution.compile == "on" or (
@@ -181,15 +179,10 @@ class PaddleEngine(VectorState):
         for part in range(self._parts):
             rows = slice(part * size, (part + 1) * size)
             x = self._normalise(images[rows])
+            x = mix_images(x, batch, rows, channels_last=self._world.on_gpu)
             own = labels[rows]
-            x, targets = self._mix(x, F.one_hot(own, self._recipe.logits), batch, rows)
-            smoothing = self._recipe.label_smoothing
-            targets = (1 - smoothing) * targets + smoothing / self._recipe.logits
             factor = self._scale.value / (size * self._parts * self._world.ranks)
-            inputs = {"images": x, "targets": targets, "factor": factor}
-            if self._class_weights is not None:
-                targets = inputs["targets"] = targets * self._class_weights
-                inputs["totals"] = targets.sum(axis=1, keepdim=True)
+            inputs = {"images": x, "factor": factor} | self._losses.make_inputs(own, batch, rows)
             if batch.kept_features is not None:
                 factors = batch.kept_features[rows] / np.float32(1 - self._recipe.dropout)
                 inputs["feature_factors"] = paddle.to_tensor(factors)
@@ -204,28 +197,13 @@ class PaddleEngine(VectorState):
                 moved = _join(results[count:])
                 statistics = self._values[self._layout.moving_place]
                 statistics.add_(self._recipe.bn_momentum * (moved - statistics))
-            # Not by `log_softmax`, which on CPUs returns -64 for every logit that is more than 64
-            # below the largest.
-            log_sums = paddle.logsumexp(logits, axis=1)
-            if self._class_weights is not None:
-                log_sums = log_sums * inputs["totals"].squeeze(1)
-            losses = log_sums - (targets * logits).sum(axis=1)
+            losses = self._losses.compute(logits, inputs)
             rank = _rank_labels(logits, own)
             columns = [losses, rank < 1, rank < 5, paddle.ones_like(losses)]
             counted = paddle.stack([column.cast("float64").sum() for column in columns])
             gradient = part_gradient if gradient is None else gradient.add_(part_gradient)
             sums = counted if sums is None else sums + counted
         return gradient, sums
-
-    def _mix(self, x: Tensor, targets: Tensor, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
-        """Return images and targets of a part after MixUp, if the batch has it."""
-        if batch.coefficients is None or batch.partners is None:
-            return x, targets
-        partners = paddle.to_tensor(batch.partners[rows], dtype="int64")
-        own = paddle.to_tensor(batch.coefficients[rows], dtype="float32").reshape([-1, 1, 1, 1])
-        mixed = own * x + (1 - own) * x.index_select(partners)
-        own = own.reshape([-1, 1])
-        return mixed, own * targets + (1 - own) * targets.index_select(partners)
 
     def _forward_and_back(
         self, inputs: Tensors, differentiate: Callable[..., list[Tensor]], onednn: bool
@@ -240,12 +218,7 @@ class PaddleEngine(VectorState):
         logits = run.logits(
             inputs["images"], inputs.get("feature_factors"), inputs.get("branch_factors")
         )
-        # The gradient of cross-entropy, computed by its formula: oneDNN's kernels fail on the
-        # gradients of its parts.
-        probabilities = F.softmax(logits.detach(), axis=1)
-        if self._class_weights is not None:
-            probabilities = probabilities * inputs["totals"]
-        of_logits = (probabilities - inputs["targets"]) * inputs["factor"]
+        of_logits = self._losses.slope(logits.detach(), inputs) * inputs["factor"]
         trained = [inputs[name] for name in self._layout.trained]
         gradients = differentiate([logits], [*trained, *run.required], [of_logits])
         return [

@@ -23,6 +23,7 @@ from lockstep.models.quantisation import check_scales, layers
 from lockstep.models.state import State, check_fit, check_masks
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.class_weights import read_class_weights
+from lockstep.recipes.mixing import weigh_pixels
 from lockstep.recipes.schedule import ema_decays
 from lockstep.recipes.trained_tensors import changing_tensors, rate_factors
 
@@ -137,14 +138,7 @@ class ReferenceEngine:
 
         Running statistics are updated.
         """
-        x = self._normalise(batch.pixels[rows])
-        target = self._targets(batch.labels[rows])
-        if batch.coefficients is not None and batch.partners is not None:
-            own = batch.coefficients[rows].astype(self._dtype)
-            x = f.mix(x, own, batch.partners[rows])
-            target = f.mix(target, own, batch.partners[rows])
-        if self._class_weights is not None:
-            target = target * self._class_weights.astype(self._dtype)
+        x, target = self._mix(batch, rows)
         network = Network(
             self._recipe, self._convert(self._tensors), training=True, scales=self._scales
         )
@@ -153,7 +147,11 @@ class ReferenceEngine:
             for column in (batch.kept_features, batch.kept_blocks)
         )
         logits, back = network.logits(x, *kept)
-        losses, d_logits = f.cross_entropy(logits, target)
+        if self._recipe.loss == "binary_cross_entropy":
+            reduction = self._recipe.class_reduction
+            losses, d_logits = f.binary_cross_entropy(logits, target, reduction)
+        else:
+            losses, d_logits = f.cross_entropy(logits, target)
         back(d_logits() * (self._scale.value / self._parts))
         for name, value in network.statistics.items():
             self._tensors[name] = value.astype(np.float32)
@@ -165,6 +163,24 @@ class ReferenceEngine:
             len(rows),
         )
         return network.gradients, sums
+
+    def _mix(self, batch: Batch, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return normalised images [n, H, W, 3] and targets [n, K] of some rows, mixed as the batch
+        says."""
+        x = self._normalise(batch.pixels[rows])
+        target = self._targets(batch.labels[rows])
+        if batch.coefficients is not None and batch.partners is not None:
+            partners = batch.partners[rows]
+            own = batch.coefficients[rows].astype(self._dtype)
+            boxes = None if batch.boxes is None else batch.boxes[rows]
+            x = f.mix(x, weigh_pixels(own, boxes, *x.shape[1:3]), partners)
+            if batch.target_coefficients is not None:
+                own = batch.target_coefficients[rows].astype(self._dtype)
+            target = f.mix(target, own, partners)
+        if self._class_weights is not None:
+            target = target * self._class_weights.astype(self._dtype)
+        above = self._recipe.binarised_above
+        return x, target if above is None else f.binarise(target, above)
 
     def _update(self, gradients: Arrays, rate: float) -> None:
         """Update trained weights: v = momentum * v + g + decay * w;  w = w - rate * factor * v.

@@ -277,8 +277,12 @@ def normalise(images: Array, mean: Array, std: Array) -> Array:
 
 
 def mix(x: Array, coefficients: Array, partners: Array) -> Array:
-    """Apply MixUp: image n becomes c[n] * x[n] + (1 - c[n]) * x[partner of n]. arXiv:1710.09412."""
-    own = coefficients.reshape(-1, *[1] * (x.ndim - 1))
+    """Mix images or targets: n becomes c[n] * x[n] + (1 - c[n]) * x[partner of n]
+    (arXiv:1710.09412).
+
+    `coefficients` are [N], or [N, H, W] with a weight for every pixel (CutMix, arXiv:1905.04899).
+    """
+    own = coefficients.reshape(*coefficients.shape, *[1] * (x.ndim - coefficients.ndim))
     return own * x + (1 - own) * x[partners]
 
 
@@ -308,6 +312,28 @@ def cross_entropy(logits: Array, target: Array) -> tuple[Array, Callable[[], Arr
     log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     total = target.sum(axis=1, keepdims=True)
     return -(target * log_p).sum(axis=1), lambda: (total * np.exp(log_p) - target) / len(logits)
+
+
+def binarise(target: Array, above: float) -> Array:
+    """Return 1 where a target is above a number, else 0."""
+    return (target > above).astype(target.dtype)
+
+
+def binary_cross_entropy(
+    logits: Array, target: Array, reduction: str
+) -> tuple[Array, Callable[[], Array]]:
+    """Return the losses [N] and back: () -> the gradient of their mean with respect to the logits.
+
+    loss[n] = mean or sum over k of  -(t * log s + (1 - t) * log(1 - s)),   s = 1 / (1 + exp(-x))
+                                  =  max(x, 0) - x * t + log(1 + exp(-|x|))
+    d_logits = (s - t) / N, with the mean also / K          t is target[n, k], x is logits[n, k]
+    """
+    small = np.exp(-np.abs(logits))
+    losses = np.maximum(logits, 0) - logits * target + np.log1p(small)
+    sigmoid = np.where(logits >= 0, 1, small) / (1 + small)
+    count = len(logits) * (logits.shape[1] if reduction == "mean" else 1)
+    reduced = losses.mean(axis=1) if reduction == "mean" else losses.sum(axis=1)
+    return reduced, lambda: (sigmoid - target) / count
 
 
 def rank_labels(logits: Array, labels: Array) -> Array:

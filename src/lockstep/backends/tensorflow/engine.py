@@ -19,6 +19,7 @@ from lockstep.backends.shared.device import build_memory_error
 from lockstep.backends.shared.handles import FutureHandle, Rows
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.tensorflow.loss_scale import LossScale
+from lockstep.backends.tensorflow.losses import ImageLosses, mix_images
 from lockstep.backends.tensorflow.model import (
     COMPUTED_IN,
     Pass,
@@ -36,7 +37,6 @@ from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.metrics import Scores
 from lockstep.models.state import State, check_masks
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.class_weights import read_class_weights
 from lockstep.recipes.schedule import ema_decays
 from lockstep.recipes.trained_tensors import changing_tensors, rate_factors
 from lockstep.system.errors import BackendError
@@ -76,7 +76,7 @@ class TensorflowEngine:
             for name, p in self._parameters.items()
         }
         self._ema = new_variables(recipe) if recipe.ema_decay else {}
-        self._class_weights = read_class_weights(recipe.class_weights)
+        self._losses = ImageLosses(recipe)
         self._moving = changing_tensors(recipe) if recipe.ema_decay else []
         self._removed: dict[str, Tensor] = {}
         self._held: tuple[np.ndarray, Tensor] | None = None
@@ -150,6 +150,8 @@ class TensorflowEngine:
                 columns.append(tf.constant(batch.kept_blocks))
             if batch.coefficients is not None and batch.partners is not None:
                 columns += [tf.constant(batch.coefficients), tf.constant(batch.partners)]
+            if batch.target_coefficients is not None and batch.boxes is not None:
+                columns += [tf.constant(batch.target_coefficients), tf.constant(batch.boxes)]
             try:
                 with self._world.explain_errors():
                     sums.append(self._train_step(tf.constant(step, tf.int64), *columns))
@@ -216,17 +218,22 @@ class TensorflowEngine:
     def _gradients_of_part(
         self, images: Tensor, labels: Tensor, *columns: Tensor
     ) -> tuple[list[Tensor], Tensor]:
-        """Return the gradients and sums of a part. `columns` are the kept features if the recipe
-        has dropout, the kept blocks if it has stochastic depth, and coefficients and partners with
-        MixUp."""
+        """Return the gradients and sums of a part.
+
+        `columns` are the kept features if the recipe has dropout, the kept blocks if it has
+        stochastic depth, coefficients and partners if images are mixed, and target coefficients
+        and boxes with CutMix.
+        """
         x = self._normalise(images)
-        mixup = list(columns)
-        kept_features = mixup.pop(0) if self._recipe.dropout else None
-        kept_blocks = mixup.pop(0) if self._recipe.stochastic_depth else None
-        if mixup:
-            coefficients, partners = mixup
-            weight = tf.reshape(coefficients, [-1, 1, 1, 1])
-            x = weight * x + (1 - weight) * tf.gather(x, partners)
+        mixing = list(columns)
+        kept_features = mixing.pop(0) if self._recipe.dropout else None
+        kept_blocks = mixing.pop(0) if self._recipe.stochastic_depth else None
+        target: tuple[Tensor, ...] = ()
+        if mixing:
+            coefficients, partners, *cut = mixing
+            target_coefficients, boxes = cut or (coefficients, None)
+            x = mix_images(x, coefficients, partners, boxes)
+            target = (target_coefficients, partners)
         # XLA's own batch norm computes the variance as E[x^2] - E[x]^2 in float32, which loses
         # digits.
         moments = self._moments if self._synchronised or self._compile else None
@@ -238,10 +245,7 @@ class TensorflowEngine:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trained)
             logits = run.logits(x, kept_features, kept_blocks)
-            losses = self._cross_entropy(logits, labels)
-            if mixup:
-                mixed = self._cross_entropy(logits, tf.gather(labels, partners))
-                losses = coefficients * losses + (1 - coefficients) * mixed
+            losses = self._losses(logits, labels, *target)
             loss = tf.reduce_mean(losses) * (self._scale.value / (self._parts * self._world.ranks))
         gradients = tape.gradient(loss, trained)
         for name, value in run.statistics.items():
@@ -261,19 +265,6 @@ class TensorflowEngine:
         (mean,) = over_ranks([tf.reduce_sum(x, axis=[0, 1, 2]) / count])
         (variance,) = over_ranks([tf.reduce_sum(tf.square(x - mean), axis=[0, 1, 2]) / count])
         return mean, variance, count
-
-    def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        smoothing = self._recipe.label_smoothing
-        classes = self._recipe.logits
-        if smoothing == 0 and self._class_weights is None:
-            return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-        target = tf.one_hot(
-            labels, classes, 1 - smoothing + smoothing / classes, smoothing / classes
-        )
-        if self._class_weights is not None:
-            # TensorFlow's own operation has the right gradient only if a target sums to 1.
-            return -tf.reduce_sum(self._class_weights * target * tf.nn.log_softmax(logits), axis=1)
-        return tf.nn.softmax_cross_entropy_with_logits(target, logits)
 
     def _normalise(self, images: Tensor) -> Tensor:
         """Return uint8 images as float32, (x - mean) / std."""

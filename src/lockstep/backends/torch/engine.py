@@ -28,6 +28,7 @@ from lockstep.backends.torch.fused_batch_norm import fuse_batch_norms
 from lockstep.backends.torch.handle import EndTimes, TorchHandle
 from lockstep.backends.torch.inputs import Inputs
 from lockstep.backends.torch.kernels import uses_kernels
+from lockstep.backends.torch.losses import ImageLosses, mix_images
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.quantisation import largest_inputs, set_scales
 from lockstep.backends.torch.step_graph import Capturer, StepGraph, make_capturer
@@ -39,7 +40,6 @@ from lockstep.models.metrics import Scores
 from lockstep.models.quantisation import check_scales, layers
 from lockstep.models.state import State, check_fit
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.class_weights import read_class_weights
 from lockstep.system.machine import arithmetic, share_of_cores
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -310,7 +310,6 @@ class _TrainingLoss(nn.Module):
 
     mean: Tensor
     std: Tensor
-    class_weights: Tensor | None
 
     def __init__(self, model: nn.Module, recipe: Recipe, layout: torch.memory_format) -> None:
         super().__init__()
@@ -319,10 +318,7 @@ class _TrainingLoss(nn.Module):
         self._layout = layout
         self.register_buffer("mean", torch.tensor(recipe.mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(recipe.std).view(1, 3, 1, 1), persistent=False)
-        weights = read_class_weights(recipe.class_weights)
-        self.register_buffer(
-            "class_weights", None if weights is None else torch.tensor(weights), persistent=False
-        )
+        self._losses = ImageLosses(recipe)
 
     def normalise(self, images: Tensor) -> Tensor:
         """Return uint8 images [N, H, W, 3] as float32 [N, 3, H, W], (x - mean) / std, in the
@@ -340,38 +336,28 @@ class _TrainingLoss(nn.Module):
         """Return the mean loss and float64 [4]: loss sum, top-1, top-5, images.
 
         `columns` are the kept features if the recipe has dropout, the kept blocks if it has
-        stochastic depth, and coefficients and partners with MixUp.
+        stochastic depth, coefficients and partners if images are mixed, and target coefficients
+        and boxes with CutMix.
         """
         x = self.normalise(images)
-        mixup = list(columns)
-        kept_features = mixup.pop(0) if self._recipe.dropout else None
-        kept_blocks = mixup.pop(0) if self._recipe.stochastic_depth else None
-        if mixup:
-            coefficients, partners = mixup
-            weight = coefficients.view(-1, 1, 1, 1)
-            x = weight * x + (1 - weight) * x[partners]
+        mixing = list(columns)
+        kept_features = mixing.pop(0) if self._recipe.dropout else None
+        kept_blocks = mixing.pop(0) if self._recipe.stochastic_depth else None
+        target: tuple[Tensor, ...] = ()
+        if mixing:
+            coefficients, partners, *cut = mixing
+            target_coefficients, boxes = cut or (coefficients, None)
+            x = mix_images(x, coefficients, partners, boxes)
+            target = (target_coefficients, partners)
         with autocast(self._recipe, images.device):
             logits = self.model(x, kept_features, kept_blocks)
         logits = logits.float()
-        losses = self._cross_entropy(logits, labels)
-        if mixup:
-            losses = coefficients * losses + (1 - coefficients) * self._cross_entropy(
-                logits, labels[partners]
-            )
+        losses = self._losses(logits, labels, *target)
         with torch.no_grad():
             rank = _rank_labels(logits, labels)
             count = torch.full_like(losses, 1.0)
             sums = torch.stack([losses, rank < 1, rank < 5, count], dim=1).double().sum(dim=0)
         return losses.mean(), sums
-
-    def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(
-            logits,
-            labels,
-            weight=self.class_weights,
-            reduction="none",
-            label_smoothing=self._recipe.label_smoothing,
-        )
 
 
 def _rank_labels(logits: Tensor, labels: Tensor) -> Tensor:

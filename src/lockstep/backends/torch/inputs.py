@@ -47,7 +47,8 @@ class Inputs:
 
     def upload(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[Tensor]]]:
         """Yield each batch with its columns: images, labels, with dropout the kept features, with
-        stochastic depth the kept blocks, and with MixUp coefficients and partners.
+        stochastic depth the kept blocks, if images are mixed coefficients and partners, and with
+        CutMix target coefficients and boxes.
 
         Columns are valid until the next batch is asked for: work that reads them must be enqueued
         before. On a GPU the batch that follows is taken from `batches` before one is yielded.
@@ -93,6 +94,8 @@ def _arrays(batch: Batch) -> list[np.ndarray]:
         arrays.append(batch.kept_blocks)
     if batch.coefficients is not None and batch.partners is not None:
         arrays += [batch.coefficients, batch.partners]
+    if batch.target_coefficients is not None and batch.boxes is not None:
+        arrays += [batch.target_coefficients, batch.boxes]
     return arrays
 
 

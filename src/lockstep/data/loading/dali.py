@@ -221,14 +221,14 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
     def _batch(self, plan: BatchPlan, output: Any, lends: bool) -> Batch:
         labels = self._index.labels(plan.samples)
         padded = plan.samples < 0
-        columns = (plan.coefficients, plan.partners, plan.kept_features, plan.kept_blocks)
+        columns = plan.batch_columns()
         if lends and not padded.any():
-            return Batch(Lent(output.as_tensor()), labels, *columns)
+            return Batch(Lent(output.as_tensor()), labels, **columns)
         images = np.zeros((len(plan.samples), self._size, self._size, 3), np.uint8)
         if output is not None:
             on_cpu = output if self._gpu is None else output.as_cpu()
             images[~padded] = np.asarray(on_cpu.as_tensor())
-        return Batch(images, labels, *columns)
+        return Batch(images, labels, **columns)
 
     def _find_broken_image(self, plan: BatchPlan, error: RuntimeError) -> DataError:
         """Return the error that names the image DALI could not decode."""

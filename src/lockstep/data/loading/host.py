@@ -85,8 +85,7 @@ class HostLoader(AbstractContextManager["HostLoader"]):
         tasks = [to_load[first : first + count] for first in range(0, len(to_load), count)]
         work = [self._pool.submit(self._load, plan, some, images) for some in tasks]
         labels = self._index.labels(plan.samples)
-        columns = (plan.coefficients, plan.partners, plan.kept_features, plan.kept_blocks)
-        return Batch(images, labels, *columns), work
+        return Batch(images, labels, **plan.batch_columns()), work
 
     def _load(self, plan: BatchPlan, some: list[int], images: np.ndarray) -> None:
         for i in some:

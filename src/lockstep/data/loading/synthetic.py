@@ -12,8 +12,8 @@ from lockstep.recipes.order import BatchPlan
 
 
 class SyntheticLoader(AbstractContextManager["SyntheticLoader"]):
-    """Turns plans into batches with their labels and MixUp, and with images of noise; a context
-    manager."""
+    """Turns plans into batches with their labels and mixing, and with images of noise; a
+    context manager."""
 
     def __init__(self, index: Index, *, size: int) -> None:
         self._index = index
@@ -30,12 +30,5 @@ class SyntheticLoader(AbstractContextManager["SyntheticLoader"]):
             if len(self._images) != count:
                 shape = (count, self._size, self._size, 3)
                 self._images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-            yield Batch(
-                self._images,
-                self._index.labels(plan.samples),
-                plan.coefficients,
-                plan.partners,
-                plan.kept_features,
-                plan.kept_blocks,
-                is_held=True,
-            )
+            labels = self._index.labels(plan.samples)
+            yield Batch(self._images, labels, **plan.batch_columns(), is_held=True)
