@@ -60,7 +60,7 @@ class Network:
                 if kept_blocks is not None:
                     # timm's rule, drop_path_rate * block / (blocks - 1), and its factor
                     rate = self.recipe.stochastic_depth * depth / (kept_blocks.shape[1] - 1)
-                    factors = torch.from_numpy(kept_blocks[:, depth]) / (1 - rate)
+                    factors = torch.from_numpy(kept_blocks[:, depth]).double() / (1 - rate)
                 stride = 2 if stage > 1 and index == 0 else 1
                 x = self.block(x, f"layer{stage}.{index}", stride, factors.view(-1, 1, 1, 1))
                 index += 1

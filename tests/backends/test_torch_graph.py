@@ -82,7 +82,7 @@ def train(engine: Any, batches: Sequence[Batch], first: int) -> tuple[bytes, flo
     [
         ({"nesterov": True, "stochastic_depth": 0.6}, 1, "none"),
         ({"ema_decay": 0.9, "precision": "bf16", "dropout": 0.4} | WEIGHTED, 1, "cut"),
-        (OVERFLOWING | BINARY | {"ema_decay": 0.9}, 2, "batch"),
+        (OVERFLOWING | BINARY | {"class_reduction": "sum", "ema_decay": 0.9}, 2, "batch"),
     ],
     ids=["fp32", "moving average", "overflows, two parts"],
 )
