@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -109,6 +110,18 @@ def test_a_uniform_classifier_is_even_within_one_over_the_root_of_its_inputs(
     assert np.abs(expected - np.arange(1, values.size + 1) / values.size).max() < 1.95 / math.sqrt(
         values.size
     )
+
+
+def test_squeeze_and_excitation_starts_as_convolutions_with_the_classifiers_biases() -> None:
+    recipe = RECIPE.replace(
+        model=dataclasses.replace(SPEC, squeeze_widths=(64, 64, 64, 64)), fc_bias_init="uniform"
+    )
+    values = initial_tensors(recipe)
+    # The kernel has 64 channels as inputs and 64 as outputs, so that fan in and fan out are equal.
+    assert deviation(values["layer1.0.se.fc1.weight"]) == pytest.approx(math.sqrt(2 / 64), rel=0.05)
+    bias = values["layer1.0.se.fc1.bias"]
+    assert 0.8 / 8 < np.abs(bias).max() <= 1 / 8
+    assert not initial_tensors(recipe.replace(fc_bias_init="zero"))["layer1.0.se.fc1.bias"].any()
 
 
 def test_the_bias_of_the_classifier_is_zero_unless_it_is_drawn() -> None:

@@ -133,7 +133,7 @@ def test_a_state_is_the_same_in_two_formats(
 
 HELD = {
     "resnext101-32x4d": [name for name in TARGETS if name != ONLY_V1],
-    "se-resnext101-32x4d": ["safetensors", "torchvision", "nvidia-pytorch"],
+    "se-resnext101-32x4d": ["safetensors", "torchvision", "nvidia-pytorch", "nvidia-tensorflow"],
     "seresnext26d-32x4d": ["safetensors", "torchvision", "timm"],
 }
 """The formats that can hold a model."""

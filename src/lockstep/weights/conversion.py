@@ -103,7 +103,7 @@ def _check_parts(weights: Weights, to: str) -> None:
     if missing:
         others = [name for name, format in TARGETS.items() if missing <= set(format.parts)]
         raise CheckpointError(
-            f"{to} has no place for {' and '.join(sorted(missing))}, which the model of"
+            f"{to} has no place for {', '.join(sorted(missing))}, which the model of"
             f" {weights.source} has; convert to {', '.join(others)}"
         )
 

@@ -146,7 +146,10 @@ TARGETS: dict[str, Target] = {
         _write_nvidia_pytorch, torch_file.load, parts=(SQUEEZE,), assumed="nvidia-pytorch"
     ),
     "nvidia-tensorflow": Target(
-        _adapt(nvidia_tensorflow.write), _read_bundle, assumed="nvidia-tensorflow"
+        _adapt(nvidia_tensorflow.write),
+        _read_bundle,
+        parts=(SQUEEZE,),
+        assumed="nvidia-tensorflow",
     ),
     "nvidia-paddle": Target(_adapt(nvidia_paddle.write), _read_paddle, assumed="nvidia-paddle"),
     "nvidia-mxnet": Target(_adapt(nvidia_mxnet.write), mxnet_params.load, assumed="nvidia-mxnet"),

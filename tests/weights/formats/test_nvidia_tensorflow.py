@@ -23,6 +23,7 @@ from tests.lines import check_lines
 from tests.weights.formats.cases import (
     RESNET,
     RESNEXT,
+    SQUEEZED,
     Variables,
     assert_canonical,
     assert_remarked,
@@ -33,7 +34,10 @@ from tests.weights.formats.cases import (
     zeros,
 )
 
-SPECS = pytest.mark.parametrize("spec", [RESNET, RESNEXT], ids=["resnet", "resnext"])
+SPECS = pytest.mark.parametrize(
+    "spec", [RESNET, RESNEXT, SQUEEZED], ids=["resnet", "resnext", "squeezed"]
+)
+PLAIN = pytest.mark.parametrize("spec", [RESNET, RESNEXT], ids=["resnet", "resnext"])
 
 
 def recipe_of(spec: ModelSpec | str, logits: int = 1001) -> Recipe:
@@ -78,6 +82,16 @@ def test_the_grouped_convolutions_of_resnext_have_a_name_of_their_own() -> None:
         table["layer3.22.conv2.weight"] == "btlnck_block_2_22/bottleneck_2/bottleneck_2group_filter"
     )
     assert table["layer3.22.conv3.weight"] == "btlnck_block_2_22/bottleneck_3/conv2d/kernel"
+
+
+def test_squeeze_and_excitation_is_two_dense_layers(tmp_path: Path) -> None:
+    state = state_of(recipe_of(SQUEEZED))
+    variables = variables_of(SQUEEZED, tmp_path)
+    scope = "resnet/btlnck_block_1_0/bottleneck_se_layer"
+    assert variables[f"{scope}/dense/kernel"].shape == (64, 2)
+    assert variables[f"{scope}/dense_1/bias"].shape == (64,)
+    first = state.tensors["layer2.0.se.fc1.weight"]
+    assert variables[f"{scope}/dense/kernel"][5, 1] == first[1, 5, 0, 0]
 
 
 @SPECS
@@ -155,7 +169,7 @@ def other_words(name: str) -> str:
 
 
 @pytest.mark.parametrize("change", [one_based, other_words])
-@SPECS
+@PLAIN
 def test_other_names_are_matched_by_structure_and_that_is_said(
     spec: ModelSpec, change: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -7,13 +7,15 @@ The names below the model's scope (`resnet50/`, `resnext101-32x4d/`) in its mode
     btlnck_block_<stage>_<block>/bottleneck_2/bottleneck_2group_filter
     btlnck_block_<stage>_0/shortcut/conv2d/conv2d/kernel
     <scope of the convolution>/BatchNorm/{gamma,beta,moving_mean,moving_variance}
+    btlnck_block_<stage>_<block>/bottleneck_se_layer/{dense,dense_1}/{kernel,bias}
     output/dense/{kernel,bias}
 
-The group filter is that of a grouped convolution (ResNeXt).
+The group filter is that of a grouped convolution (ResNeXt). The dense layers of
+`bottleneck_se_layer` are squeeze-and-excitation; its model is called `seresnext101-32x4d` here.
 
-Kernels are HWIO. The classifier is [in, out], or [1, 1, in, out] if `--use_final_conv` or
-postprocess_ckpt.py made it a convolution. It has 1001 outputs. Variables are float32, also for runs
-in mixed precision.
+Kernels are HWIO, those of dense layers [in, out]. The classifier is [in, out], or [1, 1, in, out]
+if `--use_final_conv` or postprocess_ckpt.py made it a convolution. It has 1001 outputs. Variables
+are float32, also for runs in mixed precision.
 
 `<variable>/Momentum` is the velocity of TensorFlow's MomentumOptimizer: accumulator = momentum *
 accumulator + gradient; variable -= lr * accumulator. The learning rate is outside the velocity, as
@@ -37,6 +39,7 @@ from lockstep.models.architectures import (
     Block,
     ModelSpec,
     Tensor,
+    blocks,
     model_spec,
     tensors,
 )
@@ -74,8 +77,10 @@ _OLD_FIRST_BLOCK = "btlnck_block_1_1"
 _OF_MODEL: dict[str, dict[str, float]] = {
     "resnet50": {},
     "resnext101-32x4d": {"weight_decay": 1 / 16384},
+    "seresnext101-32x4d": {"weight_decay": 1 / 16384},
 }
 """The original's models, and the recipe fields in which their scripts differ."""
+_SQUEEZE = "bottleneck_se_layer"
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,12 @@ def name_tensors(spec: ModelSpec) -> dict[str, str]:
         if conv.groups > 1:
             kernel = f"{scope}/{scope.rpartition('/')[2]}group_filter"
         add_layer(table, conv, kernel, BATCH_NORM, f"{scope}/BatchNorm/")
+    for block in blocks(spec):
+        if block.squeeze is not None:
+            scope = f"{name_block(block)}/{_SQUEEZE}"
+            for layer, dense in ((block.squeeze.first, "dense"), (block.squeeze.second, "dense_1")):
+                table[f"{layer}.weight"] = f"{scope}/{dense}/kernel"
+                table[f"{layer}.bias"] = f"{scope}/{dense}/bias"
     return table
 
 
@@ -237,6 +248,9 @@ def _read_spec(shapes: Mapping[str, Shape]) -> ModelSpec:
     def width(stage: int) -> int:
         return outputs(f"btlnck_block_{stage}_0/bottleneck_1")
 
+    def hidden(stage: int) -> int:
+        return shapes.get(f"btlnck_block_{stage}_0/{_SQUEEZE}/dense/bias", (0,))[0]
+
     middle = "btlnck_block_0_0/bottleneck_2"
     grouped = shapes.get(f"{middle}/bottleneck_2group_filter")
     return ModelSpec(
@@ -246,6 +260,7 @@ def _read_spec(shapes: Mapping[str, Shape]) -> ModelSpec:
         widths=(width(0), width(1), width(2), width(3)),
         groups=width(0) // grouped[2] if grouped else 1,
         expansion=outputs("btlnck_block_0_0/bottleneck_3") // width(0),
+        squeeze_widths=(hidden(0), hidden(1), hidden(2), hidden(3)),
     )
 
 
@@ -289,6 +304,8 @@ def _check_shapes(matching: _Matching, variables: Mapping[str, Shape]) -> None:
 
 def _list_shapes(tensor: Tensor) -> tuple[Shape, ...]:
     """Return the shapes a tensor may have in a file; the original's shape comes first."""
+    if _is_dense(tensor):
+        return (tensor.shape[1::-1],)
     if tensor.role == "conv_weight":
         outputs, inputs, height, width = tensor.shape
         return ((height, width, inputs, outputs),)
@@ -297,11 +314,18 @@ def _list_shapes(tensor: Tensor) -> tuple[Shape, ...]:
     return (tensor.shape,)
 
 
+def _is_dense(tensor: Tensor) -> bool:
+    """Return whether a tensor is a kernel of squeeze-and-excitation."""
+    return tensor.role == "conv_weight" and ".se." in tensor.name
+
+
 def _read_tensor(bundle: Bundle, name: str, tensor: Tensor) -> np.ndarray:
     """Read a variable, or the velocity of one, as a canonical float32 array."""
     shapes = _list_shapes(tensor)
     values = check_floats(f"{bundle.prefix}: {name}", bundle.read(name), shapes)
-    if tensor.role == "conv_weight":
+    if _is_dense(tensor):
+        values = values.T.reshape(tensor.shape)
+    elif tensor.role == "conv_weight":
         values = values.transpose(3, 2, 0, 1)
     elif tensor.role == "fc_weight":
         values = values.reshape(tensor.shape[::-1]).T
@@ -351,6 +375,8 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
             f"NVIDIA's TensorFlow layout has bottleneck blocks only, but {recipe.model} has none"
         )
     scope = recipe.model if isinstance(recipe.model, str) else "resnet"
+    if scope == "seresnext101-32x4d":
+        scope = "se-resnext101-32x4d"  # as the original calls it
     table = name_tensors(spec)
     variables = {_STEP: np.array(state.step, np.int64)}
     for tensor in check_state(spec, recipe.logits, state):
@@ -374,6 +400,8 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
 
 def _convert_tensor(values: np.ndarray, tensor: Tensor) -> np.ndarray:
     """Return an array in TensorFlow's layout, as a view."""
+    if _is_dense(tensor):
+        return values[:, :, 0, 0].T
     if tensor.role == "conv_weight":
         return values.transpose(2, 3, 1, 0)
     return values.T if tensor.role == "fc_weight" else values
@@ -381,7 +409,7 @@ def _convert_tensor(values: np.ndarray, tensor: Tensor) -> np.ndarray:
 
 def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
     if recipe.model not in _OF_MODEL:
-        yield f"the original's code has only the models {' and '.join(_OF_MODEL)}; this is another"
+        yield f"the original's code has only the models {', '.join(_OF_MODEL)}; this is another"
     if recipe.padding != "same":
         yield (
             "the original's graph pads as TensorFlow's SAME; these weights were trained with"

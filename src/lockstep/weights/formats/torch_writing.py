@@ -172,6 +172,11 @@ def _describe_model(recipe: Recipe, module: str) -> Iterator[str]:
             f"this is a v1 model, with the stride in the 1x1; {module} has it in the 3x3 and"
             " computes something else"
         )
+    if spec.parts and module.startswith("torchvision"):
+        yield (
+            f"torchvision has no class with {', '.join(spec.parts)}; the names are those of timm's"
+            " models"
+        )
     if recipe.padding == "same":
         yield (
             f"these weights were trained with TensorFlow's SAME padding; {module} pads"
