@@ -109,10 +109,16 @@ def _list_image_changes(recipe: Recipe) -> Iterator[str]:
     yield f"crops from {100 * recipe.crop_area[0]:g} %"
     if recipe.mixup_alpha:
         yield f"MixUp {recipe.mixup_alpha:g} by {recipe.mixup_coefficient}"
+    if recipe.cutmix_alpha:
+        yield f"CutMix {recipe.cutmix_alpha:g} by {recipe.mixup_coefficient}"
+    if recipe.repeated_augmentation > 1:
+        yield f"each image {recipe.repeated_augmentation} times in a step"
 
 
 def _list_loss_rules(recipe: Recipe) -> Iterator[str]:
-    yield "cross-entropy"
+    yield recipe.loss.replace("_entropy", "-entropy").replace("_", " ")
+    if recipe.target_threshold:
+        yield f"targets of 1 above {recipe.target_threshold:g}"
     if recipe.label_smoothing:
         yield f"smoothing {recipe.label_smoothing:g}"
 
