@@ -29,7 +29,7 @@ def main() -> None:
     settings = recipe(epochs=1000)
     built, _ = engine(settings)
     held = make_batch()
-    with HostLoader(index, size=224, antialias=settings.antialias) as loader:
+    with HostLoader(index, antialias=settings.antialias) as loader:
         batches = loader.batches(training_plans(settings, index.sizes, 0))
 
         def train_on_jpegs() -> float:

@@ -40,9 +40,7 @@ def main() -> None:
     paths = [index.path(sample) for sample in range(len(index))]
 
     def benchmark() -> None:
-        with HostLoader(
-            index, size=RECIPE.eval_crop, **resampling(RECIPE, evaluation=True)
-        ) as loader:
+        with HostLoader(index, **resampling(RECIPE, evaluation=True)) as loader:
             for batch in loader.batches(evaluation_plans(RECIPE, index.sizes, BATCH)):
                 computed.predict(batch.images)
 

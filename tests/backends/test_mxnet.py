@@ -39,6 +39,7 @@ from tests.backends.cases import (
     all_bits,
     compare_changes,
     normalise,
+    random_batch,
     random_batches,
     random_images,
     random_state,
@@ -95,6 +96,14 @@ def test_statistics_wait_for_the_backward_pass(start: Start, tiny_recipe: Recipe
         )
         < 1e-4
     )
+
+
+def test_the_graph_of_the_size_before_is_not_kept(start: Start, tiny_recipe: Recipe) -> None:
+    engine: Any = start(tiny_recipe, new=True)
+    engine.train([random_batch(tiny_recipe, 2)], 0)
+    engine.predict(random_images(2))
+    engine.train([random_batch(tiny_recipe, 2, size=48)], 1)
+    assert list(engine._graphs) == [(32, 32, False, "fp32"), (48, 48, True, "fp32")]
 
 
 def test_inference_between_steps_leaves_the_weights_where_they_are(

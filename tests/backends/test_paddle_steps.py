@@ -91,6 +91,19 @@ def test_a_compiled_step_may_compute_its_images_one_by_one(
     assert distance(statistics(engine.read()), statistics(expected)) < BOUNDS["statistics"].value
 
 
+def test_the_program_of_the_size_before_is_not_kept(
+    start_compiled: Start, tiny_recipe: Recipe
+) -> None:
+    engine: Any = start_compiled(tiny_recipe)
+    ends = []
+    for size in (32, 64, 32):
+        engine.write(random_state(tiny_recipe))
+        engine.train([random_batch(tiny_recipe, 2, size=size)], 0)
+        ends.append(all_bits(engine.read()))
+        assert len(engine._gradients_of_part._programs) == 1
+    assert ends[0] == ends[2]
+
+
 def test_a_compiled_step_leaves_no_objects_behind_but_of_its_inputs(
     start_compiled: Start, tiny_recipe: Recipe
 ) -> None:

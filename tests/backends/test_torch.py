@@ -325,6 +325,12 @@ def test_a_compiled_step_is_the_same(
         assert bool(counters["stats"]["unique_graphs"]) == (compile == "on")
         with torch.compiler.set_stance("fail_on_recompile"):
             engine.train([random_batch(tiny_recipe, seed=1, mixup="sample")], 1)
+    graphs = counters["stats"]["unique_graphs"]
+    larger = [random_batch(tiny_recipe, mixup="sample", size=size) for size in (48, 64)]
+    engine.train(larger, 2)
+    assert counters["stats"]["unique_graphs"] == graphs + 2  # none is for all sizes
+    with torch.compiler.set_stance("fail_on_recompile"):
+        engine.train([batch, *larger], 4)
     torch.compiler.reset()
     assert losses[1] == pytest.approx(losses[0], rel=BOUNDS["loss"].value)
     assert distance(states[1].momentum, states[0].momentum) < BOUNDS["compiled"].value
@@ -337,7 +343,7 @@ def test_the_compiler_is_used_when_asked_and_left_alone_on_a_cpu(
     tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch, compile: Any, expected: bool
 ) -> None:
     compiled: list[object] = []
-    monkeypatch.setattr(torch, "compile", lambda module: compiled.append(module) or module)
+    monkeypatch.setattr(torch, "compile", lambda module, **how: compiled.append(module) or module)
     execution = Execution(device="cpu", compile=compile)
     torch_backend.engine(tiny_recipe, np.zeros(1), torch_backend.world(execution), execution)
     assert bool(compiled) == expected
@@ -392,7 +398,7 @@ def test_the_engine_compiles_where_that_pays_for_an_epoch_however_many_there_are
     tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled: list[object] = []
-    monkeypatch.setattr(torch, "compile", lambda module: compiled.append(module) or module)
+    monkeypatch.setattr(torch, "compile", lambda module, **how: compiled.append(module) or module)
     engine = sys.modules["lockstep.backends.torch.engine"]
     monkeypatch.setattr(engine, "pays_on_cpu", lambda recipe, steps, **how: steps > 7)
     execution = Execution(device="cpu")

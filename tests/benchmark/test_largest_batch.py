@@ -66,7 +66,8 @@ def test_the_recipes_own_batch_is_tried_in_as_few_parts_as_fit(
     limit: Any, tiny_recipe: Recipe, most: int, largest: int, parts: int | None
 ) -> None:
     tried = limit(most)
-    recipe = tiny_recipe.replace(image_size=64, global_batch_images=256)
+    # The largest size decides, at which a single image has several values of a channel.
+    recipe = tiny_recipe.replace(image_sizes=[[0, 64], [1, 32]], global_batch_images=256)
     if parts is None:
         with pytest.raises(
             UserError, match="1 images fit, but not 256 in any number of parts: no memory"

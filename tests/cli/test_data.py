@@ -269,7 +269,7 @@ def test_show_draws_what_the_host_loader_makes(
         if split == "train"
         else evaluation_plans(recipe, index.sizes, 8)
     )
-    with HostLoader(index, size=40, antialias=recipe.antialias) as loader:
+    with HostLoader(index, antialias=recipe.antialias) as loader:
         batch = next(loader.batches([next(plans)]))
     with Image.open(out) as sheet:
         assert (sheet.format, sheet.size) == ("PNG", (200, 136))

@@ -43,7 +43,7 @@ def load_steps(index: Index, recipe: Recipe, first: int, images: int) -> list[Ba
     """Return the batches of a run from a step on that have this many images."""
     plans = training_plans(recipe, index.sizes, first)
     count = -(-images // recipe.global_batch_images)
-    with HostLoader(index, size=32, antialias=recipe.antialias) as loader:
+    with HostLoader(index, antialias=recipe.antialias) as loader:
         return list(loader.batches(islice(plans, count)))
 
 
@@ -60,6 +60,16 @@ def test_the_sheet_holds_the_images_of_steps_as_the_loader_makes_them(
     batches = load_steps(index, recipe, 7 * epoch + step, images)  # 60 images, 8 a step
     expected = np.concatenate([batch.images for batch in batches])[:images]
     assert np.array_equal(tiles(sheet, images, columns, 32), expected)
+
+
+def test_a_sheet_has_images_of_the_size_of_its_epoch(index: Index, tiny_recipe: Recipe) -> None:
+    recipe = tiny_recipe.replace(image_sizes=[[0, 32], [1, 48]])
+    for epoch, size in enumerate((32, 48)):
+        sheet = contact_sheet(index, recipe, 8, epoch=epoch)
+        [batch] = load_steps(index, recipe, 7 * epoch, 8)
+        assert np.array_equal(tiles(sheet, 8, 4, size), batch.images)
+    last = contact_sheet(index, recipe, 16, step=6)  # the step after it has other images
+    assert last.size == contact_sheet(index, recipe, 8).size
 
 
 @pytest.mark.parametrize(("epoch", "step"), [(0, 7), (2, 0)])
@@ -103,7 +113,7 @@ def test_the_sheet_of_an_evaluation_holds_its_first_images_cut_from_the_centre(
     recipe = tiny_recipe.replace(eval_resize=50, eval_crop=40, eval_antialias=True)
     sheet = contact_sheet(index, recipe, 8, evaluation=True)
     plan = next(evaluation_plans(recipe, index.sizes, 8))
-    with HostLoader(index, size=40, antialias=True) as loader:
+    with HostLoader(index, antialias=True) as loader:
         batch = next(loader.batches([plan]))
     assert plan.samples.tolist() == list(range(8))
     assert np.array_equal(tiles(sheet, 8, 4, 40), batch.images)

@@ -155,10 +155,10 @@ def rows_of_a_step(plans: Iterable[BatchPlan]) -> dict[int, list[object]]:
     unit, and are left out."""
     rows = {}
     for plan in plans:
-        names = [field.name for field in dataclasses.fields(plan) if field.name != "partners"]
-        columns = [getattr(plan, name) for name in names if getattr(plan, name) is not None]
+        values = {name: value for name, value in vars(plan).items() if name != "partners"}
+        columns = [value for value in values.values() if isinstance(value, np.ndarray)]
         for i, sample in enumerate(plan.samples.tolist()):
-            rows[sample] = [column[i].tolist() for column in columns]
+            rows[sample] = [plan.size, *(column[i].tolist() for column in columns)]
     return rows
 
 

@@ -128,7 +128,7 @@ def compute_features(weights: Path, data: Path) -> tuple[np.ndarray, np.ndarray]
     module.fc = torch.nn.Identity()
     index = open_index(data / "train")
     features = []
-    with make_loader(index, recipe, Execution(), size=32, evaluation=True) as loader:
+    with make_loader(index, recipe, Execution(), evaluation=True) as loader:
         for batch in loader.batches(evaluation_plans(recipe, index.sizes, 1)):
             pixels = (batch.pixels - np.array(recipe.mean)) / np.array(recipe.std)
             values = torch.from_numpy(pixels.astype(np.float32).transpose(0, 3, 1, 2).copy())

@@ -84,6 +84,11 @@ def test_a_published_recipe_on_imagenet_is_not_noted(name: str) -> None:
             "evaluation at 160 px is more than a quarter smaller than training at 224 px",
         ),
         (
+            {"image_sizes": [[0, 160], [90, 224]], "epochs": 90},
+            {},
+            "image_sizes has 224 px from epoch 90 on, but the run has 90 epochs",
+        ),
+        (
             {"epochs": 3},
             {},
             (

@@ -34,7 +34,7 @@ def test_the_pictures_are_those_of_the_mistakes(textures: Path, tiny_recipe: Rec
     some = scores(losses.tolist(), ranks.tolist(), [7] * 20)
     pictures = load_worst_mistakes(index, tiny_recipe.replace(eval_antialias=True), some)
     (plan,) = evaluation_plans(tiny_recipe, index.sizes, 20)
-    with HostLoader(index, size=tiny_recipe.eval_crop, antialias=True) as loader:
+    with HostLoader(index, antialias=True) as loader:
         (batch,) = loader.batches([plan])
     assert [picture.name for picture in pictures] == ["mistakes/01", "mistakes/02"]
     caption = f"{index.classes[0]} taken for {index.classes[7]}"

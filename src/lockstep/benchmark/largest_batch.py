@@ -12,6 +12,7 @@ from lockstep import backends
 from lockstep.benchmark.failures import OUT_OF_MEMORY, count_kills, explain_failure
 from lockstep.benchmark.step_process import FAILURE, RESULT, save_task
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.image_sizes import fix_size, list_sizes
 from lockstep.recipes.order import STRIDE
 from lockstep.system.errors import EXIT_INTERRUPTED, BackendError, Interrupted, UserError
 from lockstep.system.workers import carry_out
@@ -68,7 +69,7 @@ def find_batch(
     listener: Callable[[Try], None] = lambda done: None,
 ) -> Found:
     """Return the largest batch of a recipe's training step that fits, on one process with this
-    execution.
+    execution. Images have the largest size of the recipe.
 
     `memory_bytes` is what a try may allocate on a CPU; None: there is no limit. `listener` gets
     each try when it is done.
@@ -78,6 +79,7 @@ def find_batch(
     handler of a signal raises it.
     """
     backends.check_installed(execution.backend)
+    recipe = fix_size(recipe, list_sizes(recipe)[-1])
     least = 1 if recipe.image_size > STRIDE else 2  # batch norm needs two values of a channel
     tries: list[Try] = []
 

@@ -69,7 +69,7 @@ class Turn:
 
 def run_ours(kind: type[HostLoader] | type[DaliLoader], work: Work, index: Index) -> Iterator[int]:
     """Run a loader of Lockstep."""
-    with kind(index, size=work.size, antialias=False, threads=work.threads) as loader:
+    with kind(index, antialias=False, threads=work.threads) as loader:
         for batch in loader.batches(training_plans(_make_recipe(work), index.sizes, 0)):
             yield len(batch.images)
 

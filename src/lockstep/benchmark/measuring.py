@@ -330,9 +330,7 @@ class _Source:
             return
         index, chosen = self._images
         evaluates = self._cell.what != TRAIN
-        with make_loader(
-            index, self._recipe, self._execution, size=self._size, evaluation=evaluates
-        ) as loader:
+        with make_loader(index, self._recipe, self._execution, evaluation=evaluates) as loader:
             plans = self._plan(index.sizes_for(self._recipe)[chosen], index.labels(chosen))
             yield loader.batches(replace(plan, samples=chosen[plan.samples]) for plan in plans)
 

@@ -77,6 +77,7 @@ def batch(
     """
     from lockstep.benchmark.largest_batch import find_batch
     from lockstep.recipes import load_recipe
+    from lockstep.recipes.image_sizes import list_sizes
 
     interrupt_on_signals()
     changes, execution = options.read_settings(assignments, backend, recompute=recompute)
@@ -88,7 +89,7 @@ def batch(
     memory_bytes = _limit_memory(execution, memory_gb)
     if not as_json:
         print(
-            f"{describe_model(changed)} in {changed.precision} at {changed.image_size} px on"
+            f"{describe_model(changed)} in {changed.precision} at {list_sizes(changed)[-1]} px on"
             f" {execution.backend}"
         )
     answer = find_batch(

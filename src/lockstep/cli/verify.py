@@ -79,9 +79,10 @@ def _show(report: dict[str, Any]) -> None:
 
     out = make_console()
     recipe = report["recipe"]
+    sizes = " and ".join(str(size) for _, size in recipe["image_sizes"])
     kind = "the model itself" if report["full"] else "a narrow variant"
     out.print(
-        f"{report['steps']} steps of {report['images']} images at {recipe['image_size']} px in"
+        f"{report['steps']} steps of {report['images']} images at {sizes} px in"
         f" {recipe['precision']}, {kind}, against NumPy in float64"
         f" ({report['reference']['seconds']:.1f} s)",
         markup=False,

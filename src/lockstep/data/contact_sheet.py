@@ -2,6 +2,7 @@
 flipping, resizing and MixUp."""
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -37,21 +38,21 @@ def contact_sheet(
 
     They are the first ones of a training step and of those that follow it, as one rank sees them:
     `step` counts from the beginning of `epoch`, and both from 0. In an `evaluation`, they are the
-    first ones of all. Raises `DataError` if the run has no such step.
+    first ones of all. There are fewer where the size of training images changes. Raises
+    `DataError` if the run has no such step.
     """
     images = min(images, len(index))
     sizes = index.sizes_for(recipe)
     if evaluation:
         plans = evaluation_plans(recipe, sizes, images)
-        size = recipe.eval_crop
     else:
         batch = min(recipe.global_batch_images, len(index))
         plans = _plan_training(index, recipe.replace(global_batch_images=batch), epoch, step)
-        size = recipe.image_size
     pictures: list[np.ndarray] = []
     captions: list[list[str]] = []
-    with make_loader(index, recipe, Execution(), size=size, evaluation=evaluation) as loader:
-        for loaded in loader.batches(plans):
+    with make_loader(index, recipe, Execution(), evaluation=evaluation) as loader:
+        _, plans_of_a_size = next(groupby(plans, key=lambda plan: plan.size))
+        for loaded in loader.batches(plans_of_a_size):
             pictures += list(_mix_pixels(loaded))
             captions += list(_name_labels(loaded, index.classes))
             if len(pictures) >= images:

@@ -18,9 +18,10 @@ Crops = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Windows, sizes after the resize, and offsets, as in `BatchPlan`."""
 
 
-def draw_crops(recipe: Recipe, sizes: np.ndarray, numbers: Numbers) -> Crops:
-    """Return the crops of training images of these heights and widths, int [N, 2]."""
-    return _CROPS[recipe.crop](recipe, sizes.astype(np.int64), numbers)
+def draw_crops(recipe: Recipe, side: int, sizes: np.ndarray, numbers: Numbers) -> Crops:
+    """Return the crops of training images of these heights and widths, int [N, 2], to squares with
+    this side."""
+    return _CROPS[recipe.crop](recipe, side, sizes.astype(np.int64), numbers)
 
 
 def resize_shorter_sides(sizes: np.ndarray, size: int) -> np.ndarray:
@@ -34,33 +35,33 @@ def whole_windows(sizes: np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32)
 
 
-def _resize_random_windows(recipe: Recipe, sizes: np.ndarray, numbers: Numbers) -> Crops:
-    return random_windows(recipe, sizes, numbers), *_fill_square(recipe, len(sizes))
+def _resize_random_windows(recipe: Recipe, side: int, sizes: np.ndarray, numbers: Numbers) -> Crops:
+    return random_windows(recipe, sizes, numbers), *_fill_square(side, len(sizes))
 
 
-def _squash(recipe: Recipe, sizes: np.ndarray, numbers: Numbers) -> Crops:
-    return whole_windows(sizes), *_fill_square(recipe, len(sizes))
+def _squash(recipe: Recipe, side: int, sizes: np.ndarray, numbers: Numbers) -> Crops:
+    return whole_windows(sizes), *_fill_square(side, len(sizes))
 
 
-def _fill_square(recipe: Recipe, count: int) -> tuple[np.ndarray, np.ndarray]:
-    resized = np.full((count, 2), recipe.image_size, np.int32)
+def _fill_square(side: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    resized = np.full((count, 2), side, np.int32)
     return resized, np.zeros_like(resized)
 
 
-def _cut_randomly(recipe: Recipe, sizes: np.ndarray, numbers: Numbers) -> Crops:
-    resized = resize_shorter_sides(sizes, recipe.image_size)
-    places = resized + 2 * recipe.crop_padding - recipe.image_size + 1
+def _cut_randomly(recipe: Recipe, side: int, sizes: np.ndarray, numbers: Numbers) -> Crops:
+    resized = resize_shorter_sides(sizes, side)
+    places = resized + 2 * recipe.crop_padding - side + 1
     offsets = np.floor(uniform(numbers(Purpose.CROP)[:, 2:]) * places) - recipe.crop_padding
     return whole_windows(sizes), resized.astype(np.int32), offsets.astype(np.int32)
 
 
-def _cut_centre(recipe: Recipe, sizes: np.ndarray, numbers: Numbers) -> Crops:
-    resized = resize_shorter_sides(sizes, recipe.image_size)
-    offsets = np.rint((resized - recipe.image_size) / 2)
+def _cut_centre(recipe: Recipe, side: int, sizes: np.ndarray, numbers: Numbers) -> Crops:
+    resized = resize_shorter_sides(sizes, side)
+    offsets = np.rint((resized - side) / 2)
     return whole_windows(sizes), resized.astype(np.int32), offsets.astype(np.int32)
 
 
-_CROPS: dict[str, Callable[[Recipe, np.ndarray, Numbers], Crops]] = {
+_CROPS: dict[str, Callable[[Recipe, int, np.ndarray, Numbers], Crops]] = {
     "random_resized": _resize_random_windows,
     "random": _cut_randomly,
     "centre": _cut_centre,

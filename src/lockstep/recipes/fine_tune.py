@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.recipes.my_images import Facts, check_changes, choose_batch, choose_regularisation
-from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.recipe import Recipe, following_fields
 
 NAME = "fine-tune"
 _LARGEST_RATIO = 1.5
@@ -45,7 +45,7 @@ def choose_recipe(
     `weights` is the recipe of the weights. It decides the network and how images are prepared.
     Raises `RecipeError` if a changed field is wrong.
     """
-    changes = dict(changes or {})
+    changes = following_fields(dict(changes or {}))
     checked = check_changes(changes)
     device = _GPU if facts.on_gpu else _CPU
     batch = choose_batch(facts, device.batch)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.recipe import Recipe, following_fields
 
 NAME = "my-images"
 OWN_IMAGES = (NAME, "fine-tune")
@@ -75,7 +75,7 @@ def choose_recipe(facts: Facts, changes: Mapping[str, Any] | None = None) -> Rec
 
     Raises `RecipeError` if a changed field is wrong.
     """
-    changes = dict(changes or {})
+    changes = following_fields(dict(changes or {}))
     checked = check_changes(changes)
     device = _GPU if facts.on_gpu else _CPU
 

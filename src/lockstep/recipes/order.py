@@ -22,6 +22,7 @@ import numpy as np
 from lockstep.models.architectures import features, model_spec
 from lockstep.recipes.class_sampling import draw_by_class
 from lockstep.recipes.crops import draw_crops, resize_shorter_sides, whole_windows
+from lockstep.recipes.image_sizes import find_size, list_sizes
 from lockstep.recipes.mixing import draw_mixing
 from lockstep.recipes.philox import Numbers, Purpose, draw_keys, uniform
 from lockstep.recipes.recipe import Recipe
@@ -44,6 +45,8 @@ class BatchPlan:
     window is reflected at its border; the outermost pixels are not repeated."""
     flips: np.ndarray
     """bool [N]: whether the image is mirrored left to right."""
+    size: int
+    """Height and width of the output square."""
     vertical_flips: np.ndarray | None = None
     """bool [N]: whether the image is mirrored upside down; None if none is."""
     is_bicubic: np.ndarray | None = None
@@ -165,9 +168,10 @@ def check_batch_norm(recipe: Recipe, ranks: int, parts: int) -> None:
     images = recipe.global_batch_images // parts
     if recipe.batch_norm == "local":
         images //= ranks
-    if images * math.ceil(recipe.image_size / STRIDE) ** 2 == 1:
+    size = list_sizes(recipe)[0]
+    if images * math.ceil(size / STRIDE) ** 2 == 1:
         raise RecipeError(
-            f"one image of {recipe.image_size} pixels leaves a single value of each channel, which"
+            f"one image of {size} pixels leaves a single value of each channel, which"
             " batch norm cannot normalise; expected two images or more on each rank and"
             f" accumulation part, or image_size above {STRIDE}"
         )
@@ -215,10 +219,11 @@ def _training_unit(
     positions: np.ndarray,
 ) -> BatchPlan:
     samples = order[positions]
+    size = find_size(recipe, epoch)
     numbers = Numbers(recipe.seed, epoch, positions)
     step_numbers = Numbers(recipe.seed, epoch, np.array([start]))
-    mixing = draw_mixing(recipe, recipe.image_size, step_numbers, numbers)
-    windows, resized, offsets = draw_crops(recipe, sizes[samples], numbers)
+    mixing = draw_mixing(recipe, size, step_numbers, numbers)
+    windows, resized, offsets = draw_crops(recipe, size, sizes[samples], numbers)
     flips = uniform(numbers(Purpose.FLIP)[:, :2])
     return BatchPlan(
         samples=samples,
@@ -228,6 +233,7 @@ def _training_unit(
         flips=flips[:, 0] < recipe.flip_probability,
         vertical_flips=flips[:, 1] < recipe.vertical_flip_probability,
         is_bicubic=_choose_bicubic(recipe, numbers),
+        size=size,
         augmentations=_draw_augmentations(recipe, numbers),
         kept_features=keep_features(recipe, epoch, positions),
         kept_blocks=keep_blocks(recipe, epoch, positions),
@@ -238,12 +244,12 @@ def _training_unit(
 def _join_units(units: list[BatchPlan]) -> BatchPlan:
     if len(units) == 1:
         return units[0]
-    arrays = {}
+    joined: dict[str, Any] = {"size": units[0].size}
     for field in fields(BatchPlan):
         values = [getattr(unit, field.name) for unit in units]
-        if values[0] is not None:
-            arrays[field.name] = np.concatenate(values)
-    return BatchPlan(**arrays)
+        if isinstance(values[0], np.ndarray):
+            joined[field.name] = np.concatenate(values)
+    return BatchPlan(**joined)
 
 
 def _choose_bicubic(recipe: Recipe, numbers: Numbers) -> np.ndarray | None:
@@ -330,6 +336,7 @@ def centre_plan(recipe: Recipe, samples: np.ndarray, sizes: np.ndarray) -> Batch
         resized=resized.astype(np.int32),
         offsets=offsets.astype(np.int32),
         flips=np.zeros(len(samples), bool),
+        size=recipe.eval_crop,
     )
 
 

@@ -83,9 +83,10 @@ class Recipe(
     def replace(self, /, **changes: Any) -> Self:
         """Return a copy with some fields changed, validated again, and with the same `based_on`.
 
-        Fields of evaluation follow `image_size` and `antialias` as documented there.
+        `image_size` follows `image_sizes`, and fields of evaluation follow `image_size` and
+        `antialias`, as documented there.
         """
-        return super().replace(**changes | eval_fields(changes)).rename(self.based_on)
+        return super().replace(**following_fields(changes)).rename(self.based_on)
 
     @property
     def division(self) -> float | Fold:
@@ -134,11 +135,16 @@ class Recipe(
 
     @model_validator(mode="before")
     @classmethod
-    def _evaluation_follows(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        return fields | eval_fields(fields)
+    def _fields_follow(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        return following_fields(fields)
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> Self:
+        if self.image_sizes and self.quantisation != "none":
+            raise ValueError(
+                "quantisation finds the scales of layers on images of one size before the first"
+                " step; leave out image_sizes, or quantise a run that starts from its weights"
+            )
         count = parameter_count(model_spec(self.model), self.logits)
         if count > limits.MOST_PARAMETERS:
             raise ValueError(
@@ -166,6 +172,19 @@ class Recipe(
         if not trained:
             raise ValueError("frozen: no tensor is left to train; leave out a prefix, such as 'fc'")
         return self
+
+
+def following_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields with those that follow from others of them: `image_size` is the last size of
+    `image_sizes`, or the only one if it is set alone; evaluation follows as in `eval_fields`."""
+    sizes = fields.get("image_sizes")
+    if "image_size" in fields and "image_sizes" not in fields:
+        fields = fields | {"image_sizes": []}
+    if sizes and isinstance(sizes, list | tuple) and "image_size" not in fields:
+        last = sizes[-1]
+        if isinstance(last, list | tuple) and len(last) == 2:  # else it is refused as a size
+            fields = fields | {"image_size": last[1]}
+    return fields | eval_fields(fields)
 
 
 def eval_fields(fields: dict[str, Any]) -> dict[str, Any]:

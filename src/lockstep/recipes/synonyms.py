@@ -35,6 +35,7 @@ _FIELDS = {
         "early_stopping early_stopping_rounds early_stopping_patience patience"
     ),
     "eval_crop": "test_size val_crop val_crop_size val_image_size val_size",
+    "eval_flips": "flip_test hflip_tta lr_tta test_flip tta",
     "eval_resize": "data_val_resize resize resize_size val_resize val_resize_size",
     "evaluate_every_epochs": "eval_every eval_interval val_freq val_interval",
     "flip_probability": "flip fliplr hflip random_mirror",
@@ -48,11 +49,11 @@ _FIELDS = {
         " size train_crop_size"
     ),
     "class_reduction": "bce_sum",
+    "image_sizes": "progressive_resizing progressive_sizes resolutions train_sizes",
     "class_weights": "class_weight loss_weight loss_weights",
     "cutmix_alpha": "cutmix",
     "dropout": "classifier_dropout drop drop_rate dropout_rate head_dropout",
     "interpolation": "interp interpolation_mode resample resampling resize_interpolation",
-    "stochastic_depth": "drop_connect drop_path drop_path_rate droppath stochastic_depth_prob",
     "keep_checkpoints": "checkpoint_hist keep_last max_to_keep save_total_limit",
     "label_smoothing": "label_smooth smoothing",
     "layout": "channels_last data_format data_layout memory_format",
@@ -93,6 +94,7 @@ _FIELDS = {
     "sampling": "balanced_sampler class_sampling oversample oversampling sampler weighted_sampler",
     "seed": "manual_seed random_seed rng_seed",
     "sparsity": "asp prune pruning sparse",
+    "stochastic_depth": "drop_connect drop_path drop_path_rate droppath stochastic_depth_prob",
     "stop_after_epochs": "run_epochs",
     "stop_after_steps": "max_steps run_iter run_steps",
     "target_threshold": "bce_target_thresh",

@@ -225,7 +225,7 @@ def _describe_speed(run: Run, speed: Speed) -> Measured | None:
         accelerators=ranks,
         precision=recipe.precision,
         batch_images=None if rest else batch,
-        image_size=recipe.image_size,
+        image_size=None if recipe.image_sizes else recipe.image_size,
         images_per_sec=speed.images_per_sec,
     )
 

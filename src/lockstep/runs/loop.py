@@ -42,7 +42,7 @@ def train_from(run: RunContext, first: int) -> Report | None:
         ranks=run.world.ranks,
         parts=run.execution.accumulation_steps,
     )
-    with make_loader(training, run.recipe, run.execution, size=run.recipe.image_size) as loader:
+    with make_loader(training, run.recipe, run.execution) as loader:
         step = TrainingLoop(run, loader.batches(plans)).train(first)
     stopped_early = find_early_stop(run, step)
     if step == run.total_steps or stopped_early:
@@ -66,7 +66,9 @@ class TrainingLoop:
         self._run = run
         self._batches = batches
         self._interval_began = 0.0
+        self._size = 0
         self._requested_batches = 0
+        """Batches that the engine has requested since their images have this size."""
 
     def train(self, first: int) -> int:
         """Train from step `first` to where this command or the run ends, or until a stop is
@@ -135,8 +137,12 @@ class TrainingLoop:
             if self._run.should_stop():
                 return
             batch = next(batches)
+            size = batch.images.shape[1]
+            if size != self._size:
+                self._size = size
+                self._requested_batches = 0
             # An engine may request a batch before it takes the step on the one before, in which it
-            # compiles.
+            # compiles for the size of its images.
             has_compiled = self._requested_batches > 1
             heartbeat.note("training" if has_compiled else "compiling", step + 1, moved=True)
             self._requested_batches += 1

@@ -159,6 +159,12 @@ def _check_logits(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
 
 
 def _check_sizes(recipe: Recipe) -> Iterator[str]:
+    for epoch, size in recipe.image_sizes[-1:]:
+        if epoch >= recipe.epochs:
+            yield (
+                f"image_sizes has {size} px from epoch {epoch} on, but the run has {recipe.epochs}"
+                " epochs"
+            )
     trained = recipe.image_size
     evaluated = recipe.eval_crop
     if abs(evaluated - trained) > LARGEST_CHANGE * trained:

@@ -65,7 +65,10 @@ def find_rate(
 def _measure_losses(run: RunContext, steps: int) -> list[float]:
     """Return the loss of every step until it diverges."""
     training = run.sets.training
-    recipe = run.recipe.replace(epochs=-(-steps // run.steps_per_epoch))
+    recipe = run.recipe.replace(
+        image_size=run.recipe.image_size,  # in all epochs
+        epochs=-(-steps // run.steps_per_epoch),
+    )
     plans = training_plans(
         recipe,
         training.sizes_for(recipe),
@@ -74,7 +77,7 @@ def _measure_losses(run: RunContext, steps: int) -> list[float]:
         parts=run.execution.accumulation_steps,
     )
     losses: list[float] = []
-    with make_loader(training, run.recipe, run.execution, size=run.recipe.image_size) as loader:
+    with make_loader(training, run.recipe, run.execution) as loader:
         batches = run.recorder.watch(
             "raising the learning rate", loader.batches(islice(plans, steps)), steps
         )

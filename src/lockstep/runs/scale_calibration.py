@@ -38,7 +38,7 @@ def calibrate(run: RunContext) -> Scales:
     count = min(wanted, steps_per_epoch(plain, len(images)))
     sizes = images.sizes_for(plain)
     plans = islice(training_plans(plain, sizes, 0, labels=images.rows["label"]), count)
-    with make_loader(images, run.recipe, run.execution, size=run.recipe.image_size) as loader:
+    with make_loader(images, run.recipe, run.execution) as loader:
         batches = _watch(run, loader.batches(plans), count)
         scales = input_scales(cast(QuantisingEngine, run.engine).calibrate(batches))
     run.notes.append(

@@ -21,7 +21,7 @@ def load_evaluated_images(index: Index, recipe: Recipe, samples: np.ndarray) -> 
     """Return images as an evaluation crops them: uint8 [samples, size, size, 3]. Raises `DataError`
     if one is unreadable."""
     plan = centre_plan(recipe, samples, index.sizes_for(recipe)[samples])
-    with make_loader(index, recipe, Execution(), size=recipe.eval_crop, evaluation=True) as loader:
+    with make_loader(index, recipe, Execution(), evaluation=True) as loader:
         return next(iter(loader.batches([plan]))).pixels
 
 

@@ -111,7 +111,7 @@ def build(
         warmup_start_lr=min(base.warmup_start_lr, peak),
         global_batch_images=BATCH[full],
         ema_decay=base.ema_decay or 0.99,
-        **({} if full else {"image_size": 64, "eval_resize": 72, "eval_crop": 64}),
+        **_choose_sizes(base, steps, full),
     )
     data = folder / "images"
     # More than a step takes: every epoch leaves out different images, and the last batch of an
@@ -130,6 +130,19 @@ def _shrink_of_gradients(recipe: Recipe) -> int:
     """Return how many times smaller the recipe's gradients are than those of a sum over classes."""
     is_mean = recipe.loss == "binary_cross_entropy" and recipe.class_reduction == "mean"
     return recipe.logits if is_mean else 1
+
+
+def _choose_sizes(recipe: Recipe, steps: int, full: bool) -> dict[str, Any]:
+    """Return the fields of a free run whose images become smaller after half of the steps."""
+    size = recipe.image_size if full else 64
+    smaller = max(size * 3 // 4, 32)
+    resize, crop = (recipe.eval_resize, recipe.eval_crop) if full else (72, 64)
+    return {
+        "image_size": smaller,
+        "image_sizes": [[0, size], [steps // 2, smaller]],
+        "eval_resize": resize,
+        "eval_crop": crop,
+    }
 
 
 def vary_state(recipe: Recipe, initial: State) -> State:
@@ -171,11 +184,9 @@ def load_batches(
     to_evaluate = list(
         evaluation_plans(recipe, validation.sizes_for(recipe), recipe.global_batch_images)
     )
-    with make_loader(training, recipe, Execution(), size=recipe.image_size) as loader:
+    with make_loader(training, recipe, Execution()) as loader:
         trained = list(zip(to_train, loader.batches(to_train), strict=True))
-    with make_loader(
-        validation, recipe, Execution(), size=recipe.eval_crop, evaluation=True
-    ) as loader:
+    with make_loader(validation, recipe, Execution(), evaluation=True) as loader:
         return trained, list(zip(to_evaluate, loader.batches(to_evaluate), strict=True))
 
 

@@ -110,7 +110,7 @@ def evaluate(index: Index, recipe: Any, loader: str) -> np.ndarray:
     """Return the images of an evaluation: float32 [N, 224, 224, 3]."""
     plans = evaluation_plans(recipe, index.sizes, len(index))
     execution = Execution(loader=loader, loader_threads=1)
-    with make_loader(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as made:
+    with make_loader(index, recipe, execution, evaluation=True) as made:
         [batch] = made.batches(plans)
     return batch.images.astype(np.float32)
 

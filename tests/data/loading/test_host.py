@@ -62,11 +62,12 @@ def whole(*samples: int) -> BatchPlan:
         resized=np.full((count, 2), SIZE, np.int32),
         offsets=np.zeros((count, 2), np.int32),
         flips=np.zeros(count, bool),
+        size=SIZE,
     )
 
 
 def loader(index: Index, *, threads: int = 2, ahead: int = 2, **how: Any) -> HostLoader:
-    return HostLoader(index, size=SIZE, threads=threads, ahead=ahead, **{"antialias": False} | how)
+    return HostLoader(index, threads=threads, ahead=ahead, **{"antialias": False} | how)
 
 
 def load_batches(index: Index, plans: Iterable[BatchPlan], **settings: Any) -> list[Batch]:

@@ -2,7 +2,7 @@
 rounding when resized."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice, product
 from pathlib import Path
 
@@ -59,11 +59,11 @@ def apart(a: list[Batch], b: list[Batch]) -> np.ndarray:
 
 
 def dali(index: Index, *, antialias: bool = False, ahead: int = 2) -> DaliLoader:
-    return DaliLoader(index, size=SIZE, antialias=antialias, threads=2, ahead=ahead)
+    return DaliLoader(index, antialias=antialias, threads=2, ahead=ahead)
 
 
 def host(index: Index, *, antialias: bool = False) -> HostLoader:
-    return HostLoader(index, size=SIZE, antialias=antialias, threads=2)
+    return HostLoader(index, antialias=antialias, threads=2)
 
 
 def test_dali_cuts_and_mirrors_what_the_host_loader_does(
@@ -76,7 +76,7 @@ def test_dali_cuts_and_mirrors_what_the_host_loader_does(
 def test_dali_refuses_crops_that_reflect_the_border(index: Index, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(crop="random")
     with pytest.raises(RecipeError, match="crop_padding: 0, or use the host loader"):
-        make_loader(index, recipe, Execution(loader="dali"), size=SIZE)
+        make_loader(index, recipe, Execution(loader="dali"))
     plans = training(recipe.replace(crop_padding=0), index)
     assert apart(batches(dali(index), plans), batches(host(index), plans)).max() <= ROUNDING
 
@@ -86,7 +86,7 @@ def test_images_that_dali_lends_are_the_same_and_stay_while_they_are_kept(
 ) -> None:
     # On a CPU. Where DALI decodes on a GPU, images are lent in the same way.
     plans = training(mixup_recipe, index)
-    lent = batches(DaliLoader(index, size=SIZE, antialias=False, threads=2, lends=True), plans)
+    lent = batches(DaliLoader(index, antialias=False, threads=2, lends=True), plans)
     assert {type(batch.images) for batch in lent} == {Lent}
     borrowed = [torch.from_dlpack(batch.images) for batch in lent]
     assert [batch.images.shape for batch in lent] == [tuple(image.shape) for image in borrowed]
@@ -100,7 +100,7 @@ def test_images_that_dali_lends_are_the_same_and_stay_while_they_are_kept(
 def test_padded_batches_are_not_lent(index: Index, tiny_recipe: Recipe) -> None:
     plans = list(evaluation_plans(tiny_recipe, index.sizes, 32))
     assert (plans[-1].samples < 0).any()
-    lent = batches(DaliLoader(index, size=SIZE, antialias=False, threads=2, lends=True), plans)
+    lent = batches(DaliLoader(index, antialias=False, threads=2, lends=True), plans)
     assert [type(batch.images) for batch in lent] == [Lent] * (len(plans) - 1) + [np.ndarray]
 
 
@@ -128,7 +128,7 @@ def test_dali_filters_bicubically_where_the_recipe_says_so(
     for loader, kernel in product(("dali", "host"), ("bilinear", "bicubic", "random")):
         changed = recipe.replace(training_interpolation=kernel)
         plans = training(changed, grey)
-        one = make_loader(grey, changed, Execution(loader=loader), size=SIZE)
+        one = make_loader(grey, changed, Execution(loader=loader))
         made[loader, kernel] = inner(batches(one, plans), 6)
     for kernel in ("bicubic", "random"):
         assert apart(made["dali", kernel], made["host", kernel]).max() <= ROUNDING
@@ -144,7 +144,6 @@ def test_dali_refuses_the_bicubic_resize_that_is_another_kernel_there(
             index,
             mixup_recipe.replace(interpolation="bicubic"),
             Execution(loader="dali"),
-            size=SIZE,
         )
 
 
@@ -166,6 +165,7 @@ def test_windows_that_are_not_resized_are_the_same_to_the_last_bit(index: Index)
         resized=np.full((len(index), 2), SIZE, np.int32),
         offsets=np.zeros((len(index), 2), np.int32),
         flips=samples % 2 == 0,
+        size=SIZE,
     )
     assert apart(batches(dali(index), [plan]), batches(host(index), [plan])).max() == 0
 
@@ -194,7 +194,7 @@ def test_dali_makes_batches_of_padding_alone(index: Index, tiny_recipe: Recipe) 
 
 @pytest.mark.parametrize(
     "make",
-    [dali, host, lambda index: SyntheticLoader(index, size=SIZE)],
+    [dali, host, lambda index: SyntheticLoader(index)],
     ids=["dali", "host", "synthetic"],
 )
 def test_labels_mixup_and_drops_are_those_of_the_plan(
@@ -208,6 +208,21 @@ def test_labels_mixup_and_drops_are_those_of_the_plan(
         assert batch.labels.dtype == np.int64
         for name, column in plan.batch_columns().items():
             assert getattr(batch, name) is column is not None
+
+
+@pytest.mark.parametrize("make", [dali, host, SyntheticLoader], ids=["dali", "host", "synthetic"])
+def test_batches_have_the_size_of_their_plan(
+    make: Callable[[Index], Loader], index: Index, tiny_recipe: Recipe
+) -> None:
+    recipe = tiny_recipe.replace(image_sizes=[[0, 32], [1, 48]])
+    plans = list(training_plans(recipe, index.sizes, 5))[:4]
+    made = batches(make(index), plans)
+    assert [batch.images.shape[1:] for batch in made] == [(32, 32, 3)] * 2 + [(48, 48, 3)] * 2
+    assert [batch.labels.tolist() for batch in made] == [
+        index.labels(plan.samples).tolist() for plan in plans
+    ]
+    if make is dali:
+        assert apart(made, batches(host(index), plans)).max() <= ROUNDING
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 5])
@@ -302,7 +317,7 @@ def test_dali_turns_photos_if_the_host_loader_does(
     recipe = tiny_recipe.replace(exif_orientation=turns)
     plans = plans_of(recipe, photos[0])
     made = [
-        batches(make_loader(photos[0], recipe, Execution(loader=name), size=SIZE), plans)
+        batches(make_loader(photos[0], recipe, Execution(loader=name)), plans)
         for name in ("dali", "host")
     ]
     assert apart(*made).max() <= ROUNDING
@@ -321,10 +336,8 @@ def test_turned_photos_are_planned_and_loaded_as_if_they_were_stored_upright(
         for a, b in pairs
     )
     plans = plans_of(recipe, index)
-    turned = batches(make_loader(index, recipe, Execution(), size=SIZE), plans)
-    assert not apart(
-        turned, batches(make_loader(upright, tiny_recipe, Execution(), size=SIZE), plans)
-    ).any()
+    turned = batches(make_loader(index, recipe, Execution()), plans)
+    assert not apart(turned, batches(make_loader(upright, tiny_recipe, Execution()), plans)).any()
     assert (
         subset(index, np.arange(3)).sizes_for(recipe).tolist()
         == index.sizes_for(recipe)[:3].tolist()
@@ -346,7 +359,7 @@ def test_an_image_that_changed_is_named_and_the_next_loader_works(
 
 
 def test_the_synthetic_loader_holds_one_batch(index: Index, tiny_recipe: Recipe) -> None:
-    made = batches(SyntheticLoader(index, size=SIZE), training(tiny_recipe, index))
+    made = batches(SyntheticLoader(index), training(tiny_recipe, index))
     assert all(batch.is_held and batch.images is made[0].images for batch in made)
     assert made[0].images.shape == (8, SIZE, SIZE, 3)
     assert 100 < made[0].images.mean() < 155
@@ -358,7 +371,7 @@ def test_the_synthetic_loader_holds_one_batch(index: Index, tiny_recipe: Recipe)
 def test_the_loader_is_chosen_by_name(
     name: str, kind: type, index: Index, tiny_recipe: Recipe
 ) -> None:
-    assert isinstance(make_loader(index, tiny_recipe, Execution(loader=name), size=SIZE), kind)
+    assert isinstance(make_loader(index, tiny_recipe, Execution(loader=name)), kind)
 
 
 def test_another_name_is_refused() -> None:
@@ -369,14 +382,14 @@ def test_another_name_is_refused() -> None:
 def test_dct_scaling_is_the_host_loaders_alone(index: Index, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(dct_scaling=True)
     plans = training(recipe, index)
-    scaled = batches(make_loader(index, recipe, Execution(), size=SIZE), plans)
+    scaled = batches(make_loader(index, recipe, Execution()), plans)
     plain = batches(host(index), plans)
     assert apart(scaled, plain).any()
     assert scaled[0].images.mean(axis=(1, 2)) == pytest.approx(
         plain[0].images.mean(axis=(1, 2)), abs=8
     )
     with pytest.raises(RecipeError, match="dct_scaling"):
-        make_loader(index, recipe, Execution(loader="dali"), size=SIZE)
+        make_loader(index, recipe, Execution(loader="dali"))
 
 
 def test_augmentations_are_the_host_loaders_alone_and_of_training_alone(
@@ -386,14 +399,14 @@ def test_augmentations_are_the_host_loaders_alone_and_of_training_alone(
         augmentations=["solarise", {"name": "solarise", "probability": 1.0, "threshold": 0}]
     )
     plans = training(recipe, index)
-    changed = batches(make_loader(index, recipe, Execution(), size=SIZE), plans)
+    changed = batches(make_loader(index, recipe, Execution()), plans)
     for plan, batch, plain in zip(plans, changed, batches(host(index), plans), strict=True):
         assert plan.augmentations is not None
         drawn = plan.augmentations[:, 0].astype(bool)[:, None, None, None]
         solarised = np.where(drawn & (plain.images >= 128), 255 - plain.images, plain.images)
         np.testing.assert_array_equal(batch.images, 255 - solarised)
     plans = list(islice(evaluation_plans(recipe, index.sizes, 8), 1))
-    loader = make_loader(index, recipe, Execution(), size=SIZE, evaluation=True)
+    loader = make_loader(index, recipe, Execution(), evaluation=True)
     assert not apart(batches(loader, plans), batches(host(index), plans)).any()
     with pytest.raises(RecipeError, match=r"DALI .* of these augmentations: solarise, solarise\."):
-        make_loader(index, recipe, Execution(loader="dali"), size=SIZE)
+        make_loader(index, recipe, Execution(loader="dali"))

@@ -198,6 +198,9 @@ class MxnetEngine(VectorState):
             self._values_of_a_channel[height, width] = run.values_of_a_channel
             return logits
         if key not in self._graphs:
+            if training:
+                # A static graph keeps its memory. That of the size before is not needed again.
+                self._graphs = {old: graph for old, graph in self._graphs.items() if not old[2]}
             run = Pass(recipe, variables(recipe), **how)
             symbol = run.logits(**{name: mx.sym.var(name) for name in fed})
             names = symbol.list_inputs()

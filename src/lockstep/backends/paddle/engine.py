@@ -126,13 +126,14 @@ class PaddleEngine(VectorState):
             run = Pass(recipe, inputs, training=False, on_gpu=self._world.on_gpu, onednn=onednn)
             return [run.logits(inputs["images"])]
 
-        def build_program(function: Function) -> Function:
-            return Compiled(function, onednn=onednn) if compiled else function
+        def build_program(function: Function, *, keeps_one: bool = False) -> Function:
+            return Compiled(function, onednn=onednn, keeps_one=keeps_one) if compiled else function
 
         predicted = build_program(partial(logits, self._recipe))
         exact = self._recipe.evaluation_recipe()
         evaluated = predicted if exact == self._recipe else build_program(partial(logits, exact))
-        return build_program(gradients), predicted, evaluated
+        # A program keeps memory. That of the size of images before is not needed again.
+        return build_program(gradients, keeps_one=True), predicted, evaluated
 
     def train(self, batches: Iterable[Batch], first: int) -> PaddleHandle:
         """Enqueue one optimizer step for every batch, numbered from `first`."""

@@ -22,11 +22,15 @@ Function = Callable[[Tensors], Outputs]
 
 class Compiled:
     """A function of named tensors, as programs: one program for every set of shapes that it is
-    called with."""
+    called with.
 
-    def __init__(self, function: Function, *, onednn: bool) -> None:
+    With `keeps_one`, the program of other shapes is forgotten, and built again when it is needed.
+    """
+
+    def __init__(self, function: Function, *, onednn: bool, keeps_one: bool = False) -> None:
         self._function = function
         self._onednn = onednn
+        self._keeps_one = keeps_one
         self._programs: dict[Any, Callable[[Any], list[Any]]] = {}
         self._results: dict[Any, list[Tensor]] = {}
 
@@ -41,6 +45,9 @@ class Compiled:
         fed = {name: tensor.value().get_tensor() for name, tensor in whole.items()}
         key = tuple((name, *tensor.shape()) for name, tensor in fed.items())
         is_new = key not in self._programs
+        if is_new and self._keeps_one:
+            self._programs.clear()
+            self._results.clear()
         with static_mode():
             program = self._built(inputs) if is_new else self._programs[key]
             with _kernels_of_onednn(self._onednn and is_new):

@@ -40,6 +40,7 @@ from lockstep.models.metrics import Scores
 from lockstep.models.quantisation import check_scales, layers
 from lockstep.models.state import State, check_fit
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.image_sizes import list_sizes
 from lockstep.system.machine import arithmetic, share_of_cores
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -128,7 +129,13 @@ class TorchEngine:
         if execution.compile == "off":
             return module
         pays = self._device.type == "cuda" or self._pays_on_cpu()
-        return torch.compile(module) if execution.compile == "on" or pays else module
+        if execution.compile != "on" and not pays:
+            return module
+        # Compiled once for each size of images: for sizes that it does not know, PyTorch makes
+        # slower code from the second size on, and none at all after eight.
+        limits = torch._dynamo.config
+        limits.recompile_limit = max(limits.recompile_limit, 2 * len(list_sizes(self._recipe)))
+        return torch.compile(module, dynamic=False)
 
     def _pays_on_cpu(self) -> bool:
         return pays_on_cpu(

@@ -8,7 +8,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 import cv2
@@ -34,7 +34,6 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
         self,
         index: Index,
         *,
-        size: int,
         antialias: bool,
         interpolation: str = "bilinear",
         sampling: str = "half_pixel",
@@ -57,7 +56,6 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
                 " eval_antialias: true)"
             )
         self._index = index
-        self._size = size
         self._ahead = ahead
         self._antialias = antialias
         self._interpolation = interpolation
@@ -72,14 +70,15 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
         pass
 
     def batches(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
-        """Yield the batch of every plan, in order, decoding ahead.
+        """Yield the batch of every plan, in order, decoding ahead as long as they have one size.
 
         Raises `DataError` naming the file that cannot be read.
         """
-        plans = iter(plans)
-        first = next(plans, None)
-        if first is None:
-            return
+        for _, plans_of_a_size in groupby(plans, key=lambda plan: plan.size):
+            yield from self._batches_of_a_size(plans_of_a_size)
+
+    def _batches_of_a_size(self, plans: Iterator[BatchPlan]) -> Iterator[Batch]:
+        first = next(plans)
         started: deque[BatchPlan] = deque()
 
         def inputs() -> Iterator[tuple[list[np.ndarray], ...]]:
@@ -89,7 +88,7 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
                 if (plan.samples >= 0).any():
                     yield self._inputs(plan)
 
-        pipeline = self._pipeline(inputs(), len(first.samples))
+        pipeline = self._pipeline(inputs(), len(first.samples), first.size)
         # Other execution models use the memory of an output again as soon as the next one is asked
         # for.
         lends = self._lends and pipeline.exec_dynamic
@@ -104,9 +103,11 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
         for plan in started:
             yield self._batch(plan, None, lends)
 
-    def _pipeline(self, inputs: Iterator[tuple[list[np.ndarray], ...]], most_images: int) -> Any:
+    def _pipeline(
+        self, inputs: Iterator[tuple[list[np.ndarray], ...]], most_images: int, side: int
+    ) -> Any:
         fn, types, pipeline_def = import_dali()
-        size = [self._size, self._size]
+        size = [side, side]
 
         @pipeline_def(  # type: ignore[untyped-decorator]
             batch_size=most_images,
@@ -195,7 +196,7 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
         for i in used:
             source = plan.windows[i, 2:].tolist()
             place = (plan.resized[i].tolist(), plan.offsets[i].tolist())
-            square = np.array(stretches(source, *place, self._size, self._sampling))
+            square = np.array(stretches(source, *place, plan.size, self._sampling))
             starts.append(square[:, 0].astype(np.float32))
             ends.append(square.sum(axis=1).astype(np.float32))
         return starts, ends
@@ -224,7 +225,7 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
         columns = plan.batch_columns()
         if lends and not padded.any():
             return Batch(Lent(output.as_tensor()), labels, **columns)
-        images = np.zeros((len(plan.samples), self._size, self._size, 3), np.uint8)
+        images = np.zeros((len(plan.samples), plan.size, plan.size, 3), np.uint8)
         if output is not None:
             on_cpu = output if self._gpu is None else output.as_cpu()
             images[~padded] = np.asarray(on_cpu.as_tensor())

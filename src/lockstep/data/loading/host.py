@@ -29,7 +29,6 @@ class HostLoader(AbstractContextManager["HostLoader"]):
         self,
         index: Index,
         *,
-        size: int,
         antialias: bool,
         interpolation: str = "bilinear",
         dct_scaling: bool = False,
@@ -41,7 +40,6 @@ class HostLoader(AbstractContextManager["HostLoader"]):
     ) -> None:
         assert ahead >= 1
         self._index = index
-        self._size = size
         self._ahead = ahead
         self._how: dict[str, Any] = {"antialias": antialias, "interpolation": interpolation}
         self._how |= {"dct_scaling": dct_scaling, "sampling": sampling}
@@ -75,7 +73,7 @@ class HostLoader(AbstractContextManager["HostLoader"]):
                     task.cancel()
 
     def _start(self, plan: BatchPlan) -> tuple[Batch, list[Future[None]]]:
-        images = np.empty((len(plan.samples), self._size, self._size, 3), np.uint8)
+        images = np.empty((len(plan.samples), plan.size, plan.size, 3), np.uint8)
         padded = plan.samples < 0
         images[padded] = 0
         to_load = np.flatnonzero(~padded).tolist()

@@ -18,20 +18,19 @@ Loader = HostLoader | DaliLoader | SyntheticLoader
 
 
 def make_loader(
-    index: Index, recipe: Recipe, execution: Execution, *, size: int, evaluation: bool = False
+    index: Index, recipe: Recipe, execution: Execution, *, evaluation: bool = False
 ) -> Loader:
-    """Return a loader of an index for images of `size` x `size` pixels.
+    """Return a loader of the images of an index.
 
     The recipe says how images are resized, in training or in an `evaluation`; the execution says
     which loader runs, and how. Raises `BackendError` if the loader's library is not installed,
     `RecipeError` if the loader cannot do what the recipe says.
     """
     if execution.loader == "synthetic":
-        return SyntheticLoader(index, size=size)
+        return SyntheticLoader(index)
     how: dict[str, Any] = {
         "threads": execution.loader_threads,
         "ahead": execution.loader_batches,
-        "size": size,
         "exif_orientation": recipe.exif_orientation,
         **resampling(recipe, evaluation=evaluation),
     }
@@ -73,5 +72,5 @@ def open_evaluation(
     """
     sizes = index.sizes_for(recipe)
     plans = evaluation_plans(recipe, sizes, batch_images, rank=rank, ranks=ranks)
-    with make_loader(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as loader:
+    with make_loader(index, recipe, execution, evaluation=True) as loader:
         yield loader.batches(plans)

@@ -1,4 +1,4 @@
-"""The synthetic loader: one batch of noise, made once and held on the device, to measure everything
+"""The synthetic loader: one batch of noise for each size, held on the device, to measure everything
 except the input."""
 
 from collections.abc import Iterable, Iterator
@@ -15,10 +15,9 @@ class SyntheticLoader(AbstractContextManager["SyntheticLoader"]):
     """Turns plans into batches with their labels and mixing, and with images of noise; a
     context manager."""
 
-    def __init__(self, index: Index, *, size: int) -> None:
+    def __init__(self, index: Index) -> None:
         self._index = index
-        self._size = size
-        self._images = np.zeros((0, size, size, 3), np.uint8)
+        self._images = np.zeros((0, 0, 0, 3), np.uint8)
 
     def __exit__(self, *error: object) -> None:
         pass
@@ -26,9 +25,8 @@ class SyntheticLoader(AbstractContextManager["SyntheticLoader"]):
     def batches(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
         """Yield a batch for every plan."""
         for plan in plans:
-            count = len(plan.samples)
-            if len(self._images) != count:
-                shape = (count, self._size, self._size, 3)
+            shape = (len(plan.samples), plan.size, plan.size, 3)
+            if self._images.shape != shape:
                 self._images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
             labels = self._index.labels(plan.samples)
             yield Batch(self._images, labels, **plan.batch_columns(), is_held=True)

@@ -10,6 +10,9 @@ from lockstep.recipes.augmentation_list import Augmentations
 from lockstep.recipes.field_validation import Settings
 from lockstep.recipes.fields.kinds import Colour, Deviation, Fraction, Positive
 
+Side = Annotated[int, Field(ge=32), limits.SIDE]
+"""Height or width of images in pixels."""
+
 
 class ImageFields(Settings):
     """Which training images come, with which crops and flips, and how pixels are resized and
@@ -26,10 +29,15 @@ class ImageFields(Settings):
     (arXiv:1901.09335). An epoch has as many images as without it, of which only this fraction are
     different ones: others in each epoch. Most copies of an image go to different ranks. 1: every
     image comes once."""
-    image_size: Annotated[int, Field(ge=32), limits.SIDE] = 224
+    image_size: Side = 224
     """Height and width of a training image in pixels. If it is set and neither `eval_resize` nor
     `eval_crop` is, evaluation follows it: `eval_crop` is this size and `eval_resize` is 256/224 of
     it."""
+    image_sizes: tuple[tuple[Annotated[int, Field(ge=0), limits.EPOCHS], Side], ...] = ()
+    """Sizes of training images that change by epoch: pairs of an epoch, counted from 0, and the
+    size from this epoch on. [[0, 160], [71, 192]]: 160 px in the first 71 epochs, then 192 px.
+    `image_size` is the last size, and follows if it is not set; set alone, it is the size in all
+    epochs. Empty: `image_size` in all epochs."""
     crop: Literal["random_resized", "random", "centre", "squash"] = "random_resized"
     """How a square is cut from a training image. "random_resized": a window of random area, aspect
     ratio and place is resized to it. "random": the shorter side is resized to `image_size`,
@@ -96,11 +104,22 @@ class ImageFields(Settings):
             raise ValueError(
                 f"crop_area must be a rising range within 0 to 1, not {list(self.crop_area)}"
             )
+        epochs = [epoch for epoch, _ in self.image_sizes]
+        if epochs != sorted(set(epochs)) or epochs[:1] not in ([], [0]):
+            raise ValueError(
+                f"image_sizes must begin with epoch 0, and epochs must rise, not {epochs}"
+            )
+        if self.image_sizes and self.image_sizes[-1][1] != self.image_size:
+            raise ValueError(
+                f"image_sizes ends with {self.image_sizes[-1][1]}, but image_size is"
+                f" {self.image_size}; set one of them alone"
+            )
         if self.crop_aspect[0] > self.crop_aspect[1]:
             raise ValueError(f"crop_aspect must be a rising range, not {list(self.crop_aspect)}")
-        if self.crop_padding >= self.image_size:
+        smallest = min(size for _, size in [*self.image_sizes, (0, self.image_size)])
+        if self.crop_padding >= smallest:
             raise ValueError(
-                f"crop_padding must be less than image_size ({self.image_size}), not"
+                f"crop_padding must be less than image_size ({smallest}), not"
                 f" {self.crop_padding}: the image is reflected once"
             )
         return self

@@ -1,0 +1,38 @@
+"""Tests for every engine: training steps on images of several sizes."""
+
+import pytest
+
+from lockstep.recipes import Recipe
+from lockstep.verification.bounds import BOUNDS
+from tests.backends import oracle
+from tests.backends.cases import (
+    RATES,
+    all_bits,
+    compare_changes,
+    random_batch,
+    random_state,
+)
+from tests.backends.conftest import Start
+
+
+def test_steps_on_images_of_changing_sizes_are_those_of_float64_and_resume_exactly(
+    start: Start, tiny_recipe: Recipe
+) -> None:
+    recipe = tiny_recipe.replace(stochastic_depth=0.6)
+    batches = [
+        random_batch(recipe, seed=number, size=size, mixup="sample")
+        for number, size in enumerate((32, 48, 32))
+    ]
+    begun = random_state(recipe)
+    engine = start(recipe, begun)
+    losses = [*engine.fetch(engine.train(batches[:2], 0)).losses]
+    middle = engine.read()
+    losses += [*engine.fetch(engine.train(batches[2:], 2)).losses]
+    end = engine.read()
+    expected = oracle.train(recipe, begun, batches, RATES)
+    assert losses[0] == pytest.approx(expected.losses[0], rel=BOUNDS["loss"].value)
+    assert losses == pytest.approx(expected.losses, rel=BOUNDS["trajectory"].value)
+    assert compare_changes(end, expected.state, begun) < BOUNDS["trajectory"].value
+    resumed = start(recipe, middle, new=True)
+    resumed.fetch(resumed.train(batches[2:], 2))
+    assert all_bits(resumed.read()) == all_bits(end)
