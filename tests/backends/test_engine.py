@@ -225,6 +225,21 @@ def test_scores_are_those_of_the_logits_predicted(start: Start, tiny_recipe: Rec
     }
 
 
+def test_scores_with_flips_are_those_of_the_mean_logits_of_image_and_mirror_image(
+    start: Start, tiny_recipe: Recipe
+) -> None:
+    recipe = tiny_recipe.replace(eval_flips=True)
+    engine = start(recipe)
+    batch = random_batch(recipe)
+    scores = engine.evaluate([batch])
+    mirrored = engine.predict(np.ascontiguousarray(batch.images[:, :, ::-1]))
+    logits = (engine.predict(batch.images).astype(np.float64) + mirrored) / 2
+    losses, ranks, predictions = compute_scores(logits, batch.labels)
+    assert distance(scores.losses, losses) < BOUNDS["loss"].value
+    assert scores.ranks.tolist() == ranks.tolist()
+    assert scores.predictions.tolist() == predictions.tolist()
+
+
 def test_confidences_are_the_softmax_of_the_class_predicted(
     start: Start, tiny_recipe: Recipe
 ) -> None:

@@ -254,7 +254,9 @@ def test_a_gpu_computes_fp32_in_fp32_and_fp16_by_tensorrt() -> None:
     ] == there[1:2]
 
 
-def test_scores_are_those_of_the_reference_engine(tiny_recipe: Recipe) -> None:
+@pytest.mark.parametrize("flips", [False, True])
+def test_scores_are_those_of_the_reference_engine(tiny_recipe: Recipe, flips: bool) -> None:
+    tiny_recipe = tiny_recipe.replace(eval_flips=flips)
     weights = make_weights(tiny_recipe)
     batch = random_batch(tiny_recipe)
     batch = replace(
@@ -264,7 +266,7 @@ def test_scores_are_those_of_the_reference_engine(tiny_recipe: Recipe) -> None:
     reference.write(State(0, weights.tensors, zero_momentum(tiny_recipe)))
     wanted: Scores = reference.evaluate([batch])
     with open_runtime("onnxruntime", weights, CPU) as runtime:
-        scores = compute_scores(runtime, [batch])
+        scores = compute_scores(runtime, [batch], flips=flips)
     assert (scores.labels.tolist(), scores.ranks.tolist()) == (
         wanted.labels.tolist(),
         wanted.ranks.tolist(),

@@ -130,6 +130,7 @@ BY_SAMPLE = {"mixup_coefficient": "sample", "mixup_pairing": "reverse"}
         (MIXED | {"padding": "same", "logits": 11, "precision": "bf16"}, 1),
         (MIXED | BY_SAMPLE | {"antialias": True, "ema_decay": 0.99}, 2),
         ({"precision": "fp16", "loss_scaling": "dynamic"}, 1),
+        ({"image_sizes": [[0, 48], [1, 32]], "eval_flips": True, "stochastic_depth": 0.5}, 2),
     ],
     ids=str,
 )

@@ -203,6 +203,10 @@ def paste_nothing(batch: Batch) -> Batch:
     return batch if batch.boxes is None else replace(batch, boxes=0 * batch.boxes)
 
 
+def crop_to_the_smallest(batch: Batch) -> Batch:
+    return replace(batch, images=batch.pixels[:, :48, :48])
+
+
 def move_stride(model: Any) -> Any:
     return replace(model, stride_in="1x1")
 
@@ -275,6 +279,8 @@ FAULTS: dict[str, tuple[Wrong, list[str]]] = {
         Wrong(evaluated=lambda batch: bool((batch.labels >= 0).all())),
         ["evaluation", "counts"],
     ),
+    "evaluates without mirror images": (change(eval_flips=False), ["evaluation"]),
+    "crops images to one size": (Wrong(batches=crop_to_the_smallest), ["losses"]),
     "counts the first four": (
         Wrong(counted=lambda counts: replace(counts, top5=max(counts.top5 - 1, 0))),
         ["counts"],

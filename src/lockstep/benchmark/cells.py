@@ -12,6 +12,7 @@ from lockstep.backends import FRAMEWORKS
 from lockstep.inference.runtimes import NATIVE, find_row
 from lockstep.models.architectures import MODELS, model_spec
 from lockstep.recipes import Execution, Recipe, load_recipe
+from lockstep.recipes.image_sizes import fix_size
 from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import BackendError, RecipeError, UserError, nearest
 
@@ -103,13 +104,15 @@ class Plan:
         return asdict(self)
 
     def make_recipe(self, cell: Cell) -> Recipe:
-        """Return the recipe that a cell is measured with. Raises `RecipeError` if there is none."""
-        return load_recipe(self.recipe).replace(
+        """Return the recipe that a cell is measured with: all images have its `image_size`, and an
+        evaluation computes each once. Raises `RecipeError` if there is none."""
+        recipe = load_recipe(self.recipe).replace(
             **self.changes,
             model=plain_name(cell.model),
             precision="fp32" if cell.dtype == INT8 else cell.dtype,
             global_batch_images=cell.batch * cell.ranks,
         )
+        return fix_size(recipe, recipe.image_size).replace(eval_flips=False)
 
     def make_execution(self, cell: Cell) -> Execution:
         """Return the execution that a cell is measured with. Raises `RecipeError` for a wrong

@@ -105,7 +105,7 @@ def open_computation(
         shares_cores=shares_cores,
     )
     with opening as opened:
-        evaluate = partial(compute_scores, opened)
+        evaluate = partial(compute_scores, opened, flips=weights.recipe.eval_flips)
         yield Computation(
             runtime, weights, recorder, evaluate, opened.predict, on_gpu=opened.on_gpu
         )

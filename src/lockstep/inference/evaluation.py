@@ -112,6 +112,8 @@ def _evaluate_weights(
         computation = calibrator.watch(computation)
     recipe = computation.weights.recipe
     index, remarks = images.open_index(computation.weights, computation.recorder)
+    if calibrator is not None and recipe.eval_flips:
+        remarks.append("calibrated and evaluated without mirror images, as predict computes")
     place = {"rank": computation.rank, "ranks": computation.ranks}
     total = math.ceil(len(index) / (batch * computation.ranks))
     pace = Pace()

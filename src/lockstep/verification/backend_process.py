@@ -104,7 +104,10 @@ class Worker:
         return engine
 
     def _inference(self) -> Arrays:
-        with self._engine(self._plain, self._workload.rates) as engine:
+        """Return logits, and losses of an evaluation with mirror images; `_counts` evaluates
+        without."""
+        flipping = self._plain.replace(eval_flips=True)
+        with self._engine(flipping, self._workload.rates) as engine:
             logits = engine.predict(self._workload.batches[0].pixels)
             losses = engine.evaluate(self._workload.evaluation).losses
         return {"logits": logits, "evaluation": losses}

@@ -353,9 +353,12 @@ class MxnetEngine(VectorState):
         rows = []
         for batch in batches:
             with self._explain_errors():
-                logits = self._infer(
-                    self._images(batch), self._ema_views if ema else self._views, recipe
-                )
+                values = self._ema_views if ema else self._views
+                images = self._images(batch)
+                logits = self._infer(images, values, recipe)
+                if recipe.eval_flips:
+                    mirrored = mx.nd.flip(images, axis=2)
+                    logits = (logits + self._infer(mirrored, values, recipe)) / 2
                 rows.append(_score(logits, self._array(batch.labels.astype(np.int32))))
 
         def gather_rows() -> np.ndarray:

@@ -315,7 +315,13 @@ class PaddleEngine(VectorState):
         rows = [paddle.zeros([0, 5], dtype="float64")]
         for batch in batches:
             views = self._ema_views if ema else self._views
-            (logits,) = self._evaluated({"images": self._normalise(self._images(batch))} | views)
+            images = self._normalise(self._images(batch))
+            (logits,) = self._evaluated({"images": images} | views)
+            if self._recipe.eval_flips:
+                own = logits.clone()  # the next call writes where this result is
+                mirrored = images.flip(2 if self._world.on_gpu else 3)
+                (logits,) = self._evaluated({"images": mirrored} | views)
+                logits = (own + logits) / 2
             rows.append(_score(logits, paddle.to_tensor(batch.labels, dtype="int64")))
         own = paddle.concat(rows)
         before = self._world.rank * len(own)

@@ -238,7 +238,10 @@ class ReferenceEngine:
         rows = [np.zeros((0, 5))]
         for batch in batches:
             counted = batch.labels >= 0
-            logits = self._logits(batch.pixels[counted], recipe, ema=ema)
+            pixels = batch.pixels[counted]
+            logits = self._logits(pixels, recipe, ema=ema)
+            if recipe.eval_flips:
+                logits = (logits + self._logits(pixels[:, :, ::-1], recipe, ema=ema)) / 2
             rows.append(f.score(logits, batch.labels[counted]))
         return Scores.unpack_table(np.concatenate(rows))
 

@@ -86,18 +86,18 @@ class TensorflowEngine:
         self._mean = tf.constant(recipe.mean, tf.float32)
         self._std = tf.constant(recipe.std, tf.float32)
         self._train_step = self._trace_step()
-        images = tf.TensorSpec([None, None, None, 3], tf.uint8)
+        takes_images = {"input_signature": [tf.TensorSpec([None, None, None, 3], tf.uint8)]}
         exact = recipe.evaluation_recipe()  # traced when they are first used
         self._logits = graph(
-            lambda images: self._infer(images, recipe, self._tensors), input_signature=[images]
+            lambda images: self._infer(images, recipe, self._tensors), **takes_images
         )
         self._evaluated, self._evaluated_ema = (
             graph(
-                lambda images, of=values: self._infer(images, exact, of), input_signature=[images]
+                lambda images, of=values: self._evaluate_images(images, exact, of), **takes_images
             )
             for values in (self._tensors, self._ema)
         )
-        if exact == recipe:
+        if exact == recipe and not recipe.eval_flips:
             self._evaluated = self._logits
         rows = tf.TensorSpec([None, None], tf.float64)  # sums of steps, scores of images
         self._total = graph(lambda table: world.run(self._sum_rows, table), input_signature=[rows])
@@ -368,6 +368,14 @@ class TensorflowEngine:
 
     def _infer(self, images: Tensor, recipe: Recipe, values: Mapping[str, Tensor]) -> Tensor:
         return Pass(recipe, values, training=False).logits(self._normalise(images))
+
+    def _evaluate_images(
+        self, images: Tensor, recipe: Recipe, values: Mapping[str, Tensor]
+    ) -> Tensor:
+        logits = self._infer(images, recipe, values)
+        if not recipe.eval_flips:
+            return logits
+        return (logits + self._infer(tf.reverse(images, axis=[2]), recipe, values)) / 2
 
     # State
 

@@ -237,6 +237,8 @@ class TorchEngine:
         rows = [torch.zeros(0, 5, dtype=torch.float64, device=self._device)]
         for _, (images, labels, *_) in self._inputs.upload(batches):
             logits = self._logits(images, recipe, ema=ema)
+            if recipe.eval_flips:
+                logits = (logits + self._logits(images.flip(2), recipe, ema=ema)) / 2
             known = labels.clamp(min=0)
             losses = F.cross_entropy(logits, known, reduction="none")
             confidences = 1 / (logits - logits.amax(dim=1, keepdim=True)).exp().sum(dim=1)

@@ -19,13 +19,17 @@ class Predicts(Protocol):
         """Return logits [N, logits] of uint8 images of one size."""
 
 
-def compute_scores(runtime: Predicts, batches: Iterable[Batch]) -> Scores:
-    """Return the scores of every image that is not padding, from logits in float64."""
+def compute_scores(runtime: Predicts, batches: Iterable[Batch], *, flips: bool = False) -> Scores:
+    """Return the scores of every image that is not padding, from logits in float64. With `flips`,
+    they are the mean of those of image and mirror image."""
     rows = [np.zeros((0, 5))]
     for batch in batches:
         counted = batch.labels >= 0
-        logits = runtime.predict(batch.pixels)[counted].astype(np.float64)
-        rows.append(functions.score(logits, batch.labels[counted]))
+        logits = runtime.predict(batch.pixels).astype(np.float64)
+        if flips:
+            mirrored = np.ascontiguousarray(batch.pixels[:, :, ::-1])
+            logits = (logits + runtime.predict(mirrored)) / 2
+        rows.append(functions.score(logits[counted], batch.labels[counted]))
     return Scores.unpack_table(np.concatenate(rows))
 
 

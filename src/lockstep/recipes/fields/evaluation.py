@@ -30,6 +30,10 @@ class EvaluationFields(Settings):
     rounded sides, as with Pillow and OpenCV. "half_pixel_symmetric": both directions have the scale
     of the shorter side, from the image's centre, as DALI's `subpixel_scale`. "asymmetric": pixel i
     is sampled at i times the scale, as TensorFlow 1's `resize_bilinear`."""
+    eval_flips: bool = False
+    """Evaluation: whether the logits of an image are the mean of those of the image and of its
+    mirror image. It takes twice the time. `predict`, `serve` and exported programs compute the
+    image alone."""
 
     @model_validator(mode="after")
     def _check_evaluation_fields(self) -> Self:
