@@ -225,7 +225,7 @@ def test_an_image_of_one_pixel_is_its_own_window() -> None:
 
 
 def crops_of(kind: str, sizes: np.ndarray) -> list[list[object]]:
-    crops = draw_crops(Recipe(crop=kind, image_size=32), sizes, numbers_of(len(sizes)))
+    crops = draw_crops(Recipe(crop=kind), 32, sizes, numbers_of(len(sizes)))
     return [part.tolist() for part in crops]
 
 

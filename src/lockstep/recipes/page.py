@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 from lockstep.models.architectures import TRAINED_ROLES
+from lockstep.recipes.image_sizes import find_size, list_sizes
 from lockstep.recipes.published import ORIGINS, RECIPES, find_origin
 from lockstep.recipes.published_accuracies import find_accuracies
 from lockstep.recipes.recipe import Recipe
@@ -67,10 +68,13 @@ def _describe_accuracies(name: str) -> str:
 
 def _describe_cost(recipe: Recipe) -> str:
     """Return epochs and size in pixels, and how many epochs at 224 pixels have as many pixels."""
-    size = recipe.image_size
-    equal = recipe.epochs * (size / _REFERENCE_PIXELS) ** 2
-    shown = f"{recipe.epochs} x {size}"
-    return shown if size == _REFERENCE_PIXELS else f"{shown} ({equal:.2g} x {_REFERENCE_PIXELS})"
+    sizes = [find_size(recipe, epoch) for epoch in range(recipe.epochs)]
+    equal = sum((size / _REFERENCE_PIXELS) ** 2 for size in sizes)
+    smallest, *larger = list_sizes(recipe)
+    shown = f"{recipe.epochs} x {smallest}" + (f" to {larger[-1]}" if larger else "")
+    if sizes == [_REFERENCE_PIXELS] * len(sizes):
+        return shown
+    return f"{shown} ({equal:.2g} x {_REFERENCE_PIXELS})"
 
 
 def _list_update_rules(recipe: Recipe) -> Iterator[str]:
@@ -97,6 +101,8 @@ def _list_regularisation(recipe: Recipe) -> Iterator[str]:
     yield f"weight decay {recipe.weight_decay:.3g}{decayed}"
     if recipe.dropout:
         yield f"dropout {recipe.dropout:g}"
+    if recipe.stochastic_depth:
+        yield f"stochastic depth {recipe.stochastic_depth:g}"
     if recipe.ema_decay:
         yield f"moving average {recipe.ema_decay:g}"
     if recipe.sparsity != "none":
@@ -125,7 +131,8 @@ def _list_loss_rules(recipe: Recipe) -> Iterator[str]:
 
 def _describe_evaluation(recipe: Recipe) -> str:
     filtered = ", filtered" if recipe.eval_antialias else ""
-    return f"{recipe.eval_crop} of {recipe.eval_resize}, {recipe.interpolation}{filtered}"
+    flips = ", mirror images" if recipe.eval_flips else ""
+    return f"{recipe.eval_crop} of {recipe.eval_resize}, {recipe.interpolation}{filtered}{flips}"
 
 
 def _find_source(name: str) -> str:
