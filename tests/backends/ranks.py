@@ -51,7 +51,7 @@ class Scenario:
     recipe: Recipe
     execution: dict[str, Any] = field(default_factory=dict)
     poisoned: bool = False
-    """Whether rank 1 has an infinite MixUp coefficient in step 1."""
+    """Whether rank 1 has infinite coefficients in step 1."""
 
 
 SCENARIOS = {
@@ -118,7 +118,8 @@ def _batch(plan: BatchPlan) -> Batch:
 def _poison(batch: Batch, scenario: Scenario, world: World, step: int) -> Batch:
     if not scenario.poisoned or step != 1 or world.rank == 0:
         return batch
-    return replace(batch, coefficients=np.full(len(batch.labels), np.inf, np.float32))
+    infinite = np.full(len(batch.labels), np.inf, np.float32)
+    return replace(batch, coefficients=infinite, target_coefficients=infinite)
 
 
 def images_to_evaluate(recipe: Recipe, world: World) -> Iterator[Batch]:

@@ -247,10 +247,6 @@ FAULTS: dict[str, tuple[Wrong, list[str]]] = {
         change(**CROSS_ENTROPY),
         ["binary loss", "frozen gradient"],
     ),
-    "does not binarise targets": (
-        change(target_threshold=0.0),
-        ["binary loss", "frozen gradient"],
-    ),
     "pastes no boxes": (Wrong(batches=paste_nothing), ["frozen statistics", "frozen gradient"]),
     "drops the features of another image": (
         Wrong(batches=shift_kept_features),

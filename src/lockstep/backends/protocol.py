@@ -29,8 +29,7 @@ class Interval:
     first: int
     """Number of the first step. Steps count from 0."""
     losses: np.ndarray
-    """float64 [steps]: mean training loss of each global batch, with the label smoothing and MixUp
-    of the recipe."""
+    """float64 [steps]: mean training loss of each global batch, with the targets of the recipe."""
     counts: Counts
     """Counts of the training images. Hits are counted against each image's own label."""
     loss_scale: float

@@ -26,9 +26,9 @@ class ImageFields(Settings):
     some images are left out, others in each epoch."""
     repeated_augmentation: Annotated[int, Field(ge=1, le=100)] = 1
     """Number of times that an image comes in a step, each time with another crop, flip and so on
-    (arXiv:1901.09335). An epoch has as many images as without it, of which only this fraction are
-    different ones: others in each epoch. Most copies of an image go to different ranks. 1: every
-    image comes once."""
+    (arXiv:1901.09335). An epoch has as many images as without it: copies of 1 / this number of
+    them, others in each epoch. Most copies of an image go to different ranks. 1: every image comes
+    once."""
     image_size: Side = 224
     """Height and width of a training image in pixels. If it is set and neither `eval_resize` nor
     `eval_crop` is, evaluation follows it: `eval_crop` is this size and `eval_resize` is 256/224 of

@@ -36,7 +36,7 @@ class LossFields(Settings):
     """Binary cross-entropy of an image: the mean or the sum over the classes."""
     class_weights: ClassWeights = "none"
     """Weights of the classes in the training loss. The loss of an image is the sum over classes k
-    of -weight[k] * target[k] * log p[k], with the target after label smoothing and MixUp. The loss
+    of -weight[k] * target[k] * log p[k], with the target after label smoothing and mixing. The loss
     of a step is the mean over its images, as in PyTorch's CrossEntropyLoss(weight) with
     probabilities as targets. Numbers: one for each logit. "balanced": images / (classes * images of
     the class), counted in the training images when the run begins; its recipe.yaml has the numbers.
