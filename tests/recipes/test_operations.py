@@ -76,6 +76,23 @@ def test_an_operator_on_geometry_gives_pillows_bits(operator: str, interpolation
         assert changed.flags.c_contiguous
 
 
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("operator", ["translate_x", "translate_y"])
+def test_a_translation_gives_pillows_bits_at_any_size(operator: str, interpolation: Any) -> None:
+    generator = np.random.default_rng(6)
+    how = Resampling(interpolation, FILL)
+    # An eighth of a pixel puts many values on whole levels, where rounding decides.
+    for eighths in (-3000, -257, -8, -1, 0, 1, 5, 83, 256, *generator.integers(-400, 400, 20)):
+        size = int(generator.integers(32, 70))
+        pixels = generator.integers(0, 256, (size, size, 3), np.uint8)
+        for share in (eighths / 8 / size, eighths / 991):
+            expected = GEOMETRY[operator](
+                Image.fromarray(pixels), share, MODES[interpolation], FILL
+            )
+            changed = OPERATORS[operator](pixels, share, how)
+            np.testing.assert_array_equal(changed, np.asarray(expected), err_msg=f"{share}")
+
+
 def test_every_operator_is_compared_with_pillow() -> None:
     assert set(OPERATORS) == {*COLOURS, *GEOMETRY}
 

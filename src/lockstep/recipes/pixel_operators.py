@@ -13,6 +13,8 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from lockstep.recipes.pixel_translation import translate
+
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
 _FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -200,12 +202,20 @@ def shear_y(pixels: np.ndarray, factor: float, how: Resampling) -> np.ndarray:
 
 def translate_x(pixels: np.ndarray, share: float, how: Resampling) -> np.ndarray:
     """Move to the left by a share of the width."""
-    return _map_affine(pixels, (1, 0, share * pixels.shape[1], 0, 1, 0), how)
+    offset = share * pixels.shape[1]
+    moved = None
+    if how.interpolation != "nearest":
+        moved = translate(pixels, offset, 1, how.interpolation, how.fill)
+    return _map_affine(pixels, (1, 0, offset, 0, 1, 0), how) if moved is None else moved
 
 
 def translate_y(pixels: np.ndarray, share: float, how: Resampling) -> np.ndarray:
     """Move up by a share of the height."""
-    return _map_affine(pixels, (1, 0, 0, 0, 1, share * pixels.shape[0]), how)
+    offset = share * pixels.shape[0]
+    moved = None
+    if how.interpolation != "nearest":
+        moved = translate(pixels, offset, 0, how.interpolation, how.fill)
+    return _map_affine(pixels, (1, 0, 0, 0, 1, offset), how) if moved is None else moved
 
 
 def _move_rows(pixels: np.ndarray, offset: int, fill: tuple[int, int, int]) -> np.ndarray:
