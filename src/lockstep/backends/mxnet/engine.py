@@ -18,20 +18,20 @@ import mxnet as mx
 import numpy as np
 
 from lockstep.backends import Interval
-from lockstep.backends.mxnet.loss_scale import Array, LossScale
+from lockstep.backends.mxnet.loss_scale import Array
 from lockstep.backends.mxnet.losses import ImageLosses, log_sum_exp, mix_images
 from lockstep.backends.mxnet.model import Pass, variables
+from lockstep.backends.mxnet.updating import Update
 from lockstep.backends.mxnet.waiting import Result, run_in_thread
 from lockstep.backends.mxnet.world import MxnetWorld
 from lockstep.backends.shared.device import build_memory_error
 from lockstep.backends.shared.handles import FutureHandle, Rows
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.shared.layout import Layout
-from lockstep.backends.shared.vector_state import VectorState
 from lockstep.data import Batch
 from lockstep.models.metrics import Scores
+from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.schedule import ema_decays
 from lockstep.recipes.stochastic_depth import branch_factors
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import arithmetic
@@ -40,7 +40,7 @@ _LOOK_SEC = 1.0
 """Seconds to wait for steps before checking whether all ranks still exist."""
 
 
-class MxnetEngine(VectorState):
+class MxnetEngine:
     """Implements `lockstep.backends.Engine`."""
 
     def __init__(
@@ -50,7 +50,6 @@ class MxnetEngine(VectorState):
         self._world = world
         self._parts = execution.accumulation_steps
         self._static = execution.compile != "off"
-        self._done = 0
         self._synchronised = recipe.batch_norm == "synchronised" and world.ranks > 1
         if self._synchronised and execution.compile == "on":
             raise BackendError(
@@ -58,9 +57,11 @@ class MxnetEngine(VectorState):
             )
         _configure(recipe, execution, world)
         self._layout = layout = Layout(recipe)
-        self._values = self._zeros(layout.size)
-        self._velocity = self._zeros(layout.count)
-        self._slopes = self._zeros(layout.size)
+        self._update = Update(recipe, layout, learning_rates, world.context)
+        self._scale = self._update.scale
+        self._values = self._update.values
+        self._ema = self._update.ema
+        self._slopes = mx.nd.zeros(layout.size, world.context)
         """Gradients, followed by mean and biased variance of a batch where `_values` has running
         statistics.
 
@@ -69,8 +70,6 @@ class MxnetEngine(VectorState):
         the statistics waits for the pass.
         """
         self._gradient = self._slopes[layout.trained_place]
-        self._ema = self._zeros(layout.size) if recipe.ema_decay else None
-        self._removed = None
         self._views = layout.views(self._values)
         self._ema_views = {} if self._ema is None else layout.views(self._ema)
         slopes = layout.views(self._slopes)
@@ -89,9 +88,6 @@ class MxnetEngine(VectorState):
         self._values_of_a_channel: dict[tuple[int, int], dict[str, int]] = {}
         """`Pass.values_of_a_channel`, by height and width of images."""
         self._unbiased: dict[tuple[int, ...], Array] = {}
-        self._scale = LossScale(recipe, world.context)
-        self._learning_rates = [float(rate) for rate in learning_rates]
-        self._ema_decays = ema_decays(recipe, len(learning_rates)).astype(np.float32)
         self._mean = self._array(np.array(recipe.mean, np.float32).reshape(1, 1, 1, 3))
         self._std = self._array(np.array(recipe.std, np.float32).reshape(1, 1, 1, 3))
         self._losses = ImageLosses(recipe, world.context)
@@ -103,9 +99,6 @@ class MxnetEngine(VectorState):
     def __exit__(self, *error: object) -> None:
         if not self._world.lost and error[0] is None:
             mx.nd.waitall()
-
-    def _zeros(self, length: int) -> Array:
-        return mx.nd.zeros(length, self._world.context)
 
     def _array(self, values: np.ndarray) -> Array:
         return mx.nd.array(values, self._world.context, values.dtype)
@@ -121,8 +114,7 @@ class MxnetEngine(VectorState):
                 self._world.sum(self._gradient, "gradient")
                 self._world.sum(sums, "sums")
                 rows.append(sums)
-                self._update(step)
-            self._done = step + 1
+                self._update.take(self._gradient, step)
         if rows:
             table = mx.nd.stack(*rows)
             scale = self._scale.value
@@ -265,52 +257,6 @@ class MxnetEngine(VectorState):
             )
         return mx.nd.broadcast_div(mx.nd.broadcast_sub(x, self._mean), self._std)
 
-    def _update(self, step: int) -> None:
-        # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity
-        # stay 0.
-        gradient = self._gradient
-        rate = self._learning_rates[step]
-        scale = 1 / self._scale.fixed
-        trained = self._layout.trained_place
-        velocity = self._velocity[trained]
-        weights = self._values[trained]
-        if self._removed is not None:
-            gradient = mx.nd.where(self._removed[trained], mx.nd.zeros_like(gradient), gradient)
-        used = None
-        if self._scale.is_dynamic:
-            gradient, used = self._scale.step(gradient)
-        before = velocity.copy() if self._scale.is_dynamic or self._recipe.nesterov else None
-        # MXNet's operator has the learning rate inside the velocity. At rate -1 its velocity is the
-        # canonical one. Its new weights are not used and overwrite the gradient.
-        for group in self._layout.groups:
-            mx.nd.sgd_mom_update(
-                weights[group.place],
-                gradient[group.place],
-                velocity[group.place],
-                lr=-1.0,
-                momentum=self._recipe.momentum,
-                wd=group.decay,
-                rescale_grad=scale,
-                out=gradient[group.place],
-            )
-        move = velocity
-        momentum = self._recipe.momentum
-        # It moves by g + m * v, where g = v - m * (the velocity before).
-        if self._recipe.nesterov and before is not None:
-            move = (1 + momentum) * velocity - momentum * before
-        old = weights.copy() if used is not None else None
-        for group in self._layout.groups:
-            own = weights[group.place]
-            mx.nd.sgd_update(own, move[group.place], lr=rate * group.factor, wd=0.0, out=own)
-        if used is not None and before is not None:
-            is_used = mx.nd.broadcast_like(used, before)
-            weights[:] = mx.nd.where(is_used, weights, old)
-            velocity[:] = mx.nd.where(is_used, velocity, before)
-        if self._ema is not None:
-            keep = self._ema_decays[step]
-            average = self._ema[self._layout.changing_place]
-            average += float(1 - keep) * (self._values[self._layout.changing_place] - average)
-
     def fetch(self, handle: FutureHandle) -> Interval:
         """Wait for the steps and return their results over all ranks."""
         table, finished_at = self._wait_for(handle.result)
@@ -383,19 +329,19 @@ class MxnetEngine(VectorState):
 
     # State
 
-    def _copy_to_array(self, vector: Array) -> np.ndarray:
+    def read(self) -> State:
+        """Return a copy of the state."""
         with self._explain_errors():
-            return vector.asnumpy()
+            return self._update.read()
 
-    def _fill(self, vector: Array, values: np.ndarray) -> None:
-        vector[:] = values
+    def write(self, state: State) -> None:
+        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
+        does not fit."""
+        self._update.write(state)
 
-    def _load_removed(self, removed: np.ndarray) -> Array:
-        return self._array(removed.astype(np.float32))
-
-    def _clear_removed(self, vector: Array, removed: Array) -> None:
-        kept = vector[: self._layout.count]
-        kept[:] = mx.nd.where(removed, mx.nd.zeros_like(kept), kept)
+    def mask(self, masks: Mapping[str, np.ndarray]) -> None:
+        """Keep weights at 0 where a mask is False. The masks replace all masks set before."""
+        self._update.mask(masks)
 
 
 class _SumOverRanks(mx.autograd.Function):  # type: ignore[misc]

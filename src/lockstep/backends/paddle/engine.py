@@ -7,7 +7,7 @@ model has views of them. The layout is NCHW on a CPU, where oneDNN computes, and
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,19 +18,18 @@ from paddle.autograd import PyLayer
 
 from lockstep.backends import Interval
 from lockstep.backends.paddle.lending import Borrower
-from lockstep.backends.paddle.loss_scale import LossScale
 from lockstep.backends.paddle.losses import ImageLosses, mix_images
 from lockstep.backends.paddle.model import COMPUTED_IN, Pass
 from lockstep.backends.paddle.program import Compiled, Outputs, Tensors
+from lockstep.backends.paddle.updating import Update
 from lockstep.backends.paddle.world import PaddleWorld, Tensor
 from lockstep.backends.shared.device import build_memory_error
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.shared.layout import Layout
-from lockstep.backends.shared.vector_state import VectorState
 from lockstep.data import Batch
 from lockstep.models.metrics import Scores
+from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.schedule import ema_decays
 from lockstep.recipes.stochastic_depth import branch_factors
 from lockstep.system.errors import BackendError
 
@@ -62,7 +61,7 @@ Function = Callable[[Tensors], Outputs]
 """A computation on the engine's tensors."""
 
 
-class PaddleEngine(VectorState):
+class PaddleEngine:
     """Implements `lockstep.backends.Engine`."""
 
     def __init__(
@@ -72,7 +71,6 @@ class PaddleEngine(VectorState):
         self._world = world
         self._parts = execution.accumulation_steps
         self._all_reduce_mb = execution.all_reduce_mb
-        self._done = 0
         self._sent = COMPUTED_IN.get(execution.all_reduce_precision, "float32")
         _configure(recipe, execution, world)
         self._synchronised = recipe.batch_norm == "synchronised" and world.ranks > 1
@@ -81,17 +79,14 @@ class PaddleEngine(VectorState):
                 "a Paddle program has no batch norm over all ranks; leave compile at auto"
             )
         self._layout = layout = Layout(recipe)
-        self._values = paddle.zeros([layout.size])
-        self._velocity = paddle.zeros([layout.count])
-        self._ema = paddle.zeros([layout.size]) if recipe.ema_decay else None
-        self._removed = None
+        self._update = Update(recipe, layout, learning_rates)
+        self._scale = self._update.scale
+        self._values = self._update.values
+        self._ema = self._update.ema
         self._views = layout.views(self._values)
         self._ema_views = {} if self._ema is None else layout.views(self._ema)
         for name in layout.trained:
             self._views[name].stop_gradient = False
-        self._scale = LossScale(recipe)
-        self._learning_rates = np.asarray(learning_rates, np.float32)
-        self._ema_decays = ema_decays(recipe, len(learning_rates)).astype(np.float32)
         self._mean = paddle.to_tensor(list(recipe.mean), dtype="float32")
         self._std = paddle.to_tensor(list(recipe.std), dtype="float32")
         self._losses = ImageLosses(recipe)
@@ -143,9 +138,8 @@ class PaddleEngine(VectorState):
                 gradient, sums = self._gradient(batch)
             except MemoryError as error:
                 raise build_memory_error(len(batch.labels), self._parts, _reason(error)) from None
-            self._update(self._add_up(gradient), step)
+            self._update.take(self._add_up(gradient), step)
             rows.append(sums)
-            self._done = step + 1
         table = paddle.zeros([0, 4], dtype="float64")
         if rows:
             table = self._world.sum(paddle.stack(rows).reshape([-1])).reshape([-1, 4])
@@ -256,43 +250,6 @@ class PaddleEngine(VectorState):
         x = (images.cast("float32") - self._mean) / self._std
         return x if self._world.on_gpu else x.transpose([0, 3, 1, 2])
 
-    @paddle.no_grad()  # type: ignore[untyped-decorator]
-    def _update(self, gradient: Tensor, step: int) -> None:
-        # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity
-        # stay 0.
-        trained = self._layout.trained_place
-        if self._removed is not None:
-            gradient = paddle.where(self._removed[trained], paddle.zeros([1]), gradient)
-        gradient, used = self._scale.step(gradient)
-        rate = float(self._learning_rates[step])
-        weights = self._values[trained]
-        velocity = self._velocity[trained]
-        before = velocity.clone() if self._scale.is_dynamic else None
-        for group in self._layout.groups:
-            own_rate = paddle.full([1], rate * group.factor)
-            if self._scale.is_dynamic:  # rate 0 leaves the weights unchanged
-                own_rate = paddle.where(used, own_rate, paddle.zeros([1]))
-            paddle._C_ops.momentum_(
-                weights[group.place],
-                gradient[group.place],
-                velocity[group.place],
-                own_rate,
-                None,
-                self._recipe.momentum,
-                self._recipe.nesterov,
-                "l2_decay" if group.decay else "",
-                group.decay,
-                False,
-                1.0,
-            )
-        if before is not None:
-            velocity.copy_(paddle.where(used, velocity, before), True)
-        if self._ema is not None:
-            keep = self._ema_decays[step]
-            average = self._ema[self._layout.changing_place]
-            changed = self._values[self._layout.changing_place]
-            average.add_(float(1 - keep) * (changed - average))
-
     def fetch(self, handle: PaddleHandle) -> Interval:
         """Wait for the steps and return their results over all ranks."""
         if handle.done is not None:
@@ -346,19 +303,18 @@ class PaddleEngine(VectorState):
 
     # State
 
-    def _copy_to_array(self, vector: Tensor) -> np.ndarray:
-        return vector.numpy()
+    def read(self) -> State:
+        """Return a copy of the state."""
+        return self._update.read()
 
-    def _fill(self, vector: Tensor, values: np.ndarray) -> None:
-        vector.copy_(paddle.to_tensor(values), True)
+    def write(self, state: State) -> None:
+        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
+        does not fit."""
+        self._update.write(state)
 
-    def _load_removed(self, removed: np.ndarray) -> Tensor:
-        return paddle.to_tensor(removed)
-
-    @paddle.no_grad()  # type: ignore[untyped-decorator]
-    def _clear_removed(self, vector: Tensor, removed: Tensor) -> None:
-        kept = vector[: self._layout.count]
-        kept.copy_(paddle.where(removed, paddle.zeros([1]), kept), True)
+    def mask(self, masks: Mapping[str, np.ndarray]) -> None:
+        """Keep weights at 0 where a mask is False. The masks replace all masks set before."""
+        self._update.mask(masks)
 
 
 class _SumOverRanks(PyLayer):  # type: ignore[misc]

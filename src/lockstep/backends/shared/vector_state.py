@@ -10,55 +10,58 @@ from lockstep.models.state import State, check_fit, check_masks
 
 
 class VectorState:
-    """Reads, writes and masks the state of an engine.
+    """Reads, writes and masks a state.
 
-    The engine sets the attributes. It defines how its framework copies a vector to the host
+    A backend sets the attributes. It defines how its framework copies a vector to the host
     (`_copy_to_array`) and fills it (`_fill`), and where masks remove weights (`_load_removed`,
     `_clear_removed`).
     """
 
-    _layout: Layout
-    _values: Any
+    layout: Layout
+    values: Any
     """The vector of all tensors."""
-    _velocity: Any
-    _ema: Any | None
-    _removed: Any | None
-    """Where masks remove weights. It is as long as `_velocity`."""
-    _scale: Any
-    _done: int
+    velocity: Any
+    ema: Any | None
+    """The vector of the moving averages; None without `ema_decay`."""
+    scale: Any
+    """The loss scale."""
+    done: int = 0
+    """Number of steps done."""
+    _removed: Any | None = None
+    """Where masks remove weights. It is as long as `velocity`."""
 
     def read(self) -> State:
         """Return a copy of the state."""
-        tensors = self._layout.arrays(self._copy_to_array(self._values))
-        momentum = self._layout.arrays(self._copy_to_array(self._velocity))
+        tensors = self.layout.arrays(self._copy_to_array(self.values))
+        momentum = self.layout.arrays(self._copy_to_array(self.velocity))
         average = {}
-        if self._ema is not None:
-            average = self._layout.arrays(self._copy_to_array(self._ema))
-        return State(self._done, tensors, momentum, average, self._scale.read())
+        if self.ema is not None:
+            average = self.layout.arrays(self._copy_to_array(self.ema))
+        return State(self.done, tensors, momentum, average, self.scale.read())
 
     def write(self, state: State) -> None:
         """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
         does not fit."""
-        check_fit(self._layout.shapes, state.tensors, "tensors")
-        check_fit(self._layout.parameter_shapes(), state.momentum, "momentum")
-        check_fit({} if self._ema is None else self._layout.shapes, state.ema, "moving averages")
-        self._fill(self._values, self._layout.vector(state.tensors))
-        self._fill(self._velocity, self._layout.vector(state.momentum))
-        if self._ema is not None:
-            self._fill(self._ema, self._layout.vector(state.ema))
-        self._scale.write(state.scaler)
-        self._done = state.step
+        check_fit(self.layout.shapes, state.tensors, "tensors")
+        check_fit(self.layout.parameter_shapes(), state.momentum, "momentum")
+        check_fit({} if self.ema is None else self.layout.shapes, state.ema, "moving averages")
+        self._fill(self.values, self.layout.vector(state.tensors))
+        self._fill(self.velocity, self.layout.vector(state.momentum))
+        if self.ema is not None:
+            self._fill(self.ema, self.layout.vector(state.ema))
+        self.scale.write(state.scaler)
+        self.done = state.step
         self._apply_masks()
 
     def mask(self, masks: Mapping[str, np.ndarray]) -> None:
         """Keep weights at 0 where a mask is False. The masks replace all masks set before."""
-        check_masks(self._layout.parameter_shapes(), masks)
-        self._removed = self._load_removed(self._layout.find_removed(masks)) if masks else None
+        check_masks(self.layout.parameter_shapes(), masks)
+        self._removed = self._load_removed(self.layout.find_removed(masks)) if masks else None
         self._apply_masks()
 
     def _apply_masks(self) -> None:
         if self._removed is not None:
-            for vector in (self._values, self._velocity, self._ema):
+            for vector in (self.values, self.velocity, self.ema):
                 if vector is not None:
                     self._clear_removed(vector, self._removed)
 

@@ -18,27 +18,22 @@ from lockstep.backends import Interval
 from lockstep.backends.shared.device import build_memory_error
 from lockstep.backends.shared.handles import FutureHandle, Rows
 from lockstep.backends.shared.host_memory import keep_freed_memory
-from lockstep.backends.tensorflow.loss_scale import LossScale
 from lockstep.backends.tensorflow.losses import ImageLosses, mix_images
 from lockstep.backends.tensorflow.model import (
     COMPUTED_IN,
     Pass,
     Tensor,
-    canonical_shapes,
-    convert_from_canonical,
     convert_to_canonical,
     copy_into,
     graph,
     new_variables,
 )
+from lockstep.backends.tensorflow.updating import Update
 from lockstep.backends.tensorflow.world import TensorflowWorld
 from lockstep.data import Batch
-from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.metrics import Scores
-from lockstep.models.state import State, check_masks
+from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.schedule import ema_decays
-from lockstep.recipes.trained_tensors import changing_tensors, rate_factors
 from lockstep.system.errors import BackendError
 
 
@@ -63,26 +58,12 @@ class TensorflowEngine:
         _configure(recipe, execution, world)
         pays = world.on_gpu and not self._synchronised and not execution.deterministic
         self._compile = execution.compile == "on" or (execution.compile == "auto" and pays)
-        table = list(tensors(model_spec(recipe.model), recipe.logits))
-        self._decayed = {tensor.name for tensor in table if recipe.decays(tensor)}
         self._tensors = new_variables(recipe)
-        self._parameters = {
-            tensor.name: self._tensors[tensor.name] for tensor in table if tensor.is_trained
-        }
-        self._rate_factors = rate_factors(recipe)
-        self._trained = {name: self._parameters[name] for name in self._rate_factors}
-        self._velocity = {
-            name: tf.Variable(tf.zeros_like(p), trainable=False)
-            for name, p in self._parameters.items()
-        }
-        self._ema = new_variables(recipe) if recipe.ema_decay else {}
+        self._update = Update(recipe, self._tensors, learning_rates)
+        self._scale = self._update.scale
+        self._ema = self._update.ema
         self._losses = ImageLosses(recipe)
-        self._moving = changing_tensors(recipe) if recipe.ema_decay else []
-        self._removed: dict[str, Tensor] = {}
         self._held: tuple[np.ndarray, Tensor] | None = None
-        self._scale = LossScale(recipe)
-        self._learning_rates = tf.constant(learning_rates, tf.float32)
-        self._ema_decays = tf.constant(ema_decays(recipe, len(learning_rates)), tf.float32)
         self._mean = tf.constant(recipe.mean, tf.float32)
         self._std = tf.constant(recipe.std, tf.float32)
         self._train_step = self._trace_step()
@@ -118,7 +99,7 @@ class TensorflowEngine:
         """Return the step as a graph. It is traced again for batches of another shape or kind."""
         alone = self._world.ranks == 1
         gradients = self._gradients
-        update = self._update
+        update = self._update.take
         if self._compile and not alone:  # XLA must not compile collective operations
             gradients = graph(gradients, jit_compile=True)
             update = graph(update, jit_compile=True)
@@ -200,7 +181,7 @@ class TensorflowEngine:
             more, more_sums = self._gradients_of_part(*(column[part] for column in parted))
             return part + 1, [a + b for a, b in zip(gradients, more, strict=True)], sums + more_sums
 
-        zeros = [tf.zeros(parameter.shape) for parameter in self._trained.values()]
+        zeros = [tf.zeros(parameter.shape) for parameter in self._update.trained.values()]
         start = (tf.constant(0), zeros, tf.zeros([4], tf.float64))
         if self._synchronised:  # the strategy cannot add up over ranks inside a loop of the graph
             for _ in range(self._parts):
@@ -241,7 +222,7 @@ class TensorflowEngine:
             self._recipe, self._tensors, training=True, moments=moments, recompute=self._recomputes
         )
         # Only what leads to a trained tensor is recorded, and computed backwards.
-        trained = list(self._trained.values())
+        trained = list(self._update.trained.values())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trained)
             logits = run.logits(x, kept_features, kept_blocks)
@@ -269,40 +250,6 @@ class TensorflowEngine:
     def _normalise(self, images: Tensor) -> Tensor:
         """Return uint8 images as float32, (x - mean) / std."""
         return (tf.cast(images, tf.float32) - self._mean) / self._std
-
-    def _update(self, gradients: list[Tensor], step: Tensor) -> None:
-        # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity
-        # stay 0.
-        by_name = dict(zip(self._trained, gradients, strict=True))
-        for name, removed in self._removed.items():
-            if name in by_name:
-                by_name[name] = tf.where(removed, 0.0, by_name[name])
-        by_name, used = self._scale.step(by_name)
-        # XLA would take a slice's index for a constant and compile every step.
-        rate = tf.gather(self._learning_rates, step)
-        # Without a branch, for which the host would wait for a GPU: a step with rate 0 and momentum
-        # 1 changes nothing.
-        rate = tf.where(used, rate, 0.0)
-        momentum = tf.where(used, self._recipe.momentum, 1.0)
-        decay = tf.where(used, self._recipe.weight_decay, 0.0)
-        for name, gradient in by_name.items():
-            weight = self._parameters[name]
-            velocity = self._velocity[name]
-            if name in self._decayed:
-                gradient += decay * weight
-            tf.raw_ops.ResourceApplyMomentum(
-                var=weight.handle,
-                accum=velocity.handle,
-                lr=rate * self._rate_factors[name],
-                grad=gradient,
-                momentum=momentum,
-                use_nesterov=self._recipe.nesterov,
-            )
-        if self._ema:
-            keep = tf.gather(self._ema_decays, step)
-            for name in self._moving:
-                average = self._ema[name]
-                average.assign(average + (1 - keep) * (self._tensors[name] - average))
 
     def fetch(self, handle: FutureHandle) -> Interval:
         """Wait for the steps and return their results over all ranks."""
@@ -335,7 +282,7 @@ class TensorflowEngine:
             variable
             for variables in (self._tensors, self._ema)
             for name, variable in variables.items()
-            if name not in self._parameters
+            if name not in self._update.parameters
         ]
         # `leads` is an input and not a constant of the graph: otherwise TensorFlow would fold the
         # zeros into a constant and exchange them with the other ranks only once.
@@ -383,7 +330,7 @@ class TensorflowEngine:
         """Return a copy of the state."""
         values, velocity, average = (
             {name: convert_to_canonical(variable) for name, variable in variables.items()}
-            for variables in (self._tensors, self._velocity, self._ema)
+            for variables in (self._tensors, self._update.velocity, self._ema)
         )
         return State(self._done, values, velocity, average, self._scale.read())
 
@@ -391,29 +338,16 @@ class TensorflowEngine:
         """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
         does not fit."""
         copy_into(self._tensors, state.tensors, "tensors")
-        copy_into(self._velocity, state.momentum, "momentum")
+        copy_into(self._update.velocity, state.momentum, "momentum")
         copy_into(self._ema, state.ema, "moving averages")
         self._scale.write(state.scaler)
         self._done = state.step
-        self._apply_masks()
+        self._update.apply_masks()
 
     def mask(self, masks: Mapping[str, np.ndarray]) -> None:
         """Keep weights at 0 where a mask is False. The masks replace all masks set before."""
-        check_masks(canonical_shapes(self._parameters), masks)
-        if not masks and not self._removed:
-            return
-        self._removed = {
-            name: tf.constant(convert_from_canonical(~np.asarray(mask, bool)))
-            for name, mask in masks.items()
-        }
-        self._apply_masks()
-        self._train_step = self._trace_step()
-
-    def _apply_masks(self) -> None:
-        for name, removed in self._removed.items():
-            for variables in (self._tensors, self._velocity, self._ema):
-                if name in variables:
-                    variables[name].assign(tf.where(removed, 0.0, variables[name]))
+        if self._update.mask(masks):
+            self._train_step = self._trace_step()
 
 
 @graph(reduce_retracing=True)  # type: ignore[untyped-decorator]
