@@ -60,7 +60,8 @@ leads to another trajectory."""
 
 
 def random_state(recipe: Recipe, seed: int = 0, step: int = 0) -> State:
-    """Return a state in which all tensors are different. Velocities are zero."""
+    """Return a state in which all tensors are different. Velocities are zero, second moments
+    0.01."""
     rng = np.random.default_rng(seed)
     values = {
         t.name: _random(rng, t.name, t.shape)
@@ -76,7 +77,10 @@ def random_state(recipe: Recipe, seed: int = 0, step: int = 0) -> State:
         if recipe.ema_decay
         else {}
     )
-    return State(step, values, momentum, average)
+    second_moments = {}
+    if recipe.optimizer != "sgd":
+        second_moments = {name: np.full_like(value, 0.01) for name, value in momentum.items()}
+    return State(step, values, momentum, average, second_moments=second_moments)
 
 
 def steady_state(recipe: Recipe, seed: int = 0) -> State:
@@ -96,7 +100,7 @@ def steady_state(recipe: Recipe, seed: int = 0) -> State:
                 np.where(off, -4, 4).astype(np.float32)
                 * state.tensors[name.replace("bias", "weight")]
             )
-    return State(state.step, state.tensors | biases, state.momentum, state.ema)
+    return replace(state, tensors=state.tensors | biases)
 
 
 def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -113,7 +117,7 @@ def state_with_logits(recipe: Recipe, logits: list[float]) -> State:
         "fc.weight": np.zeros_like(state.tensors["fc.weight"]),
         "fc.bias": np.array(logits, np.float32),
     }
-    return State(0, state.tensors | classifier, state.momentum, state.ema)
+    return replace(state, tensors=state.tensors | classifier)
 
 
 def random_images(count: int, size: int = 32, seed: int = 0) -> np.ndarray:
@@ -239,4 +243,5 @@ def bits(values: Arrays) -> str:
 
 def all_bits(state: State) -> tuple[object, ...]:
     """Return a digest that is equal only if two states are equal to the last bit."""
-    return state.step, state.scaler, bits(state.tensors), bits(state.momentum), bits(state.ema)
+    parts = (state.tensors, state.momentum, state.ema, state.second_moments)
+    return state.step, state.scaler, *map(bits, parts)

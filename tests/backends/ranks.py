@@ -58,14 +58,21 @@ SCENARIOS = {
     "local": Scenario(RECIPE.replace(ema_decay=0.9, **BINARY)),
     "local in parts": Scenario(RECIPE, {"accumulation_steps": 2}),
     "synchronised": Scenario(
-        RECIPE.replace(batch_norm="synchronised", dropout=0.25, stochastic_depth=0.5, **WEIGHTED)
+        RECIPE.replace(
+            batch_norm="synchronised",
+            dropout=0.25,
+            stochastic_depth=0.5,
+            clip_norm=0.1,
+            **WEIGHTED,
+        )
     ),
     "sent in bf16": Scenario(RECIPE, {"all_reduce_precision": "bf16"}),
     "synchronised bf16 in parts": Scenario(
         RECIPE.replace(batch_norm="synchronised", precision="bf16"), {"accumulation_steps": 2}
     ),
     "overflow": Scenario(
-        RECIPE.replace(precision="fp16", loss_scaling="dynamic", loss_scale=64.0), poisoned=True
+        RECIPE.replace(precision="fp16", loss_scaling="dynamic", loss_scale=64.0, optimizer="lamb"),
+        poisoned=True,
     ),
     "compiled": Scenario(RECIPE, {"compile": "on", "accumulation_steps": 2}),
 }

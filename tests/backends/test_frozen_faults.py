@@ -32,11 +32,11 @@ from tests.backends.wrong import Array, Build, change_recipe
 class DecaysTheFrozen(ReferenceEngine):
     """Applies weight decay to frozen tensors, which have no gradient."""
 
-    def _update(self, gradients: dict[str, Array], rate: float) -> None:
-        super()._update(gradients, rate)
+    def _update(self, gradients: dict[str, Array], step: int) -> None:
+        super()._update(gradients, step)
         for name in self._decayed - gradients.keys():
             self._tensors[name] = self._tensors[name] * np.float32(
-                1 - rate * self._recipe.weight_decay
+                1 - self._learning_rates[step] * self._recipe.weight_decay
             )
 
 
@@ -75,11 +75,11 @@ class NormalisesTheFrozenByTheBatch(ReferenceEngine):
 class MultipliesGradients(ReferenceEngine):
     """Multiplies gradients, and so velocities, instead of rates."""
 
-    def _update(self, gradients: dict[str, Array], rate: float) -> None:
+    def _update(self, gradients: dict[str, Array], step: int) -> None:
         factors = self._rate_factors
         scaled = {name: gradient * factors[name] for name, gradient in gradients.items()}
         self._rate_factors = dict.fromkeys(factors, 1.0)
-        super()._update(scaled, rate)
+        super()._update(scaled, step)
         self._rate_factors = factors
 
 

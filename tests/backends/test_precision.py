@@ -124,18 +124,22 @@ def make_scaled_state(
     state = random_state(recipe)
     velocity = {name: np.full_like(value, 0.5) for name, value in state.momentum.items()}
     scaler = {"scale": scale, "good_steps": good_steps, "bad_steps": bad_steps}
-    return State(0, state.tensors, velocity, state.ema, scaler)
+    return replace(state, momentum=velocity, scaler=scaler)
 
 
-def test_an_overflow_skips_the_update(start: Start, tiny_recipe: Recipe) -> None:
-    state = make_scaled_state(tiny_recipe, OVERFLOWING)
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "rmsprop_tf"])
+def test_an_overflow_skips_the_update(start: Start, tiny_recipe: Recipe, optimizer: str) -> None:
     # With Nesterov's momentum, whose update has the gradient itself, besides the velocity.
-    engine = start(dynamic(tiny_recipe, weight_decay=0.1, nesterov=True), state)
+    changes = {"optimizer": optimizer, "nesterov": optimizer == "sgd", "clip_norm": 1.0}
+    recipe = dynamic(tiny_recipe, weight_decay=0.1, **changes)
+    state = make_scaled_state(recipe, OVERFLOWING)
+    engine = start(recipe, state)
     engine.train([random_batch(tiny_recipe, FEW)], 0)
     end = engine.read()
     assert end.scaler["scale"] == OVERFLOWING / 2
     assert bits(parameters(end)) == bits(parameters(state))
     assert bits(end.momentum) == bits(state.momentum)
+    assert bits(end.second_moments) == bits(state.second_moments)
     assert end.step == 1
 
 

@@ -82,9 +82,15 @@ def train(engine: Any, batches: Sequence[Batch], first: int) -> tuple[bytes, flo
     [
         ({"nesterov": True, "stochastic_depth": 0.6}, 1, "none"),
         ({"ema_decay": 0.9, "precision": "bf16", "dropout": 0.4} | WEIGHTED, 1, "cut"),
-        (OVERFLOWING | BINARY | {"class_reduction": "sum", "ema_decay": 0.9}, 2, "batch"),
+        (
+            OVERFLOWING
+            | BINARY
+            | {"class_reduction": "sum", "ema_decay": 0.9, "optimizer": "lamb", "clip_norm": 0.1},
+            2,
+            "batch",
+        ),
     ],
-    ids=["fp32", "moving average", "overflows, two parts"],
+    ids=["fp32", "moving average", "overflows, LAMB, two parts"],
 )
 def test_twenty_steps_have_the_bits_of_plain_steps(
     both: Built, tiny_recipe: Recipe, changes: dict[str, Any], parts: int, mixup: str

@@ -101,6 +101,18 @@ def test_what_kernels_do_not_compute_is_refused_if_they_are_asked_for_and_left_a
     assert not isinstance(model[0], FusedBatchNorm)
 
 
+def test_the_update_of_another_optimizer_is_refused_if_asked_for_and_plain_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(kernels, "AUTO_USES_KERNELS", True)
+    recipe = Recipe(optimizer="lamb")
+    with pytest.raises(BackendError, match=r"fused is on, but .* SGD alone, not lamb"):
+        kernels.uses_update_kernel(recipe, Execution(fused="on"), CPU)
+    assert not kernels.uses_update_kernel(recipe, Execution(), CPU)
+    assert kernels.uses_update_kernel(Recipe(), Execution(), CPU)
+
+
 def test_only_modules_of_kernels_import_triton_and_they_are_imported_late() -> None:
     folder = Path(kernels.__file__).parent
     importers = set()

@@ -219,25 +219,26 @@ def quantise_with_a_gradient_everywhere(
 class DecaysShortcuts(ReferenceEngine):
     """Treats the batch norm of a shortcut as a kernel, because of its name."""
 
-    def _update(self, gradients: dict[str, Array], rate: float) -> None:
+    def _update(self, gradients: dict[str, Array], step: int) -> None:
         decay = self._recipe.weight_decay
         summed = {
             name: decay * self._tensors[name] if "downsample.1" in name else 0 for name in gradients
         }
         super()._update(
-            {name: gradient + summed[name] for name, gradient in gradients.items()}, rate
+            {name: gradient + summed[name] for name, gradient in gradients.items()}, step
         )
 
 
 class DecaysApart(ReferenceEngine):
     """Applies weight decay to the weights instead of the gradients."""
 
-    def _update(self, gradients: dict[str, Array], rate: float) -> None:
+    def _update(self, gradients: dict[str, Array], step: int) -> None:
+        rate = float(self._learning_rates[step])
         decayed = [name for name in gradients if name in self._decayed]
         without = {name: -self._recipe.weight_decay * self._tensors[name] for name in decayed}
         before = {name: rate * self._recipe.weight_decay * self._tensors[name] for name in decayed}
         super()._update(
-            {name: gradient + without.get(name, 0) for name, gradient in gradients.items()}, rate
+            {name: gradient + without.get(name, 0) for name, gradient in gradients.items()}, step
         )
         for name in decayed:
             self._tensors[name] = (self._tensors[name] - before[name]).astype(np.float32)
@@ -249,20 +250,22 @@ class RateInside(ReferenceEngine):
 
     _last: float | None = None
 
-    def _update(self, gradients: dict[str, Array], rate: float) -> None:
+    def _update(self, gradients: dict[str, Array], step: int) -> None:
+        rate = float(self._learning_rates[step])
         ratio = np.float32((self._last or rate) / rate)
         self._velocity = {name: value * ratio for name, value in self._velocity.items()}
-        super()._update(gradients, rate)
+        super()._update(gradients, step)
         self._last = rate
 
 
 class Nesterov(ReferenceEngine):
     """Updates by w -= rate * (g + m * v)."""
 
-    def _update(self, gradients: dict[str, Array], rate: float) -> None:
+    def _update(self, gradients: dict[str, Array], step: int) -> None:
+        rate = float(self._learning_rates[step])
         before = {name: value.copy() for name, value in self._tensors.items()}
         old = {name: value.copy() for name, value in self._velocity.items()}
-        super()._update(gradients, rate)
+        super()._update(gradients, step)
         for name, v in self._velocity.items():
             gradient = v - self._recipe.momentum * old[name]
             self._tensors[name] = (
@@ -273,8 +276,8 @@ class Nesterov(ReferenceEngine):
 class WeightsInHalf(ReferenceEngine):
     """Keeps its weights in the precision of the computation."""
 
-    def _update(self, gradients: dict[str, Array], rate: float) -> None:
-        super()._update(gradients, rate)
+    def _update(self, gradients: dict[str, Array], step: int) -> None:
+        super()._update(gradients, step)
         for name in self._velocity:
             self._tensors[name] = f.round_to(self._tensors[name], self._recipe.precision)
 
@@ -296,10 +299,10 @@ class MaskedByProduct(ReferenceEngine):
         self._last_gradients = gradients
         return gradients, counts
 
-    def _update(self, gradients: dict[str, Array], rate: float) -> None:
+    def _update(self, gradients: dict[str, Array], step: int) -> None:
         for name, mask in self._masks.items():
             gradients[name] = self._last_gradients[name] / self._scale.value * mask
-        super()._update(gradients, rate)
+        super()._update(gradients, step)
 
 
 class MasksWeightsAlone(ReferenceEngine):
@@ -423,7 +426,7 @@ class UpdatesInAnyCase(ReferenceEngine):
     def _step(self, batch: Batch, step: int) -> Counts:
         counts = super()._step(batch, step)
         if not all(np.isfinite(gradient).all() for gradient in self._last_gradients.values()):
-            self._update(self._last_gradients, float(self._learning_rates[step]))
+            self._update(self._last_gradients, step)
         return counts
 
 

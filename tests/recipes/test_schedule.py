@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import NVIDIA_RECIPES, OWN_RECIPES, RECIPES
-from lockstep.recipes.schedule import ema_decays, learning_rates, peak_lr
+from lockstep.recipes.schedule import bias_corrections, ema_decays, learning_rates, peak_lr
 from lockstep.system.errors import RecipeError
 
 EXAMPLES = settings(max_examples=60)
@@ -351,3 +351,61 @@ def test_a_moving_average_soon_forgets_the_initial_weights() -> None:
         0.75,
     ]
     assert not ema_decays(Recipe(), 30).any(), "the decay is 0 without a moving average"
+
+
+def test_an_average_of_every_nth_step_is_that_of_torchvisions_script() -> None:
+    # Its reference script counts in an epoch, copies weights during the warm-up and once after it,
+    # and derives the decay from epochs and batches (references/classification/train.py).
+    recipe = Recipe(
+        epochs=4,
+        warmup_epochs=2,
+        global_batch_images=16,
+        ema_decay=0.9,
+        ema_every_steps=3,
+        ema_start="copy",
+        ema_scaling="torchvision",
+    )
+    weights = np.random.default_rng(0).normal(size=4 * 7)
+    expected = [0.5]
+    copies = True
+    for step, weight in enumerate(weights):
+        average = expected[-1]
+        if step % 7 % 3 == 0:
+            adjusted = 1 - min(1.0, (1 - 0.9) * 16 * 3 / 4)
+            average = weight if copies else adjusted * average + (1 - adjusted) * weight
+            copies = step // 7 < 2
+        expected.append(average)
+    averages = [0.5]
+    for decay, weight in zip(ema_decays(recipe, 4 * 7), weights, strict=True):
+        averages.append(decay * averages[-1] + (1 - decay) * weight)
+    assert averages == pytest.approx(expected)
+
+
+def test_torchvisions_second_recipe_has_its_scripts_decay() -> None:
+    # --model-ema-decay 0.99998, --model-ema-steps 32, 600 epochs, 8 GPUs with 128 images each.
+    recipe = Recipe(
+        epochs=600,
+        global_batch_images=1024,
+        ema_decay=0.99998,
+        ema_every_steps=32,
+        ema_start="constant",
+        ema_scaling="torchvision",
+    )
+    assert ema_decays(recipe, 600 * 40)[32] == pytest.approx(1 - 2e-5 * 1024 * 32 / 600)
+
+
+def test_a_ramp_counts_the_updates_of_an_average() -> None:
+    recipe = Recipe(epochs=1, ema_decay=0.99, ema_every_steps=2)
+    assert ema_decays(recipe, 5).tolist() == [0.1, 1, 2 / 11, 1, 3 / 12]
+
+
+def test_a_mean_of_equal_gradients_is_corrected_to_the_gradient() -> None:
+    recipe = Recipe(optimizer="adamw", beta1=0.75, beta2=0.5)
+    means = [0.0]
+    squares = [0.0]
+    for _ in range(4):
+        means.append(0.75 * means[-1] + 0.25 * 3)
+        squares.append(0.5 * squares[-1] + 0.5 * 9)
+    of_means, of_roots = bias_corrections(recipe, 4)
+    assert of_means * means[1:] == pytest.approx([3] * 4)
+    assert of_roots * np.sqrt(squares[1:]) == pytest.approx([3] * 4)

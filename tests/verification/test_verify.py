@@ -47,6 +47,15 @@ QUANTITIES = [
     "decay",
     "momentum",
     "update",
+    "adamw velocity",
+    "lamb velocity",
+    "rmsprop_tf velocity",
+    "adamw moments",
+    "lamb moments",
+    "rmsprop_tf moments",
+    "adamw update",
+    "lamb update",
+    "rmsprop_tf update",
     "counts",
     "state",
 ]
@@ -271,6 +280,27 @@ FAULTS: dict[str, tuple[Wrong, list[str]]] = {
         ["rates by tensor"],
     ),
     "no decay of rates by depth": (change(lr_depth_decay=1.0), ["rates by tensor"]),
+    "does not limit the gradient": (
+        change(clip_norm=0.0),
+        ["two parts", "adamw velocity", "lamb velocity", "rmsprop_tf velocity"],
+    ),
+    "takes AdamW for LAMB": (
+        Wrong(
+            recipe=lambda recipe: recipe.replace(
+                optimizer=recipe.optimizer.replace("lamb", "adamw")
+            )
+        ),
+        ["lamb update"],
+    ),
+    "keeps less of squared gradients": (
+        change(beta2=0.99),
+        ["adamw moments", "lamb moments", "rmsprop_tf moments"],
+    ),
+    "has another epsilon": (
+        change(optimizer_epsilon=1e-8),
+        ["adamw update", "lamb update", "rmsprop_tf velocity"],
+    ),
+    "averages every step": (change(ema_every_steps=1), ["lamb update"]),
     "drops the tail": (
         Wrong(evaluated=lambda batch: bool((batch.labels >= 0).all())),
         ["evaluation", "counts"],

@@ -9,9 +9,8 @@ import numpy as np
 from lockstep import backends
 from lockstep.backends import Engine, QuantisingEngine
 from lockstep.backends.emulation import find_emulation
-from lockstep.models.state import State
 from lockstep.recipes import Execution
-from lockstep.recipes.initial_weights import zero_momentum
+from lockstep.recipes.initial_weights import initial_state
 from lockstep.runs.recorder import Recorder
 from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.deprecation import accept_old_names
@@ -78,7 +77,7 @@ def load_engine(weights: Weights, world: backends.World, execution: Execution) -
     """
     recipe = weights.recipe.replace(ema_decay=0.0)
     engine = backends.load(execution.backend).engine(recipe, np.zeros(1), world, execution)
-    engine.write(State(0, weights.tensors, zero_momentum(recipe)))
+    engine.write(initial_state(recipe, weights.tensors))
     if weights.scales:
         cast(QuantisingEngine, engine).quantise(weights.scales)
     return engine

@@ -18,12 +18,15 @@ class State:
     tensors: dict[str, np.ndarray]
     """Parameters and batch norm statistics."""
     momentum: dict[str, np.ndarray]
-    """Velocity v of every parameter, without the learning rate (w -= lr * v)."""
+    """Velocity v of every parameter, without the learning rate (w -= lr * v). AdamW and LAMB: mean
+    of its gradients, not corrected for bias. RMSProp: velocity with the learning rate (w -= v)."""
     ema: dict[str, np.ndarray] = field(default_factory=dict)
     """Moving averages of `tensors`; empty if the recipe has no moving average."""
     scaler: dict[str, float] = field(default_factory=dict)
     """Loss scaling: `scale`, and the numbers of consecutive `good_steps` and `bad_steps`; empty
     without dynamic scaling."""
+    second_moments: dict[str, np.ndarray] = field(default_factory=dict)
+    """Mean of the squared gradients of every parameter, not corrected for bias; empty with SGD."""
 
 
 def check_names(expected: Iterable[str], values: Iterable[str], what: str) -> None:

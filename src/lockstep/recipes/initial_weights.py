@@ -39,11 +39,22 @@ def zero_momentum(recipe: Recipe) -> dict[str, np.ndarray]:
     }
 
 
+def initial_second_moments(recipe: Recipe) -> dict[str, np.ndarray]:
+    """Return the second moments of every trained tensor before the first step: name -> float32
+    array; nothing if the optimizer has none. TensorFlow's RMSProp begins with ones."""
+    if recipe.optimizer == "sgd":
+        return {}
+    first = np.float32(recipe.optimizer == "rmsprop_tf")
+    return {name: value + first for name, value in zero_momentum(recipe).items()}
+
+
 def initial_state(recipe: Recipe, values: dict[str, np.ndarray] | None = None) -> State:
     """Return the state before the first step, with these tensors, or else with the recipe's initial
     ones."""
     values = values or initial_tensors(recipe)
-    return State(0, values, zero_momentum(recipe), dict(values) if recipe.ema_decay else {})
+    average = dict(values) if recipe.ema_decay else {}
+    second = initial_second_moments(recipe)
+    return State(0, values, zero_momentum(recipe), average, second_moments=second)
 
 
 def _draw_values(recipe: Recipe, tensor: Tensor, fan_in: int, stream: int) -> np.ndarray:

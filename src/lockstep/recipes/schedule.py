@@ -1,5 +1,5 @@
-"""The learning rate of every step, and the decay of the moving average, computed before a run
-starts.
+"""What changes from step to step, computed before a run starts: the learning rate, the decay of the
+moving average, and the optimizer's bias correction.
 
 u is the index of the unit (step or epoch), W the length of the warm-up and E the length of the run,
 in the same unit:
@@ -64,14 +64,42 @@ def learning_rates(recipe: Recipe, steps_per_epoch: int) -> np.ndarray:
 
 
 def ema_decays(recipe: Recipe, steps: int) -> np.ndarray:
-    """Return the decay of the moving average at every step t: min(ema_decay, (1 + t) / (10 + t)),
-    float64 [steps].
+    """Return the decay of the moving average at every step: float64 [steps]. It is 1 where the
+    average stays as it is.
 
-    The average becomes `decay * average + (1 - decay) * weights`. NVIDIA's PyTorch code has the
-    same low decays in the first steps, so that the initial weights are soon forgotten.
+    The average becomes `decay * average + (1 - decay) * weights`, by the rules of `ema_decay` and
+    the fields after it. NVIDIA's PyTorch code has the low decays of "ramp" in the first steps, so
+    that the initial weights are soon forgotten. "copy" and the scaling are those of torchvision's
+    references/classification/train.py.
     """
-    counted = np.arange(steps)
-    return np.minimum(recipe.ema_decay, (1 + counted) / (10 + counted))
+    steps_per_epoch = max(steps // recipe.epochs, 1)
+    epoch, place = np.divmod(np.arange(steps), steps_per_epoch)
+    updated = place % recipe.ema_every_steps == 0
+    decay = recipe.ema_decay
+    if recipe.ema_scaling == "torchvision":
+        share = recipe.global_batch_images * recipe.ema_every_steps / recipe.epochs
+        decay = 1 - min(1.0, (1 - decay) * share)
+    decays = np.full(steps, decay)
+    if recipe.ema_start == "ramp":
+        before = np.cumsum(updated) - updated
+        decays = np.minimum(decay, (1 + before) / (10 + before))
+    elif recipe.ema_start == "copy":
+        after_warmup = np.cumsum(updated & (epoch >= warmup_epochs(recipe)))
+        decays[after_warmup <= 1] = 0
+    decays[~updated] = 1
+    return decays
+
+
+def bias_corrections(recipe: Recipe, steps: int) -> np.ndarray:
+    """Return the factors of the means of gradients, 1 / (1 - beta1^t), and of the roots of the
+    means of squared gradients, 1 / sqrt(1 - beta2^t), at every step: float64 [2, steps].
+
+    t is the number of the step, from 1. Steps that an overflow skips count.
+    """
+    numbers = np.arange(1, steps + 1)
+    of_means = 1 / (1 - recipe.beta1**numbers)
+    of_roots = 1 / np.sqrt(1 - recipe.beta2**numbers)
+    return np.stack([of_means, of_roots])
 
 
 def warmup_epochs(recipe: Recipe) -> float:

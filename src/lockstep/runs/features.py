@@ -15,9 +15,8 @@ from lockstep.backends import Engine
 from lockstep.data.index import Index, find_cache_folder
 from lockstep.data.loading.loaders import open_evaluation
 from lockstep.models.architectures import features, model_spec
-from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.recipes.initial_weights import zero_momentum
+from lockstep.recipes.initial_weights import initial_state
 from lockstep.runs.context import RunContext, stop_before_training
 from lockstep.system import heartbeat
 from lockstep.system.files import replacing
@@ -61,7 +60,7 @@ def load_features(
         "fc.weight": np.eye(recipe.logits, dtype=np.float32),
         "fc.bias": np.zeros(recipe.logits, np.float32),
     }
-    engine.write(State(0, backbone | classifier, zero_momentum(recipe)))
+    engine.write(initial_state(recipe, backbone | classifier))
     computed = np.concatenate(list(_compute(run, engine, recipe, images)))
     _write(file, computed)
     return computed

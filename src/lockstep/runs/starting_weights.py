@@ -133,6 +133,8 @@ def fit_start(source: StartSource | None, recipe: Recipe, run: Path) -> Start | 
     if source.resumes:
         hashed |= {f"velocity {name}": value for name, value in weights.state.momentum.items()}
         hashed |= {f"average {name}": value for name, value in weights.state.ema.items()}
+        second_moments = weights.state.second_moments
+        hashed |= {f"second moment {name}": value for name, value in second_moments.items()}
     return Start(
         weights.source.name,
         hash_tensors(hashed),
@@ -274,6 +276,14 @@ def build_first_state(
             f"{source.source} has done {step} steps, but this run ends at step {total}:"
             f" {recipe.epochs} epochs of {per_epoch} steps"
         )
+    if source.recipe.optimizer != recipe.optimizer or initial.second_moments.keys() != (
+        state.second_moments.keys()
+    ):
+        raise CheckpointError(
+            f"{source.source} does not have the state of the optimizer {recipe.optimizer}, so"
+            " training cannot resume from it; start from its weights with --weights, or set"
+            f" optimizer={source.recipe.optimizer}"
+        )
     is_scaled = recipe.loss_scaling == "dynamic"
     notes = [f"step {step} of {total} is done, {step / per_epoch:g} of {recipe.epochs} epochs"]
     if not state.momentum and not any("velocities" in remark for remark in source.remarks):
@@ -287,7 +297,8 @@ def build_first_state(
     momentum = _convert_to_float32(state.momentum) or initial.momentum
     average = state.ema if recipe.ema_decay and state.ema else initial.ema
     scaler = state.scaler if is_scaled else {}
-    return State(step, initial.tensors, momentum, average, scaler), notes
+    second_moments = _convert_to_float32(state.second_moments)
+    return State(step, initial.tensors, momentum, average, scaler, second_moments), notes
 
 
 def remove_unstarted(run: Path) -> None:

@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,18 @@ from lockstep.data.index import open_index
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.augmentation_list import list_augmentations
+from lockstep.recipes.initial_weights import initial_second_moments
 from lockstep.recipes.order import keep_blocks, keep_features, training_plans
 from lockstep.system.workers import end_with_parent, tell
 from lockstep.verification.workload import (
     BINARY,
+    CLIP_NORM,
     CROSS_ENTROPY,
     DECAY,
     FINE_TUNING,
+    OPTIMIZER_RATE,
+    OPTIMIZER_STEP,
+    OPTIMIZERS,
     Arrays,
     Workload,
     add_prefix,
@@ -62,9 +68,7 @@ class Worker:
         self._world = world
         self._execution = execution
         self._workload = workload
-        self._plain = workload.recipe.replace(
-            weight_decay=0.0, momentum=workload.recipe.momentum or 0.5, ema_decay=0.0
-        )
+        self._plain = workload.plain_recipe
         self._batch = _mix(workload.batches[0])
         self._done = 0
         self._tasks = [
@@ -77,6 +81,7 @@ class Worker:
         ]
         if rules:
             self._tasks += [self._decay, self._momentum, self._update, self._counts, self._state]
+            self._tasks += [partial(self._step_of, name) for name in OPTIMIZERS]
         self._tasks.append(self._load_images)
         self.train_sec = 0.0
 
@@ -100,7 +105,9 @@ class Worker:
         execution = self._execution.replace(accumulation_steps=parts)
         engine = self._backend.engine(recipe, rates, self._world, execution)
         state = state or self._workload.state
-        engine.write(replace(state, ema=dict(state.tensors) if recipe.ema_decay else {}))
+        average = dict(state.tensors) if recipe.ema_decay else {}
+        moments = state.second_moments or initial_second_moments(recipe)
+        engine.write(replace(state, ema=average, second_moments=moments))
         return engine
 
     def _inference(self) -> Arrays:
@@ -133,11 +140,11 @@ class Worker:
             return add_prefix("initial gradient", engine.read().momentum)
 
     def _two_parts(self) -> Arrays:
-        """Return loss and gradient of a step with class weights, dropout and stochastic depth in
-        two parts, each with its own batch norm and partners."""
+        """Return loss and gradient of a step with class weights, dropout, stochastic depth and a
+        limited gradient in two parts, each with its own batch norm and partners."""
         weights = np.linspace(0.5, 1.5, self._plain.logits)
-        weighted = {"class_weights": weights.tolist(), **CROSS_ENTROPY}
-        recipe = self._plain.replace(dropout=0.25, stochastic_depth=0.5, **weighted)
+        changes = {"class_weights": weights.tolist(), "clip_norm": CLIP_NORM, **CROSS_ENTROPY}
+        recipe = self._plain.replace(dropout=0.25, stochastic_depth=0.5, **changes)
         batch = _drop(_mix(self._workload.batches[0], parts=2), recipe)
         with self._engine(recipe, np.zeros(1), parts=2) as engine:
             loss = engine.fetch(engine.train([batch], 0)).losses
@@ -205,13 +212,31 @@ class Worker:
         return add_prefix("momentum", _subtract(velocities[1], velocities[0]))
 
     def _update(self) -> Arrays:
-        """Return how far one step at a large rate moves the weights, and the velocity after it."""
+        """Return how far one step of SGD at a large rate moves the weights, and the velocity after
+        it."""
         step = self._workload.telling_step
-        with self._engine(self._workload.recipe, self._workload.large_rates) as engine:
+        recipe = self._workload.recipe.replace(optimizer="sgd", clip_norm=0.0)
+        with self._engine(recipe, self._workload.large_rates) as engine:
             engine.train(self._workload.batches[step : step + 1], step)
             end = engine.read()
         moved = self._subtract_start(end)
         return add_prefix("update", moved) | add_prefix("velocity", end.momentum)
+
+    def _step_of(self, optimizer: str) -> Arrays:
+        """Return the state after a step of an optimizer with second moments."""
+        recipe = self._workload.optimizer_recipe(optimizer)
+        rates = np.full(OPTIMIZER_STEP + 2, OPTIMIZER_RATE)
+        begin = self._workload.optimizer_state
+        with self._engine(recipe, rates, begin) as engine:
+            engine.train([self._batch], OPTIMIZER_STEP)
+            end = engine.read()
+        averages = {name: end.ema[name] for name in end.momentum}
+        return (
+            add_prefix(f"{optimizer} velocity", end.momentum)
+            | add_prefix(f"{optimizer} moments", end.second_moments)
+            | add_prefix(f"{optimizer} update", self._subtract_start(end))
+            | add_prefix(f"{optimizer} update/average", _subtract(averages, begin.tensors))
+        )
 
     def _counts(self) -> Arrays:
         """Return hits of a training step and ranks of an evaluation. Logits fall from class to
@@ -237,18 +262,18 @@ class Worker:
         """Write a state with every part; return how far the state that is read differs."""
         state = self._workload.state
         random = np.random.default_rng(1)
-        written = State(3, state.tensors, {}, {})
+        written = State(3, state.tensors, {}, {}, second_moments={})
         for name, value in state.momentum.items():
             written.momentum[name] = random.normal(size=value.shape).astype(np.float32)
+            written.second_moments[name] = random.uniform(size=value.shape).astype(np.float32)
         for name, value in state.tensors.items():
             written.ema[name] = value / 2
-        with self._backend.engine(
-            self._workload.recipe, np.zeros(4), self._world, self._execution
-        ) as engine:
+        recipe = self._workload.recipe.replace(optimizer="adamw", nesterov=False)
+        with self._backend.engine(recipe, np.zeros(4), self._world, self._execution) as engine:
             engine.write(written)
             read = engine.read()
         differences = [read.step - 3]
-        for name in ("tensors", "momentum", "ema"):
+        for name in ("tensors", "momentum", "ema", "second_moments"):
             parts = _subtract(getattr(read, name), getattr(written, name))
             differences += [np.abs(difference).max() for difference in parts.values()]
         return {"state": np.array(differences)}

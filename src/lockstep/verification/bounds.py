@@ -39,6 +39,7 @@ BOUNDS: dict[str, Bound] = {
     "trajectory": Bound(2e-2, "of the distance moved in 20 small steps: a few such jumps"),
     "decay": Bound(1e-3, "the difference of two velocities, some much larger than what decay adds"),
     "momentum": Bound(1e-5, "the difference of two velocities twice as large"),
+    "optimizer": Bound(1e-5, "a few operations with a gradient, some of which cancel"),
     "update": Bound(1e-3, "the difference of two weights, hundreds of times larger than a step"),
     "weights": Bound(
         1e-2, "of the distance moved: hundreds of times the resolution of weights that hardly move"

@@ -1,7 +1,7 @@
 """Compare a backend's results with the reference's, with definitions and with bounds."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -11,7 +11,18 @@ from lockstep.models.architectures import model_spec, tensors
 from lockstep.recipes import Recipe
 from lockstep.recipes.trained_tensors import rate_factors
 from lockstep.verification.bounds import BOUNDS, Bound, angle, distance, largest
-from lockstep.verification.workload import DECAY, FINE_TUNING, Arrays, Workload, part
+from lockstep.verification.optimizer_steps import OptimizerStep, limit_norm
+from lockstep.verification.workload import (
+    DECAY,
+    FINE_TUNING,
+    OPTIMIZER_RATE,
+    OPTIMIZER_STEP,
+    OPTIMIZERS,
+    Arrays,
+    Workload,
+    add_prefix,
+    part,
+)
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,9 @@ def compare(actual: Arrays, reference: Arrays, workload: Workload, full: bool) -
         ("decay", "decay", VALUE),
         ("momentum", "momentum", VALUE),
         ("update", "update", VALUE),
+        *((f"{name} velocity", "optimizer", VALUE) for name in OPTIMIZERS),
+        *((f"{name} moments", "optimizer", VALUE) for name in OPTIMIZERS),
+        *((f"{name} update", "update", VALUE) for name in OPTIMIZERS),
         ("counts", "exact", VALUE),
         ("state", "exact", VALUE),
     ]
@@ -121,7 +135,27 @@ def _compute_definitions(actual: Arrays, workload: Workload) -> dict[str, Arrays
         "update": {name: -move * value for name, value in part(actual, "velocity").items()},
         "counts": {"": counts},
         "state": {"": np.zeros_like(actual.get("state", counts))},
-    }
+    } | _define_optimizer_steps(actual, workload)
+
+
+def _define_optimizer_steps(actual: Arrays, workload: Workload) -> dict[str, Arrays]:
+    """Return the quantities of the steps that show an optimizer, by its formulas."""
+    before = workload.optimizer_state
+    definitions = {}
+    for name in OPTIMIZERS:
+        recipe = workload.optimizer_recipe(name)
+        velocities = part(actual, f"{name} velocity")
+        moments = part(actual, f"{name} moments")
+        after = replace(before, momentum=velocities, second_moments=moments)
+        step = OptimizerStep(recipe, before, after, OPTIMIZER_STEP, OPTIMIZER_RATE)
+        update = {key: value - before.tensors[key] for key, value in step.weights().items()}
+        keep = 1.0 if OPTIMIZER_STEP % recipe.ema_every_steps else recipe.ema_decay
+        averages = {key: (1 - keep) * value for key, value in update.items()}
+        gradients = limit_norm(recipe, part(actual, "gradient"))
+        definitions[f"{name} velocity"] = step.velocities(gradients)
+        definitions[f"{name} moments"] = step.second_moments()
+        definitions[f"{name} update"] = update | add_prefix("average", averages)
+    return definitions
 
 
 def _select(arrays: Arrays, quantity: str) -> Arrays:

@@ -1,6 +1,6 @@
 """Build the workload of every backend: arrays in files, so that a worker can be any Python."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,17 @@ CROSS_ENTROPY: dict[str, Any] = {
     "class_reduction": "mean",
 }
 """The loss of the step that shows class weights."""
+CLIP_NORM = 0.01
+"""Limit of a gradient's norm in the steps that show it. Gradients of the workload are far above."""
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": {"ema_every_steps": 2},
+    "lamb": {"ema_every_steps": 3},
+    "rmsprop_tf": {"ema_every_steps": 4},
+}
+"""The optimizers with second moments, each with a step after which averages are updated or not."""
+OPTIMIZER_STEP = 4
+"""Number of the step that shows them."""
+OPTIMIZER_RATE = 0.1
 BATCH = {False: 16, True: 8}
 """Images of a step, by whether the model is full."""
 
@@ -67,6 +78,45 @@ class Workload:
     """One batch for every step of the free run."""
     evaluation: list[Batch]
     """Batches of the evaluation; the last one is padded."""
+
+    @property
+    def plain_recipe(self) -> Recipe:
+        """The recipe with plain SGD: after a step, its velocity is the gradient."""
+        return self.recipe.replace(
+            optimizer="sgd",
+            clip_norm=0.0,
+            weight_decay=0.0,
+            momentum=self.recipe.momentum or 0.5,
+            ema_decay=0.0,
+        )
+
+    def optimizer_recipe(self, optimizer: str) -> Recipe:
+        """Return the recipe of the step that shows an optimizer with second moments."""
+        return self.plain_recipe.replace(
+            optimizer=optimizer,
+            nesterov=False,
+            optimizer_epsilon=1e-4,
+            clip_norm=CLIP_NORM,
+            weight_decay=DECAY,
+            ema_decay=0.9,
+            ema_start="constant",
+            ema_scaling="none",
+            epochs=1,
+            **OPTIMIZERS[optimizer],
+        )
+
+    @property
+    def optimizer_state(self) -> State:
+        """The varied state with velocities and second moments, as after some steps."""
+        random = np.random.default_rng(2)
+        size = CLIP_NORM / 10
+        momentum = {}
+        second_moments = {}
+        for name, value in self.state.momentum.items():
+            momentum[name] = random.normal(0, size, value.shape).astype(np.float32)
+            drawn = random.uniform(0.5, 1.5, value.shape) * size**2
+            second_moments[name] = drawn.astype(np.float32)
+        return replace(self.state, momentum=momentum, second_moments=second_moments)
 
     @property
     def rates(self) -> np.ndarray:

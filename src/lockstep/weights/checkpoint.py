@@ -3,6 +3,7 @@
     checkpoints/step-00000100/
         model.safetensors      parameters and batch norm statistics; metadata: recipe, classes
         momentum.safetensors   velocities
+        second_moments.safetensors  means of squared gradients, if the optimizer has them
         ema.safetensors        moving averages, if the recipe has them; with the same metadata
         state.json             step, loss scaling, digest of the data, SHA-256 of these files
 
@@ -35,7 +36,7 @@ from lockstep.weights.formats.stand_ins import refuse_stand_in
 Part = tuple[dict[str, np.ndarray], dict[str, Any] | None]
 """Tensors of a file by name, and Lockstep's metadata; None if the file has none."""
 
-_PARTS = ("model", "momentum", "ema")
+_PARTS = ("model", "momentum", "ema", "second_moments")
 _UNFINISHED = "unfinished-"
 _OWN_DIGEST = "own_sha256"
 _MOST_HEADER = 32 * 2**20
@@ -116,11 +117,12 @@ def _write_checkpoint(target: Path, state: State, data_digest: str, about: dict[
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     digests = {}
-    for part, tensors in zip(_PARTS, (state.tensors, state.momentum, state.ema), strict=True):
+    parts = (state.tensors, state.momentum, state.ema, state.second_moments)
+    for part, tensors in zip(_PARTS, parts, strict=True):
         if tensors:
             file = temporary / f"{part}.safetensors"
             metadata = None
-            if part != "momentum":
+            if part in ("model", "ema"):
                 metadata = {"lockstep": json.dumps(about, allow_nan=False)}
             save_file(tensors, file, metadata=metadata)
             flush(file)
@@ -148,10 +150,11 @@ def load(path: Path) -> tuple[State, str]:
     Raises `CheckpointError` if a part of it is missing or damaged.
     """
     about = _read_description(path)
-    weights, momentum, average = (
+    weights, momentum, average, second_moments = (
         _read_part(path, about, f"{part}.safetensors")[0] for part in _PARTS
     )
-    return State(about["step"], weights, momentum, average, about["scaler"]), about["data_digest"]
+    state = State(about["step"], weights, momentum, average, about["scaler"], second_moments)
+    return state, about["data_digest"]
 
 
 def _read_part(path: Path, about: dict[str, Any], name: str, *, as_stored: bool = False) -> Part:
@@ -231,7 +234,9 @@ def load_weights(
     if everything:
         momentum = _read_part(path, description, "momentum.safetensors")[0]
         average = _read_part(path, description, "ema.safetensors")[0]
-        state = State(state.step, tensors, momentum, average, description["scaler"])
+        second_moments = _read_part(path, description, "second_moments.safetensors")[0]
+        scaler = description["scaler"]
+        state = State(state.step, tensors, momentum, average, scaler, second_moments)
     return state, about
 
 

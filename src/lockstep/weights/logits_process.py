@@ -20,9 +20,8 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from lockstep import backends
-from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.initial_weights import zero_momentum
+from lockstep.recipes.initial_weights import initial_state
 from lockstep.system.workers import end_with_parent, tell
 from lockstep.weights.fingerprints import compute_fingerprints
 
@@ -38,7 +37,7 @@ def compute_logits(folder: Path, backend: str, names: list[str]) -> None:
         if (folder / f"{name}.files.json").exists():
             _write_readings(folder, backend, name, recipe)
         with module.engine(recipe, np.zeros(1), world, execution) as engine:
-            engine.write(State(0, load_file(folder / f"{name}.safetensors"), zero_momentum(recipe)))
+            engine.write(initial_state(recipe, load_file(folder / f"{name}.safetensors")))
             np.save(folder / f"{name}.npy", engine.predict(images))
         tell(done, len(names))
     (folder / f"{backend}.txt").write_text(

@@ -46,7 +46,8 @@ def check(
 
 
 def test_a_step_with_fused_kernels_is_that_of_the_plain_path() -> None:
-    check(train(fused="on"), train(fused="off"))
+    recipe = RECIPE.replace(clip_norm=0.01)
+    check(train(recipe, fused="on"), train(recipe, fused="off"))
 
 
 @in_a_soak

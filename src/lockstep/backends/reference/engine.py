@@ -13,8 +13,10 @@ import numpy as np
 
 from lockstep.backends import Interval, World
 from lockstep.backends.reference import functions as f
+from lockstep.backends.reference import updating
 from lockstep.backends.reference.loss_scale import LossScale
 from lockstep.backends.reference.model import Network
+from lockstep.backends.reference.updating import Pace, Values
 from lockstep.backends.shared.device import build_memory_error
 from lockstep.data import Batch
 from lockstep.models.architectures import model_spec, tensors
@@ -23,8 +25,9 @@ from lockstep.models.quantisation import check_scales, layers
 from lockstep.models.state import State, check_fit, check_masks
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.class_weights import read_class_weights
+from lockstep.recipes.initial_weights import initial_second_moments
 from lockstep.recipes.mixing import weigh_pixels
-from lockstep.recipes.schedule import ema_decays
+from lockstep.recipes.schedule import bias_corrections, ema_decays
 from lockstep.recipes.trained_tensors import changing_tensors, rate_factors
 
 Arrays = dict[str, np.ndarray]
@@ -57,6 +60,7 @@ class ReferenceEngine:
         self._recipe = recipe
         self._learning_rates = learning_rates
         self._ema_decays = ema_decays(recipe, len(learning_rates))
+        self._bias_corrections = bias_corrections(recipe, len(learning_rates))
         self._parts = execution.accumulation_steps
         self._dtype = np.dtype(execution.reference_dtype)
         table = list(tensors(model_spec(recipe.model), recipe.logits))
@@ -67,6 +71,7 @@ class ReferenceEngine:
         self._velocity = {
             tensor.name: np.zeros(tensor.shape, np.float32) for tensor in table if tensor.is_trained
         }
+        self._second_moments = initial_second_moments(recipe)
         self._ema = (
             {name: value.copy() for name, value in self._tensors.items()}
             if recipe.ema_decay
@@ -126,7 +131,9 @@ class ReferenceEngine:
             np.isfinite(g).all() for g in gradients.values()
         )
         if not overflow:
-            self._update(gradients, float(self._learning_rates[step]))
+            if self._recipe.clip_norm:
+                gradients = updating.clip(gradients, self._recipe.clip_norm)
+            self._update(gradients, step)
         if self._scale.is_dynamic:
             self._scale.adapt(overflow)
         self._average(step)
@@ -182,25 +189,19 @@ class ReferenceEngine:
         above = self._recipe.binarised_above
         return x, target if above is None else f.binarise(target, above)
 
-    def _update(self, gradients: Arrays, rate: float) -> None:
-        """Update trained weights: v = momentum * v + g + decay * w;  w = w - rate * factor * v.
-
-        With Nesterov's momentum: w = w - rate * factor * (g + decay * w + momentum * v).
-        """
+    def _update(self, gradients: Arrays, step: int) -> None:
+        """Move trained weights by the optimizer's rule."""
+        rate = float(self._learning_rates[step])
+        corrections = self._bias_corrections[:, step].tolist()
         for name, gradient in gradients.items():
-            weight, velocity = (
-                values[name].astype(self._dtype) for values in (self._tensors, self._velocity)
-            )
-            if name in self._decayed:
-                gradient = gradient + self._recipe.weight_decay * weight
-            velocity = self._recipe.momentum * velocity + gradient
-            self._velocity[name] = velocity.astype(np.float32)
-            move = (
-                gradient + self._recipe.momentum * velocity if self._recipe.nesterov else velocity
-            )
-            self._tensors[name] = (weight - rate * self._rate_factors[name] * move).astype(
-                np.float32
-            )
+            kept = (self._tensors, self._velocity, self._second_moments)
+            values = Values(*(v[name].astype(self._dtype) for v in kept if v))
+            decay = self._recipe.weight_decay if name in self._decayed else 0.0
+            pace = Pace(rate * self._rate_factors[name], decay, *corrections)
+            moved = updating.RULES[self._recipe.optimizer](self._recipe, values, gradient, pace)
+            for old, new in zip(kept, moved, strict=True):
+                if new is not None:
+                    old[name] = new.astype(np.float32)
 
     def _average(self, step: int) -> None:
         """Update averages of what changes: average = decay * average + (1 - decay) * tensor."""
@@ -277,11 +278,11 @@ class ReferenceEngine:
 
     def read(self) -> State:
         """Return a copy of the state."""
-        tensors, velocity, average = (
+        tensors, velocity, average, second_moments = (
             {name: value.copy() for name, value in values.items()}
-            for values in (self._tensors, self._velocity, self._ema)
+            for values in (self._tensors, self._velocity, self._ema, self._second_moments)
         )
-        return State(self._done, tensors, velocity, average, self._scale.read())
+        return State(self._done, tensors, velocity, average, self._scale.read(), second_moments)
 
     def write(self, state: State) -> None:
         """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
@@ -290,6 +291,7 @@ class ReferenceEngine:
             (self._tensors, state.tensors, "tensors"),
             (self._velocity, state.momentum, "momentum"),
             (self._ema, state.ema, "moving averages"),
+            (self._second_moments, state.second_moments, "second moments"),
         ):
             check_fit({name: value.shape for name, value in mine.items()}, values, what)
             mine.update({name: np.array(values[name], np.float32) for name in mine})
@@ -305,6 +307,6 @@ class ReferenceEngine:
 
     def _apply_masks(self) -> None:
         for name, mask in self._masks.items():
-            for values in (self._tensors, self._velocity, self._ema):
+            for values in (self._tensors, self._velocity, self._ema, self._second_moments):
                 if name in values:
                     values[name] = np.where(mask, values[name], np.float32(0))

@@ -21,6 +21,8 @@ class Group:
     """Their place among the trained parameters."""
     decay: float
     factor: float
+    tensors: tuple[slice, ...]
+    """The places of the single parameters, there as well."""
 
 
 class Layout:
@@ -63,13 +65,18 @@ class Layout:
         """Where everything is that a step changes."""
         self.groups = []
         for is_plain, factor in sorted(groups):
-            span = self._span(groups[is_plain, factor])
-            first = self.trained_place.start
-            place = slice(span.start - first, span.stop - first)
-            self.groups.append(Group(place, 0.0 if is_plain else recipe.weight_decay, factor))
+            names = groups[is_plain, factor]
+            decay = 0.0 if is_plain else recipe.weight_decay
+            places = tuple(self._place_in_trained([name]) for name in names)
+            self.groups.append(Group(self._place_in_trained(names), decay, factor, places))
 
     def _span(self, names: Sequence[str]) -> slice:
         return slice(self.places[names[0]].start, self.places[names[-1]].stop)
+
+    def _place_in_trained(self, names: Sequence[str]) -> slice:
+        span = self._span(names)
+        first = self.trained_place.start
+        return slice(span.start - first, span.stop - first)
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all parameters."""

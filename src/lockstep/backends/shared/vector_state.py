@@ -21,6 +21,8 @@ class VectorState:
     values: Any
     """The vector of all tensors."""
     velocity: Any
+    second_moments: Any | None
+    """As long as `velocity`; None if the optimizer has none."""
     ema: Any | None
     """The vector of the moving averages; None without `ema_decay`."""
     scale: Any
@@ -34,10 +36,11 @@ class VectorState:
         """Return a copy of the state."""
         tensors = self.layout.arrays(self._copy_to_array(self.values))
         momentum = self.layout.arrays(self._copy_to_array(self.velocity))
-        average = {}
-        if self.ema is not None:
-            average = self.layout.arrays(self._copy_to_array(self.ema))
-        return State(self.done, tensors, momentum, average, self.scale.read())
+        average, second_moments = (
+            {} if vector is None else self.layout.arrays(self._copy_to_array(vector))
+            for vector in (self.ema, self.second_moments)
+        )
+        return State(self.done, tensors, momentum, average, self.scale.read(), second_moments)
 
     def write(self, state: State) -> None:
         """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
@@ -45,10 +48,14 @@ class VectorState:
         check_fit(self.layout.shapes, state.tensors, "tensors")
         check_fit(self.layout.parameter_shapes(), state.momentum, "momentum")
         check_fit({} if self.ema is None else self.layout.shapes, state.ema, "moving averages")
+        moments = {} if self.second_moments is None else self.layout.parameter_shapes()
+        check_fit(moments, state.second_moments, "second moments")
         self._fill(self.values, self.layout.vector(state.tensors))
         self._fill(self.velocity, self.layout.vector(state.momentum))
         if self.ema is not None:
             self._fill(self.ema, self.layout.vector(state.ema))
+        if self.second_moments is not None:
+            self._fill(self.second_moments, self.layout.vector(state.second_moments))
         self.scale.write(state.scaler)
         self.done = state.step
         self._apply_masks()
@@ -61,7 +68,7 @@ class VectorState:
 
     def _apply_masks(self) -> None:
         if self._removed is not None:
-            for vector in (self.values, self.velocity, self.ema):
+            for vector in (self.values, self.velocity, self.second_moments, self.ema):
                 if vector is not None:
                     self._clear_removed(vector, self._removed)
 

@@ -328,11 +328,12 @@ class TensorflowEngine:
 
     def read(self) -> State:
         """Return a copy of the state."""
-        values, velocity, average = (
+        update = self._update
+        values, velocity, average, second_moments = (
             {name: convert_to_canonical(variable) for name, variable in variables.items()}
-            for variables in (self._tensors, self._update.velocity, self._ema)
+            for variables in (self._tensors, update.velocity, self._ema, update.second_moments)
         )
-        return State(self._done, values, velocity, average, self._scale.read())
+        return State(self._done, values, velocity, average, self._scale.read(), second_moments)
 
     def write(self, state: State) -> None:
         """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
@@ -340,6 +341,7 @@ class TensorflowEngine:
         copy_into(self._tensors, state.tensors, "tensors")
         copy_into(self._update.velocity, state.momentum, "momentum")
         copy_into(self._ema, state.ema, "moving averages")
+        copy_into(self._update.second_moments, state.second_moments, "second moments")
         self._scale.write(state.scaler)
         self._done = state.step
         self._update.apply_masks()

@@ -15,7 +15,7 @@ from lockstep.backends.tensorflow.model import (
 from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.state import check_masks
 from lockstep.recipes import Recipe
-from lockstep.recipes.schedule import ema_decays
+from lockstep.recipes.schedule import bias_corrections, ema_decays
 from lockstep.recipes.trained_tensors import changing_tensors, rate_factors
 
 
@@ -39,6 +39,15 @@ class Update:
             name: tf.Variable(tf.zeros_like(p), trainable=False)
             for name, p in self.parameters.items()
         }
+        self.second_moments = (
+            {
+                name: tf.Variable(tf.zeros_like(p), trainable=False)
+                for name, p in self.parameters.items()
+            }
+            if recipe.optimizer != "sgd"
+            else {}
+        )
+        """Means of squared gradients by name; empty with SGD."""
         self.ema = new_variables(recipe) if recipe.ema_decay else {}
         """Moving averages by name; empty without `ema_decay`."""
         self._moving = changing_tensors(recipe) if recipe.ema_decay else []
@@ -46,6 +55,8 @@ class Update:
         self.scale = LossScale(recipe)
         self._learning_rates = tf.constant(learning_rates, tf.float32)
         self._ema_decays = tf.constant(ema_decays(recipe, len(learning_rates)), tf.float32)
+        corrections = bias_corrections(recipe, len(learning_rates))
+        self._bias_corrections = tf.constant(corrections, tf.float32)
 
     def take(self, gradients: list[Tensor], step: Tensor) -> None:
         """Update everything with the gradients of `trained` in a step."""
@@ -56,6 +67,22 @@ class Update:
             if name in by_name:
                 by_name[name] = tf.where(removed, 0.0, by_name[name])
         by_name, used = self.scale.step(by_name)
+        if self._recipe.clip_norm:
+            norm = tf.linalg.global_norm(list(by_name.values()))
+            share = tf.minimum(1.0, self._recipe.clip_norm / (norm + 1e-6))
+            by_name = {name: gradient * share for name, gradient in by_name.items()}
+        if self._recipe.optimizer == "sgd":
+            self._move_by_velocities(by_name, used, step)
+        else:
+            self._move_by_moments(by_name, used, step)
+        if self.ema:
+            keep = tf.gather(self._ema_decays, step)
+            for name in self._moving:
+                average = self.ema[name]
+                average.assign(average + (1 - keep) * (self._tensors[name] - average))
+
+    def _move_by_velocities(self, gradients: dict[str, Tensor], used: Tensor, step: Tensor) -> None:
+        """Take a step of SGD, unless it is not to be `used`."""
         # XLA would take a slice's index for a constant and compile every step.
         rate = tf.gather(self._learning_rates, step)
         # Without a branch, for which the host would wait for a GPU: a step with rate 0 and momentum
@@ -63,7 +90,7 @@ class Update:
         rate = tf.where(used, rate, 0.0)
         momentum = tf.where(used, self._recipe.momentum, 1.0)
         decay = tf.where(used, self._recipe.weight_decay, 0.0)
-        for name, gradient in by_name.items():
+        for name, gradient in gradients.items():
             weight = self.parameters[name]
             velocity = self.velocity[name]
             if name in self._decayed:
@@ -76,11 +103,49 @@ class Update:
                 momentum=momentum,
                 use_nesterov=self._recipe.nesterov,
             )
-        if self.ema:
-            keep = tf.gather(self._ema_decays, step)
-            for name in self._moving:
-                average = self.ema[name]
-                average.assign(average + (1 - keep) * (self._tensors[name] - average))
+
+    def _move_by_moments(self, gradients: dict[str, Tensor], used: Tensor, step: Tensor) -> None:
+        """Take a step of an optimizer with second moments, unless it is not to be `used`.
+
+        Then the rate and the shares of new gradients in means are 0, which changes nothing.
+        """
+        rate = tf.where(used, tf.gather(self._learning_rates, step), 0.0)
+        of_mean, of_root = tf.unstack(tf.gather(self._bias_corrections, step, axis=1))
+        for name, gradient in gradients.items():
+            decay = self._recipe.weight_decay if name in self._decayed else 0.0
+            own_rate = rate * self._rate_factors[name]
+            if self._recipe.optimizer == "rmsprop_tf":
+                self._move_as_rmsprop(name, gradient, decay, own_rate, used)
+                continue
+            mean = self._approach(self.velocity[name], gradient, self._recipe.beta1, used)
+            square = self._approach_square(name, gradient, used)
+            roots = tf.sqrt(square) * of_root + self._recipe.optimizer_epsilon
+            move = mean * of_mean / roots + decay * self.parameters[name]
+            if decay and self._recipe.optimizer == "lamb":
+                move *= _find_trust_ratio(self.parameters[name], move)
+            self.parameters[name].assign_sub(own_rate * move)
+
+    def _move_as_rmsprop(
+        self, name: str, gradient: Tensor, decay: float, rate: Tensor, used: Tensor
+    ) -> None:
+        weight = self.parameters[name]
+        velocity = self.velocity[name]
+        gradient += decay * weight
+        square = self._approach_square(name, gradient, used)
+        move = rate * gradient / tf.sqrt(square + self._recipe.optimizer_epsilon)
+        moved = tf.where(used, self._recipe.momentum, 1.0) * velocity + move
+        velocity.assign(moved)
+        weight.assign_sub(tf.where(used, moved, 0.0))
+
+    def _approach_square(self, name: str, gradient: Tensor, used: Tensor) -> Tensor:
+        square = tf.square(gradient)
+        return self._approach(self.second_moments[name], square, self._recipe.beta2, used)
+
+    def _approach(self, mean: Tensor, value: Tensor, beta: float, used: Tensor) -> Tensor:
+        """Give a new value the share 1 - beta in a mean, and return the mean."""
+        moved = mean + tf.where(used, 1 - beta, 0.0) * (value - mean)
+        mean.assign(moved)
+        return moved
 
     def mask(self, masks: Mapping[str, np.ndarray]) -> bool:
         """Keep weights at 0 where a mask is False; return whether the step must be traced again.
@@ -100,6 +165,14 @@ class Update:
     def apply_masks(self) -> None:
         """Set what masks remove from weights, velocities and averages to 0."""
         for name, removed in self._removed.items():
-            for variables in (self._tensors, self.velocity, self.ema):
+            for variables in (self._tensors, self.velocity, self.second_moments, self.ema):
                 if name in variables:
                     variables[name].assign(tf.where(removed, 0.0, variables[name]))
+
+
+def _find_trust_ratio(weight: Tensor, move: Tensor) -> Tensor:
+    """Return |weight| / |move|, or 1 if one of both is 0."""
+    before = tf.norm(weight)
+    after = tf.norm(move)
+    has_ratio = (before > 0) & (after > 0)
+    return tf.where(has_ratio, before / tf.where(has_ratio, after, 1.0), 1.0)

@@ -27,7 +27,7 @@ from lockstep.backends.torch.freezing import freeze, set_training_mode
 from lockstep.backends.torch.fused_batch_norm import fuse_batch_norms
 from lockstep.backends.torch.handle import EndTimes, TorchHandle
 from lockstep.backends.torch.inputs import Inputs
-from lockstep.backends.torch.kernels import uses_kernels
+from lockstep.backends.torch.kernels import uses_update_kernel
 from lockstep.backends.torch.losses import ImageLosses, mix_images
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.quantisation import largest_inputs, set_scales
@@ -82,7 +82,7 @@ class TorchEngine:
         self._steps = len(learning_rates)
         self._loss = self._compile(self._distributed or self._loss_module, execution)
         self._parameters = dict(self.model.named_parameters())
-        is_fused = uses_kernels(execution, self._device)
+        is_fused = uses_update_kernel(recipe, execution, self._device)
         self._update = Update(
             recipe, self._parameters, self._tensors, learning_rates, self._device, is_fused=is_fused
         )
@@ -296,6 +296,7 @@ class TorchEngine:
             momentum=_copy_to_numpy(self._velocity),
             ema=_copy_to_numpy(self._ema),
             scaler=self._scale.read(),
+            second_moments=_copy_to_numpy(self._update.second_moments),
         )
 
     def write(self, state: State) -> None:
@@ -304,6 +305,7 @@ class TorchEngine:
         copy_into(self._tensors, state.tensors, "tensors")
         copy_into(self._velocity, state.momentum, "momentum")
         copy_into(self._ema, state.ema, "moving averages")
+        copy_into(self._update.second_moments, state.second_moments, "second moments")
         self._scale.write(state.scaler)
         self._done = state.step
         self._update.apply_masks()

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
 from lockstep.backends.torch.loss_scale import LossScale
+from lockstep.backends.torch.moments import Pace, move_group
 from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.state import check_masks
 from lockstep.recipes import Recipe
-from lockstep.recipes.schedule import ema_decays
+from lockstep.recipes.schedule import bias_corrections, ema_decays
 from lockstep.recipes.trained_tensors import changing_tensors, rate_factors
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ class Update:
         self._changes = torch.tensor(
             1 - ema_decays(recipe, len(learning_rates)), dtype=torch.float32, device=device
         )
+        self._bias_corrections = torch.tensor(
+            bias_corrections(recipe, len(learning_rates)), dtype=torch.float32, device=device
+        )
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
         self._groups = self._build_groups(factors)
         self._factors = torch.tensor([group.factor for group in self._groups], device=device)
@@ -67,6 +71,12 @@ class Update:
         self.velocity = {
             name: torch.zeros_like(parameter) for name, parameter in parameters.items()
         }
+        self.second_moments = (
+            {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+            if recipe.optimizer != "sgd"
+            else {}
+        )
+        """Means of squared gradients by name; empty with SGD."""
         self.ema = (
             {name: t.detach().clone() for name, t in values.items()} if recipe.ema_decay else {}
         )
@@ -117,11 +127,15 @@ class Update:
         If the step `is_captured`, `finish_capture` must be called before the graph is replayed.
         """
         gradients = [_gradient(parameter) for parameter in self._trained.values()]
-        if self._kernel is None:
-            self._take_plainly(gradients)
-        else:
+        if self._kernel is None or self._recipe.clip_norm:
+            self._clear_removed_gradients()
+        if self._kernel is not None:
             self._kernel.point_to(gradients, is_captured=is_captured)
             self.scale.step(gradients, self._move_everything, self._kernel.find_overflow)
+        elif self._recipe.optimizer == "sgd":
+            self.scale.step(gradients, self._move_by_velocities)
+        else:
+            self.scale.step(gradients, self._move_by_moments)
         self.forget_gradients()
         if self.ema and self._kernel is None:
             self._average()
@@ -133,20 +147,29 @@ class Update:
         if self._kernel is not None:
             self._kernel.upload()
 
-    def _take_plainly(self, gradients: list[Tensor]) -> None:
+    def _clear_removed_gradients(self) -> None:
         # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity
         # stay 0.
         for name, removed in self._removed.items():
             gradient = self._parameters[name].grad
             if gradient is not None:
                 gradient.masked_fill_(removed, 0.0)
-        self.scale.step(gradients, self._move_weights)
+
+    def _find_divisor(self) -> Tensor:
+        """Return what gradients are divided by, float32 []: the loss scale, and with `clip_norm`
+        what exceeds it."""
+        largest = self._recipe.clip_norm
+        if not largest:
+            return self.scale.value
+        gradients = [_gradient(parameter) for parameter in self._trained.values()]
+        norm = torch.nn.utils.get_total_norm(gradients) / self.scale.value
+        return self.scale.value * torch.clamp((norm + 1e-6) / largest, min=1.0)
 
     def _move_everything(self, scale: Tensor | None, overflow: Tensor | None) -> None:
         assert self._kernel is not None
         if overflow is None:
             overflow = self.scale.never
-        self._kernel(self.scale.value, overflow, self._rates, self._changes, self._number)
+        self._kernel(self._find_divisor(), overflow, self._rates, self._changes, self._number)
 
     @torch.no_grad()
     def _average(self) -> None:
@@ -161,8 +184,8 @@ class Update:
         return table.index_select(0, self._number).squeeze(0)
 
     @torch.no_grad()
-    def _move_weights(self, scale: Tensor | None, overflow: Tensor | None) -> None:
-        """Update every weight with its gradient divided by `scale`, unless there is an `overflow`.
+    def _move_by_velocities(self, scale: Tensor | None, overflow: Tensor | None) -> None:
+        """Take a step of SGD, unless there is an `overflow`.
 
         This calls the function behind `torch.optim.SGD`. The class itself imports `torch._dynamo`,
         which takes a third of the time until a process trains.
@@ -170,6 +193,8 @@ class Update:
         # At momentum 0 PyTorch keeps no velocity. With the smallest number it keeps the gradient,
         # as the protocol requires.
         momentum = self._recipe.momentum or sys.float_info.min
+        if self._recipe.clip_norm:
+            scale = self._find_divisor()
         rates = self._take_entry(self._rates) * self._factors
         for group, rate in zip(self._groups, rates.unbind(), strict=True):
             sgd(
@@ -185,6 +210,35 @@ class Update:
                 dampening=0.0,
                 nesterov=self._recipe.nesterov,
                 maximize=False,
+            )
+
+    @torch.no_grad()
+    def _move_by_moments(self, scale: Tensor | None, overflow: Tensor | None) -> None:
+        """Take a step of an optimizer with second moments, unless there is an `overflow`.
+
+        Then gradients, the rate, and the shares of new gradients in means are 0, which changes
+        nothing and needs no branch.
+        """
+        used = 1 - (self.scale.never if overflow is None else overflow)
+        gradients = [_gradient(parameter) for parameter in self._trained.values()]
+        by_name = dict(
+            zip(self._trained, torch._foreach_div(gradients, self._find_divisor()), strict=True)
+        )
+        if self.scale.is_dynamic:
+            by_name = {name: torch.where(used > 0, g, 0.0) for name, g in by_name.items()}
+        rate = self._take_entry(self._rates) * used
+        corrections = self._bias_corrections.index_select(1, self._number)
+        of_mean, of_root = corrections.squeeze(1).unbind()
+        pace = Pace(self._recipe, used, of_mean, of_root)
+        for group in self._groups:
+            move_group(
+                pace,
+                rate * group.factor,
+                group.decay,
+                [self._parameters[name] for name in group.names],
+                [by_name[name] for name in group.names],
+                [self.velocity[name] for name in group.names],
+                [self.second_moments[name] for name in group.names],
             )
 
     def forget_gradients(self) -> None:
@@ -214,12 +268,9 @@ class Update:
     def apply_masks(self) -> None:
         """Set what masks remove from weights, velocities and averages to 0."""
         for name, removed in self._removed.items():
-            for tensor in (
-                self._parameters[name],
-                self.velocity[name],
-                *([self.ema[name]] if self.ema else []),
-            ):
-                tensor.masked_fill_(removed, 0.0)
+            for values in (self._parameters, self.velocity, self.second_moments, self.ema):
+                if name in values:
+                    values[name].masked_fill_(removed, 0.0)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

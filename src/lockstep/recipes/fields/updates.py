@@ -1,36 +1,75 @@
 """How weights are updated: optimizer, weight decay, moving average, frozen tensors."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lockstep.models.architectures import ListedRole
+from lockstep.recipes import limits
 from lockstep.recipes.field_validation import Settings
 from lockstep.recipes.fields.kinds import Fraction, NotNegative, Positive, Prefixes
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class UpdateFields(Settings):
     """How weights are updated: optimizer, weight decay, moving average, frozen tensors."""
 
+    optimizer: Literal["sgd", "adamw", "lamb", "rmsprop_tf"] = "sgd"
+    """How weights move by their gradients g at the learning rate lr, which may differ by tensor.
+    The step with number t, from 1, counts also if an overflow skips it.
+
+    - "sgd": g += weight_decay*w; v = momentum*v + g; w -= lr*v.
+    - "adamw" (arXiv:1711.05101): v = beta1*v + (1 - beta1)*g; s = beta2*s + (1 - beta2)*g^2;
+      u = v/(1 - beta1^t) / (sqrt(s/(1 - beta2^t)) + optimizer_epsilon) + weight_decay*w; w -= lr*u.
+    - "lamb" (arXiv:1904.00962, as in timm): u as in "adamw"; in tensors that are decayed, u is
+      multiplied by |w|/|u| unless one of both norms is 0; w -= lr*u. timm also limits the norm of
+      all gradients to 1: `clip_norm`.
+    - "rmsprop_tf", TensorFlow's RMSProp: g += weight_decay*w; s, 1 before the first step, becomes
+      beta2*s + (1 - beta2)*g^2; v = momentum*v + lr*g/sqrt(s + optimizer_epsilon); w -= v."""
     momentum: Fraction = 0.875
-    """Momentum m of SGD: v = m*v + g; w -= lr*v."""
+    """Momentum of the optimizers "sgd" and "rmsprop_tf"."""
     nesterov: bool = False
-    """Whether weights move by Nesterov's momentum: w -= lr*(g + m*v), with the velocity v = m*v + g
-    after this step. It is `--nesterov` of NVIDIA's PyTorch code. No published recipe uses it."""
+    """Whether "sgd" moves weights by Nesterov's momentum: w -= lr*(g + m*v), with the velocity v =
+    m*v + g after this step. It is `--nesterov` of NVIDIA's PyTorch code. No published recipe of
+    NVIDIA uses it."""
+    beta1: Beta = 0.9
+    """Share of the old mean of gradients in the new one, in "adamw" and "lamb"."""
+    beta2: Beta = 0.999
+    """Share of the old mean of squared gradients in the new one, in "adamw", "lamb" and
+    "rmsprop_tf"."""
+    optimizer_epsilon: Positive = 1e-8
+    """What the root of the mean of squared gradients is increased by, in "adamw" and "lamb"; in
+    "rmsprop_tf" the mean is, under the root. timm's LAMB has 1e-6."""
+    clip_norm: NotNegative = 0.0
+    """Largest norm of the gradient: the gradients of all trained tensors, over all ranks and
+    without loss scale, are multiplied by min(1, clip_norm / (norm + 1e-6)), as PyTorch's
+    `clip_grad_norm_` does, before decay is added. 0: no limit."""
     weight_decay: NotNegative = 1 / 32768
-    """Coupled weight decay: weight_decay * w is added to the gradient, only for tensors whose role
-    is in `weight_decay_roles`."""
+    """Weight decay of the tensors whose role is in `weight_decay_roles`. What it does is described
+    in `optimizer`: "sgd" and "rmsprop_tf" add it to gradients."""
     weight_decay_roles: tuple[ListedRole, ...] = ("conv_weight", "fc_weight", "fc_bias")
     """Roles of the tensors that weight decay applies to. `conv_weight` includes the convolutions of
     squeeze-and-excitation, `fc_bias` their biases. `bn_scale` and `bn_bias` are the scales
     and biases of all batch norms; `shortcut_bn_scale` and `shortcut_bn_bias` are only those of the
     batch norms in shortcuts."""
     ema_decay: Fraction = 0.0
-    """Decay of the moving average of weights and statistics: mu_t = min(ema_decay, (1 + t) / (10 +
-    t)). 0: no average. It is updated once in a step, with any number of accumulation parts.
-    NVIDIA's PyTorch code updates it after every part, so that its average follows the weights
-    faster if it accumulates."""
+    """Decay of the moving average of weights and statistics: average = decay*average + (1 -
+    decay)*weights. 0: no average. It is updated at most once in a step, with any number of
+    accumulation parts. NVIDIA's PyTorch code updates it after every part, so that its average
+    follows the weights faster if it accumulates."""
+    ema_every_steps: Annotated[int, Field(ge=1), limits.COUNTED] = 1
+    """The average is updated in the first step of every epoch and in every n-th step after it
+    (torchvision's `--model-ema-steps`)."""
+    ema_start: Literal["ramp", "copy", "constant"] = "ramp"
+    """The decay of the first updates. "ramp": min(ema_decay, (1 + u) / (10 + u)) after u updates.
+    "copy", torchvision's: the average is a copy of the weights until the first update after the
+    warm-up, with it. "constant": ema_decay from the first step."""
+    ema_scaling: Literal["none", "torchvision"] = "none"
+    """"torchvision": the decay is 1 - min(1, (1 - ema_decay) * global_batch_images *
+    ema_every_steps / epochs), so that the average spans the same share of a longer run or of one
+    with other batches. "none": the decay is `ema_decay`."""
     frozen: Prefixes = ()
     """Tensors that training leaves as they are, with their moving averages: prefixes of their names
     in whole parts, such as "layer1" or "layer4.0.bn1", or "backbone" for all but the classifier. A
@@ -44,3 +83,11 @@ class UpdateFields(Settings):
     """Factor of the learning rate for every step down from the classifier: the rate of a tensor is
     multiplied by lr_depth_decay ^ depth. The depth is 0 in the classifier, 1 in the last block, and
     the number of blocks + 1 in the stem. 1: the same rate everywhere."""
+
+    @model_validator(mode="after")
+    def _check_update_fields(self) -> Self:
+        if self.nesterov and self.optimizer != "sgd":
+            raise ValueError(
+                f"nesterov is for the optimizer sgd, not {self.optimizer}; set nesterov=false"
+            )
+        return self

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import torch
 
-from lockstep.recipes import Execution
+from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 
 AUTO_USES_KERNELS = False
@@ -28,6 +28,18 @@ def uses_kernels(execution: Execution, device: torch.device) -> bool:
     if why_not and execution.fused == "on":
         raise refusal(why_not)
     return not why_not
+
+
+def uses_update_kernel(recipe: Recipe, execution: Execution, device: torch.device) -> bool:
+    """Return whether a run on this device updates its weights with the fused kernel, which computes
+    SGD alone.
+
+    Raises `BackendError` if the execution asks for it and it cannot.
+    """
+    is_used = uses_kernels(execution, device)
+    if is_used and recipe.optimizer != "sgd" and execution.fused == "on":
+        raise refusal(f"the fused update computes SGD alone, not {recipe.optimizer}")
+    return is_used and recipe.optimizer == "sgd"
 
 
 def obstacle(device: torch.device) -> str:

@@ -1,0 +1,162 @@
+"""Engines with a fault in an optimizer or in the norm of gradients, and the tests that must find
+it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from lockstep.backends.reference import updating
+from lockstep.backends.reference.engine import ReferenceEngine
+from lockstep.backends.reference.updating import Pace, Values
+from lockstep.recipes import Recipe
+from tests.backends import test_optimizers
+from tests.backends.fault_finders import Test
+from tests.backends.test_faults import carry_out
+from tests.backends.wrong import Array, Build, change_recipe
+
+Rule = Callable[[Recipe, Values, Array, Pace], Values]
+
+
+def change_rule(change: Callable[[Rule, Recipe, Values, Array, Pace], Values]) -> Build:
+    """An engine whose rules are changed. `change` gets the right rule and its arguments."""
+
+    class Wrong(ReferenceEngine):
+        def _update(self, gradients: dict[str, Array], step: int) -> None:
+            rules = {name: partial(change, rule) for name, rule in updating.RULES.items()}
+            with patch.object(updating, "RULES", rules):
+                super()._update(gradients, step)
+
+    return Wrong
+
+
+def decay_gradients(
+    rule: Rule, recipe: Recipe, values: Values, gradient: Array, pace: Pace
+) -> Values:
+    """Add decay to the gradient, as SGD does."""
+    return rule(recipe, values, gradient + pace.decay * values.weight, replace(pace, decay=0.0))
+
+
+def correct_no_bias(
+    rule: Rule, recipe: Recipe, values: Values, gradient: Array, pace: Pace
+) -> Values:
+    return rule(recipe, values, gradient, replace(pace, of_mean=1.0, of_root=1.0))
+
+
+def adapt_every_tensor(
+    rule: Rule, recipe: Recipe, values: Values, gradient: Array, pace: Pace
+) -> Values:
+    """Multiply all rates by LAMB's ratio, also those of tensors that are not decayed."""
+    return rule(recipe, values, gradient, replace(pace, decay=pace.decay or 1e-30))
+
+
+def adapt_none(rule: Rule, recipe: Recipe, values: Values, gradient: Array, pace: Pace) -> Values:
+    """Take AdamW for LAMB."""
+    return (updating.adamw if rule is updating.lamb else rule)(recipe, values, gradient, pace)
+
+
+def keep_the_rate_outside(
+    rule: Rule, recipe: Recipe, values: Values, gradient: Array, pace: Pace
+) -> Values:
+    """Compute RMSProp's velocity without the rate."""
+    moved = rule(recipe, values, gradient, replace(pace, rate=1.0))
+    weight = values.weight - pace.rate * (values.weight - moved.weight)
+    return Values(weight, moved.velocity, moved.second_moment)
+
+
+def root_before_epsilon(
+    rule: Rule, recipe: Recipe, values: Values, gradient: Array, pace: Pace
+) -> Values:
+    """Add epsilon to the root, where RMSProp adds it under the root, and the other way round."""
+    assert values.second_moment is not None
+    moments = values.second_moment
+    root = np.sqrt(recipe.beta2 * moments + (1 - recipe.beta2) * gradient**2)
+    epsilon = recipe.optimizer_epsilon
+    wrong = (root + epsilon) ** 2 - root**2
+    if recipe.optimizer != "rmsprop_tf":
+        wrong = np.sqrt(root**2 * pace.of_root**2 + epsilon) - root * pace.of_root
+    other = SimpleRecipe(recipe, wrong)
+    return rule(other, values, gradient, pace)
+
+
+class SimpleRecipe:
+    """A recipe with another epsilon for each value."""
+
+    def __init__(self, recipe: Recipe, epsilon: Array) -> None:
+        self._recipe = recipe
+        self.optimizer_epsilon = epsilon
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._recipe, name)
+
+
+class ClipsEveryTensor(ReferenceEngine):
+    """Limits the norm of every tensor instead of that of all."""
+
+    def _step(self, *arguments: Any) -> Any:
+        right = updating.clip
+
+        def clip(gradients: dict[str, Array], largest: float) -> dict[str, Array]:
+            return {
+                name: right({name: gradient}, largest)[name] for name, gradient in gradients.items()
+            }
+
+        with patch.object(updating, "clip", clip):
+            return super()._step(*arguments)
+
+
+class ClipsTheScaled(ReferenceEngine):
+    """Limits the norm of the gradient with its loss scale."""
+
+    def _step(self, *arguments: Any) -> Any:
+        right = updating.clip
+
+        def clip(gradients: dict[str, Array], largest: float) -> dict[str, Array]:
+            return right(gradients, largest * self._scale.value)
+
+        with patch.object(updating, "clip", clip):
+            return super()._step(*arguments)
+
+
+def make_test(optimizer: str) -> Test:
+    return partial(test_optimizers.test_two_steps_are_those_of_the_formulas, optimizer=optimizer)
+
+
+ADAMW, LAMB, RMSPROP = map(make_test, test_optimizers.OPTIMIZERS)
+SCALED = tuple(
+    partial(test_optimizers.test_a_norm_is_limited_without_its_loss_scale, loss_scaling=kind)
+    for kind in ("static", "dynamic")
+)
+FAULTS: dict[str, tuple[Any, ...]] = {
+    "adds decay to gradients": (change_rule(decay_gradients), ADAMW, LAMB),
+    "corrects no bias": (change_rule(correct_no_bias), ADAMW, LAMB),
+    "adapts the rates of all tensors": (change_rule(adapt_every_tensor), LAMB),
+    "adapts no rates": (change_rule(adapt_none), LAMB),
+    "keeps the rate outside the velocity": (change_rule(keep_the_rate_outside), RMSPROP),
+    "epsilon in the wrong place": (change_rule(root_before_epsilon), ADAMW, LAMB, RMSPROP),
+    "limits every tensor": (ClipsEveryTensor, ADAMW, LAMB, RMSPROP),
+    "limits the norm with its loss scale": (ClipsTheScaled, *SCALED),
+    "limits nothing": (change_recipe(lambda _: {"clip_norm": 0.0}), ADAMW),
+    "averages every step": (change_recipe(lambda _: {"ema_every_steps": 1}), ADAMW),
+}
+"""A wrong engine, and tests that must all fail with it."""
+CASES = [
+    pytest.param(build, test, id=f"{name}-{number}")
+    for name, (build, *tests) in FAULTS.items()
+    for number, test in enumerate(tests)
+]
+
+
+@pytest.mark.parametrize(("build", "test"), CASES)
+def test_a_fault_is_found(build: Build, test: Test, tiny_recipe: Recipe) -> None:
+    with pytest.raises(AssertionError):
+        carry_out(test, build, tiny_recipe)
+
+
+@pytest.mark.parametrize("test", [ADAMW, LAMB, RMSPROP, *SCALED])
+def test_the_same_tests_pass_without_a_fault(test: Test, tiny_recipe: Recipe) -> None:
+    carry_out(test, ReferenceEngine, tiny_recipe)

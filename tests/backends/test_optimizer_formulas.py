@@ -1,0 +1,75 @@
+"""The reference's optimizers against those of PyTorch and timm, and in float64.
+
+The recorded weights are those of `torch.optim.AdamW` of PyTorch 2.13.0, and of `Lamb` and
+`RMSpropTF` of timm 1.0.31, after six steps in float64 from the values that are drawn here, with the
+norm of gradients limited to 1: by `max_grad_norm` of `Lamb`, which has no 1e-6, else by
+`torch.nn.utils.clip_grad_norm_`.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.backends.reference import updating
+from lockstep.recipes import Recipe
+from lockstep.recipes.schedule import bias_corrections
+
+SHAPES = ((4, 3, 3, 3), (5, 4), (5,), (3,))
+"""The third tensor is not decayed, the last one begins with zeros."""
+DECAYS = (0.05, 0.05, 0.0, 0.05)
+RATES = (0.01, 0.02, 0.03, 0.01, 0.005, 0.001)
+RECORDED: dict[str, tuple[dict[str, Any], list[list[float]], float]] = {
+    "adamw": (
+        {"beta2": 0.95},
+        [
+            [0.11053557218948441, -0.12774485001226726],
+            [-2.277940084057463, 0.38040897689269704],
+            [-0.5138073303679598, -1.0890548622356495],
+            [-0.003538913930507209, -0.03642941139357686],
+        ],
+        1e-14,
+    ),
+    "lamb": (
+        {"beta2": 0.95},
+        [
+            [0.10784887229718879, -0.11536852309551344],
+            [-2.292028520352412, 0.3800191382564217],
+            [-0.5138073297695341, -1.089054860897712],
+            [0.009774753705992532, -0.01047551308224046],
+        ],
+        2e-8,
+    ),
+    "rmsprop_tf": (
+        {"beta2": 0.95, "momentum": 0.9},
+        [
+            [0.12699842157935695, -0.12134178792224153],
+            [-2.2369030551410636, 0.37330765352376205],
+            [-0.5517513610351319, -1.037578067303357],
+            [-0.006148025932665315, -0.013858081093299083],
+        ],
+        1e-14,
+    ),
+}
+"""Fields of the recipe, the first two weights of every tensor, and how far they may differ."""
+
+
+@pytest.mark.parametrize("optimizer", RECORDED)
+def test_six_steps_are_those_of_pytorch_and_timm(optimizer: str) -> None:
+    changes, recorded, tolerance = RECORDED[optimizer]
+    recipe = Recipe(optimizer=optimizer, optimizer_epsilon=1e-6, clip_norm=1.0, **changes)
+    random = np.random.default_rng(0)
+    weights = [random.normal(size=shape) for shape in SHAPES]
+    weights[3][:] = 0
+    steps = [[0.3 * random.normal(size=shape) for shape in SHAPES] for _ in RATES]
+    steps[2] = [20 * gradient for gradient in steps[2]]
+    corrections = bias_corrections(recipe, len(RATES))
+    first = float(optimizer == "rmsprop_tf")
+    values = [updating.Values(w, 0 * w, np.full_like(w, first)) for w in weights]
+    for step, gradients in enumerate(steps):
+        limited = updating.clip(dict(zip("abcd", gradients, strict=True)), recipe.clip_norm)
+        for i, gradient in enumerate(limited.values()):
+            pace = updating.Pace(RATES[step], DECAYS[i], *corrections[:, step])
+            values[i] = updating.RULES[optimizer](recipe, values[i], gradient, pace)
+    ends = [value.weight.ravel()[:2].tolist() for value in values]
+    assert np.abs(np.array(ends) - recorded).max() < tolerance
