@@ -1,4 +1,5 @@
-"""The reference's optimizers against those of PyTorch and timm, and in float64.
+"""The reference's optimizers against those of PyTorch and timm in float64, and against each
+framework's own.
 
 The recorded weights are those of `torch.optim.AdamW` of PyTorch 2.13.0, and of `Lamb` and
 `RMSpropTF` of timm 1.0.31, after six steps in float64 from the values that are drawn here, with the
@@ -6,6 +7,7 @@ norm of gradients limited to 1: by `max_grad_norm` of `Lamb`, which has no 1e-6,
 `torch.nn.utils.clip_grad_norm_`.
 """
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,8 @@ import pytest
 from lockstep.backends.reference import updating
 from lockstep.recipes import Recipe
 from lockstep.recipes.schedule import bias_corrections
+from lockstep.verification.bounds import distance
+from tests.backends.conftest import for_frameworks
 
 SHAPES = ((4, 3, 3, 3), (5, 4), (5,), (3,))
 """The third tensor is not decayed, the last one begins with zeros."""
@@ -73,3 +77,21 @@ def test_six_steps_are_those_of_pytorch_and_timm(optimizer: str) -> None:
             values[i] = updating.RULES[optimizer](recipe, values[i], gradient, pace)
     ends = [value.weight.ravel()[:2].tolist() for value in values]
     assert np.abs(np.array(ends) - recorded).max() < tolerance
+
+
+@for_frameworks
+def test_steps_are_those_of_the_frameworks_own_optimizers(native: ModuleType) -> None:
+    random = np.random.default_rng(1)
+    weight = random.normal(size=(6, 5)).astype(np.float32)
+    gradients = [random.normal(size=weight.shape).astype(np.float32) for _ in RATES]
+    for optimizer in native.OPTIMIZERS:
+        recipe = Recipe(optimizer=optimizer, beta2=0.95, momentum=0.8, weight_decay=0.05)
+        own = native.take_own_steps(optimizer, weight, gradients, RATES, recipe)
+        corrections = bias_corrections(recipe, len(RATES))
+        values = updating.Values(
+            weight, 0 * weight, np.full_like(weight, optimizer == "rmsprop_tf")
+        )
+        for step, gradient in enumerate(gradients):
+            pace = updating.Pace(RATES[step], recipe.weight_decay, *corrections[:, step])
+            values = updating.RULES[optimizer](recipe, values, gradient, pace)
+        assert distance(values.weight, own) < 1e-5, optimizer

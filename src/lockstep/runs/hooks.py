@@ -1,6 +1,7 @@
 """Hooks: functions that rank 0 calls after it has saved a checkpoint."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from lockstep.models.state import State
@@ -21,6 +22,8 @@ def make_hooks(recipe: Recipe, execution: Execution, steps_per_epoch: int) -> li
 
     def write_epoch_for_mxnet(state: State) -> None:
         epoch, step = divmod(state.step, steps_per_epoch)
+        if recipe.optimizer != "sgd":  # its velocities are others
+            state = replace(state, momentum={})
         if epoch and step == 0:
             nvidia_mxnet.write_epoch(prefix, epoch, recipe, state)
 

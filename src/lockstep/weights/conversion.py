@@ -70,6 +70,7 @@ def convert(
         preprocessing=preprocessing,
     ).replace_classes(classes)
     _check_parts(weights, to)
+    weights = _keep_velocities_of_sgd(weights)
     can_read_back = to == "safetensors" or isinstance(weights.recipe.model, str)
     result = _write(weights, target, to, certified=certificate and can_read_back)
     if not certificate and not TARGETS[to].has_metadata:
@@ -79,6 +80,17 @@ def convert(
             f"there is no certificate: {to} cannot be read back for a model that has no name"
         )
     return result
+
+
+def _keep_velocities_of_sgd(weights: Weights) -> Weights:
+    """Return weights without the state of another optimizer than SGD, which no format can hold."""
+    state = weights.state
+    optimizer = weights.recipe.optimizer
+    if optimizer == "sgd" or not state.momentum:
+        return weights
+    remark = f"the state of the optimizer {optimizer} was left out: the format has none"
+    state = replace(state, momentum={}, second_moments={})
+    return replace(weights, state=state, remarks=(*weights.remarks, remark))
 
 
 def _check_target(target: Path, to: str, classes: Classes | None) -> None:

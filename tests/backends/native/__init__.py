@@ -31,6 +31,8 @@ If the backend's row has a module:
 | gradients | by such a tensor: gradients of the sum of the squares of a loaded module's logits |
 | set_gpus | makes the framework find a number of GPUs |
 | loss_scale | the engine's loss scale |
+| OPTIMIZERS | the optimizers with second moments that the framework has, by the names of recipes |
+| take_own_steps | a decayed weight after steps of such an optimizer |
 | take_step | weights of 1 after a step of plain descent at a rate of 0.5, by scaled gradients |
 
 If the framework has switches for TensorFloat-32 without a GPU: `tensorfloat` returns them and

@@ -1,5 +1,6 @@
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,31 @@ def step_in_groups(
         optimizer.update(number, array, mx.nd.array(gradient), state)
         moved.append(array.asnumpy())
     return moved
+
+
+OPTIMIZERS = ("lamb",)
+
+
+def take_own_steps(
+    optimizer: str,
+    weight: np.ndarray,
+    gradients: list[np.ndarray],
+    rates: Sequence[float],
+    recipe: Recipe,
+) -> np.ndarray:
+    own = mx.optimizer.LAMB(
+        learning_rate=1.0,
+        beta1=recipe.beta1,
+        beta2=recipe.beta2,
+        epsilon=recipe.optimizer_epsilon,
+        wd=recipe.weight_decay,
+    )
+    array = mx.nd.array(weight)
+    state = own.create_state(0, array)
+    for gradient, rate in zip(gradients, rates, strict=True):
+        own.set_learning_rate(rate)
+        own.update(0, array, mx.nd.array(gradient), state)
+    return array.asnumpy()
 
 
 def count_differentiated_convolutions(engine: Any, batch: Batch) -> int:

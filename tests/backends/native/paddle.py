@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,33 @@ def step_in_groups(
     ]
     paddle.optimizer.Momentum(1.0, momentum, groups, use_nesterov=True).step()
     return [parameter.numpy() for parameter in parameters]
+
+
+OPTIMIZERS = ("adamw", "lamb")
+
+
+def take_own_steps(
+    optimizer: str,
+    weight: np.ndarray,
+    gradients: list[np.ndarray],
+    rates: Sequence[float],
+    recipe: Recipe,
+) -> np.ndarray:
+    initial = paddle.nn.initializer.Assign(weight)
+    parameter = paddle.create_parameter(list(weight.shape), "float32", default_initializer=initial)
+    own: Any
+    betas = {"beta1": recipe.beta1, "beta2": recipe.beta2, "epsilon": recipe.optimizer_epsilon}
+    if optimizer == "adamw":
+        own = paddle.optimizer.AdamW(
+            1.0, weight_decay=recipe.weight_decay, parameters=[parameter], **betas
+        )
+    else:
+        own = paddle.optimizer.Lamb(1.0, recipe.weight_decay, parameters=[parameter], **betas)
+    for gradient, rate in zip(gradients, rates, strict=True):
+        own.set_lr(rate)
+        parameter.grad = paddle.to_tensor(gradient)
+        own.step()
+    return parameter.numpy()
 
 
 def count_differentiated_convolutions(engine: Any, batch: Batch) -> int:

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,44 @@ def step_in_groups(
         optimizer.apply([tf.constant(gradient)], [variable])
         moved.append(variable.numpy())
     return moved
+
+
+OPTIMIZERS = ("adamw", "rmsprop_tf")
+
+
+def take_own_steps(
+    optimizer: str,
+    weight: np.ndarray,
+    gradients: list[np.ndarray],
+    rates: Sequence[float],
+    recipe: Recipe,
+) -> np.ndarray:
+    """Take steps with Keras' AdamW, or with TensorFlow's operation of RMSProp, which has no decay.
+
+    Keras' epsilon is another one, which makes no difference as long as it is tiny.
+    """
+    variable = tf.Variable(weight)
+    mean_square = tf.Variable(tf.ones_like(variable))
+    velocity = tf.Variable(tf.zeros_like(variable))
+    own = tf.keras.optimizers.AdamW(
+        1.0, recipe.weight_decay, recipe.beta1, recipe.beta2, recipe.optimizer_epsilon
+    )
+    for gradient, rate in zip(gradients, rates, strict=True):
+        if optimizer == "adamw":
+            own.learning_rate = rate
+            own.apply([tf.constant(gradient)], [variable])
+            continue
+        tf.raw_ops.ResourceApplyRMSProp(
+            var=variable.handle,
+            ms=mean_square.handle,
+            mom=velocity.handle,
+            lr=rate,
+            rho=recipe.beta2,
+            momentum=recipe.momentum,
+            epsilon=recipe.optimizer_epsilon,
+            grad=gradient + np.float32(recipe.weight_decay) * variable.numpy(),
+        )
+    return variable.numpy()
 
 
 def count_differentiated_convolutions(engine: Any, batch: Batch) -> int:

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,30 @@ def step_in_groups(
     ]
     torch.optim.SGD(groups, momentum=momentum, nesterov=True).step()
     return [parameter.detach().numpy() for parameter in parameters]
+
+
+OPTIMIZERS = ("adamw",)
+
+
+def take_own_steps(
+    optimizer: str,
+    weight: np.ndarray,
+    gradients: list[np.ndarray],
+    rates: Sequence[float],
+    recipe: Recipe,
+) -> np.ndarray:
+    parameter = torch.nn.Parameter(torch.tensor(weight))
+    own = torch.optim.AdamW(
+        [parameter],
+        betas=(recipe.beta1, recipe.beta2),
+        eps=recipe.optimizer_epsilon,
+        weight_decay=recipe.weight_decay,
+    )
+    for gradient, rate in zip(gradients, rates, strict=True):
+        own.param_groups[0]["lr"] = rate
+        parameter.grad = torch.tensor(gradient)
+        own.step()
+    return parameter.detach().numpy()
 
 
 def count_differentiated_convolutions(engine: Any, batch: Batch) -> int:

@@ -53,7 +53,8 @@ class UpdateFields(Settings):
     """Roles of the tensors that weight decay applies to. `conv_weight` includes the convolutions of
     squeeze-and-excitation, `fc_bias` their biases. `bn_scale` and `bn_bias` are the scales
     and biases of all batch norms; `shortcut_bn_scale` and `shortcut_bn_bias` are only those of the
-    batch norms in shortcuts."""
+    batch norms in shortcuts. timm decays conv_weight and fc_weight, torchvision's script with
+    `--norm-weight-decay 0` those and fc_bias."""
     ema_decay: Fraction = 0.0
     """Decay of the moving average of weights and statistics: average = decay*average + (1 -
     decay)*weights. 0: no average. It is updated at most once in a step, with any number of
