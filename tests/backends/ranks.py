@@ -62,7 +62,7 @@ SCENARIOS = {
             batch_norm="synchronised",
             dropout=0.25,
             stochastic_depth=0.5,
-            clip_norm=0.1,
+            clip_norm=1.0,
             **WEIGHTED,
         )
     ),
