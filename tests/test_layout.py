@@ -142,6 +142,7 @@ RUNS_OTHER_TESTS = {
     "backends/test_faults.py",
     "backends/test_frozen_faults.py",
     "backends/test_handover_faults.py",
+    "backends/test_optimizer_faults.py",
 }
 """Files that run tests of other modules, on wrong engines."""
 

@@ -21,6 +21,7 @@ from tests.backends import (
     test_quantisation,
     test_steps,
     wrong,
+    wrong_updates,
 )
 from tests.backends.cases import FP16, OTHER_COLOURS
 from tests.backends.conftest import starter
@@ -64,7 +65,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         test_steps.test_the_batch_norm_of_a_shortcut_is_not_decayed_by_default,
     ),
     "decays the batch norm of shortcuts": (
-        wrong.DecaysShortcuts,
+        wrong_updates.DecaysShortcuts,
         DECAY_ROLES,
         test_steps.test_the_batch_norm_of_a_shortcut_is_not_decayed_by_default,
     ),
@@ -77,7 +78,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         DECAY_ROLES,
     ),
     "decays weights apart from gradients": (
-        wrong.DecaysApart,
+        wrong_updates.DecaysApart,
         DECAY_ROLES,
         *make_trajectory_tests("much decay"),
     ),
@@ -96,13 +97,13 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         *make_schedule_tests(WEIGHTS, COSINE),
     ),
     "learning rate inside the velocity": (
-        wrong.RateInside,
+        wrong_updates.RateInside,
         *make_trajectory_tests("plain", "mixup"),
         *make_schedule_tests(WEIGHTS, BY_STEPS),
         *make_schedule_tests(CURVE, BY_STEPS),
     ),
     "momentum as Nesterov's": (
-        wrong.Nesterov,
+        wrong_updates.Nesterov,
         test_steps.test_weights_move_by_the_rate_times_the_velocity,
         *make_trajectory_tests("plain"),
     ),
@@ -341,7 +342,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         *make_step_tests(STATISTICS, "smoothed"),
     ),
     "weights in bf16": (
-        wrong.WeightsInHalf,
+        wrong_updates.WeightsInHalf,
         partial(test_precision.test_updates_below_low_precision_are_not_lost, precision="bf16"),
     ),
     # Moving average

@@ -9,7 +9,7 @@ import pytest
 from lockstep import backends
 from lockstep.backends.reference.engine import ReferenceEngine
 from lockstep.recipes import Execution, Recipe
-from tests.backends import test_across, wrong
+from tests.backends import test_across, wrong, wrong_updates
 from tests.backends.conftest import starter
 from tests.backends.wrong import Build
 
@@ -27,7 +27,7 @@ HANDED_OVER = {
     "velocities": (wrong.LosesMomentum, make_handover_test("plain")),
     "the moving average": (
         wrong.LosesTheAverage,
-        make_handover_test("an average, SAME padding and two parts"),
+        make_handover_test("LAMB, an average, SAME padding and two parts"),
     ),
     "the loss scale": (
         wrong.LosesTheScaler,
@@ -37,7 +37,7 @@ HANDED_OVER = {
         wrong.LosesMomentum,
         test_across.test_what_one_engine_reads_another_takes_over_to_the_last_bit,
     ),
-    "the scale of velocities": (wrong.RateInside, make_handover_test("plain")),
+    "the scale of velocities": (wrong_updates.RateInside, make_handover_test("plain")),
 }
 
 
