@@ -6,8 +6,8 @@ value x is
 
     q = round(x / scale), halves to the even number, limited to -128..127
 
-and the layer computes with q * scale. Everything else stays as it is: batch norm, ReLU, pooling and
-the sum of a block.
+and the layer computes with q * scale. Everything else stays as it is: batch norm, ReLU, pooling,
+blur, squeeze-and-excitation and the sum of a block.
 
 - Weights have one scale for each output channel: the largest magnitude of the channel's present
   weights / 127.

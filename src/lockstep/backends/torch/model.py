@@ -207,7 +207,10 @@ class _Blur(nn.Module):
         kernel = self.kernel.to(x.dtype).expand(channels, 1, 3, 3)
         if self._stride == 1:
             return F.conv2d(x, kernel, padding=1, groups=channels)
-        x = F.pad(x, (1, 1, 1, 1), mode="reflect")
+        # Not by `F.pad`: its gradient is not deterministic on GPUs, and ExecuTorch's kernel fails
+        # with channels as the last axis in memory.
+        x = torch.cat([x[:, :, 1:2], x, x[:, :, -2:-1]], dim=2)
+        x = torch.cat([x[..., 1:2], x, x[..., -2:-1]], dim=3)
         return F.conv2d(x, kernel, stride=2, groups=channels)
 
 
