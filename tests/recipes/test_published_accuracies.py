@@ -35,6 +35,17 @@ DOCUMENTS: dict[str, tuple[int, tuple[str, str | None, int | None, str, float | 
     "resnext101-32x4d-tensorflow-90ep": (4, ("tf32", "A100 40GB", 8, "79.38", None)),
     "resnext101-32x4d-tensorflow-250ep": (2, ("mixed", "V100 16GB", 8, "80.21", None)),
     "resnet50-torchvision-v1": (1, ("fp32", "V100", 8, "76.13", None)),
+    "resnet50-torchvision-v2": (1, ("fp32", "V100", 8, "80.858", None)),
+    "resnet101-torchvision-v2": (1, ("fp32", "V100", 8, "81.886", None)),
+    "resnet152-torchvision-v2": (1, ("fp32", "V100", 8, "82.284", None)),
+    "resnext50-32x4d-torchvision-v2": (1, ("fp32", "V100", 8, "81.198", None)),
+    "resnext101-32x8d-torchvision-v2": (1, ("fp32", "V100", 8, "82.834", None)),
+    "wide-resnet50-2-torchvision-v2": (1, ("fp32", "V100", 8, "81.602", None)),
+    "wide-resnet101-2-torchvision-v2": (1, ("fp32", "V100", 8, "82.51", None)),
+    "resnet50-rsb-a1": (1, ("mixed", "V100 32GB", 4, "80.4", 110)),
+    "resnet50-rsb-a2": (1, ("mixed", None, None, "79.8", None)),
+    "resnet50-rsb-a3": (1, ("mixed", None, None, "78.1", None)),
+    "resnet50-ffcv-88ep": (1, ("mixed", "A100", 8, "78.4", 1.29)),
 }
 
 
@@ -54,7 +65,8 @@ def test_the_rows_are_those_of_the_documents() -> None:
 def test_every_row_has_the_epochs_of_its_recipe_and_a_line_with_its_figure() -> None:
     for row in read_accuracies():
         assert row.epochs in (RECIPES[row.recipe]().epochs, None)
-        assert str(row.top1_percent) in row.line
+        share = f"{row.top1_percent / 100:.3f}"
+        assert str(row.top1_percent) in row.line or share in row.line
         assert row.spread_percent is None or f"+/- {row.spread_percent}" in row.line
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import lockstep
-from lockstep.recipes import Recipe
+from lockstep.recipes import Recipe, difference
+from lockstep.recipes.published import RECIPES
 from lockstep.runs.reading import read_run
 from lockstep.weights import checkpoint
 from tests.runs.cases import (
@@ -120,6 +121,14 @@ def test_ctrl_c_saves_and_exits_with_130(
     assert checkpoint.steps(tmp_path / "run" / "checkpoints")
 
 
+def take_rules(name: str) -> dict[str, Any]:
+    """Return the fields of a published recipe, apart from its sizes: optimizer, loss, augmentations
+    and the rest."""
+    sizes = {"epochs", "global_batch_images", "precision", "image_size", "eval_resize", "eval_crop"}
+    changed = difference(Recipe(), RECIPES[name]())
+    return {field: new for field, (_, new) in changed.items() if field not in sizes}
+
+
 MIXED = {"mixup_alpha": 0.2}
 BY_SAMPLE = {"mixup_coefficient": "sample", "mixup_pairing": "reverse"}
 
@@ -130,6 +139,7 @@ BY_SAMPLE = {"mixup_coefficient": "sample", "mixup_pairing": "reverse"}
         (MIXED | {"padding": "same", "logits": 11, "precision": "bf16"}, 1),
         (MIXED | BY_SAMPLE | {"antialias": True, "ema_decay": 0.99}, 2),
         ({"precision": "fp16", "loss_scaling": "dynamic"}, 1),
+        (take_rules("resnet50-rsb-a2") | {"ema_decay": 0.9, "ema_every_steps": 3}, 1),
         ({"image_sizes": [[0, 48], [1, 32]], "eval_flips": True, "stochastic_depth": 0.5}, 2),
     ],
     ids=str,

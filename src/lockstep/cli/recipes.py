@@ -203,4 +203,5 @@ def _show_value(value: object) -> str:
     """Return the value of a field as YAML in one line, as --set takes it."""
     import yaml
 
-    return yaml.safe_dump(value, default_flow_style=True, width=math.inf).splitlines()[0]
+    as_yaml = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf)
+    return as_yaml.splitlines()[0]

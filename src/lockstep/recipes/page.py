@@ -3,13 +3,15 @@
 import inspect
 import re
 from collections.abc import Iterator
+from typing import Any
 
-from lockstep.models.architectures import TRAINED_ROLES
+from lockstep.recipes.augmentation import Augmentation
 from lockstep.recipes.image_sizes import find_size, list_sizes
 from lockstep.recipes.published import ORIGINS, RECIPES, find_origin
 from lockstep.recipes.published_accuracies import find_accuracies
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.schedule import peak_lr, warmup_epochs
+from lockstep.system.errors import RecipeError
 
 _HEADER = (
     *("recipe", "top-1 %", "epochs x size", "model", "optimizer and rate", "regularisation"),
@@ -17,7 +19,7 @@ _HEADER = (
 )
 _REFERENCE_PIXELS = 224
 _DECAYED = {
-    frozenset(TRAINED_ROLES) - {"se_bias"}: "",  # which fc_bias includes
+    frozenset({"conv_weight", "bn_scale", "bn_bias", "fc_weight", "fc_bias"}): "",
     frozenset({"conv_weight", "fc_weight", "fc_bias"}): " without batch norms",
     frozenset({"conv_weight", "fc_weight", "fc_bias", "shortcut_bn_scale", "shortcut_bn_bias"}): (
         " without batch norms outside of shortcuts"
@@ -68,19 +70,20 @@ def _describe_accuracies(name: str) -> str:
 
 def _describe_cost(recipe: Recipe) -> str:
     """Return epochs and size in pixels, and how many epochs at 224 pixels have as many pixels."""
-    sizes = [find_size(recipe, epoch) for epoch in range(recipe.epochs)]
-    equal = sum((size / _REFERENCE_PIXELS) ** 2 for size in sizes)
-    smallest, *larger = list_sizes(recipe)
-    shown = f"{recipe.epochs} x {smallest}" + (f" to {larger[-1]}" if larger else "")
-    if sizes == [_REFERENCE_PIXELS] * len(sizes):
+    sizes = list_sizes(recipe)
+    shown = f"{recipe.epochs} x {' to '.join(map(str, dict.fromkeys((sizes[0], sizes[-1]))))}"
+    if sizes == [_REFERENCE_PIXELS]:
         return shown
-    return f"{shown} ({equal:.2g} x {_REFERENCE_PIXELS})"
+    pixels = sum(find_size(recipe, epoch) ** 2 for epoch in range(recipe.epochs))
+    return f"{shown} ({pixels / _REFERENCE_PIXELS**2:.3g} x {_REFERENCE_PIXELS})"
 
 
 def _list_update_rules(recipe: Recipe) -> Iterator[str]:
-    yield f"SGD {recipe.momentum:g}"
+    yield f"SGD {recipe.momentum:g}" if recipe.optimizer == "sgd" else recipe.optimizer.upper()
     yield f"{peak_lr(recipe):.4g} for {recipe.global_batch_images:,} images"
     yield from _list_rates(recipe)
+    if recipe.clip_norm:
+        yield f"gradients limited to a norm of {recipe.clip_norm:g}"
     yield recipe.precision
 
 
@@ -99,12 +102,13 @@ def _list_rates(recipe: Recipe) -> Iterator[str]:
 def _list_regularisation(recipe: Recipe) -> Iterator[str]:
     decayed = _DECAYED[frozenset(recipe.weight_decay_roles)]
     yield f"weight decay {recipe.weight_decay:.3g}{decayed}"
-    if recipe.dropout:
-        yield f"dropout {recipe.dropout:g}"
     if recipe.stochastic_depth:
         yield f"stochastic depth {recipe.stochastic_depth:g}"
+    if recipe.dropout:
+        yield f"dropout {recipe.dropout:g}"
     if recipe.ema_decay:
-        yield f"moving average {recipe.ema_decay:g}"
+        every = f" every {recipe.ema_every_steps} steps" if recipe.ema_every_steps > 1 else ""
+        yield f"moving average {recipe.ema_decay:g}{every}"
     if recipe.sparsity != "none":
         yield f"2:4 sparsity ({recipe.sparsity})"
     if recipe.quantisation != "none":
@@ -113,26 +117,52 @@ def _list_regularisation(recipe: Recipe) -> Iterator[str]:
 
 def _list_image_changes(recipe: Recipe) -> Iterator[str]:
     yield f"crops from {100 * recipe.crop_area[0]:g} %"
+    if recipe.training_interpolation == "random":
+        yield "resized by a random filter"
+    yield from map(_describe_augmentation, recipe.augmentations)
+    if recipe.repeated_augmentation > 1:
+        yield f"each image {recipe.repeated_augmentation} times in a step"
     if recipe.mixup_alpha:
         yield f"MixUp {recipe.mixup_alpha:g} by {recipe.mixup_coefficient}"
     if recipe.cutmix_alpha:
         yield f"CutMix {recipe.cutmix_alpha:g} by {recipe.mixup_coefficient}"
-    if recipe.repeated_augmentation > 1:
-        yield f"each image {recipe.repeated_augmentation} times in a step"
+
+
+def _describe_augmentation(augmentation: Augmentation) -> str:
+    """Return the name of an augmentation with the fields that a recipe must set for it."""
+    fields = augmentation.fields()
+    del fields["name"]
+    for name in list(fields):
+        others = {key: value for key, value in fields.items() if key != name}
+        if _are_fields_of(augmentation, others):
+            fields = others
+    values = ", ".join(f"{name} {value}" for name, value in fields.items())
+    return f"{augmentation.name} ({values})" if values else augmentation.name
+
+
+def _are_fields_of(augmentation: Augmentation, fields: dict[str, Any]) -> bool:
+    """Return whether these fields alone make the augmentation."""
+    try:
+        return type(augmentation)(**fields) == augmentation
+    except RecipeError:
+        return False
 
 
 def _list_loss_rules(recipe: Recipe) -> Iterator[str]:
     yield recipe.loss.replace("_entropy", "-entropy").replace("_", " ")
-    if recipe.target_threshold:
-        yield f"targets of 1 above {recipe.target_threshold:g}"
     if recipe.label_smoothing:
         yield f"smoothing {recipe.label_smoothing:g}"
+    if recipe.target_threshold:
+        yield f"targets of 1 above {recipe.target_threshold:g}"
 
 
 def _describe_evaluation(recipe: Recipe) -> str:
-    filtered = ", filtered" if recipe.eval_antialias else ""
-    flips = ", mirror images" if recipe.eval_flips else ""
-    return f"{recipe.eval_crop} of {recipe.eval_resize}, {recipe.interpolation}{filtered}{flips}"
+    parts = [f"{recipe.eval_crop} of {recipe.eval_resize}", recipe.interpolation]
+    if recipe.eval_antialias:
+        parts.append("filtered")
+    if recipe.eval_flips:
+        parts.append("mean with the mirror image")
+    return ", ".join(parts)
 
 
 def _find_source(name: str) -> str:

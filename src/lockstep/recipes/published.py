@@ -16,7 +16,26 @@ from collections.abc import Callable
 from typing import Any
 
 from lockstep.recipes.fine_tune import fine_tune
-from lockstep.recipes.from_torchvision import resnet50_torchvision_v1
+from lockstep.recipes.from_ffcv import resnet50_ffcv_88ep
+from lockstep.recipes.from_timm import (
+    resnet50_rsb_a1,
+    resnet50_rsb_a2,
+    resnet50_rsb_a3,
+    resnext101_32x4d_rsb_a1,
+    resnext101_32x4d_rsb_a2,
+    resnext101_32x4d_rsb_a3,
+)
+from lockstep.recipes.from_torchvision import (
+    resnet50_torchvision_v1,
+    resnet50_torchvision_v2,
+    resnet101_torchvision_v2,
+    resnet152_torchvision_v2,
+    resnext50_32x4d_torchvision_v2,
+    resnext101_32x4d_torchvision_v2,
+    resnext101_32x8d_torchvision_v2,
+    wide_resnet50_2_torchvision_v2,
+    wide_resnet101_2_torchvision_v2,
+)
 from lockstep.recipes.my_images import my_images
 from lockstep.recipes.recipe import Recipe
 
@@ -358,8 +377,27 @@ ORIGINS: dict[str, tuple[Callable[[], Recipe], ...]] = {
         resnext101_32x4d_tensorflow_90ep,
         resnext101_32x4d_tensorflow_250ep,
     ),
-    "torchvision": (resnet50_torchvision_v1,),
-    "Lockstep": (my_images, fine_tune, demo),
+    "torchvision": (
+        resnet50_torchvision_v1,
+        resnet50_torchvision_v2,
+        resnet101_torchvision_v2,
+        resnet152_torchvision_v2,
+        resnext50_32x4d_torchvision_v2,
+        resnext101_32x8d_torchvision_v2,
+        wide_resnet50_2_torchvision_v2,
+        wide_resnet101_2_torchvision_v2,
+    ),
+    "ResNet strikes back": (resnet50_rsb_a1, resnet50_rsb_a2, resnet50_rsb_a3),
+    "FFCV": (resnet50_ffcv_88ep,),
+    "Lockstep": (
+        resnext101_32x4d_torchvision_v2,
+        resnext101_32x4d_rsb_a1,
+        resnext101_32x4d_rsb_a2,
+        resnext101_32x4d_rsb_a3,
+        my_images,
+        fine_tune,
+        demo,
+    ),
 }
 """All recipes by who published them. Those of "Lockstep" have no published accuracy."""
 

@@ -68,11 +68,11 @@ class Accuracy(BaseModel):
     """Hours of the whole training."""
 
     def figure(self) -> str:
-        """Return top-1 in percent with its spread, with two digits or three, or with one if the
-        document prints one, such as "76.93 ± 0.14"."""
+        """Return top-1 in percent with its spread, with two digits or three, or as few as the
+        document prints, such as "76.93 ± 0.14"."""
         top1 = f"{self.top1_percent:.3f}".removesuffix("0")
-        if top1 not in self.line and f"{self.top1_percent:.1f}" in self.line:
-            top1 = f"{self.top1_percent:.1f}"
+        if top1 not in self.line:
+            top1 = f"{self.top1_percent:g}"
         return top1 if self.spread_percent is None else f"{top1} ± {self.spread_percent:.2f}"
 
     def conditions(self) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lockstep.recipes.nvidia.nearest import find_changes
-from lockstep.recipes.published import RECIPES
+from lockstep.recipes.published import NVIDIA_RECIPES, RECIPES
 from lockstep.recipes.schedule import learning_rates
 from tests.recipes.cases import build_recipe, translate_text
 
@@ -430,8 +430,7 @@ def test_a_value_that_a_field_does_not_take_is_not_carried() -> None:
 
 
 def test_the_fields_to_set_make_one_recipe_of_the_other() -> None:
-    own = ("my-images", "fine-tune")
-    recipes = [build() for name, build in RECIPES.items() if name not in own]
+    recipes = [RECIPES[name]() for name in NVIDIA_RECIPES]
     for base, wanted in pairwise([*recipes, recipes[0]]):
         made = base.replace(**find_changes(base, wanted))
         np.testing.assert_allclose(learning_rates(made, 7), learning_rates(wanted, 7), rtol=1e-12)
