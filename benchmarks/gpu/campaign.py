@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
             print_summary([json.loads(file.read_text(encoding="utf-8")) for file in files])
             return 0
         parts = _choose(list_tiny_parts() if options.tiny else list_parts(), options.parts)
-        about = _describe_machine(options.device)
+        about = describe_machine(options.device)
     except ValueError as error:
         print(f"campaign.py: {error}", file=sys.stderr)
         return 2
@@ -117,7 +117,7 @@ def _choose(parts: list[Part], names: str) -> list[Part]:
     return [known[name] for name in wanted]
 
 
-def _describe_machine(device: str) -> dict[str, Any]:
+def describe_machine(device: str) -> dict[str, Any]:
     """Return what results depend on. Raises `ValueError` if the device cannot be used."""
     about = describe_environment("torch") | {"device": "CPU", "sources": _digest_sources()}
     if device == "cuda":  # in another process, so that a driver that hangs does not hang this one

@@ -23,6 +23,8 @@ from tests.data.sets import (
 )
 from tests.soak import SOAK
 
+PackWhole = Callable[[str], dict[str, bytes]]
+
 # Killed processes
 
 KILLED = """
@@ -98,9 +100,7 @@ def two_splits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pack_whole(
-    two_splits: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], dict[str, bytes]]:
+def pack_whole(two_splits: Path, tmp_path_factory: pytest.TempPathFactory) -> PackWhole:
     """A function that returns the files of a pack that was not killed."""
 
     @cache
@@ -116,12 +116,7 @@ def pack_whole(
     [(format, *moment) for format in FORMATS for moment in MOMENTS[format][:: 1 if SOAK else 2]],
 )
 def test_a_killed_pack_started_again_ends_with_the_files_of_one_that_was_not(
-    format: str,
-    how: str,
-    when: int,
-    two_splits: Path,
-    pack_whole: Callable[[str], dict[str, bytes]],
-    tmp_path: Path,
+    format: str, how: str, when: int, two_splits: Path, pack_whole: PackWhole, tmp_path: Path
 ) -> None:
     whole = pack_whole(format)
     target = tmp_path / "target"
@@ -134,7 +129,7 @@ def test_a_killed_pack_started_again_ends_with_the_files_of_one_that_was_not(
 @pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_pack_killed_again_and_again_comes_to_an_end(
-    format: str, two_splits: Path, pack_whole: Callable[[str], dict[str, bytes]], tmp_path: Path
+    format: str, two_splits: Path, pack_whole: PackWhole, tmp_path: Path
 ) -> None:
     whole = pack_whole(format)
     # RecordIO names four other files first: the indexes and lists of two files that are finished at
@@ -167,11 +162,7 @@ def test_an_image_that_is_too_long_for_its_record_is_named(
     [("folder", 3000), ("folder", 4000), *((format, 20_000) for format in CONTAINERS)],
 )
 def test_a_file_for_which_there_is_no_room_is_named_and_the_pack_goes_on_later(
-    format: str,
-    limit: int,
-    two_splits: Path,
-    pack_whole: Callable[[str], dict[str, bytes]],
-    tmp_path: Path,
+    format: str, limit: int, two_splits: Path, pack_whole: PackWhole, tmp_path: Path
 ) -> None:
     # The system writes what fits, and fails at the next write.
     whole = pack_whole(format)
