@@ -189,6 +189,8 @@ def test_a_checkpoint_beyond_the_end_is_refused_and_more_epochs_help(
     message = "has done 6 steps, but this run ends at step 4: 2 epochs of 2 steps"
     with pytest.raises(CheckpointError, match=message):
         train(recipe.replace(epochs=2))
+    with pytest.raises(CheckpointError, match="does not have the state of the optimizer lamb"):
+        train(recipe.replace(optimizer="lamb", nesterov=False))
     train(recipe.replace(epochs=4))
     assert list_steps(tmp_path / "run") == [6, 7]
 

@@ -25,10 +25,14 @@ from tests.soak import in_a_soak
 from tests.weights.formats.cases import bits
 
 ABOUT = {"recipe": {"epochs": 3}, "classes": ["café", "tea"]}
-FILES = ("model.safetensors", "momentum.safetensors", "ema.safetensors", "state.json")
+FILES = (
+    *("model.safetensors", "momentum.safetensors", "ema.safetensors"),
+    *("second_moments.safetensors", "state.json"),
+)
 
 
 def state_of(step: int, *, ema: bool = True, scaler: bool = True) -> State:
+    """Return a state, with `ema` also with second moments."""
     random = np.random.default_rng(step)
     odd = np.array([np.nan, -0.0, 1e-45, np.inf, 1 / 3], np.float32)
     tensors = {
@@ -38,7 +42,8 @@ def state_of(step: int, *, ema: bool = True, scaler: bool = True) -> State:
     velocity = {"conv1.weight": random.standard_normal((4, 3, 3, 3), np.float32)}
     averages = {name: value * np.float32(0.1) for name, value in tensors.items()} if ema else {}
     scale = {"scale": 128.1, "good_steps": 7, "bad_steps": 0} if scaler else {}
-    return State(step, tensors, velocity, averages, scale)
+    squares = {name: value**2 for name, value in velocity.items()} if ema else {}
+    return State(step, tensors, velocity, averages, scale, squares)
 
 
 def save(folder: Path, step: int) -> Path:
@@ -51,6 +56,7 @@ def assert_same(state: State | None, expected: State) -> None:
     assert bits(state.tensors) == bits(expected.tensors)
     assert bits(state.momentum) == bits(expected.momentum)
     assert bits(state.ema) == bits(expected.ema)
+    assert bits(state.second_moments) == bits(expected.second_moments)
 
 
 def flip(path: Path, offset: int) -> None:
