@@ -19,8 +19,8 @@ def drop_rates(recipe: Recipe) -> dict[str, float]:
     It is stochastic_depth * i / (blocks - 1) for block i, from 0. Every model has four blocks or
     more.
 
-    >>> list(drop_rates(Recipe(model="resnet18", stochastic_depth=0.7)).values())[::3]
-    [0.0, 0.3, 0.6]
+    >>> list(drop_rates(Recipe(model="resnet18", stochastic_depth=0.875)).values())[::3]
+    [0.0, 0.375, 0.75]
     """
     names = [block.name for block in blocks(model_spec(recipe.model))]
     return {name: recipe.stochastic_depth * i / (len(names) - 1) for i, name in enumerate(names)}
