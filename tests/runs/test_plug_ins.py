@@ -102,11 +102,21 @@ def test_a_module_that_cannot_be_used_is_refused_before_a_run_begins(
     assert not Path("run").exists()
 
 
-def test_an_augmentation_that_returns_no_image_is_named(
-    module: Path, tiny_recipe: Recipe, textures: Path
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (".astype(np.uint8)", "", r"fog:Fog returned float32 \(32, 32, 3\); expected uint8"),
+        ("return (pixels", "return (1 / 0", r"failed in apply: ZeroDivision.*fog\.py, line \d+\)$"),
+        ("numbers[0]", "numbers[1]", r"fog:Fog failed in draw: IndexError: .*fog\.py, line \d+\)$"),
+        ("return 1", "return 1.5", "numbers of fog:Fog is 1.5; expected a whole number, 0 or more"),
+    ],
+)
+def test_an_augmentation_that_fails_is_named(
+    old: str, new: str, message: str, module: Path, tiny_recipe: Recipe, textures: Path
 ) -> None:
     text = module.read_text(encoding="utf-8")
-    module.write_text(text.replace(".astype(np.uint8)", ""), encoding="utf-8")
+    assert old in text
+    module.write_text(text.replace(old, new), encoding="utf-8")
     recipe = tiny_recipe.replace(augmentations=["fog:Fog"])
-    with pytest.raises(RecipeError, match=r"fog:Fog returned float32 \(32, 32, 3\); expected"):
+    with pytest.raises(RecipeError, match=message):
         contact_sheet(open_index(textures / "train"), recipe, 8)

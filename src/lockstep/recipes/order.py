@@ -25,6 +25,7 @@ from lockstep.recipes.crops import draw_crops, resize_shorter_sides, whole_windo
 from lockstep.recipes.image_sizes import find_size, list_sizes
 from lockstep.recipes.mixing import draw_mixing
 from lockstep.recipes.philox import Numbers, Purpose, draw_keys, uniform
+from lockstep.recipes.plug_ins import naming
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.stochastic_depth import drop_rates
 from lockstep.system.errors import RecipeError
@@ -268,8 +269,9 @@ def _draw_augmentations(recipe: Recipe, numbers: Numbers) -> np.ndarray | None:
     parameters = np.empty((numbers.count, len(recipe.augmentations)), object)
     for place, augmentation in enumerate(recipe.augmentations):
         drawn = uniform(numbers.rows(Purpose.AUGMENTATION, augmentation.numbers, place))
-        for image, row in enumerate(drawn.tolist()):
-            parameters[image, place] = augmentation.draw(row)
+        with naming(augmentation, "draw"):
+            for image, row in enumerate(drawn.tolist()):
+                parameters[image, place] = augmentation.draw(row)
     return parameters
 
 

@@ -65,7 +65,9 @@ def _describe_accuracies(name: str) -> str:
         return "-"
     if len(rows) == 1:
         return rows[0].figure()
-    return f"{rows[0].top1_percent:.2f} to {rows[-1].top1_percent:.2f}"
+    lowest = f"{rows[0].top1_percent:.2f}"
+    highest = f"{rows[-1].top1_percent:.2f}"
+    return lowest if lowest == highest else f"{lowest} to {highest}"
 
 
 def _describe_cost(recipe: Recipe) -> str:

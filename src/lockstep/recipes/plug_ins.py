@@ -8,6 +8,9 @@ import importlib
 import os
 import re
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -76,7 +79,34 @@ class PlugIn(Augmentation):
                 raise RecipeError(
                     f"augmentations: {self._name}: {error}; expected numbers, draw and apply"
                 ) from None
+            _check_numbers(self._loaded)
         return self._loaded
+
+
+def _check_numbers(augmentation: Augmentation) -> None:
+    with naming(augmentation, "numbers"):
+        count = augmentation.numbers
+    if type(count) is not int or count < 0:
+        raise RecipeError(
+            f"augmentations: numbers of {augmentation.name} is {count!r:.60}; expected a whole"
+            " number, 0 or more"
+        )
+
+
+@contextmanager
+def naming(augmentation: Augmentation, method: str) -> Iterator[None]:
+    """Name an augmentation of the user's own in what its method raises, as `RecipeError`. Errors of
+    Lockstep's own augmentations stay as they are."""
+    try:
+        yield
+    except Exception as error:
+        if ":" not in augmentation.name:
+            raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise RecipeError(
+            f"the augmentation {augmentation.name} failed in {method}:"
+            f" {type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
+        ) from error
 
 
 def find_module_file(augmentation: Augmentation) -> Path | None:

@@ -21,6 +21,7 @@ from lockstep.data.decoding.size_limits import JPEG_START, decoding
 from lockstep.recipes import Recipe
 from lockstep.recipes.augmentation import Augmentation
 from lockstep.recipes.order import BatchPlan
+from lockstep.recipes.plug_ins import naming
 from lockstep.system.errors import RecipeError
 
 _FILTERS = {
@@ -192,11 +193,13 @@ def augment(
     """Apply augmentations to an image, uint8 [size, size, 3], one after the other. `parameters` is
     what each does to it.
 
-    Raises `RecipeError` if one returns something else than such an image.
+    Raises `RecipeError` if one returns something else than such an image, or if one of the user's
+    own fails.
     """
     pixels = out
     for augmentation, what in zip(augmentations, parameters, strict=True):
-        pixels = augmentation.apply(pixels, what)
+        with naming(augmentation, "apply"):
+            pixels = augmentation.apply(pixels, what)
         kind = getattr(pixels, "shape", None), getattr(pixels, "dtype", type(pixels).__name__)
         if kind != (out.shape, out.dtype):
             raise RecipeError(
