@@ -33,7 +33,7 @@ class Layer:
 def count_layers(spec: ModelSpec, size: int) -> Counter[Layer]:
     """Return the batch norms of a model for images of a size, and how many there are of each."""
     side = -(-size // 2)
-    layers = Counter([Layer(errors.RELU, stem(spec).outputs, side)])
+    layers = Counter([Layer(errors.RELU, stem(spec)[-1].outputs, side)])
     side = -(-side // 2)
     for block in blocks(spec):
         for conv in block.convs:

@@ -66,7 +66,7 @@ SCENARIOS = {
             **WEIGHTED,
         )
     ),
-    "sent in bf16": Scenario(RECIPE, {"all_reduce_precision": "bf16"}),
+    "sent in bf16": Scenario(RECIPE.replace(**BINARY), {"all_reduce_precision": "bf16"}),
     "synchronised bf16 in parts": Scenario(
         RECIPE.replace(batch_norm="synchronised", precision="bf16"), {"accumulation_steps": 2}
     ),

@@ -147,7 +147,7 @@ def count_kept_values(spec: ModelSpec, size: int, logits: int, *, recompute: boo
     is the input of the next convolution. A residual block adds in place to its last batch norm, so
     the batch norm of its shortcut is not kept.
     """
-    first = stem(spec)
+    [first] = stem(spec)
     side = size // first.stride
     stem_values = 3 * size**2 + 2 * first.outputs * side**2  # image, convolution, ReLU
     side //= 2
