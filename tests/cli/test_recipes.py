@@ -170,3 +170,4 @@ def test_every_field_is_described_with_its_default(answer: Run) -> None:
             )
             assert lines[place + 1].startswith("      "), f"{name} is not described"
             assert lines[place + 1].strip()
+    assert any(line.startswith('      - "lamb" (arXiv:1904.00962') for line in lines)

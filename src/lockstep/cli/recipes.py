@@ -166,11 +166,23 @@ def _describe_fields(settings: "Settings", names: list[str]) -> None:
 
 
 def _describe_field(field: str, about: str) -> None:
+    """Print a field and its meaning below it, with the entries of a list on separate lines."""
+    import re
     import textwrap
 
     print(f"  {field}")
-    wrapper = textwrap.TextWrapper(120, initial_indent=6 * " ", subsequent_indent=6 * " ")
-    print(wrapper.fill(about.replace("\n", " ")))
+    for part in re.split(r"\n+(?=- )|\n\n", about):
+        hanging = 8 if part.startswith("- ") else 6
+        text = " ".join(part.split())
+        print(
+            textwrap.fill(
+                text,
+                120,
+                initial_indent=6 * " ",
+                subsequent_indent=hanging * " ",
+                break_on_hyphens=False,
+            )
+        )
 
 
 @app.command("diff")
