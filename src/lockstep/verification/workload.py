@@ -160,6 +160,7 @@ def build(
         lr_end=min(base.lr_end, peak),
         warmup_start_lr=min(base.warmup_start_lr, peak),
         global_batch_images=BATCH[full],
+        optimizer="sgd",  # others divide by gradients: rounding moves weights far
         ema_decay=base.ema_decay or 0.99,
         **_choose_sizes(base, steps, full),
     )
