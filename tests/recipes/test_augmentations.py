@@ -27,7 +27,7 @@ def test_an_entry_is_a_name_or_a_name_with_fields(entries: Any) -> None:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        (3, "augmentations: .* valid tuple"),
+        (3, "augmentations: .* a list"),
         ([3], r"expected names, or mappings such as \{name: solarise, probability: 0.2\}, not 3"),
         ([{"probability": 1}], "expected names, or mappings"),
         (["solarize"], "there is no augmentation 'solarize'. Did you mean solarise"),

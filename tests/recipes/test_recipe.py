@@ -114,6 +114,7 @@ def test_a_wrong_value_is_an_error_that_names_its_field(field: str, value: Any) 
             {"model": SMALL_SPEC | {"block": "basik"}},
             "^model.block: Input should be 'basic' or 'bottleneck', not 'basik'$",
         ),
+        ({"image_sizes": [32, 64]}, "^image_sizes.0: Input should be a list, not 32"),
         ({"crop_area": [0.5, 0.4]}, "crop_area must be a rising range"),
         ({"crop_area": [0.5, 1.1]}, "crop_area must be a rising range within 0 to 1"),
         ({"crop_aspect": [1.4, 1.3]}, "crop_aspect must be a rising range"),

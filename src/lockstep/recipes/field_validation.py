@@ -80,6 +80,7 @@ def _explain(cls: type[BaseModel], problem: Any) -> str:
             hint = f"Did you mean {' or '.join(suggestions)}?"
         return f"there is no field {where!r}. {hint}"
     message = problem["msg"].removeprefix("Value error, ")
+    message = message.replace("a valid tuple", "a list")  # which YAML and --set have instead
     return f"{where}: {message}, not {_shorten(problem['input'])}" if where else message
 
 
