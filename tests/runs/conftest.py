@@ -17,7 +17,7 @@ def one_thread() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def uninterrupted(
     tiny_recipe: Recipe, textures: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
@@ -27,7 +27,7 @@ def uninterrupted(
     return out
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def dense(tiny_recipe: Recipe, textures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of one epoch, with a moving average."""
     out = tmp_path_factory.mktemp("dense") / "a dense run"
