@@ -131,7 +131,7 @@ def table(
 
 @app.command("fields")
 def fields() -> None:
-    """Describe every field that --set can change, with its default, by subject."""
+    """Describe every field that --set can change, with its default."""
     from pydantic import TypeAdapter
 
     from lockstep.models.architectures import EXAMPLE, ModelSpec
