@@ -280,7 +280,7 @@ def pool_and_back(recipe: Recipe, onednn: bool) -> Callable[[Any], Any]:
     differentiate = paddle.static.gradients if onednn else paddle.grad
 
     def function(inputs: Any) -> list[Any]:
-        y = Pass(recipe, {}, training=True, onednn=onednn)._pool(inputs["x"])
+        y = Pass(recipe, {}, training=True, onednn=onednn)._pool(inputs["x"], 2)
         return [y.detach(), *differentiate([y], [inputs["x"]], [inputs["g"]])]
 
     return Compiled(function, onednn=True) if onednn else function

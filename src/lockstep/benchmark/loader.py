@@ -77,8 +77,8 @@ def run_ours(kind: type[HostLoader] | type[DaliLoader], work: Work, index: Index
 def run_host_augmented(augmentation: Operations, work: Work, index: Index) -> Iterator[int]:
     """Run the host loader with an augmentation."""
     recipe = _make_recipe(work).replace(augmentations=[augmentation])
-    how: dict[str, Any] = {"size": work.size, "antialias": False, "threads": work.threads}
-    with HostLoader(index, augmentations=recipe.augmentations, **how) as loader:
+    how: dict[str, Any] = {"augmentations": recipe.augmentations, "threads": work.threads}
+    with HostLoader(index, antialias=False, **how) as loader:
         for batch in loader.batches(training_plans(recipe, index.sizes, 0)):
             yield len(batch.images)
 

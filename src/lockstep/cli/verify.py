@@ -79,7 +79,7 @@ def _show(report: dict[str, Any]) -> None:
 
     out = make_console()
     recipe = report["recipe"]
-    sizes = " and ".join(str(size) for _, size in recipe["image_sizes"])
+    sizes = " and ".join(dict.fromkeys(str(size) for _, size in recipe["image_sizes"]))
     kind = "the model itself" if report["full"] else "a narrow variant"
     out.print(
         f"{report['steps']} steps of {report['images']} images at {sizes} px in"
