@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.recipes import Recipe
-from lockstep.recipes.published import NVIDIA_RECIPES, OWN_RECIPES, RECIPES
+from lockstep.recipes.published import NVIDIA_RECIPES, RECIPES
 from lockstep.recipes.schedule import bias_corrections, ema_decays, learning_rates, peak_lr
 from lockstep.system.errors import RecipeError
 
@@ -78,7 +78,7 @@ def test_a_run_of_more_steps_than_memory_holds_is_refused_with_what_to_do() -> N
 
 
 @pytest.mark.parametrize("per_epoch", [1, 7])
-@pytest.mark.parametrize("name", [*NVIDIA_RECIPES, *OWN_RECIPES])
+@pytest.mark.parametrize("name", [*NVIDIA_RECIPES, "my-images", "fine-tune", "demo"])
 def test_every_step_of_a_recipe_has_the_rate_of_its_originals_formula(
     name: str, per_epoch: int
 ) -> None:

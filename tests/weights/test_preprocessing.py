@@ -202,7 +202,7 @@ def test_what_is_not_kept_is_remarked_upon(more: dict[str, Any], remark: str) ->
         ("custom_load", "hf", "custom_load is 'hf'; expected false"),
         ("label_offset", 1, "label_offset is 1; expected 0"),
         ("classifier", "head", "classifier is 'head'; expected 'fc'"),
-        ("first_conv", "conv1.0", "first_conv is 'conv1.0'; expected 'conv1'"),
+        ("first_conv", "conv2", "first_conv is 'conv2'; expected 'conv1'"),
         (
             "input_size",
             [3, 224, 256],
@@ -238,8 +238,8 @@ def test_a_preprocessing_that_lockstep_does_not_have_is_refused(
     [
         (
             "architecture",
-            "resnet50d",
-            "'resnet50d', which Lockstep does not have. Did you mean resnet50",
+            "resnet50t",
+            "'resnet50t', which Lockstep does not have. Did you mean resnet50",
         ),
         ("architecture", None, "architecture is missing"),
         ("architecture", 50, "architecture is 50; expected the name of a model"),
