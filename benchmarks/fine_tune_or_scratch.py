@@ -5,7 +5,7 @@ top-1 on the validation images with its 95 % interval.
 
 `train --weights` runs first. Then `my-images` trains the same network at the same size from
 scratch, with as many epochs as fit into the same time: its schedule ends with it. Both are whole
-commands.
+commands. A data set without validation images is divided into five folds.
 """
 
 import argparse
@@ -24,12 +24,15 @@ from measuring import RESULTS, record
 
 TRIAL_EPOCHS = 3
 """Epochs of a trial from scratch, from whose evaluations the time of an epoch is known."""
+FOLDS = 5
 
 
 def main() -> None:
     arguments = parse_arguments()
     stored = RESULTS / f"{arguments.name}.json"
-    rows = json.loads(stored.read_text())["rows"] if arguments.extend else []
+    rows = []
+    if arguments.extend and stored.exists():
+        rows = json.loads(stored.read_text())["rows"]
     for entry in arguments.data:
         name, _, folder = entry.partition("=")
         for backend in arguments.backends:
@@ -50,6 +53,9 @@ def parse_arguments() -> argparse.Namespace:
         "--weights", required=True, help="As `lockstep train --weights` takes them."
     )
     parser.add_argument("--backends", nargs="+", default=["torch", "tensorflow", "paddle", "mxnet"])
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="Of the fine-tuning."
+    )
     parser.add_argument("--name", default="fine_tune_or_scratch", help="Name of the result.")
     parser.add_argument("--extend", action="store_true", help="Keep the rows of the last result.")
     return parser.parse_args()
@@ -57,43 +63,63 @@ def parse_arguments() -> argparse.Namespace:
 
 def compare(data: Path, backend: str, arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
     """Return seconds, accuracy and interval of both ways, and whether their intervals are apart."""
-    tuned = train(out / "tuned", data, backend, ["--weights", arguments.weights])
-    recipe = yaml.safe_load((out / "tuned" / "recipe.yaml").read_text())
-    settings = ["--recipe", "my-images"]
+    common = ["--data", str(data), "--backend", backend, "--no-tensorboard"]
+    if not (data / "val").exists():
+        common += ["--folds", str(FOLDS)]
+    options = [*common, "--weights", arguments.weights]
+    for setting in arguments.set:
+        options += ["--set", setting]
+    tuned = train(out / "tuned", options)
+    recipe = yaml.safe_load((find_runs(out / "tuned")[0] / "recipe.yaml").read_text())
+    options = [*common, "--recipe", "my-images"]
     for field in ("model", "image_size", "eval_resize", "eval_crop"):
-        settings += ["--set", f"{field}={json.dumps(recipe[field])}"]
-    trial = train(out / "trial", data, backend, [*settings, "--set", f"epochs={TRIAL_EPOCHS}"])
-    epochs = max(round((tuned["seconds"] - trial["start_sec"]) / trial["epoch_sec"]), 1)
-    scratch = train(out / "scratch", data, backend, [*settings, "--set", f"epochs={epochs}"])
+        options += ["--set", f"{field}={json.dumps(recipe[field])}"]
+    trial = train(out / "trial", [*options, "--set", f"epochs={TRIAL_EPOCHS}"])
+    spent_sec = tuned["seconds"] - trial["start_sec"]
+    epochs = max(round(spent_sec / trial["epoch_sec"]), 1)
+    scratch = train(out / "scratch", [*options, "--set", f"epochs={epochs}"])
     return {
+        "model": recipe["model"],
+        "image_size": recipe["image_size"],
+        "settings": arguments.set,
+        "weights": Path(arguments.weights).name,
         "fine_tuned": tuned,
         "from_scratch": scratch,
         "intervals_are_apart": tuned["interval_percent"][0] > scratch["interval_percent"][1],
     }
 
 
-def train(out: Path, data: Path, backend: str, options: list[str]) -> dict[str, Any]:
-    """Return what a run took and reached: its best checkpoint, as `predict` would use it."""
-    command = [sys.executable, "-m", "lockstep", "train", "--data", str(data), "--out", str(out)]
-    command += ["--backend", backend, "--no-tensorboard", *options]
+def train(out: Path, options: list[str]) -> dict[str, Any]:
+    """Return what a command took, and what its best checkpoints reach on all images that were set
+    apart for them."""
+    command = [sys.executable, "-m", "lockstep", "train", "--out", str(out), *options]
     began = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - began
-    report = json.loads((out / "report.json").read_text())
-    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    times = [entry["elapsed_sec"] for entry in log if entry["kind"] == "evaluate"]
-    best = report["best"]
-    hits = round(best["top1_percent"] * best["images"] / 100)
-    epoch_sec = (times[-1] - times[0]) / max(len(times) - 1, 1)
+    epoch_sec = 0.0
+    evaluations = hits = images = 0
+    for run in find_runs(out):
+        report = json.loads((run / "report.json").read_text())
+        log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+        times = [entry["elapsed_sec"] for entry in log if entry["kind"] == "evaluate"]
+        epoch_sec += (times[-1] - times[0]) / max(len(times) - 1, 1)
+        evaluations = len(times)
+        hits += round(report["best"]["top1_percent"] * report["best"]["images"] / 100)
+        images += report["best"]["images"]
     return {
         "seconds": round(seconds, 1),
         "epochs": report["epochs"],
         "epoch_sec": epoch_sec,
-        "start_sec": seconds - epoch_sec * len(times),
-        "top1_percent": best["top1_percent"],
-        "interval_percent": [round(100 * bound, 1) for bound in wilson(hits, best["images"])],
-        "images": best["images"],
+        "start_sec": seconds - epoch_sec * evaluations,
+        "top1_percent": round(100 * hits / images, 1),
+        "interval_percent": [round(100 * bound, 1) for bound in wilson(hits, images)],
+        "images": images,
     }
+
+
+def find_runs(out: Path) -> list[Path]:
+    """Return the folder of a run, or those of all folds."""
+    return sorted(out.glob("fold-*")) or [out]
 
 
 if __name__ == "__main__":
