@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from lockstep.backends import Interval
+from lockstep.backends.shared.batch_columns import list_columns, name_columns
 from lockstep.backends.shared.device import build_memory_error
 from lockstep.backends.shared.handles import FutureHandle, Rows
 from lockstep.backends.shared.host_memory import keep_freed_memory
@@ -125,14 +126,7 @@ class TensorflowEngine:
         sums = []
         for step, batch in enumerate(batches, first):
             columns = [self._images(batch), tf.constant(batch.labels)]
-            if batch.kept_features is not None:
-                columns.append(tf.constant(batch.kept_features))
-            if batch.kept_blocks is not None:
-                columns.append(tf.constant(batch.kept_blocks))
-            if batch.coefficients is not None and batch.partners is not None:
-                columns += [tf.constant(batch.coefficients), tf.constant(batch.partners)]
-            if batch.target_coefficients is not None and batch.boxes is not None:
-                columns += [tf.constant(batch.target_coefficients), tf.constant(batch.boxes)]
+            columns += map(tf.constant, list_columns(batch))
             try:
                 with self._world.explain_errors():
                     sums.append(self._train_step(tf.constant(step, tf.int64), *columns))
@@ -201,20 +195,14 @@ class TensorflowEngine:
     ) -> tuple[list[Tensor], Tensor]:
         """Return the gradients and sums of a part.
 
-        `columns` are the kept features if the recipe has dropout, the kept blocks if it has
-        stochastic depth, coefficients and partners if images are mixed, and target coefficients
-        and boxes with CutMix.
+        `columns` are in the order of `list_columns`.
         """
         x = self._normalise(images)
-        mixing = list(columns)
-        kept_features = mixing.pop(0) if self._recipe.dropout else None
-        kept_blocks = mixing.pop(0) if self._recipe.stochastic_depth else None
+        named = name_columns(self._recipe, columns)
         target: tuple[Tensor, ...] = ()
-        if mixing:
-            coefficients, partners, *cut = mixing
-            target_coefficients, boxes = cut or (coefficients, None)
-            x = mix_images(x, coefficients, partners, boxes)
-            target = (target_coefficients, partners)
+        if named.partners is not None:
+            x = mix_images(x, named.coefficients, named.partners, named.boxes)
+            target = (named.target_coefficients, named.partners)
         # XLA's own batch norm computes the variance as E[x^2] - E[x]^2 in float32, which loses
         # digits.
         moments = self._moments if self._synchronised or self._compile else None
@@ -225,7 +213,7 @@ class TensorflowEngine:
         trained = list(self._update.trained.values())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trained)
-            logits = run.logits(x, kept_features, kept_blocks)
+            logits = run.logits(x, named.kept_features, named.kept_blocks)
             losses = self._losses(logits, labels, *target)
             loss = tf.reduce_mean(losses) * (self._scale.value / (self._parts * self._world.ranks))
         gradients = tape.gradient(loss, trained)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.backends import Interval
+from lockstep.backends.shared.batch_columns import name_columns
 from lockstep.backends.shared.device import build_memory_error
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.torch.batch_norm import synchronise
@@ -346,22 +347,16 @@ class _TrainingLoss(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the mean loss and float64 [4]: loss sum, top-1, top-5, images.
 
-        `columns` are the kept features if the recipe has dropout, the kept blocks if it has
-        stochastic depth, coefficients and partners if images are mixed, and target coefficients
-        and boxes with CutMix.
+        `columns` are in the order of `list_columns`.
         """
         x = self.normalise(images)
-        mixing = list(columns)
-        kept_features = mixing.pop(0) if self._recipe.dropout else None
-        kept_blocks = mixing.pop(0) if self._recipe.stochastic_depth else None
+        named = name_columns(self._recipe, columns)
         target: tuple[Tensor, ...] = ()
-        if mixing:
-            coefficients, partners, *cut = mixing
-            target_coefficients, boxes = cut or (coefficients, None)
-            x = mix_images(x, coefficients, partners, boxes)
-            target = (target_coefficients, partners)
+        if named.partners is not None:
+            x = mix_images(x, named.coefficients, named.partners, named.boxes)
+            target = (named.target_coefficients, named.partners)
         with autocast(self._recipe, images.device):
-            logits = self.model(x, kept_features, kept_blocks)
+            logits = self.model(x, named.kept_features, named.kept_blocks)
         logits = logits.float()
         losses = self._losses(logits, labels, *target)
         with torch.no_grad():

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.backends.shared.batch_columns import list_columns
 from lockstep.backends.torch.lending import Borrower
 from lockstep.data import Batch
 
@@ -87,16 +88,7 @@ def _uploads_images(batch: Batch) -> bool:
 def _arrays(batch: Batch) -> list[np.ndarray]:
     """Return the columns of a batch that are new to the device."""
     arrays = [batch.pixels] if _uploads_images(batch) else []
-    arrays.append(batch.labels)
-    if batch.kept_features is not None:
-        arrays.append(batch.kept_features)
-    if batch.kept_blocks is not None:
-        arrays.append(batch.kept_blocks)
-    if batch.coefficients is not None and batch.partners is not None:
-        arrays += [batch.coefficients, batch.partners]
-    if batch.target_coefficients is not None and batch.boxes is not None:
-        arrays += [batch.target_coefficients, batch.boxes]
-    return arrays
+    return [*arrays, batch.labels, *list_columns(batch)]
 
 
 def _tensor(array: np.ndarray) -> Tensor:
