@@ -129,6 +129,10 @@ def test_a_wrong_value_is_an_error_that_names_its_field(field: str, value: Any) 
             {"loss": "binary_cross_entropy", "class_weights": [1, 2], "logits": 2},
             "class_weights are those of cross_entropy: .* use sampling=balanced",
         ),
+        (
+            {"repeated_augmentation": 9, "global_batch_images": 8},
+            r"repeated_augmentation \(9\) fills a step of 8 images with copies of one",
+        ),
         ({"sparsity_excluded": ["fc.weigth"]}, "no tensor 'fc.weigth'. Did you mean fc.weight"),
         (
             {"model": "resnet18", "sparsity_excluded": ["layer1.0.conv3.weight"]},

@@ -151,6 +151,12 @@ class Recipe(
                 f"the model has {count:,} parameters with {self.logits} logits; expected at most"
                 f" {limits.MOST_PARAMETERS:,} (4 GB, and as much for gradients and velocities)"
             )
+        if self.repeated_augmentation > self.global_batch_images:
+            raise ValueError(
+                f"repeated_augmentation ({self.repeated_augmentation}) fills a step of"
+                f" {self.global_batch_images} images with copies of one; expected at most"
+                " global_batch_images"
+            )
         weights = self.class_weights
         if not isinstance(weights, str) and len(weights) != self.logits:
             raise ValueError(
