@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,11 +49,15 @@ def train(request: pytest.FixtureRequest, recipe_file: Path, textures: Path) -> 
 def launch(
     hosts: tuple[Host, Host], train: list[object], *options: object, n: int = 1
 ) -> list[subprocess.Popen[str]]:
-    """Start a launcher on every host."""
-    together = ["--nodes", 2, "--rendezvous", f"{hosts[0].address}:{PORT}", "-n", n, *options]
+    """Start a launcher on every host. Node 0 gets its name, which is loopback in its hosts file."""
+    together = ["--nodes", 2, "-n", n, *options]
     return [
-        host.start("launch", *together, "--node-rank", node, "--", *train)
-        for node, host in enumerate(hosts)
+        host.start("launch", *together, "--rendezvous", place, "--node-rank", node, "--", *train)
+        for node, (host, place) in enumerate(
+            zip(
+                hosts, (f"{socket.gethostname()}:{PORT}", f"{hosts[0].address}:{PORT}"), strict=True
+            )
+        )
     ]
 
 
@@ -93,6 +98,7 @@ def test_two_hosts_train_as_one_listen_at_their_addresses_alone_and_stop_togethe
     os.kill(ranks_on(hosts[1])[0], signal.SIGUSR1)
     (code, _, errors), (other_code, output, other_errors) = map(finish, launchers)
     assert (code, other_code) == (75, 75), errors + other_errors
+    assert f"other machines reach it at {hosts[0].address}" in errors
     stopped = set(re.findall(r"after step (\d+) of", errors + other_errors))
     assert len(stopped) == 1, "all stop after the same step"
     for address, processes in sockets.items():

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -9,7 +10,12 @@ import pytest
 
 from lockstep.launch import nodes
 from lockstep.launch.meeting import Meeting, Options, find_meeting, find_rank_meeting, read_secret
-from lockstep.launch.nodes import find_interface, list_addresses, resolve_bind
+from lockstep.launch.nodes import (
+    find_interface,
+    find_reachable_address,
+    list_addresses,
+    resolve_bind,
+)
 from lockstep.system.errors import UserError
 
 WORDS = "a secret of the tests"
@@ -46,14 +52,17 @@ def test_the_environment_can_say_place_and_address() -> None:
 
 
 def test_a_slurm_step_says_all_but_the_secret() -> None:
-    assert find_meeting(Options(), STEP | SECRET) == Meeting(1, 2, "node0", 15_008, WORDS)
+    assert find_meeting(Options(), STEP | SECRET) == Meeting(
+        1, 2, "node0", 15_008, WORDS, other="node1"
+    )
     with pytest.raises(UserError, match="shared secret"):
         find_meeting(Options(), STEP)
 
 
 def test_options_come_before_slurm() -> None:
     options = Options(nodes=3, node_rank=2, rendezvous="other:1234")
-    assert find_meeting(options, STEP | SECRET) == Meeting(2, 3, "other", 1234, WORDS)
+    expected = Meeting(2, 3, "other", 1234, WORDS, other="node1")
+    assert find_meeting(options, STEP | SECRET) == expected
 
 
 def test_several_launchers_on_a_node_are_refused() -> None:
@@ -164,7 +173,9 @@ def test_ranks_of_srun_or_mpirun_meet_as_nodes() -> None:
     assert find_rank_meeting(SECRET | rank | {"LOCKSTEP_RENDEZVOUS": "node0:29400"}) == Meeting(
         3, 4, "node0", 29400, WORDS
     )
-    assert find_rank_meeting(SECRET | rank | STEP) == Meeting(3, 4, "node0", 15_008, WORDS)
+    assert find_rank_meeting(SECRET | rank | STEP) == Meeting(
+        3, 4, "node0", 15_008, WORDS, other="node1"
+    )
     assert find_rank_meeting(SECRET | rank) is None
     assert find_rank_meeting(SECRET | {"LOCKSTEP_RENDEZVOUS": "node0:29400"}) is None
 
@@ -207,3 +218,54 @@ def test_ranks_of_several_machines_meet_on_the_way_and_those_of_one_on_loopback(
     monkeypatch.setattr(nodes, "list_addresses", lambda: here)
     monkeypatch.setattr(nodes, "find_address", find_source)
     assert find_interface(hosts) == expected
+
+
+DEBIAN = "127.0.0.1\tlocalhost\n127.0.1.1\tnode0.lan\tnode0  # of the installation\n"
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "routes", "expected"),
+    [
+        ({"10.0.0.1": "eth0"}, {}, "10.0.0.1"),
+        ({"10.0.0.1": "eth0", "172.17.0.1": "docker0"}, {nodes._ANYWHERE: "10.0.0.1"}, "10.0.0.1"),
+        (
+            {"10.0.0.1": "eth0", "10.9.0.1": "ib0"},
+            {nodes._ANYWHERE: "10.0.0.1", "node9": "10.9.0.1"},
+            "10.9.0.1",
+        ),
+        ({"10.0.0.1": "eth0", "10.9.0.1": "ib0"}, {}, None),
+        ({}, {}, None),
+    ],
+    ids=["only one", "default route", "way to another node", "two", "none"],
+)
+def test_debians_name_of_loopback_gives_way_to_an_address_that_others_reach(
+    interfaces: dict[str, str],
+    routes: dict[str, str],
+    expected: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    def find_way(host: str) -> str:
+        if host not in routes:
+            raise UserError("there is no way to it")
+        return routes[host]
+
+    (tmp_path / "hosts").write_text(DEBIAN)
+    monkeypatch.setattr(nodes, "HOSTS", tmp_path / "hosts")
+    monkeypatch.setattr(nodes, "resolve", lambda host: "127.0.1.1")
+    monkeypatch.setattr(nodes, "list_addresses", lambda: {"127.0.0.1": "lo"} | interfaces)
+    monkeypatch.setattr(nodes, "find_address", find_way)
+    line = rf"node0 is 127.0.1.1 .*line 2 of {tmp_path}/hosts: 127.0.1.1 node0.lan node0\)"
+    if expected is None:
+        with pytest.raises(UserError, match=line + ".*give --bind") as refused:
+            find_reachable_address("node0", "node9")
+        assert all(address in str(refused.value) for address in interfaces)
+        return
+    address, note = find_reachable_address("node0", "node9")
+    assert address == expected
+    assert re.search(f"{line}; other machines reach it at {expected}", note)
+
+
+def test_an_address_that_others_reach_is_used_without_a_note() -> None:
+    assert find_reachable_address("127.0.0.1") == ("127.0.0.1", "")
+    assert find_reachable_address("localhost") == ("127.0.0.1", "")

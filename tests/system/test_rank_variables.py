@@ -6,7 +6,7 @@ import json
 import pytest
 
 from lockstep.system.errors import UserError
-from lockstep.system.rank_variables import SlurmStep, first_host, slurm_step
+from lockstep.system.rank_variables import SlurmStep, first_host, last_host, slurm_step
 from tests.system.conftest import NameRank
 
 JOB = {
@@ -115,7 +115,12 @@ def test_variables_that_name_no_rank_are_refused_with_their_values(
 
 def test_a_step_is_read_with_its_first_host() -> None:
     assert slurm_step(TASK) == SlurmStep(
-        node=1, nodes=2, tasks=4, first_host="node01", port=15_000 + 8 * 4711 % 15_000
+        node=1,
+        nodes=2,
+        tasks=4,
+        first_host="node01",
+        last_host="node02",
+        port=15_000 + 8 * 4711 % 15_000,
     )
     assert slurm_step(SCRIPT) is None
     assert slurm_step({}) is None
@@ -138,19 +143,20 @@ def test_a_step_that_lacks_a_variable_is_refused_with_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "first"),
+    ("hosts", "first", "last"),
     [
-        ("node1", "node1"),
-        ("node1,node2", "node1"),
-        ("node[01-04,7]", "node01"),
-        ("node[7,01-04]", "node7"),
-        ("login,node[1-3]", "login"),
-        ("gpu[008-011]-ib,gpu020", "gpu008-ib"),
-        ("rack[2-3]node[05,09]", "rack2node05"),
-        ("a-b[1-2]", "a-b1"),
+        ("node1", "node1", "node1"),
+        ("node1,node2", "node1", "node2"),
+        ("node[01-04,7]", "node01", "node7"),
+        ("node[7,01-04]", "node7", "node04"),
+        ("login,node[1-3]", "login", "node3"),
+        ("gpu[008-011]-ib,gpu020", "gpu008-ib", "gpu020"),
+        ("rack[2-3]node[05,09]", "rack2node05", "rack3node09"),
+        ("a-b[1-2]", "a-b1", "a-b2"),
     ],
 )
-def test_the_first_host_of_slurms_list_is_found(hosts: str, first: str) -> None:
-    # What `scontrol show hostnames` prints first for these lists, by Slurm's documentation of host
-    # lists.
+def test_the_ends_of_slurms_list_of_hosts_are_found(hosts: str, first: str, last: str) -> None:
+    # What `scontrol show hostnames` prints first and last for these lists, by Slurm's documentation
+    # of host lists.
     assert first_host(hosts) == first
+    assert last_host(hosts) == last

@@ -39,6 +39,8 @@ class Meeting:
     bind: str | None = None
     """The address of this machine at which it and its ranks listen. By default the one that reaches
     node 0."""
+    other: str | None = None
+    """The name of another node than node 0, where it is known."""
 
     def __post_init__(self) -> None:
         if len(self.secret) < SECRET_LENGTH:
@@ -102,7 +104,8 @@ def find_meeting(options: Options, environment: Mapping[str, str]) -> Meeting | 
         raise UserError(f"--node-rank is {node}, expected 0 to {nodes - 1}")
     host, port = split_place(place)
     bind = _resolve_bind(options.bind, environment)
-    return Meeting(node, nodes, host, port, read_secret(options.secret_file, environment), bind)
+    secret = read_secret(options.secret_file, environment)
+    return Meeting(node, nodes, host, port, secret, bind, step.last_host if step else None)
 
 
 def _lead(options: Options, environment: Mapping[str, str]) -> Meeting:
@@ -137,7 +140,9 @@ def find_rank_meeting(environment: Mapping[str, str]) -> Meeting | None:
     host, port = split_place(place)
     bind = _resolve_bind(None, environment)
     secret = read_secret(None, environment)
-    return Meeting(int(environment["RANK"]), ranks, host, port, secret, bind)
+    step = slurm_step(environment)
+    other = step.last_host if step else None
+    return Meeting(int(environment["RANK"]), ranks, host, port, secret, bind, other)
 
 
 def _find_place(environment: Mapping[str, str]) -> str | None:

@@ -13,10 +13,12 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from lockstep.system.errors import UserError
 from lockstep.system.ranks import LISTEN_ADDRESS, LOOPBACK, free_ports
+from lockstep.system.regular_files import SETTINGS, open_regular
 from lockstep.system.version import version
 
 
@@ -277,3 +279,57 @@ def find_address(host: str) -> str:
         except OSError as error:
             raise UserError(f"this machine cannot reach {host}: {error.strerror}") from None
         return str(line.getsockname()[0])
+
+
+# Names of this machine that stand for loopback
+
+HOSTS = Path("/etc/hosts")
+_ANYWHERE = "192.0.2.1"
+"""An address that no machine has (RFC 5737). The way to it is the default route."""
+
+
+def is_misleading(host: str, address: str) -> bool:
+    """Return whether a name that other machines know stands for loopback here, as in /etc/hosts of
+    Debian."""
+    return address.startswith("127.") and host not in ("localhost", address)
+
+
+def find_reachable_address(host: str, other: str | None = None) -> tuple[str, str]:
+    """Return the IPv4 address of a host for other machines, and a note to print ("" if there is
+    nothing to say).
+
+    It differs from that of `resolve` if the name stands for loopback here: then the host is this
+    machine, and its address is the one on the way to `other`, the name of another node, or on the
+    default route, or the only one that it has. Raises `UserError` if none of them is known.
+    """
+    address = resolve(host)
+    if not is_misleading(host, address):
+        return address, ""
+    reason = f"{host} is {address} on this machine{_quote_hosts(host, address)}"
+    own = {place: name for place, name in list_addresses().items() if not place.startswith("127.")}
+    routed = None
+    for target in filter(None, (other, _ANYWHERE)):
+        with suppress(UserError):
+            routed = routed or _choose(find_address(target), own)
+    if routed is None and len(own) == 1:
+        (routed,) = own
+    if routed is None:
+        raise UserError(
+            f"{reason}, which other machines cannot reach; give --bind with an address that they"
+            f" reach, of {_format(own) or 'none: this machine has loopback alone'}"
+        )
+    return routed, f"{reason}; other machines reach it at {routed}, which is used instead"
+
+
+def _choose(address: str, own: Mapping[str, str]) -> str | None:
+    return address if address in own else None
+
+
+def _quote_hosts(host: str, address: str) -> str:
+    """Return where the hosts file gives a host this address; "" if it does not."""
+    with suppress(OSError, UnicodeDecodeError), open_regular(HOSTS, SETTINGS) as file:
+        for number, line in enumerate(file.read().decode("utf-8").splitlines(), start=1):
+            words = line.partition("#")[0].split()
+            if words[:1] == [address] and host in words:
+                return f" (line {number} of {HOSTS}: {' '.join(words)})"
+    return ""

@@ -6,6 +6,7 @@ on.
 """
 
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,15 @@ from typing import Any
 from lockstep.launch import connections
 from lockstep.launch.connections import Line, receive, send
 from lockstep.launch.meeting import Meeting
-from lockstep.launch.nodes import Offer, Table, build_table, make_node, resolve
+from lockstep.launch.nodes import (
+    Offer,
+    Table,
+    build_table,
+    find_reachable_address,
+    is_misleading,
+    make_node,
+    resolve,
+)
 from lockstep.system.errors import BackendError, LockstepError, UserError
 
 MEET_SEC = 600.0
@@ -199,15 +208,13 @@ def meet(
     Raises `BackendError` if they do not come, `UserError` if the meeting is not possible.
     """
     if meeting.node == 0:
-        address = meeting.bind or resolve(meeting.host)
-        if meeting.nodes > 1 and is_misleading(meeting.host, address):
-            raise UserError(
-                f"{meeting.host} is {address} on this machine, which other machines cannot reach;"
-                " give --bind ADDRESS"
-            )
+        address = _choose_address(meeting)
         peers = _receive_all(meeting, address, check)
     else:
-        line = connections.reach(meeting.host, meeting.port, meeting.secret, MEET_SEC, meeting.bind)
+        host = meeting.host
+        with suppress(UserError):  # the name may become known while this node waits
+            host = find_reachable_address(meeting.host)[0]  # node 0 may be on this machine, too
+        line = connections.reach(host, meeting.port, meeting.secret, MEET_SEC, meeting.bind)
         address = connections.own_address(line)
         peers = {0: _introduce(line, meeting)}
     for peer in peers.values():
@@ -259,10 +266,21 @@ def _introduce(line: Line, meeting: Meeting) -> Line:
     return line
 
 
-def is_misleading(host: str, address: str) -> bool:
-    """Return whether a name that other machines know stands for loopback here, as in /etc/hosts of
-    Debian."""
-    return address.startswith("127.") and host not in ("localhost", address)
+def _choose_address(meeting: Meeting) -> str:
+    """Return the address at which node 0 listens. Raises `UserError`."""
+    if meeting.nodes == 1:
+        return meeting.bind or resolve(meeting.host)
+    if meeting.bind is None:
+        address, note = find_reachable_address(meeting.host, meeting.other)
+        if note:
+            sys.stderr.write(f"lockstep: {note}\n")
+        return address
+    if is_misleading(meeting.host, meeting.bind):
+        raise UserError(
+            f"--bind is {meeting.bind}, which other machines cannot reach; leave it out, or give an"
+            " address that they reach"
+        )
+    return meeting.bind
 
 
 def _receive_all(

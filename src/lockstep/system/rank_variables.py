@@ -170,6 +170,7 @@ class SlurmStep:
     tasks: int
     """Number of tasks on all nodes."""
     first_host: str
+    last_host: str
     port: int
     """A port that other steps do not have. Slurm does not reserve it."""
 
@@ -180,15 +181,15 @@ def slurm_step(environment: Mapping[str, str]) -> SlurmStep | None:
     if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
         return None
     try:
+        hosts = environment.get("SLURM_STEP_NODELIST") or environment["SLURM_JOB_NODELIST"]
         job = int(environment["SLURM_JOB_ID"])
         step = int(environment["SLURM_STEP_ID"])
         return SlurmStep(
             node=int(environment["SLURM_NODEID"]),
             nodes=int(environment["SLURM_STEP_NUM_NODES"]),
             tasks=int(environment["SLURM_STEP_NUM_TASKS"]),
-            first_host=first_host(
-                environment.get("SLURM_STEP_NODELIST") or environment["SLURM_JOB_NODELIST"]
-            ),
+            first_host=first_host(hosts),
+            last_host=last_host(hosts),
             port=_PORTS.start + (8 * job + step) % len(_PORTS),
         )
     except (KeyError, ValueError) as error:
@@ -209,3 +210,13 @@ def first_host(hosts: str) -> str:
     """
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", hosts)
     return re.sub(r"\[([^,\-\]]*)[^\]]*\]", r"\1", first[0]) if first else ""
+
+
+def last_host(hosts: str) -> str:
+    """Return the last host of Slurm's list.
+
+    >>> last_host("login,node[08-11,20-23]")
+    'node23'
+    """
+    last = re.search(r"(?:[^,\[\]]|\[[^\]]*\])*$", hosts)
+    return re.sub(r"\[(?:[^\]]*[,\-])?([^\]]*)\]", r"\1", last[0]) if last else ""
