@@ -7,10 +7,10 @@ import socket
 import mxnet as mx
 import numpy as np
 
-from lockstep.backends.mxnet import rank_connections
-from lockstep.backends.mxnet.rank_connections import RankConnections
 from lockstep.backends.mxnet.world import Array, Ranks
+from lockstep.backends.shared import rank_connections
 from lockstep.backends.shared.horovod import join_horovod
+from lockstep.backends.shared.rank_connections import RankConnections
 from lockstep.launch.connections import reach
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lockstep.backends.mxnet import rank_connections
+from lockstep.backends.shared import rank_connections
 from lockstep.backends.shared.horovod import rendezvous
 from lockstep.backends.shared.threads import share_cores
 from lockstep.launch.nodes import Start, Table

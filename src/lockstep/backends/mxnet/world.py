@@ -12,10 +12,11 @@ import numpy as np
 from mxnet.base import _LIB, check_call
 
 from lockstep.backends import HostQuestions
-from lockstep.backends.mxnet import loading, rank_connections
-from lockstep.backends.mxnet.rank_connections import RankConnections
+from lockstep.backends.mxnet import loading
+from lockstep.backends.shared import rank_connections
 from lockstep.backends.shared.device import choose_gpu
 from lockstep.backends.shared.listening import refuse_open_sockets
+from lockstep.backends.shared.rank_connections import RankConnections
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
 

@@ -1,6 +1,7 @@
 """Connections between the ranks, by which their hosts ask each other questions.
 
-MXNet's parameter server only adds up, and hangs when a rank has ended.
+For frameworks without such questions: MXNet's parameter server only adds up, and hangs when a rank
+has ended; JAX's collective operations wait for the device.
 """
 
 import socket
