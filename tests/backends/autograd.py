@@ -48,7 +48,7 @@ class Network:
             x = F.relu(self.batch_norm(self.convolution(x, "conv1.6", 1), "bn1"))
         if self.blur == "after":
             x = blur_mirrored(F.max_pool2d(x, 3, stride=1, padding=1))
-        elif self.recipe.padding == "same":
+        elif self.recipe.padding in ("same", "flax"):
             x = F.max_pool2d(pad_as_tensorflow(x, 3, 2, -torch.inf), 3, stride=2)
         else:
             x = F.max_pool2d(x, 3, stride=2, padding=1)
@@ -118,7 +118,7 @@ class Network:
         x, weight = self.factors(x, name)
         kernel = weight.shape[2]
         groups = x.shape[1] // weight.shape[1]
-        if self.recipe.padding == "same":
+        if self.recipe.padding == "same" or (self.recipe.padding == "flax" and kernel < 7):
             return F.conv2d(
                 pad_as_tensorflow(x, kernel, stride, 0.0), weight, stride=stride, groups=groups
             )

@@ -45,7 +45,7 @@ STEPS = {
     "basic blocks": Step({"model": BASIC}),
     "v1 strides": Step({"model": V1}),
     "modern parts": Step({"model": MODERN}, "sample"),
-    "a blur before convolutions": Step({"model": BLURRED, "padding": "same"}),
+    "a blur before convolutions, Flax's padding": Step({"model": BLURRED, "padding": "flax"}),
     "other batch norm": Step({"bn_momentum": 0.4, "bn_epsilon": 0.01}),
     "other colours": Step(OTHER_COLOURS, "sample"),
     "class weights": Step(WEIGHTED | {"label_smoothing": 0.0}),

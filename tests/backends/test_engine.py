@@ -159,7 +159,7 @@ MODERN_MODEL = {"model": MODERN}
         (NARROW_RESNEXT101, 64),
         (AS_TENSORFLOW | NARROW_RESNET50, 37),
         (AS_TENSORFLOW | NARROW_RESNEXT101, 64),
-        ({"padding": "same"}, 32),
+        ({"padding": "flax"}, 32),
         ({"padding": "same"}, 37),
         ({"padding": "same", "model": BASIC}, 41),
         ({"padding": "same", "model": V1}, 40),

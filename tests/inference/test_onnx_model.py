@@ -49,7 +49,7 @@ MODELS: dict[str, tuple[Any, str]] = {
     "narrow resnet50": (NARROWED["narrow resnet50"], "symmetric"),
     "narrow resnext101": (NARROWED["narrow resnext101-32x4d"], "same"),
     "modern parts": ({"model": MODERN}, "symmetric"),
-    "a blur before convolutions": ({"model": BLURRED}, "same"),
+    "a blur before convolutions": ({"model": BLURRED}, "flax"),
 }
 
 

@@ -429,6 +429,6 @@ class _Graph:
     def _describe_padding(self, kernel: int, stride: int) -> dict[str, Any]:
         """Return a window's attributes for the recipe's padding; at stride 1 both kinds of padding
         are the same."""
-        if self._recipe.padding == "symmetric" or stride == 1:
+        if stride == 1 or self._recipe.choose_padding(kernel) == "symmetric":
             return {"pads": [kernel // 2] * 4}
         return {"auto_pad": "SAME_UPPER"}

@@ -69,7 +69,7 @@ def assert_close(actual: np.ndarray, expected: np.ndarray) -> None:
             "mean": (100.0, 110.0, 120.5),
             "std": (50.0, 60.0, 70.0),
         },
-        {"model": V1, "bn_epsilon": 1.001e-5},
+        {"model": V1, "bn_epsilon": 1.001e-5, "padding": "flax"},
         {
             "interpolation": "bicubic",
             "antialias": True,

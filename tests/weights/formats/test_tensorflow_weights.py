@@ -67,7 +67,7 @@ def nodes_of(graph: Any, op: str) -> list[Any]:
     [
         ("frozen", {}),
         ("frozen", {"model": BASIC, "padding": "same", "bn_epsilon": 1e-3}),
-        ("frozen", {"model": V1, "eval_sampling": "asymmetric"}),
+        ("frozen", {"model": V1, "eval_sampling": "asymmetric", "padding": "flax"}),
         ("saved", {"precision": "bf16"}),
     ],
     ids=str,

@@ -227,7 +227,7 @@ class Pass:
     ) -> Node:
         """Slide a window over images that are padded as in the recipe, and update the size."""
         # Both paddings are the same at stride 1.
-        if self._recipe.padding == "symmetric" or stride == 1:
+        if stride == 1 or self._recipe.choose_padding(kernel) == "symmetric":
             y = slide(x, kernel // 2)
         else:
             # Zeros for the pool, too. A ReLU comes before it, whose gradient at 0 is 0, whichever

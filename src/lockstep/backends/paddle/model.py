@@ -185,7 +185,7 @@ class Pass:
     def _padding(self, x: Tensor, kernel: int, stride: int) -> list[tuple[int, int]]:
         """Return the padding before and after height and width."""
         # Both paddings are the same at stride 1.
-        if self._recipe.padding == "symmetric" or stride == 1:
+        if stride == 1 or self._recipe.choose_padding(kernel) == "symmetric":
             return [(kernel // 2, kernel // 2)] * 2
         # TensorFlow's SAME: n pixels become ceil(n / stride). Missing pixels are added on both
         # sides, the odd one after.

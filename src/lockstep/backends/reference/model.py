@@ -82,7 +82,7 @@ class Network:
             x = then(self._convolution(x, conv), None if i else STEM)
             x = then(f.relu(x))
         stride = 1 if pool_blurs(spec) else 2
-        x = then(f.max_pool(x, kernel=3, stride=stride, padding=self._recipe.padding))
+        x = then(f.max_pool(x, kernel=3, stride=stride, padding=self._recipe.choose_padding(3)))
         if pool_blurs(spec):
             x = then(self._rounding(f.blur(x, stride=2, padding="reflect")))
         for i, block in enumerate(blocks(spec)):
@@ -179,7 +179,11 @@ class Network:
         x, before_back = self._prepare(x, conv)
         x, weight, of_quantisation = self._quantise(x, conv.name)
         y, conv_back = f.convolution(
-            x, weight, stride=conv.stride, groups=conv.groups, padding=self._recipe.padding
+            x,
+            weight,
+            stride=conv.stride,
+            groups=conv.groups,
+            padding=self._recipe.choose_padding(conv.kernel),
         )
         y, norm_back = self._batch_norm(self._round(y), conv.bn_name)
 

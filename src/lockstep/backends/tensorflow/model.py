@@ -185,8 +185,8 @@ class Pass:
 
     def _pad(self, x: Tensor, kernel: int, stride: int) -> tuple[Tensor, str]:
         """Return the images to slide a window over, and TensorFlow's name for their padding."""
-        if self._recipe.padding == "same" or stride == 1:  # both paddings are the same at stride 1
-            return x, "SAME"
+        if stride == 1 or self._recipe.choose_padding(kernel) == "same":
+            return x, "SAME"  # both paddings are the same at stride 1
         # As a separate operation: a convolution in bf16 with explicit padding uses oneDNN's slow
         # path on a CPU. Zeros for the pool, too: a ReLU comes before it, whose gradient at 0 is 0,
         # whether padding or a pixel is the largest.

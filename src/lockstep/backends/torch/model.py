@@ -24,8 +24,6 @@ from lockstep.models.architectures import (
 from lockstep.recipes import Recipe
 from lockstep.recipes.stochastic_depth import drop_rates
 
-Padding = Literal["symmetric", "same"]
-
 
 class Model(nn.Module):
     """ResNet or ResNeXt: normalised images [N, 3, H, W] to logits [N, logits].
@@ -45,13 +43,13 @@ class Model(nn.Module):
         self.conv1 = (
             _DeepStem((*firsts, last), recipe, quantised)
             if firsts
-            else _conv(last, recipe.padding, quantised)
+            else _conv(last, recipe, quantised)
         )
         self.bn1 = _batch_norm(last, recipe)
         self.maxpool = (
             nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), _Blur(stride=2))
             if pool_blurs(spec)
-            else _MaxPool(recipe.padding)
+            else _MaxPool(recipe)
         )
         rates = drop_rates(recipe)
         stages: dict[str, list[nn.Module]] = {}
@@ -106,7 +104,7 @@ class _DeepStem(nn.Module):
         super().__init__()
         self._names = [conv.name.split(".")[1] for conv in convs]
         for conv in convs:
-            self.add_module(conv.name.split(".")[1], _conv(conv, recipe.padding, quantised))
+            self.add_module(conv.name.split(".")[1], _conv(conv, recipe, quantised))
             if conv is not convs[-1]:
                 self.add_module(conv.bn_name.split(".")[1], _batch_norm(conv, recipe))
 
@@ -126,7 +124,7 @@ class _Residual(nn.Module):
         self._blurs_before = [conv.before == "blur" for conv in block.convs]
         self._blurs_after = [conv.blurs_after for conv in block.convs]
         for i, conv in enumerate(block.convs, start=1):
-            self.add_module(f"conv{i}", _conv(conv, recipe.padding, quantised))
+            self.add_module(f"conv{i}", _conv(conv, recipe, quantised))
             self.add_module(f"bn{i}", _batch_norm(conv, recipe))
         self.se = _Squeeze(block.squeeze) if block.squeeze is not None else None
         self.downsample = (
@@ -172,7 +170,7 @@ def _shortcut(conv: Conv, recipe: Recipe, quantised: bool) -> nn.Sequential:
         layers.append(nn.AvgPool2d(2, stride=2, ceil_mode=True, count_include_pad=False))
     elif conv.name.endswith("downsample.1"):
         layers.append(nn.Identity())
-    return nn.Sequential(*layers, _conv(conv, recipe.padding, quantised), _batch_norm(conv, recipe))
+    return nn.Sequential(*layers, _conv(conv, recipe, quantised), _batch_norm(conv, recipe))
 
 
 class _Squeeze(nn.Module):
@@ -233,9 +231,9 @@ class _SameQuantisedConv(QuantisedConv):
 class _MaxPool(nn.Module):
     """A 3x3 max pool of stride 2."""
 
-    def __init__(self, padding: Padding) -> None:
+    def __init__(self, recipe: Recipe) -> None:
         super().__init__()
-        self.same = padding == "same"
+        self.same = recipe.choose_padding(3) == "same"
 
     def forward(self, x: Tensor) -> Tensor:
         if self.same:
@@ -254,9 +252,9 @@ def same_padding(x: Tensor, kernel: int, stride: int) -> tuple[int, int, int, in
     return both(x.shape[3]) + both(x.shape[2])
 
 
-def _conv(conv: Conv, padding: Padding, quantised: bool) -> nn.Conv2d:
+def _conv(conv: Conv, recipe: Recipe, quantised: bool) -> nn.Conv2d:
     kind: type[nn.Conv2d]
-    if padding == "same" and conv.stride > 1:
+    if recipe.choose_padding(conv.kernel) == "same" and conv.stride > 1:
         kind = _SameQuantisedConv if quantised else _SameConv
         pad = 0
     else:

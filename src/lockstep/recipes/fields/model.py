@@ -18,9 +18,10 @@ class ModelFields(Settings):
     logits: Annotated[int, Field(ge=1), limits.LOGITS] = 1000
     """Number of outputs of the classifier, at least the number of classes. NVIDIA's TensorFlow
     model has 1001 and leaves the last unused."""
-    padding: Literal["symmetric", "same"] = "symmetric"
+    padding: Literal["symmetric", "same", "flax"] = "symmetric"
     """"symmetric": all sides are padded equally. "same": TensorFlow's SAME, which pads one row and
-    one column more at the end than at the start where the stride is 2."""
+    one column more at the end than at the start where the stride is 2. "flax": as in Flax's example
+    for ImageNet, "symmetric" in a 7x7 convolution and "same" in every other window."""
     bn_momentum: Fraction = 0.1
     """Weight of the new batch in the running statistics, as in PyTorch. Other frameworks write 0.9
     for PyTorch's 0.1."""
@@ -51,3 +52,9 @@ class ModelFields(Settings):
     zero_init_last_bn: bool = False
     """Whether the last batch norm of every block starts with scale 0. A block then starts as the
     identity."""
+
+    def choose_padding(self, kernel: int) -> Literal["symmetric", "same"]:
+        """Return how a window of `kernel` x `kernel` values is padded."""
+        if self.padding != "flax":
+            return self.padding
+        return "symmetric" if kernel == 7 else "same"

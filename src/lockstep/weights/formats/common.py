@@ -18,6 +18,7 @@ from lockstep.models.architectures import (
     tensors,
 )
 from lockstep.models.state import State, check_fit
+from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing
 from lockstep.weights.formats import dtype_name, numbers, refuse_existing, refuse_many
@@ -30,6 +31,10 @@ COUNTERS = (
 )
 """`Written.added` of files for modules of PyTorch."""
 
+_PADDINGS = {
+    "same": "TensorFlow's SAME padding",
+    "flax": "Flax's padding (SAME, but symmetric in 7x7 convolutions)",
+}
 Names = dict[str, str]
 """Maps canonical names to names in the file."""
 Shape = tuple[int, ...]
@@ -225,6 +230,13 @@ def write_new(prefix: Path, files: Writers, *companions: Path, into: Path | None
         if isinstance(error, OSError):
             raise CheckpointError(f"{prefix} cannot be written: {error}") from None
         raise
+
+
+def describe_other_padding(recipe: Recipe) -> Iterable[str]:
+    """Yield a remark if weights were trained with other padding than a symmetric one, which the
+    modules that read them have."""
+    if recipe.padding != "symmetric":
+        yield f"these weights were trained with {_PADDINGS[recipe.padding]}"
 
 
 def describe_omitted_parts(state: State) -> tuple[str, ...]:

@@ -108,7 +108,7 @@ class Network:
     units: list[Unit]
     """The stem, then the units of every block in order, its shortcut last."""
     spec: ModelSpec
-    padding: Padding
+    padding: Literal[Padding, "flax"]
     mean: Colour
     std: Colour
     normalises: bool

@@ -3,7 +3,7 @@
 If something does not fit, it is an error: `ValueError`, unless another one is documented.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -64,16 +64,10 @@ class _Walk:
         self._check_complete()
         spec = build_spec(first, branches)
         check_units(spec, units)
-        self._paddings |= {unit.padding for unit in units if unit.padding is not None}
-        if len(self._paddings) != 1:
-            raise ValueError(
-                f"its windows are padded in {len(self._paddings)} ways, expected one of symmetric"
-                " and same"
-            )
         return Network(
             units,
             spec,
-            self._paddings.pop(),
+            self._choose_padding(units),
             mean,
             std,
             self._normalises,
@@ -81,6 +75,20 @@ class _Walk:
             constants,
             tuple(self._remarks),
         )
+
+    def _choose_padding(self, units: list[Unit]) -> Literal[Padding, "flax"]:
+        """Return how the windows of the network are padded."""
+        stem, *others = (unit.padding for unit in units)
+        rest: set[Padding] = self._paddings.union(filter(None, others))
+        if (stem, rest) == ("symmetric", {"same"}) and units[0].weight.shape[2] == 7:
+            return "flax"
+        paddings: set[Padding] = rest.union(filter(None, [stem]))
+        if len(paddings) != 1:
+            raise ValueError(
+                f"its windows are padded in {len(paddings)} ways, expected one of symmetric, same"
+                " and flax"
+            )
+        return paddings.pop()
 
     def _find_users(self, value: str) -> list[Any]:
         """Return the nodes that compute with a value, behind nodes of `_PASSED`."""

@@ -58,6 +58,7 @@ from lockstep.weights.formats.common import (
     check_state,
     choose_velocities,
     describe_converted,
+    describe_other_padding,
     find_converted,
     is_stem,
     redirect_file,
@@ -433,12 +434,9 @@ def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
             f"of the models here, the original's code has {', '.join(_MODELS)}; this is another,"
             " with its own graph"
         )
-    if recipe.padding == "same":
-        # How much SAME pads depends on the size of the images, which a graph does not fix.
-        yield (
-            "the graph pads symmetrically; these weights were trained with TensorFlow's SAME"
-            " padding"
-        )
+    # How much SAME pads depends on the size of the images, which a graph does not fix.
+    for remark in describe_other_padding(recipe):
+        yield f"the graph pads symmetrically; {remark}"
     if recipe.logits != _LOGITS:
         yield (
             f"the original's graph has {_LOGITS} outputs; these weights have {recipe.logits}:"

@@ -70,6 +70,7 @@ from lockstep.weights.formats.common import (
     choose_model,
     choose_velocities,
     describe_converted,
+    describe_other_padding,
     describe_unused,
     find_converted,
     is_stem,
@@ -441,11 +442,8 @@ def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
     )
     if recipe.model != _MODEL:
         yield f"the original's code has only the model {_MODEL}; this is another"
-    if recipe.padding == "same":
-        yield (
-            "the original's graph pads symmetrically; these weights were trained with TensorFlow's"
-            " SAME padding"
-        )
+    for remark in describe_other_padding(recipe):
+        yield f"the original's graph pads symmetrically; {remark}"
     if recipe.logits != _LOGITS:
         yield (
             f"the original's graph has {_LOGITS} outputs; these weights have {recipe.logits}:"

@@ -413,7 +413,7 @@ def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
     if recipe.padding != "same":
         yield (
             "the original's graph pads as TensorFlow's SAME; these weights were trained with"
-            " symmetric padding"
+            f" {recipe.padding} padding"
         )
     if recipe.logits != _LOGITS:
         yield f"the original's graph has {_LOGITS} outputs; these weights have {recipe.logits}"

@@ -32,6 +32,7 @@ from lockstep.weights.formats.common import (
     Written,
     check_floats,
     check_state,
+    describe_other_padding,
     map_shapes,
     redirect_file,
 )
@@ -221,11 +222,8 @@ def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
         yield (
             "timm uses photos as they are stored; these weights are evaluated with exif_orientation"
         )
-    if recipe.padding == "same":
-        yield (
-            "timm's models pad symmetrically; these weights were trained with TensorFlow's SAME"
-            " padding"
-        )
+    for remark in describe_other_padding(recipe):
+        yield f"timm's models pad symmetrically; {remark}"
     if recipe.bn_epsilon != 1e-5:
         yield (
             "timm's batch norm adds 1e-05 to the variance; these weights were trained with"

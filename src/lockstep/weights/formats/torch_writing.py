@@ -31,6 +31,7 @@ from lockstep.weights.formats.common import (
     Written,
     check_state,
     describe_omitted_parts,
+    describe_other_padding,
     write_new,
 )
 from lockstep.weights.formats.torch_models import to_nvidia_name
@@ -177,11 +178,8 @@ def _describe_model(recipe: Recipe, module: str) -> Iterator[str]:
             f"torchvision has no class with {', '.join(spec.parts)}; the names are those of timm's"
             " models"
         )
-    if recipe.padding == "same":
-        yield (
-            f"these weights were trained with TensorFlow's SAME padding; {module} pads"
-            " symmetrically"
-        )
+    for remark in describe_other_padding(recipe):
+        yield f"{remark}; {module} pads symmetrically"
     if recipe.bn_epsilon != _EPSILON:
         yield (
             f"batch norm adds {recipe.bn_epsilon:g} to the variance; {module} adds {_EPSILON:g} by"
