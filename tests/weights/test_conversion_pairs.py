@@ -38,6 +38,8 @@ NAMES = {
     "nvidia-tensorflow": "model.ckpt-7",
     "nvidia-paddle": "2/resnet_50_paddle",
     "nvidia-mxnet": "model-0003.params",
+    "flax": "a.msgpack",
+    "torchax": "a.npz",
 }
 NVIDIAS = [name for name in TARGETS if name.startswith("nvidia-")]
 ONLY_V1 = "keras"
@@ -49,6 +51,10 @@ REFUSED = {
         "nvidia-tensorflow",
         ONLY_V1,
     ): r"keras\.applications pads symmetrically; these weights have the padding same",
+    (
+        "flax",
+        ONLY_V1,
+    ): r"keras\.applications pads symmetrically; these weights have the padding flax",
 }
 PAIRS = [(a, b) for a in TARGETS for b in TARGETS if (a, b) not in REFUSED]
 converted = partial(lockstep.convert, certificate=False)
@@ -133,8 +139,10 @@ def test_a_state_is_the_same_in_two_formats(
 
 HELD = {
     "resnext101-32x4d": [name for name in TARGETS if name != ONLY_V1],
-    "se-resnext101-32x4d": ["safetensors", "torchvision", "nvidia-pytorch", "nvidia-tensorflow"],
-    "seresnext26d-32x4d": ["safetensors", "torchvision", "timm"],
+    "se-resnext101-32x4d": [
+        *("safetensors", "torchvision", "nvidia-pytorch", "nvidia-tensorflow", "torchax"),
+    ],
+    "seresnext26d-32x4d": ["safetensors", "torchvision", "timm", "torchax"],
 }
 """The formats that can hold a model."""
 

@@ -22,7 +22,7 @@ def command(
         typer.Option(
             help=(
                 "Format: safetensors, torchvision, timm, keras, nvidia-pytorch, nvidia-tensorflow,"
-                " nvidia-paddle or nvidia-mxnet."
+                " nvidia-paddle, nvidia-mxnet, flax or torchax."
             )
         ),
     ] = "safetensors",

@@ -1,7 +1,8 @@
 """Preprocessing of other programs whose files do not describe it, as changes of `Recipe` fields.
 
 Sources: torchvision 0.29, transforms/_presets.py and models/resnet.py; MXNet 1.9.1,
-gluon/model_zoo/vision/__init__.py and gluon/data/vision/transforms.py; timm 1.0.31, data/config.py.
+gluon/model_zoo/vision/__init__.py and gluon/data/vision/transforms.py; timm 1.0.31, data/config.py;
+Flax, examples/imagenet/input_pipeline.py.
 """
 
 from collections.abc import Collection
@@ -69,6 +70,18 @@ KNOWN: dict[str, Changes] = {
         "eval_crop": 224,
         "exif_orientation": False,
     },
+    "flax": {
+        **_IMAGENET,
+        "interpolation": "bicubic",
+        "antialias": False,
+        "eval_antialias": False,
+        "eval_side_rounding": "down",
+        "eval_offset_rounding": "up",
+        "eval_sampling": "half_pixel",
+        "eval_resize": 256,
+        "eval_crop": 224,
+        "exif_orientation": False,
+    },
     "nvidia-paddle": _read_evaluation(resnet50_paddle_90ep()),
     "nvidia-mxnet": _read_evaluation(resnet50_mxnet_90ep()),
     "nvidia-pytorch": _read_evaluation(resnext101_32x4d_pytorch_90ep()),
@@ -80,11 +93,13 @@ KNOWN: dict[str, Changes] = {
 - timm: what timm assumes where `config.json` says nothing.
 - gluon: Gluon's model zoo. Its images are from 0 to 1 before mean and standard deviation; its
   resize is OpenCV's.
+- flax: its example for ImageNet. It crops 224/256 of the shorter side and resizes the crop, by
+  TensorFlow 2's bicubic (a = -0.5).
 - nvidia-*: the published recipes.
 """
 
-_WITHOUT_RECIPE = {"timm": "timm", "Gluon": "gluon"} | dict.fromkeys(
-    ("torchvision", "PyTorch", "PaddleClas", "paddle.vision"), "torchvision-v1"
+_WITHOUT_RECIPE = {"timm": "timm", "Gluon": "gluon", "Flax": "flax"} | dict.fromkeys(
+    ("torchvision", "PyTorch", "torchax", "PaddleClas", "paddle.vision"), "torchvision-v1"
 )
 """Origins without a published recipe, with the row of `KNOWN` that is assumed for them."""
 _WITH_COLOURS_ONLY = ("Keras", "ONNX", "TensorFlow")

@@ -8,7 +8,10 @@ from lockstep.weights.formats.format_list import FORMATS, HEAD_BYTES, TIMM, Form
 from lockstep.weights.formats.stand_ins import refuse_packed, refuse_stand_in
 from lockstep.weights.formats.timm_folder import FILES
 
-_ENDINGS = (".bin", ".h5", ".keras", ".onnx", ".pb", ".pt", ".pth", ".pth.tar", ".safetensors")
+_ENDINGS = (
+    *(".bin", ".h5", ".keras", ".msgpack", ".npz", ".onnx", ".pb", ".pt", ".pth", ".pth.tar"),
+    ".safetensors",
+)
 """How the names of files end that may hold weights, but do not make their folder one of weights."""
 
 

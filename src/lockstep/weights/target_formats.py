@@ -12,6 +12,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.weights import checkpoint
 from lockstep.weights.formats import (
+    flax_file,
     keras_file,
     lockstep_files,
     mxnet_params,
@@ -152,5 +153,9 @@ TARGETS: dict[str, Target] = {
         assumed="nvidia-tensorflow",
     ),
     "nvidia-paddle": Target(_adapt(nvidia_paddle.write), _read_paddle, assumed="nvidia-paddle"),
+    "flax": Target(_adapt(flax_file.write_flax), flax_file.load, assumed="flax"),
+    "torchax": Target(
+        _adapt(flax_file.write_torchax), flax_file.load, parts=PARTS, assumed="torchvision-v1"
+    ),
     "nvidia-mxnet": Target(_adapt(nvidia_mxnet.write), mxnet_params.load, assumed="nvidia-mxnet"),
 }

@@ -18,6 +18,7 @@ from lockstep.inference import onnx_model
 from lockstep.models.architectures import MODELS, ModelSpec
 from lockstep.models.state import State
 from lockstep.weights.formats import (
+    flax_file,
     keras_file,
     mxnet_params,
     nvidia_mxnet,
@@ -394,6 +395,23 @@ def mxnet() -> list[Sample]:
     ]
 
 
+def flax() -> list[Sample]:
+    """Return variables in MessagePack, and in an archive of NumPy."""
+    recipe = small_recipe().replace(padding="flax")
+    state = State(0, state_of(recipe).tensors, {})
+
+    def write(folder: Path) -> None:
+        for name in ("a.msgpack", "a.npz"):
+            flax_file.write_flax(folder / name, recipe, state)
+
+    files = write_files(write)
+    samples = []
+    for name, data in files.items():
+        begin = damage_file(name, lambda rng, data: damage_bytes(rng, data, 400))
+        samples.append(Sample({name: data}, (name,), (damage_anywhere, damage_anywhere, begin)))
+    return samples
+
+
 SAMPLES: dict[str, Callable[[], list[Sample]]] = {
     "keras-h5": partial(keras_h5, "a.h5"),
     "keras-weights-h5": partial(keras_h5, "a.weights.h5"),
@@ -404,6 +422,7 @@ SAMPLES: dict[str, Callable[[], list[Sample]]] = {
     "tensorflow": tensorflow,
     "tensorflow-graphs": tensorflow_graphs,
     "mxnet": mxnet,
+    "flax": flax,
     "lockstep": lockstep,
     "pytorch": pytorch,
     "paddle": paddle,

@@ -1,8 +1,9 @@
-"""safetensors files of other programs: the tensors of a module of PyTorch."""
+"""safetensors files of other programs: the tensors of a module of PyTorch, or Flax's variables."""
 
 from pathlib import Path
 
 from lockstep.weights import checkpoint
+from lockstep.weights.formats.flax_models import are_flax, read_variables
 from lockstep.weights.formats.torch_models import read_state_dict
 from lockstep.weights.opened_weights import Weights
 
@@ -25,4 +26,6 @@ def read(path: Path, *, momentum: bool = True) -> Weights:
     """Read a file of tensors. Raises `CheckpointError` if it is damaged, incomplete or of another
     model."""
     stored, _ = checkpoint.read_weights(path, as_stored=True)
+    if are_flax(stored):
+        return read_variables(path, stored, momentum=momentum)
     return read_state_dict(path, stored)

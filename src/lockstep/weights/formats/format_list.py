@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lockstep.weights.formats import (
+    flax_file,
     foreign_safetensors,
     keras_file,
     lockstep_files,
@@ -46,6 +47,7 @@ FORMATS: tuple[Format, ...] = (
     torch_models,
     foreign_safetensors,
     keras_file,
+    flax_file,
     onnx_weights,
     tensorflow_weights,
     nvidia_mxnet,

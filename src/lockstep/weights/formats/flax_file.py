@@ -1,0 +1,159 @@
+"""Files in which users of JAX have weights: MessagePack of `flax.serialization`, and archives of
+`numpy.savez`.
+
+They hold variables of Flax (`flax_models`), or a dict of arrays by PyTorch's names and in its
+layouts, as torchax has it (`torch_models`). Both may be in safetensors too, which
+`foreign_safetensors` reads.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save as serialise
+
+from lockstep.models.architectures import model_spec
+from lockstep.models.state import State
+from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError
+from lockstep.system.regular_files import WEIGHTS, open_regular
+from lockstep.weights import checkpoint
+from lockstep.weights.formats import flax_models, msgpack_tree, npz_file
+from lockstep.weights.formats.common import (
+    COUNTERS,
+    Writers,
+    Written,
+    check_state,
+    describe_omitted_parts,
+    describe_other_padding,
+    write_new,
+)
+from lockstep.weights.formats.torch_models import read_state_dict
+from lockstep.weights.opened_weights import Weights
+
+NAME = "Flax and JAX"
+
+TORCHAX = "torchax"
+"""`Weights.origin` of arrays with PyTorch's names."""
+_MSGPACK, _NPZ, _SAFETENSORS = _ENDINGS = (".msgpack", ".npz", ".safetensors")
+_OF_TRAINING = re.compile(r"checkpoint_([0-9]{1,12})")
+"""The names of files that `flax.training.checkpoints` writes without Orbax."""
+_ORBAX = ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt")
+_COUNTER = "num_batches_tracked"
+_BEGIN = 4096
+
+
+def matches(head: bytes, path: Path) -> bool:
+    """Return whether a file begins as a dict of MessagePack, or an archive of NumPy."""
+    return msgpack_tree.begins_dict(head) or npz_file.is_npz(head)
+
+
+def find(path: Path) -> Path | None:
+    """Return the file that a path names; None if it names none.
+
+    A path is a file with an ending of this format, or a folder with checkpoints of
+    `flax.training.checkpoints`, of which the one with the highest step is used. Raises
+    `CheckpointError` for a folder of Orbax, which is not read.
+    """
+    if not path.is_dir():
+        return path if path.suffix in (_MSGPACK, _NPZ) and path.is_file() else None
+    steps = {}
+    for place in path.glob("checkpoint_*"):
+        if match := _OF_TRAINING.fullmatch(place.name):
+            steps[int(match[1])] = place
+    last = steps[max(steps)] if steps else path
+    if any((last / name).is_file() for name in _ORBAX):
+        raise CheckpointError(
+            f"{last} is a checkpoint of Orbax, which cannot be read. Restore it with Orbax, and"
+            " write its params and batch_stats with flax.serialization.to_bytes (docs/flax.md)"
+        )
+    return last if last.is_file() else None
+
+
+def read(path: Path, *, momentum: bool = True) -> Weights:
+    """Read Flax's variables, or arrays by PyTorch's names. Raises `CheckpointError` if the file is
+    damaged, incomplete or of another model."""
+    arrays = load(path)
+    if flax_models.are_flax(arrays):
+        return flax_models.read_variables(path, arrays, momentum=momentum)
+    return replace(read_state_dict(path, arrays), origin=TORCHAX)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Return the arrays and plain values of a file by path. Raises `CheckpointError`."""
+    if path.suffix == _SAFETENSORS:
+        return dict(checkpoint.read_weights(path, as_stored=True)[0])
+    if _is_npz(path):
+        return dict(npz_file.load(path))
+    tree = msgpack_tree.load(path)
+    if not isinstance(tree, Mapping):
+        raise CheckpointError(f"{path} holds a {type(tree).__name__}; expected a dict of variables")
+    return flax_models.flatten(tree)
+
+
+def _is_npz(path: Path) -> bool:
+    try:
+        with open_regular(path, WEIGHTS) as file:
+            return npz_file.is_npz(file.read(_BEGIN))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def write_flax(target: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:
+    """Write Flax's variables: nested in `.msgpack`, by path in `.npz` and `.safetensors`.
+
+    `flax.serialization.from_bytes` takes the first for the variables of the example's model.
+    `into` is as in `write_new`. Raises `CheckpointError` if the target exists, has another ending,
+    or the state does not fit.
+    """
+    arrays = flax_models.build_variables(recipe, state)
+    tree = _nest(arrays) if target.suffix == _MSGPACK else arrays
+    remarks = (*flax_models.describe_differences(recipe), *describe_omitted_parts(state))
+    _write(target, tree, into)
+    return Written((target,), (target,), remarks)
+
+
+def write_torchax(target: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:
+    """Write arrays with torchvision's names and layouts, and the counters that PyTorch's modules
+    expect. `into` and errors are as in `write_flax`."""
+    arrays: dict[str, np.ndarray] = {}
+    for tensor in check_state(model_spec(recipe.model), recipe.logits, state):
+        arrays[tensor.name] = np.ascontiguousarray(state.tensors[tensor.name], np.float32)
+        if tensor.role == "bn_var":
+            arrays[f"{tensor.name.rpartition('.')[0]}.{_COUNTER}"] = np.zeros((), np.int64)
+    _write(target, arrays, into)
+    paddings = describe_other_padding(recipe)
+    remarks = [f"torchvision's class pads symmetrically; {remark}" for remark in paddings]
+    return Written((target,), (target,), (*remarks, *describe_omitted_parts(state)), COUNTERS)
+
+
+def _write(target: Path, tree: Mapping[str, Any], into: Path | None) -> None:
+    dumps: dict[str, Callable[[Path], object]] = {
+        _MSGPACK: partial(msgpack_tree.dump, tree=tree),
+        _NPZ: partial(npz_file.dump, arrays=tree),
+        _SAFETENSORS: lambda path: path.write_bytes(serialise(dict(tree))),
+    }
+    if target.suffix not in dumps:
+        raise CheckpointError(f"{target}: expected a name that ends in {', '.join(_ENDINGS)}")
+    files: Writers = {target: dumps[target.suffix]}
+    write_new(target, files, into=into)
+
+
+def _nest(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return nested dicts of arrays by path.
+
+    >>> _nest({"a/b": np.zeros(1), "a/c": np.ones(1)})
+    {'a': {'b': array([0.]), 'c': array([1.])}}
+    """
+    tree: dict[str, Any] = {}
+    for path, array in arrays.items():
+        *scopes, leaf = path.split("/")
+        branch = tree
+        for scope in scopes:
+            branch = branch.setdefault(scope, {})
+        branch[leaf] = array
+    return tree
