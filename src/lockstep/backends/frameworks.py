@@ -120,6 +120,7 @@ _TENSORFLOW = Options(
     recompute=("off", "blocks"),
     all_reduce_precision=_FLOATS,
 )
+_JAX = Options(recompute=("off", "blocks"))
 _TORCH = Options(
     layout=("auto", "nhwc", "nchw"),
     fused=("auto", "on", "off"),
@@ -129,6 +130,15 @@ _TORCH = Options(
 )
 
 FRAMEWORKS: dict[str, Framework] = {
+    "jax": Framework(
+        ("jax",),
+        "pip install jax==0.10.2",
+        module="jax",
+        on_cpu=_JAX,
+        on_gpu=_JAX,
+        slower={"bf16": "several times"},
+        always_emulates=("bf16", "fp16"),
+    ),
     "mxnet": Framework(
         ("mxnet",),
         "make mxnet-env in Lockstep's source tree; with its wheel: python3.11 -m venv .venv-mxnet"

@@ -8,6 +8,12 @@ from lockstep import backends
 
 
 @contextmanager
+def _limit_jax() -> Iterator[None]:
+    os.environ["NPROC"] = "1"  # read when JAX first computes
+    yield
+
+
+@contextmanager
 def _limit_paddle() -> Iterator[None]:
     backends.load("paddle")
     import paddle
@@ -33,6 +39,7 @@ def _limit_torch() -> Iterator[None]:
 
 
 ONE_THREAD: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "jax": _limit_jax,
     "paddle": _limit_paddle,
     "tensorflow": _limit_tensorflow,
     "torch": _limit_torch,

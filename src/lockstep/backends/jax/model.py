@@ -1,0 +1,287 @@
+"""A `ModelSpec` as plain JAX operations, NHWC.
+
+Tensors have canonical names and JAX's usual layouts: kernels [height, width, in / groups, out],
+classifier [in, out].
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from lockstep.backends.jax.batch_norm import ALONE, OverRanks, count_values, normalise_batch
+from lockstep.backends.jax.convolutions import convolve
+from lockstep.models.architectures import (
+    Block,
+    Conv,
+    Squeeze,
+    blocks,
+    model_spec,
+    pool_blurs,
+    stem,
+    tensors,
+)
+from lockstep.models.state import check_fit
+from lockstep.recipes import Recipe
+from lockstep.recipes.stochastic_depth import drop_rates
+from lockstep.recipes.trained_tensors import frozen_norms
+
+Array = Any
+"""A `jax.Array`, or what stands for one while a function is traced."""
+Arrays = dict[str, Array]
+
+COMPUTED_IN = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
+
+
+class Pass:
+    """One pass of a batch through a model, in the recipe's precision."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        values: Mapping[str, Array],
+        *,
+        training: bool,
+        on_gpu: bool = False,
+        over: OverRanks = ALONE,
+        recompute: bool = False,
+    ) -> None:
+        """Prepare a pass. In training, batch norm computes with the images of the ranks `over`
+        which it goes."""
+        self._recipe = recipe
+        self._values = values
+        self._training = training
+        self._on_gpu = on_gpu
+        self._over = over
+        self._recomputes = recompute
+        self._dtype = COMPUTED_IN.get(recipe.precision, jnp.float32)
+        # XLA would widen the operands of convolutions on CPUs itself, but only of some.
+        self._multiplied_in = self._dtype if on_gpu else jnp.float32
+        # The default on GPUs is TensorFloat-32, on TPUs bf16.
+        is_exact = self._multiplied_in == jnp.float32 and recipe.precision != "tf32"
+        self._precision = lax.Precision.HIGHEST if is_exact else lax.Precision.DEFAULT
+        self._frozen_norms = frozen_norms(recipe)
+        self._drop_rates = drop_rates(recipe)
+        self.statistics: Arrays = {}
+        """In training, the running statistics after this batch of batch norms that are not
+        frozen."""
+
+    def logits(
+        self,
+        images: Array,
+        kept_features: Array | None = None,
+        kept_blocks: Array | None = None,
+    ) -> Array:
+        """Return float32 logits [N, logits] of normalised images, float32 [N, H, W, 3]. Dropout
+        leaves the `kept_features`, bool [N, features], and stochastic depth the `kept_blocks`, bool
+        [N, blocks]."""
+        spec = model_spec(self._recipe.model)
+        x = images.astype(self._dtype)
+        for conv in stem(spec):
+            x = _relu(self._convolution(x, conv))
+        x = self._max_pool(x, 1 if pool_blurs(spec) else 2)
+        if pool_blurs(spec):
+            x = _blur(x, 2)
+        for i, block in enumerate(blocks(spec)):
+            kept = None if kept_blocks is None else kept_blocks[:, i, None, None, None]
+            x = self._recompute(x, block, kept) if self._recomputes else self._block(x, block, kept)
+        x = _average(x).astype(self._dtype)
+        if kept_features is not None:
+            x = self._drop(x, kept_features, self._recipe.dropout)
+        return self._linear(x, "fc", self._values["fc.weight"]).astype(jnp.float32)
+
+    def _drop(self, x: Array, kept: Array, rate: float) -> Array:
+        """Return the `kept` values divided by 1 - `rate`, and 0 elsewhere."""
+        factors = kept.astype(jnp.float32) / (1 - rate)
+        return (x.astype(jnp.float32) * factors).astype(self._dtype)
+
+    def _widen(self, x: Array) -> Array:
+        """Return values rounded to the recipe's precision, in the dtype of multiplications."""
+        return x.astype(self._dtype).astype(self._multiplied_in)
+
+    def _recompute(self, x: Array, block: Block, kept: Array | None) -> Array:
+        """Return a block's output. Until the backward pass, only its input is kept."""
+
+        def compute(x: Array, values: Mapping[str, Array]) -> tuple[Array, Arrays]:
+            run = Pass(self._recipe, values, training=True, on_gpu=self._on_gpu, over=self._over)
+            y = run._block(x, block, kept)
+            return y, run.statistics
+
+        prefix = f"{block.name}."
+        own = {name: value for name, value in self._values.items() if name.startswith(prefix)}
+        y, statistics = jax.checkpoint(compute)(x, own)
+        self.statistics |= statistics
+        return y
+
+    def _block(self, x: Array, block: Block, kept: Array | None) -> Array:
+        """Return a block's output. Stochastic depth leaves the convolutions of the `kept` images,
+        bool [N, 1, 1, 1]."""
+        shortcut = x if block.shortcut is None else self._convolution(x, block.shortcut)
+        for conv in block.convs[:-1]:
+            x = _relu(self._convolution(x, conv))
+            if conv.blurs_after:
+                x = _blur(x, 2)
+        x = self._convolution(x, block.convs[-1])
+        if block.squeeze is not None:
+            x = self._squeeze(x, block.squeeze)
+        if kept is not None:
+            x = self._drop(x, kept, self._drop_rates[block.name])
+        return _relu(x + shortcut)
+
+    def _squeeze(self, x: Array, squeeze: Squeeze) -> Array:
+        """Return x with every channel times its factor."""
+        factors = _average(x).astype(self._dtype)
+        factors = _relu(self._dense(factors, squeeze.first))
+        factors = lax.logistic(self._dense(factors, squeeze.second))
+        return x * factors[:, None, None]
+
+    def _dense(self, x: Array, name: str) -> Array:
+        """Return a 1x1 convolution with bias of one pixel [N, C]."""
+        return self._linear(x, name, self._values[f"{name}.weight"][0, 0])
+
+    def _linear(self, x: Array, name: str, weight: Array) -> Array:
+        """Return x times a weight [in, out], plus the bias of that name."""
+        product = lax.dot(self._widen(x), self._widen(weight), precision=self._precision)
+        return (product + self._widen(self._values[f"{name}.bias"])).astype(self._dtype)
+
+    def _convolution(self, x: Array, conv: Conv) -> Array:
+        """Return the result of a convolution, after what comes before it, and the batch norm that
+        follows it."""
+        if conv.before == "average":
+            x = _average_pool_2x2(x)
+        elif conv.before == "blur":
+            x = _blur(x, 1)
+        y = convolve(
+            self._widen(x),
+            self._widen(self._values[f"{conv.name}.weight"]),
+            (conv.stride, conv.stride),
+            self._find_padding(x, conv.kernel, conv.stride),
+            conv.groups,
+            self._precision,
+        )
+        return self._batch_norm(y.astype(self._dtype), conv.bn_name)
+
+    def _find_padding(self, x: Array, kernel: int, stride: int) -> list[tuple[int, int]]:
+        """Return the numbers of pixels before and after both axes of images."""
+        if self._recipe.padding == "symmetric":
+            return [(kernel // 2, kernel // 2)] * 2
+        return lax.padtype_to_pads(x.shape[1:3], (kernel, kernel), (stride, stride), "SAME")
+
+    def _max_pool(self, x: Array, stride: int) -> Array:
+        padding = [(0, 0), *self._find_padding(x, 3, stride), (0, 0)]
+        lowest = np.array(-np.inf, x.dtype)
+        return lax.reduce_window(x, lowest, lax.max, (1, 3, 3, 1), (1, stride, stride, 1), padding)
+
+    def _batch_norm(self, x: Array, name: str) -> Array:
+        scale, bias, mean, variance = (
+            self._values[f"{name}.{suffix}"]
+            for suffix in ("weight", "bias", "running_mean", "running_var")
+        )
+        epsilon = self._recipe.bn_epsilon
+        if not self._training or name in self._frozen_norms:
+            factor = scale / lax.sqrt(variance + epsilon)
+            return ((x.astype(jnp.float32) - mean) * factor + bias).astype(x.dtype)
+        y, batch_mean, batch_variance = normalise_batch(x, scale, bias, epsilon, self._over)
+        count = count_values(x, self._over)
+        momentum = self._recipe.bn_momentum
+        unbiased = batch_variance * (count / (count - 1))
+        self.statistics |= {
+            f"{name}.running_mean": mean + momentum * (batch_mean - mean),
+            f"{name}.running_var": variance + momentum * (unbiased - variance),
+        }
+        return y
+
+
+def _relu(x: Array) -> Array:
+    """Return max(x, 0), with NaN for NaN. Its gradient at 0 is 0."""
+    return lax.select(x <= 0, lax.full_like(x, 0), x)
+
+
+def _average(x: Array) -> Array:
+    """Return the mean over all pixels, float32 [N, C]."""
+    return jnp.sum(x.astype(jnp.float32), axis=(1, 2)) / (x.shape[1] * x.shape[2])
+
+
+def _average_pool_2x2(x: Array) -> Array:
+    """Return the mean of every 2 x 2 pixels, 2 apart. At an odd edge it is the mean of the pixels
+    that exist."""
+    height, width = x.shape[1:3]
+    padding = [(0, 0), (0, height % 2), (0, width % 2), (0, 0)]
+    total = lax.reduce_window(
+        x.astype(jnp.float32), np.float32(0), lax.add, (1, 2, 2, 1), (1, 2, 2, 1), padding
+    )
+    rows, columns = (_count_pairs(length) for length in (height, width))
+    return (total / (rows[:, None, None] * columns[:, None])).astype(x.dtype)
+
+
+def _count_pairs(length: int) -> np.ndarray:
+    """Return how many of an axis' pixels are in every pair: 2, and 1 for the last one alone."""
+    counts = np.full(-(-length // 2), 2, np.float32)
+    counts[-1] -= length % 2
+    return counts
+
+
+def _blur(x: Array, stride: int) -> Array:
+    """Return x blurred: with stride 2 padded with mirrored pixels, with stride 1 with zeros.
+
+    As sums of slices, because XLA's convolutions of single channels are slow on CPUs.
+    """
+    y = x.astype(jnp.float32)
+    for axis in (1, 2):
+        before, after = (
+            (lax.slice_in_dim(y, place, place + 1, axis=axis) for place in (1, y.shape[axis] - 2))
+            if stride == 2
+            else (lax.full_like(lax.slice_in_dim(y, 0, 1, axis=axis), 0),) * 2
+        )
+        y = lax.concatenate([before, y, after], axis)
+        ends = [y.shape[axis] - 2 + place for place in range(3)]
+        first, middle, last = (
+            lax.slice_in_dim(y, place, end, stride, axis) for place, end in enumerate(ends)
+        )
+        y = 0.25 * first + 0.5 * middle + 0.25 * last
+    return y.astype(x.dtype)
+
+
+# Layouts
+
+_AXES = {0: (), 1: (0,), 2: (1, 0), 4: (2, 3, 1, 0)}
+"""The canonical axis for each of JAX's axes, by the number of axes."""
+
+
+def convert_to_canonical(value: Array) -> np.ndarray:
+    """Return a copy in canonical layout."""
+    array = np.asarray(value)
+    return np.array(array.transpose(np.argsort(_AXES[array.ndim])), order="C")
+
+
+def convert_from_canonical(array: np.ndarray) -> np.ndarray:
+    """Return a copy of an array in JAX's layout."""
+    return np.array(array.transpose(_AXES[array.ndim]), order="C")
+
+
+def canonical_shapes(values: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of arrays in canonical layout."""
+    return {
+        name: tuple(value.shape[axis] for axis in np.argsort(_AXES[value.ndim]))
+        for name, value in values.items()
+    }
+
+
+def convert_all(
+    mine: Mapping[str, Array], values: Mapping[str, np.ndarray], what: str
+) -> dict[str, np.ndarray]:
+    """Return float32 copies of canonical arrays in the layouts of arrays of the same names. Raises
+    `CheckpointError` if names or shapes differ."""
+    check_fit(canonical_shapes(mine), values, what)
+    return {name: convert_from_canonical(np.asarray(values[name], np.float32)) for name in mine}
+
+
+def new_arrays(recipe: Recipe) -> dict[str, np.ndarray]:
+    """Return zeros for every tensor of the recipe's model, by canonical name, in JAX's layouts."""
+    return {
+        tensor.name: np.zeros([tensor.shape[axis] for axis in _AXES[len(tensor.shape)]], np.float32)
+        for tensor in tensors(model_spec(recipe.model), recipe.logits)
+    }

@@ -1,0 +1,202 @@
+"""What an engine compiles: a training step, logits and scores, as functions without state.
+
+Engines of the same recipe in one process share them, so that it is compiled once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from lockstep.backends.jax.batch_norm import ALONE, OverRanks
+from lockstep.backends.jax.losses import ImageLosses, mix_images, rank_labels, score_images
+from lockstep.backends.jax.model import COMPUTED_IN, Array, Arrays, Pass
+from lockstep.backends.jax.updating import Numbers, Pace, Update, Values, drop_numbers
+from lockstep.backends.jax.world import JaxWorld
+from lockstep.backends.shared.batch_columns import Columns
+from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.trained_tensors import rate_factors
+
+
+class Rows(NamedTuple):
+    """A batch on the device."""
+
+    images: Array
+    """uint8 [N, H, W, 3]."""
+    labels: Array
+    columns: Columns
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The compiled functions of engines."""
+
+    step: Callable[[Values, Arrays, Pace, Numbers, Rows], tuple[Values, Array]]
+    """A training step; see `Step.take`. The memory of the values before it becomes that of the
+    values after it."""
+    logits: Callable[[Arrays, Array], Array]
+    """Tensors and uint8 images [N, H, W, 3] to float32 logits [N, logits]."""
+    scores: Callable[[Arrays, Array, Array], Array]
+    """Tensors, images and labels to scores, float32 [N, 5]; see `score_images`."""
+
+
+_KEPT = 64
+"""Number of recipes and executions whose functions are kept."""
+
+
+def find_programs(recipe: Recipe, execution: Execution, world: JaxWorld) -> Programs:
+    """Return the functions of a recipe, which are compiled when they are first called."""
+    return _build_programs(_Key(drop_numbers(recipe)), _Key(execution), world)
+
+
+class _Key:
+    """Settings as a key: equal if all of their fields are."""
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+        self._text = settings.model_dump_json()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+@lru_cache(_KEPT)
+def _build_programs(recipe_key: _Key, execution_key: _Key, world: JaxWorld) -> Programs:
+    recipe: Recipe = recipe_key.settings
+    execution: Execution = execution_key.settings
+    options = list_compiler_options(execution, on_gpu=world.on_gpu)
+    step = Step(recipe, execution, world)
+    exact = recipe.evaluation_recipe()
+    on_gpu = world.on_gpu
+
+    def score(tensors: Arrays, images: Array, labels: Array) -> Array:
+        logits = compute_logits(exact, tensors, images, on_gpu=on_gpu)
+        if recipe.eval_flips:
+            mirrored = compute_logits(exact, tensors, lax.rev(images, (2,)), on_gpu=on_gpu)
+            logits = (logits + mirrored) / 2
+        return score_images(logits, labels)
+
+    return Programs(
+        world.jit(step.take, donate_argnums=0, compiler_options=options),
+        jax.jit(partial(compute_logits, recipe, on_gpu=on_gpu), compiler_options=options),
+        jax.jit(score, compiler_options=options),
+    )
+
+
+def list_compiler_options(execution: Execution, *, on_gpu: bool) -> dict[str, Any]:
+    """Return XLA's options for an execution."""
+    options: dict[str, Any] = {}
+    if execution.compile == "off":
+        # A step of a small model is then compiled in a sixth of the time.
+        options["xla_backend_optimization_level"] = 0
+        options["xla_cpu_use_fusion_emitters"] = False
+        options["xla_cpu_parallel_codegen_split_count"] = 1
+    if on_gpu and execution.deterministic:
+        options["xla_gpu_deterministic_ops"] = True
+    return options
+
+
+def compute_logits(recipe: Recipe, tensors: Arrays, images: Array, *, on_gpu: bool) -> Array:
+    """Return float32 logits [N, logits] of uint8 images [N, H, W, 3]."""
+    run = Pass(recipe, tensors, training=False, on_gpu=on_gpu)
+    return run.logits(normalise(recipe, images))
+
+
+def normalise(recipe: Recipe, images: Array) -> Array:
+    """Return uint8 images as float32, (x - mean) / std."""
+    mean, std = (np.array(colours, np.float32) for colours in (recipe.mean, recipe.std))
+    return (images.astype(jnp.float32) - mean) / std
+
+
+class Step:
+    """A training step."""
+
+    def __init__(self, recipe: Recipe, execution: Execution, world: JaxWorld) -> None:
+        self._recipe = recipe
+        self._world = world
+        self._parts = execution.accumulation_steps
+        self._sent = COMPUTED_IN.get(execution.all_reduce_precision)
+        self._recomputes = execution.recompute == "blocks"
+        is_synchronised = recipe.batch_norm == "synchronised" and world.ranks > 1
+        self._over = OverRanks(world.sum, world.ranks) if is_synchronised else ALONE
+        self._losses = ImageLosses(recipe)
+        self._update = Update(recipe)
+        self._trained = list(rate_factors(recipe))
+
+    def take(
+        self, values: Values, removed: Arrays, pace: Pace, numbers: Numbers, rows: Rows
+    ) -> tuple[Values, Array]:
+        """Return the values after a step, and float32 [4]: sum of losses, top-1 and top-5 hits,
+        number of images, of all ranks. Masks have `removed` weights: bool, by name."""
+        gradients, statistics, sums = self._differentiate(values, rows)
+        if self._world.ranks > 1:
+            totals = self._world.sum(list(gradients.values()), self._sent)
+            gradients = dict(zip(gradients, totals, strict=True))
+            (sums,) = self._world.sum([sums])
+        values = values._replace(tensors=values.tensors | statistics)
+        return self._update.take(values, gradients, removed, pace, numbers), sums
+
+    def _differentiate(self, values: Values, rows: Rows) -> tuple[Arrays, Arrays, Array]:
+        """Return the gradients of scale / ranks * (mean loss), added up over the parts, the running
+        statistics after it, and the sums."""
+        if self._parts == 1:
+            return self._differentiate_part(values, {}, rows)
+        parts = jax.tree.map(
+            lambda column: column.reshape(self._parts, -1, *column.shape[1:]), rows
+        )
+
+        def add(total: tuple[Arrays, Arrays, Array], part: Rows) -> tuple[Any, None]:
+            gradients, statistics, sums = total
+            more, statistics, more_sums = self._differentiate_part(values, statistics, part)
+            added = {name: gradients[name] + more[name] for name in gradients}
+            return (added, statistics, sums + more_sums), None
+
+        first = jax.tree.map(lambda column: column[0], parts)
+        _, changing, _ = jax.eval_shape(self._differentiate_part, values, {}, first)
+        start = (
+            {name: jnp.zeros_like(values.tensors[name]) for name in self._trained},
+            {name: values.tensors[name] for name in changing},
+            jnp.zeros(4, jnp.float32),
+        )
+        return lax.scan(add, start, parts)[0]
+
+    def _differentiate_part(
+        self, values: Values, statistics: Arrays, rows: Rows
+    ) -> tuple[Arrays, Arrays, Array]:
+        """Return the gradients, statistics and sums of a part, which starts from `statistics`."""
+        x = normalise(self._recipe, rows.images)
+        columns = rows.columns
+        target: tuple[Array, ...] = ()
+        if columns.partners is not None:
+            x = mix_images(x, columns.coefficients, columns.partners, columns.boxes)
+            target = (columns.target_coefficients, columns.partners)
+        tensors = values.tensors | statistics
+        factor = values.scale.value / (self._parts * self._world.ranks)
+
+        def compute_loss(trained: Arrays) -> tuple[Array, tuple[Array, Array, Arrays]]:
+            run = Pass(
+                self._recipe,
+                tensors | trained,
+                training=True,
+                on_gpu=self._world.on_gpu,
+                over=self._over,
+                recompute=self._recomputes,
+            )
+            logits = run.logits(x, columns.kept_features, columns.kept_blocks)
+            losses = self._losses(logits, rows.labels, *target)
+            return jnp.mean(losses) * factor, (losses, logits, run.statistics)
+
+        # Only what leads to a trained tensor is computed backwards.
+        trained = {name: tensors[name] for name in self._trained}
+        gradients, (losses, logits, moved) = jax.grad(compute_loss, has_aux=True)(trained)
+        rank = rank_labels(logits, rows.labels)
+        sums = [losses, rank < 1, rank < 5, jnp.ones_like(losses)]
+        return gradients, moved, jnp.stack([jnp.sum(x.astype(jnp.float32)) for x in sums])

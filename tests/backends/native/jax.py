@@ -1,0 +1,109 @@
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lockstep.backends.jax.loss_scale import LossScale
+from lockstep.data import Batch
+from lockstep.recipes import Recipe
+
+COMPILE = "off"
+COUNTED = "off"
+COMPILES_QUICKLY = False
+BORROWS = False
+WEIGHTS = ("torchvision", "a.safetensors")
+LOGITS = np.float32
+ANY_SIZE = True
+ADVICE = "jax-cuda"
+REASON = "Out of memory allocating"
+FULL = "Out of memory allocating 21474836480 bytes"
+STEP = "_train_step"
+BATCH = "16 images"
+LAST_RANK: dict[str, str] = {}
+
+
+def find_obstacle(precision: str) -> str | None:
+    return None
+
+
+def images(normalised: np.ndarray) -> Any:
+    return jnp.asarray(normalised)
+
+
+def array(logits: Any) -> np.ndarray:
+    return np.asarray(logits)
+
+
+def exhaust_host(*_: object) -> Any:
+    raise jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {REASON} 1125899906842624 bytes.")
+
+
+def exhaust_gpu(*_: object) -> Any:
+    raise jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {FULL}.")
+
+
+def find_trained(module: Any) -> set[str]:
+    return set(module.params)
+
+
+def gradients(module: Any, x: Any) -> dict[str, np.ndarray]:
+    def compute_loss(params: Any) -> Any:
+        return jnp.sum(jnp.square(module.apply(params, x)))
+
+    return {
+        name: np.asarray(value) for name, value in jax.grad(compute_loss)(module.params).items()
+    }
+
+
+class _Gpu:
+    platform = "gpu"
+
+    def __init__(self, number: int) -> None:
+        self.device_kind = f"GPU {number}"
+
+
+def set_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
+    cpus = jax.local_devices(backend="cpu")
+    gpus = [_Gpu(number) for number in range(count)]
+    patch.setattr(jax, "local_devices", lambda *, backend=None: cpus if backend else gpus or cpus)
+
+
+def loss_scale(recipe: Recipe) -> LossScale:
+    return LossScale(recipe)
+
+
+def take_step(scale: LossScale, gradients: list[list[float]]) -> list[list[float]]:
+    by_name = {str(number): jnp.array(gradient) for number, gradient in enumerate(gradients)}
+    unscaled, used, scale.state = scale.step(scale.state, by_name, scale.adaptation)
+    return [
+        (1 - 0.5 * jnp.where(used is None or used, gradient, 0.0)).tolist()
+        for gradient in unscaled.values()
+    ]
+
+
+def step_in_groups(
+    weights: list[np.ndarray], gradients: list[np.ndarray], rates: list[float], momentum: float
+) -> list[np.ndarray]:
+    """Take a first step by the formula: JAX itself has no optimizers."""
+    rows = zip(weights, gradients, rates, strict=True)
+    return [weight - rate * (1 + momentum) * gradient for weight, gradient, rate in rows]
+
+
+OPTIMIZERS: tuple[str, ...] = ()
+
+
+def take_own_steps(
+    optimizer: str,
+    weight: np.ndarray,
+    gradients: list[np.ndarray],
+    rates: Sequence[float],
+    recipe: Recipe,
+) -> np.ndarray:
+    raise NotImplementedError("JAX itself has no optimizers")
+
+
+def count_differentiated_convolutions(engine: Any, batch: Batch) -> int:
+    raise NotImplementedError
