@@ -171,3 +171,26 @@ def test_every_field_is_described_with_its_default(answer: Run) -> None:
             assert lines[place + 1].startswith("      "), f"{name} is not described"
             assert lines[place + 1].strip()
     assert any(line.startswith('      - "lamb" (arXiv:1904.00962') for line in lines)
+    assert max(map(len, lines)) <= 120
+
+
+def test_fields_are_described_by_name_subject_and_augmentation(answer: Run) -> None:
+    everything = answer("recipes", "fields")[1]
+    for name, first, fields in (
+        ("lr", "Recipe: learning rate", ["lr"]),
+        ("compile", "Execution: how a recipe is run", ["compile"]),
+        ("solarise", "Augmentation solarise: ", ["probability", "threshold"]),
+        ("blur", "Model: ", ["blur"]),
+    ):
+        code, output, _ = answer("recipes", "fields", name)
+        assert code == 0
+        heading, described = output.split("\n", 1)
+        assert heading.startswith(first)
+        assert f"\n{heading}\n" in f"\n{everything}"
+        assert described in everything
+        assert re.findall(r"^  (\w+)[=:]", output, flags=re.MULTILINE) == fields
+    code, _, errors = answer("recipes", "fields", "momentun")
+    assert (code, errors) == (
+        2,
+        "lockstep: there is no field 'momentun'. Did you mean momentum or bn_momentum?\n",
+    )

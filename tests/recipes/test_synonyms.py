@@ -64,6 +64,7 @@ def test_a_field_that_is_not_there_is_answered_with_its_name() -> None:
 
 
 TRAIN = ["--recipe", "--data", "--out", "--weights", "--backend", "--set"]
+WEIGHTS = ["--recipe", "--checkpoint", "--data", "--set"]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,9 @@ TRAIN = ["--recipe", "--data", "--out", "--weights", "--backend", "--set"]
         ("--epochs", TRAIN, "Did you mean --set epochs=3?"),
         ("--resume", TRAIN, "A run resumes by itself: lockstep train --out RUN"),
         ("--batch-size", ["--batch", "--data"], "Did you mean --batch 3?"),
+        ("--run", TRAIN, "Did you mean --out 3?"),
+        ("--run", WEIGHTS, "A run or a file of weights is named without an option: 3"),
+        ("--pretrained", WEIGHTS, "A run or a file of weights is named without an option: 3"),
         ("--zzz", TRAIN, ""),
     ],
 )

@@ -24,7 +24,7 @@ from lockstep.models.accuracy_interval import format_accuracy
 from lockstep.models.class_metrics import format_means
 from lockstep.models.metrics import format_loss, is_top5_informative
 from lockstep.recipes.best_evaluation import describe_best
-from lockstep.recipes.field_validation import shorten_text
+from lockstep.recipes.field_validation import format_value, shorten_text
 from lockstep.recipes.published_accuracies import describe_comparison
 from lockstep.runs.events import (
     Event,
@@ -264,7 +264,8 @@ class Reporter:
         text = f"recipe {printable(name)}"
         if changed:
             some = [
-                shorten_text(f"{field}={value}", 40) for field, value in list(changed.items())[:6]
+                shorten_text(f"{field}={format_value(value)}", 40)
+                for field, value in list(changed.items())[:6]
             ]
             text += f" with {printable(', '.join(some))}"
         if len(changed) > 6:

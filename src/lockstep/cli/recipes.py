@@ -1,9 +1,9 @@
 """`lockstep recipes`: list, show and compare."""
 
 import inspect
-import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -129,60 +129,109 @@ def table(
     print_table(lines)
 
 
+class Section(NamedTuple):
+    """Fields that `lockstep recipes fields` describes under one heading."""
+
+    name: str
+    """Selects the whole section."""
+    heading: str
+    fields: list[tuple[str, str, str]]
+    """Name, name with default, and meaning of each."""
+
+
 @app.command("fields")
-def fields() -> None:
-    """Describe every field that --set can change, with its default."""
+def fields(
+    name: Annotated[
+        str, typer.Argument(help="A field, a subject such as loss, or an augmentation.")
+    ] = "",
+) -> None:
+    """Describe every field that --set can change, with its default.
+
+    With a name, only what has this name.
+    """
+    from lockstep.system.errors import RecipeError, nearest
+
+    sections = list(_list_sections())
+    known = [section.name for section in sections]
+    for section in sections:
+        known += [field for field, _, _ in section.fields]
+    if name and name not in known:
+        raise RecipeError(f"there is no field {name!r:.60}. {nearest(name, dict.fromkeys(known))}")
+    gap = ""
+    for section in sections:
+        chosen = section.fields
+        if name not in ("", section.name):
+            chosen = [row for row in section.fields if row[0] == name]
+        if chosen:
+            print(gap, end="")
+            _fill_line(section.heading, "", "  ")
+            gap = "\n"
+        for _, field, about in chosen:
+            _describe_field(field, about)
+
+
+def _list_sections() -> Iterator[Section]:
+    """Yield what can be set: the recipe by subject, augmentations, a model, the execution."""
     from pydantic import TypeAdapter
 
     from lockstep.models.architectures import EXAMPLE, ModelSpec
     from lockstep.recipes import Execution, Recipe
     from lockstep.recipes.augmentation_list import import_augmentation, list_augmentations
+    from lockstep.recipes.field_validation import format_value
     from lockstep.recipes.recipe import list_subjects
 
     recipe = Recipe()
-    print("Recipe: decides the result")
     for subject, names in list_subjects().items():
-        print(f"\n {subject}")
-        _describe_fields(recipe, names)
+        heading = f"Recipe: {subject}"
+        yield Section(subject, heading, _list_fields(recipe, names))
     for kind in map(import_augmentation, list_augmentations()):
-        summary = (kind.__doc__ or "").split("\n\n")[0]
-        print(f"\nAugmentation {kind().name}: {' '.join(summary.split())}")
-        _describe_fields(kind(), list(kind.model_fields))
-    print(f"\nModel: what {EXAMPLE!r} can say")
-    for name, schema in TypeAdapter(ModelSpec).json_schema()["properties"].items():
-        default = f": {_show_value(schema['default'])}" if "default" in schema else ""
-        _describe_field(f"{name}{default}", schema["description"])
-    execution = Execution()
-    print("\nExecution: how it is run")
-    _describe_fields(execution, list(Execution.model_fields))
+        summary = " ".join((kind.__doc__ or "").split("\n\n")[0].split())
+        own = _list_fields(kind(), list(kind.model_fields))
+        yield Section(kind().name, f"Augmentation {kind().name}: {summary}", own)
+    parts = []
+    for part, schema in TypeAdapter(ModelSpec).json_schema()["properties"].items():
+        default = f": {format_value(schema['default'])}" if "default" in schema else ""
+        parts.append((part, f"{part}{default}", schema["description"]))
+    yield Section("model", f"Model: what {EXAMPLE!r} can say", parts)
+    how = _list_fields(Execution(), list(Execution.model_fields))
+    yield Section("execution", "Execution: how a recipe is run", how)
 
 
-def _describe_fields(settings: "Settings", names: list[str]) -> None:
-    """Print these fields with their values, each with its meaning below it."""
+def _list_fields(settings: "Settings", names: list[str]) -> list[tuple[str, str, str]]:
+    """Return these fields as rows of a section, with the values that they have."""
+    from lockstep.recipes.field_validation import format_value
+
     values = settings.fields()
+    rows = []
     for name in names:
         about = type(settings).model_fields[name].description or ""
-        _describe_field(f"{name}={_show_value(values[name])}", about)
+        rows.append((name, f"{name}={format_value(values[name])}", about))
+    return rows
 
 
 def _describe_field(field: str, about: str) -> None:
     """Print a field and its meaning below it, with the entries of a list on separate lines."""
     import re
-    import textwrap
 
     print(f"  {field}")
     for part in re.split(r"\n+(?=- )|\n\n", about):
         hanging = 8 if part.startswith("- ") else 6
-        text = " ".join(part.split())
-        print(
-            textwrap.fill(
-                text,
-                120,
-                initial_indent=6 * " ",
-                subsequent_indent=hanging * " ",
-                break_on_hyphens=False,
-            )
+        _fill_line(part, 6 * " ", hanging * " ")
+
+
+def _fill_line(text: str, first: str, others: str) -> None:
+    """Print a text in lines of at most 120 characters, which begin with `first` and `others`."""
+    import textwrap
+
+    print(
+        textwrap.fill(
+            " ".join(text.split()),
+            120,
+            initial_indent=first,
+            subsequent_indent=others,
+            break_on_hyphens=False,
         )
+    )
 
 
 @app.command("diff")
@@ -194,6 +243,7 @@ def diff(
     from rich.table import Column, Table
 
     from lockstep.recipes import difference, load_recipe
+    from lockstep.recipes.field_validation import format_value
     from lockstep.recipes.recipe import list_subjects
 
     differences = difference(load_recipe(a), load_recipe(b))
@@ -207,13 +257,5 @@ def diff(
         if different:
             table.add_row(subject, style="bold")
         for name in different:
-            table.add_row(f"  {name}", *map(_show_value, differences[name]))
+            table.add_row(f"  {name}", *map(format_value, differences[name]))
     make_console().print(table, markup=False)
-
-
-def _show_value(value: object) -> str:
-    """Return the value of a field as YAML in one line, as --set takes it."""
-    import yaml
-
-    as_yaml = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf)
-    return as_yaml.splitlines()[0]

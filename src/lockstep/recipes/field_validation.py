@@ -5,6 +5,8 @@ Both are frozen pydantic models. `recipe.replace(epochs=50)` returns a variant. 
 """
 
 import dataclasses
+import math
+from collections.abc import Iterator
 from typing import Any, Self
 
 import yaml
@@ -95,3 +97,38 @@ def _shorten(value: object) -> str:
 def shorten_text(text: str, most: int = _MOST_SHOWN) -> str:
     """Return the text of a value for a message: a thousand class weights are cut off."""
     return text if len(text) <= most else f"{text[:most]} ..."
+
+
+def format_value(value: object) -> str:
+    """Return the plain value of a field as YAML on one line, as `--set` takes it.
+
+    >>> format_value([{"name": "solarise", "probability": 0.5}]), format_value(None)
+    ('[{name: solarise, probability: 0.5}]', 'null')
+    """
+    as_yaml = yaml.safe_dump(
+        value, default_flow_style=True, sort_keys=False, width=math.inf, allow_unicode=True
+    )
+    return as_yaml.splitlines()[0]
+
+
+def list_changes(name: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the places at which two values of a field differ, with what each has there. Mappings
+    with the same keys and lists of as many of them are compared entry by entry.
+
+    >>> there, now = [{"name": "fog", "density": 1}], [{"name": "fog", "density": 2}]
+    >>> list(list_changes("augmentations", there, now))
+    [('augmentations[0].density', 1, 2)]
+    """
+    pairs: list[tuple[str, Any, Any]] = []
+    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+        pairs = [(f"{name}.{key}", value, new[key]) for key, value in old.items()]
+    elif _are_mappings(old) and _are_mappings(new) and len(old) == len(new):
+        pairs = [(f"{name}[{i}]", *both) for i, both in enumerate(zip(old, new, strict=True))]
+    for place, before, after in pairs:
+        yield from list_changes(place, before, after)
+    if not pairs and old != new:
+        yield name, old, new
+
+
+def _are_mappings(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, dict) for entry in value)

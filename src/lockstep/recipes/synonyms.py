@@ -118,7 +118,7 @@ _OPTIONS = {
     "--data": "data_dir data_path data_root dataset dataset_dir imagenet input input_dir",
     "--loader": "data_backend dataloader",
     "--out": (
-        "experiment log_dir logdir model_dir o output output_dir results_dir run_dir save_dir"
+        "experiment log_dir logdir model_dir o output output_dir results_dir run run_dir save_dir"
         " workspace"
     ),
     "--profile": "trace",
@@ -200,6 +200,9 @@ def suggest_option(
     plain = _plain(option)
     if _OPTION_BY_WORD.get(plain) in options:
         return f"Did you mean {_OPTION_BY_WORD[plain]} {value}?"
+    names_weights = plain in ("run", "weights") or _OPTION_BY_WORD.get(plain) == "--weights"
+    if names_weights and "--checkpoint" in options:
+        return f"A run or a file of weights is named without an option: {value}"
     if plain in _ADVICE_BY_WORD and "--recipe" in options and "--checkpoint" not in options:
         return _ADVICE_BY_WORD[plain]
     # If an option of the command is similar, the parser's message names it.

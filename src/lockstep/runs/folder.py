@@ -25,7 +25,7 @@ from typing import Any, TextIO
 import yaml
 
 from lockstep.recipes import Recipe, difference, load_recipe
-from lockstep.recipes.field_validation import shorten_text
+from lockstep.recipes.field_validation import format_value, list_changes, shorten_text
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import write_text
 
@@ -125,8 +125,10 @@ def _make_recipe_error(path: Path, changed: Changed, reason: str) -> RecipeError
     """Return the error that names every field that differs. `reason` are sentences on why it cannot
     change."""
     lines = []
-    for name, (old, new) in changed.items():
-        lines.append(f"  {name}: {shorten_text(str(old))} there, {shorten_text(str(new))} now")
+    for name, values in changed.items():
+        for place, old, new in list_changes(name, *values):
+            there, now = (shorten_text(format_value(value)) for value in (old, new))
+            lines.append(f"  {place}: {there} there, {now} now")
     advice = f"{reason}\nUse another --out, or its recipe.".lstrip()
     return RecipeError(f"{path} holds a run of another recipe:\n" + "\n".join([*lines, advice]))
 

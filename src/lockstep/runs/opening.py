@@ -11,6 +11,7 @@ from lockstep import backends
 from lockstep.backends import World
 from lockstep.data.split import Sets, find_run_sources, open_sets
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.field_validation import format_value
 from lockstep.recipes.my_images import OWN_IMAGES, check_changes
 from lockstep.recipes.order import check_batch_norm, check_shares, steps_per_epoch
 from lockstep.recipes.schedule import learning_rates
@@ -74,7 +75,8 @@ def open_run(
         run = RunContext(recipe, execution, world, engine, sets, out, stop, recorder, rates, start)
         run.notes += sets.notes + notes
         for name, (before, after) in changed.items():
-            run.notes.append(f"{name} is {after} from here on; until here it was {before}")
+            old, new = (format_value(value) for value in (before, after))
+            run.notes.append(f"{name} is {new} from here on; until here it was {old}")
         yield run
 
 

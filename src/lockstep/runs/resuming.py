@@ -16,6 +16,7 @@ import numpy as np
 
 from lockstep.data.images import printable
 from lockstep.recipes import Execution, Recipe, difference, load_recipe
+from lockstep.recipes.field_validation import format_value
 from lockstep.recipes.my_images import OWN_IMAGES
 from lockstep.recipes.order import steps_per_epoch
 from lockstep.recipes.published import RECIPES
@@ -121,7 +122,11 @@ def complete_settings(
         kept = {name: value for name, value in last.items() if name not in (how or {})}
         execution = Execution.of(kept | dict(how or {}))
         defaults = Execution().fields()
-        unusual = [f"{name}={value}" for name, value in kept.items() if value != defaults[name]]
+        unusual = [
+            f"{name}={format_value(value)}"
+            for name, value in kept.items()
+            if value != defaults[name]
+        ]
         if unusual:
             origins["execution"] = ", ".join(unusual)
     counts_classes = counts_classes and not holds_run(out)

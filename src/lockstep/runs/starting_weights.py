@@ -28,6 +28,7 @@ from safetensors.numpy import save as serialise
 from lockstep.models import architectures
 from lockstep.models.state import State, check_fit
 from lockstep.recipes import Recipe, difference
+from lockstep.recipes.field_validation import format_value
 from lockstep.recipes.initial_weights import initial_state, initial_tensors
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import appearing
@@ -124,7 +125,7 @@ def fit_start(source: StartSource | None, recipe: Recipe, run: Path) -> Start | 
     changed = difference(weights.recipe, recipe)
     for name in INVISIBLE_FIELDS:
         if name in changed:
-            before, after = changed[name]
+            before, after = map(format_value, changed[name])
             notes.append(f"the weights have {name} {before}, not {after}")
     tensors = _convert_to_float32(weights.tensors)
     fitted = _fit_classifier(source, tensors, recipe, notes)
