@@ -88,9 +88,12 @@ def count_zeros(run: Path) -> dict[str, int]:
 
 
 def assert_same_training(run: Path, other: Path) -> None:
-    """Assert that two runs have the same losses and last weights, bit for bit."""
+    """Assert that two runs have the same losses and last state, bit for bit."""
     assert read_losses(run) == read_losses(other)
-    assert copy_bytes(read_state(run).tensors) == copy_bytes(read_state(other).tensors)
+    ends = (read_state(run), read_state(other))
+    for part in ("tensors", "momentum", "second_moments", "ema"):
+        first, second = (copy_bytes(getattr(state, part)) for state in ends)
+        assert first == second, part
 
 
 def read_variables(process: int) -> dict[str, str]:

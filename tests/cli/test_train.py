@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.recipes import Recipe
+from lockstep.recipes import Recipe, load_recipe
 from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends.launchers import RING
@@ -23,7 +23,7 @@ from tests.cli.cases import (
     set_fields,
 )
 from tests.processes import finish, room_for, running, wait_until
-from tests.runs.cases import read_losses, read_state
+from tests.runs.cases import read_losses, read_state, take_rules
 from tests.soak import SOAK, in_a_soak
 
 Answer = Callable[..., tuple[int, str, str]]
@@ -32,10 +32,16 @@ HANDED_OVER = RING if SOAK else RING[-1:]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", select_backends("torch"))
+@pytest.mark.parametrize("rules", ["plain", "resnet50-rsb-a2"] if SOAK else ["resnet50-rsb-a2"])
 def test_a_run_killed_several_times_gives_bit_identical_weights(
-    backend: str, arguments: list[object], tmp_path: Path
+    rules: str, backend: str, arguments: list[object], recipe_file: Path, tmp_path: Path
 ) -> None:
     arguments += ["--backend", backend, *set_fields(log_every_steps=1)]
+    if rules != "plain":
+        changes = take_rules(rules) | {"stochastic_depth": 0.5, "ema_decay": 0.9}
+        recipe = load_recipe(recipe_file).replace(**changes)
+        (tmp_path / "recipe.yaml").write_text(recipe.format_yaml())
+        arguments += ["--recipe", tmp_path / "recipe.yaml"]
     run_command(*arguments, "--out", tmp_path / "whole")
     killed = tmp_path / "killed"
     for step in (1, 5, 8, 20, 33) if SOAK else (1, 20):

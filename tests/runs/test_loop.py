@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 import lockstep
-from lockstep.recipes import Recipe, difference
-from lockstep.recipes.published import RECIPES
+from lockstep.recipes import Recipe
 from lockstep.runs.reading import read_run
 from lockstep.weights import checkpoint
 from tests.runs.cases import (
@@ -21,6 +20,7 @@ from tests.runs.cases import (
     newest_step,
     read_entries,
     stop_at,
+    take_rules,
     train_until,
 )
 
@@ -119,14 +119,6 @@ def test_ctrl_c_saves_and_exits_with_130(
     stopped = train_until(listener, tiny_recipe, textures, tmp_path / "run", execution=EXECUTION)
     assert stopped.exit_code == 130
     assert checkpoint.steps(tmp_path / "run" / "checkpoints")
-
-
-def take_rules(name: str) -> dict[str, Any]:
-    """Return the fields of a published recipe, apart from its sizes: optimizer, loss, augmentations
-    and the rest."""
-    sizes = {"epochs", "global_batch_images", "precision", "image_size", "eval_resize", "eval_crop"}
-    changed = difference(Recipe(), RECIPES[name]())
-    return {field: new for field, (_, new) in changed.items() if field not in sizes}
 
 
 MIXED = {"mixup_alpha": 0.2}

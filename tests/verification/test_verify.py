@@ -100,7 +100,7 @@ def test_a_report_says_what_was_run(report: dict[str, Any]) -> None:
 
 def test_the_loader_of_the_same_environment_gives_the_same_pixels(report: dict[str, Any]) -> None:
     loader = report["engines"]["torch"]["loader"]
-    same = dict.fromkeys(("samples", "windows", "flips", "augmentations", "passed"), True)
+    same = dict.fromkeys(("samples", "windows", "flips", "draws", "augmentations", "passed"), True)
     assert loader == same | {"largest_pixel_difference": 0}
 
 
@@ -385,16 +385,20 @@ def wrong_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.slow
-def test_a_loader_that_mirrors_images_and_rotates_none_is_caught(wrong_python: Any) -> None:
+def test_a_loader_that_mirrors_images_drops_no_blocks_and_rotates_none_is_caught(
+    wrong_python: Any,
+) -> None:
     wrong_python(
         "sound = host.decode_into\nhost.decode_into = lambda *a, flip, **k: sound(*a, flip=not"
-        " flip, **k)\nfrom lockstep.recipes.pixel_operators import OPERATORS\n"
+        " flip, **k)\nfrom lockstep.recipes import order\norder.keep_blocks = lambda *_: None\n"
+        "from lockstep.recipes.pixel_operators import OPERATORS\n"
         "OPERATORS['rotate'] = OPERATORS['identity']"
     )
     report = lockstep.verify(["torch"], steps=3)
     loader = report["engines"]["torch"]["loader"]
     assert loader["samples"]
     assert loader["largest_pixel_difference"] > 3
+    assert not loader["draws"]
     assert not loader["augmentations"]
     assert not report["passed"]
 

@@ -121,7 +121,8 @@ def _summarise(result: dict[str, Any]) -> str:
     if "error" in result:
         return f"failed: {result['error']}"
     loader = result["loader"]
-    same = [name for name in ("samples", "windows", "flips", "augmentations") if loader[name]]
+    parts = ("samples", "windows", "flips", "draws", "augmentations")
+    same = [name for name in parts if loader[name]]
     off = loader["largest_pixel_difference"]
     pixels = f"pixels (within {off} of 255)" if off else "pixels"
     return (

@@ -10,7 +10,7 @@ separate process, because frameworks cannot share one, and MXNet has a separate 
 import json
 import sys
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,14 @@ from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.augmentation_list import list_augmentations
 from lockstep.recipes.initial_weights import initial_second_moments
-from lockstep.recipes.order import keep_blocks, keep_features, training_plans
+from lockstep.recipes.order import BatchPlan, keep_blocks, keep_features, training_plans
 from lockstep.system.workers import end_with_parent, tell
 from lockstep.verification.workload import (
     BINARY,
     CLIP_NORM,
     CROSS_ENTROPY,
     DECAY,
+    DRAWN,
     FINE_TUNING,
     OPTIMIZER_RATE,
     OPTIMIZER_STEP,
@@ -284,11 +285,14 @@ class Worker:
         They are apart, because equalising an image makes a large difference of a small one.
         """
         plain = self._workload.recipe.replace(augmentations=())
-        training, validation = load_batches(plain, self._workload.data)
-        loaded = training + validation
+        loaded = []
+        for recipe in (plain, plain.replace(**DRAWN)):
+            training, validation = load_batches(recipe, self._workload.data)
+            loaded += training + validation
         arrays = {}
         for name in ("samples", "windows", "flips"):
             arrays[f"loader {name}"] = np.concatenate([getattr(plan, name) for plan, _ in loaded])
+        arrays["loader draws"] = np.concatenate([_list_draws(plan) for plan, _ in loaded])
         arrays["loader pixels"] = np.concatenate([batch.pixels.ravel() for _, batch in loaded])
         arrays["loader augmentations"] = self._augment_images()
         return arrays
@@ -308,6 +312,16 @@ class Worker:
                     augment(recipe.augmentations, parameters, image)
             augmented.append(images.copy())
         return np.stack(augmented)
+
+
+def _list_draws(plan: BatchPlan) -> np.ndarray:
+    """Return the numbers of a plan, one after the other: float64. Augmentations are not numbers."""
+    columns = [np.array([plan.size])]
+    for field in fields(BatchPlan):
+        value = getattr(plan, field.name)
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            columns.append(value.ravel())
+    return np.concatenate(columns).astype(np.float64)
 
 
 def _mix(batch: Batch, parts: int = 1) -> Batch:

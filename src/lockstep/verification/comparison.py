@@ -206,10 +206,11 @@ def compare_backends(results: dict[str, Arrays], recipe: Recipe, full: bool) -> 
 
 
 def compare_loaders(actual: Arrays, expected: Arrays) -> dict[str, Any]:
-    """Return whether a loader takes the same images, windows and flips, whether augmentations give
-    the same pixels, and how far its pixels are off without them (0 to 255)."""
+    """Return whether a loader takes the same images, windows and flips, whether all else that is
+    drawn is the same and augmentations give the same pixels, and how far its pixels are off without
+    them (0 to 255)."""
     same = {}
-    for name in ("samples", "windows", "flips", "augmentations"):
+    for name in ("samples", "windows", "flips", "draws", "augmentations"):
         same[name] = np.array_equal(actual[f"loader {name}"], expected[f"loader {name}"])
     pixels = actual["loader pixels"].astype(np.int16)
     off = 255

@@ -33,6 +33,21 @@ FINE_TUNING: dict[str, Any] = {
 }
 """What is frozen, and the rates by tensor, in the step that shows them. Every model has these
 tensors: below the lowest trained one, and between trained ones."""
+DRAWN: dict[str, Any] = {
+    "sampling": "square_root",
+    "repeated_augmentation": 2,
+    "crop": "random",
+    "vertical_flip_probability": 0.5,
+    "training_interpolation": "random",
+    "dropout": 0.25,
+    "stochastic_depth": 0.5,
+    "mixup_alpha": 0.2,
+    "cutmix_alpha": 1.0,
+    "mix_probability": 0.8,
+    "mixup_coefficient": "sample",
+    "mixup_pairing": "permutation",
+}
+"""Fields of plans in which everything is drawn that can be."""
 SQUEEZED = 64
 """Divisor of the first kernels of squeeze-and-excitation, so that sigmoids get inputs of order
 1."""

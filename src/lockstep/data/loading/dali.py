@@ -6,7 +6,7 @@ pixels are the same too; resized pixels differ by rounding (docs/data.md has the
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain, groupby
 from typing import Any
@@ -19,6 +19,13 @@ from lockstep.data.decoding.decode import decode, is_plain_jpeg
 from lockstep.data.decoding.orientation import turn_image
 from lockstep.data.decoding.sampling import stretches
 from lockstep.data.index import Index
+from lockstep.data.loading.dali_augmentations import (
+    augment_images,
+    count_inputs,
+    encode_parameters,
+    refuse_other_pixels,
+)
+from lockstep.recipes.augmentation import Augmentation
 from lockstep.recipes.order import BatchPlan
 from lockstep.system.errors import BackendError, DataError, RecipeError
 from lockstep.system.machine import share_of_cores
@@ -38,12 +45,14 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
         interpolation: str = "bilinear",
         sampling: str = "half_pixel",
         exif_orientation: bool = False,
+        augmentations: Sequence[Augmentation] = (),
         on_gpu: bool = False,
         lends: bool = False,
         threads: int = 0,
         ahead: int = 2,
     ) -> None:
-        """Raise `BackendError` if DALI is not installed, `RecipeError` if it has no such resize.
+        """Raise `BackendError` if DALI is not installed, `RecipeError` if it has no such resize or
+        augmentation.
 
         With `lends`, images stay where DALI made them (`lockstep.data.LentImages`), except those of
         batches with padding.
@@ -55,6 +64,7 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
                 " set antialias: true, or use the host loader (for evaluation alone:"
                 " eval_antialias: true)"
             )
+        refuse_other_pixels(augmentations)
         self._index = index
         self._ahead = ahead
         self._antialias = antialias
@@ -63,6 +73,7 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
         self._threads = threads or share_of_cores()
         self._gpu = int(os.environ.get("LOCAL_RANK", "0")) if on_gpu else None
         self._lends = lends
+        self._augmentations = augmentations
         self._turns = exif_orientation
         import_dali()
 
@@ -116,9 +127,10 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
             prefetch_queue_depth=self._ahead,
         )
         def build_graph() -> Any:
-            encoded, start, extent, flip, vertical_flip, kernel, *square = fn.external_source(
-                source=inputs, num_outputs=8, batch=True
+            encoded, start, extent, flip, vertical_flip, kernel, *others = fn.external_source(
+                source=inputs, num_outputs=8 + count_inputs(self._augmentations), batch=True
             )
+            square = others[:2]
             how = {
                 "interp_type": fn.reinterpret(kernel, dtype=types.INTERP_TYPE),
                 "antialias": self._antialias,
@@ -141,7 +153,8 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
             else:
                 first, end = square
                 images = fn.resize(window, size=size, roi_start=first, roi_end=end, **how)
-            return fn.flip(images, horizontal=flip, vertical=vertical_flip)
+            images = fn.flip(images, horizontal=flip, vertical=vertical_flip)
+            return augment_images(self._augmentations, images, others[2:])
 
         pipeline = build_graph()
         pipeline.build()
@@ -166,6 +179,7 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
             [window[2:].astype(np.int32) for window in windows],
             *self._choices(plan, used),
             *self._squares(plan, used),
+            *self._parameters(plan, used),
         )
 
     def _choices(self, plan: BatchPlan, used: list[int]) -> Iterator[list[np.ndarray]]:
@@ -200,6 +214,15 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
             starts.append(square[:, 0].astype(np.float32))
             ends.append(square.sum(axis=1).astype(np.float32))
         return starts, ends
+
+    def _parameters(self, plan: BatchPlan, used: list[int]) -> list[list[np.ndarray]]:
+        """Return what DALI's operators need to augment every image, input by input."""
+        if plan.augmentations is None:
+            return []
+        rows = [
+            encode_parameters(self._augmentations, plan.augmentations[i], plan.size) for i in used
+        ]
+        return list(map(list, zip(*rows, strict=True)))
 
     def _make_bitmap(
         self, sample: int, data: bytes, window: np.ndarray

@@ -32,17 +32,11 @@ def make_loader(
         "threads": execution.loader_threads,
         "ahead": execution.loader_batches,
         "exif_orientation": recipe.exif_orientation,
+        "augmentations": () if evaluation else recipe.augmentations,
         **resampling(recipe, evaluation=evaluation),
     }
-    augmentations = () if evaluation else recipe.augmentations
     if execution.loader == "host":
-        return HostLoader(index, augmentations=augmentations, **how)
-    if augmentations:
-        names = ", ".join(augmentation.name for augmentation in augmentations)
-        raise RecipeError(
-            f"DALI has no operators that give the pixels of these augmentations: {names}. Use the"
-            " host loader (--loader host), or leave them out (--set augmentations=[])"
-        )
+        return HostLoader(index, **how)
     if how.pop("dct_scaling"):
         raise RecipeError(
             "DALI decodes at full size only: leave out dct_scaling, or use the host loader"

@@ -9,7 +9,7 @@ from PIL import Image, ImageFilter
 from lockstep.recipes.augmentation import Augmentation
 from lockstep.recipes.fields.kinds import Fraction, Range
 
-_TAPS = 23
+TAPS = 23
 """Pixels that torchvision's filter weighs in each direction, in timm's training script."""
 
 
@@ -48,7 +48,7 @@ class GaussianBlur(Augmentation):
 
 def _blur_by_weights(pixels: np.ndarray, sigma: float) -> np.ndarray:
     """Return an image blurred by torchvision's filter with this standard deviation in pixels."""
-    weights = cv2.getGaussianKernel(_TAPS, sigma)
+    weights = cv2.getGaussianKernel(TAPS, sigma)
     # 8 bits of a pixel and twice 22 bits of a weight: all sums are exact in float64, and so the
     # pixels are the same on every processor.
     weights = np.rint(weights * 2**22) / 2**22

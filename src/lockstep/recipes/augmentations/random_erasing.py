@@ -36,6 +36,15 @@ class Rectangle(NamedTuple):
     key: int
     """Key of the noise."""
 
+    def find_place(self, size: int) -> tuple[int, int, int, int]:
+        """Return top, left, height and width in pixels, in an image of this size."""
+        # A side that rounds to the whole image is a pixel shorter: no image is erased whole.
+        height = min(round(self.height * size), size - 1)
+        width = min(round(self.width * size), size - 1)
+        top = int(self.top * (size - height + 1))
+        left = int(self.left * (size - width + 1))
+        return top, left, height, width
+
 
 class RandomErasing(Augmentation):
     """Erase rectangles (arXiv:1708.04896; `RandomErasing` of torchvision and timm).
@@ -103,19 +112,19 @@ class RandomErasing(Augmentation):
 
     def apply(self, pixels: np.ndarray, parameters: list[Rectangle]) -> np.ndarray:
         """Return the image with filled rectangles."""
-        size = len(pixels)
         for rectangle in parameters:
-            # A side that rounds to the whole image is a pixel shorter: no image is erased whole.
-            height = min(round(rectangle.height * size), size - 1)
-            width = min(round(rectangle.width * size), size - 1)
-            top = int(rectangle.top * (size - height + 1))
-            left = int(rectangle.left * (size - width + 1))
+            top, left, height, width = rectangle.find_place(len(pixels))
             self._fill(pixels[top : top + height, left : left + width], rectangle)
         return pixels
 
+    @property
+    def mean_levels(self) -> np.ndarray:
+        """The mean as a colour: uint8 [3]."""
+        return np.rint(np.clip(self.mean, 0, 255)).astype(np.uint8)
+
     def _fill(self, area: np.ndarray, rectangle: Rectangle) -> None:
         if self.fill == "mean":
-            area[:] = np.rint(np.clip(self.mean, 0, 255)).astype(np.uint8)
+            area[:] = self.mean_levels
             return
         if self.fill == "colour":
             drawn = np.array(rectangle.colour) * _QUANTILES
