@@ -20,6 +20,7 @@ from lockstep.runs.report import find_changed_fields
 from lockstep.runs.save import call_hooks, open_hooks, write_checkpoint
 from lockstep.runs.scale_calibration import calibrate, quantise
 from lockstep.runs.starting_weights import Start
+from lockstep.runs.unfolding import unfold_start
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import write_json
 from lockstep.system.ranks import find_restart
@@ -50,6 +51,7 @@ def _write_first_checkpoint(run: RunContext, start: Start | None) -> None:
     starting_weights.remove_unstarted(run.out)
     if start is None:
         return
+    start = unfold_start(run, start)
     classes = run.sets.training.classes
     values, notes = starting_weights.write_start(run.out, run.recipe, start, classes)
     state, more_notes = starting_weights.build_first_state(

@@ -59,6 +59,8 @@ class Start:
 
     is_probe: bool = False
     """Whether the classifier is a linear probe of the run's images."""
+    folded_norms: tuple[str, ...] = ()
+    """Names of the batch norms that are folded into convolutions."""
 
     @property
     def option(self) -> str:
@@ -115,10 +117,10 @@ def fit_start(source: StartSource | None, recipe: Recipe, run: Path) -> Start | 
     if source is None:
         return None
     weights = source.weights
-    if weights.is_folded:
+    if weights.folded_norms and source.resumes:
         raise CheckpointError(
-            f"{weights.source} has batch norms that are folded into convolutions, which serves"
-            " inference only: start from the weights that it was made from"
+            f"{weights.source} has batch norms that are folded into convolutions, so training"
+            " cannot resume from it: start from its weights with --weights"
         )
     verb = "resumes from" if source.resumes else "starts from the weights of"
     notes = [*weights.remarks, f"{verb} {weights.source.name}"]
@@ -143,6 +145,7 @@ def fit_start(source: StartSource | None, recipe: Recipe, run: Path) -> Start | 
         tuple(notes),
         classes=weights.classes if fitted is tensors else None,
         resumed=weights if source.resumes else None,
+        folded_norms=weights.folded_norms,
     )
 
 
@@ -195,10 +198,13 @@ def _check_shapes(weights: Weights, fitted: dict[str, np.ndarray], recipe: Recip
     """Raise `CheckpointError` if tensors do not have the names and shapes of the recipe's model."""
     spec = architectures.model_spec(recipe.model)
     expected = {tensor.name: tensor.shape for tensor in architectures.tensors(spec, recipe.logits)}
-    if isinstance(weights.recipe.model, str) and expected.keys() != fitted.keys():
+    if expected.keys() != fitted.keys() and weights.recipe.model != recipe.model:
+        held = weights.recipe.fields()["model"]
+        name = held if isinstance(held, str) else "another network"
+        value = held if isinstance(held, str) else f"'{json.dumps(held)}'"
         raise CheckpointError(
-            f"{weights.source} holds {weights.recipe.model}, which does not fit the recipe's model "
-            f"{recipe.fields()['model']}: --set model={weights.recipe.model}"
+            f"{weights.source} holds {name}, which does not fit the recipe's model"
+            f" {recipe.fields()['model']}: --set model={value}"
         )
     check_fit(expected, fitted, f"the weights {weights.source} do not fit the recipe's model")
 

@@ -7,6 +7,7 @@ from typing import Self
 
 import numpy as np
 
+from lockstep.models.architectures import convolutions, model_spec
 from lockstep.models.calibration import UNCALIBRATED, Calibration
 from lockstep.models.quantisation import Scales
 from lockstep.models.state import State
@@ -57,9 +58,6 @@ class Weights:
     original."""
     epochs: int | None = None
     """Number of whole epochs done; None if it is unknown."""
-    is_folded: bool = False
-    """Whether batch norms are folded into convolutions, so that the weights are for inference only.
-    """
     has_preprocessing: bool = False
     """Whether the file has all of the preprocessing, so that nothing of the recipe's is assumed."""
     stored: tuple[Stored, ...] = ()
@@ -78,6 +76,20 @@ class Weights:
     def tensors(self) -> dict[str, np.ndarray]:
         """Parameters and batch norm statistics."""
         return self.state.tensors
+
+    @property
+    def folded_norms(self) -> tuple[str, ...]:
+        """Names of the batch norms that are folded into convolutions. A bias is left of them, and
+        otherwise the identity as readers write it."""
+        variance = np.float32(1 - self.recipe.bn_epsilon)
+        names = []
+        for conv in convolutions(model_spec(self.recipe.model)):
+            mean = self.tensors[f"{conv.bn_name}.running_mean"]
+            if (mean == 0).all() and (
+                self.tensors[f"{conv.bn_name}.running_var"] == variance
+            ).all():
+                names.append(conv.bn_name)
+        return tuple(names)
 
     @property
     def has_classifier(self) -> bool:

@@ -15,7 +15,13 @@ import torch
 
 from lockstep import backends
 from lockstep.inference import onnx_model
-from lockstep.models.architectures import MODELS, ModelSpec, model_spec, narrow_model
+from lockstep.models.architectures import (
+    MODELS,
+    ModelSpec,
+    convolutions,
+    model_spec,
+    narrow_model,
+)
 from lockstep.models.quantisation import layers
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.weights import Weights
@@ -89,7 +95,7 @@ def test_an_export_is_read_bit_for_bit(changes: dict[str, Any], tmp_path: Path) 
         "ONNX",
         ("a", "b"),
     )
-    assert (weights.has_preprocessing, weights.is_folded) == (True, False)
+    assert (weights.has_preprocessing, weights.folded_norms) == (True, ())
     assert_canonical(weights.state.tensors, tensors)
 
 
@@ -118,13 +124,10 @@ def test_a_model_with_folded_batch_norms_has_its_logits(model: ModelSpec, tmp_pa
         node.op_type for node in onnx.load(str(tmp_path / "a")).graph.node
     }
     weights = read(tmp_path / "a")
-    assert (weights.recipe.model, weights.is_folded, weights.has_preprocessing) == (
-        model,
-        True,
-        False,
-    )
+    assert (weights.recipe.model, weights.has_preprocessing) == (model, False)
+    norms = [conv.bn_name for conv in convolutions(model)]
+    assert weights.folded_norms == tuple(norms)
     assert "batch norms are folded into their convolutions" in weights.remarks[1]
-    assert "use these weights for inference only" in weights.remarks[1]
     assert_close(run_reference(weights, IMAGES), run_onnxruntime(tmp_path / "a", IMAGES))
 
 

@@ -187,7 +187,7 @@ def test_graphs_of_other_programs_compute_what_tensorflow_computes(
     module = backends.load("reference").load_module(original.recipe, original.state.tensors)
     logits = module((IMAGES.astype(np.float64) / 128 - 1).transpose(0, 3, 1, 2))
     assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
-    assert original.is_folded == (kind == "folded")
+    assert bool(original.folded_norms) == (kind == "folded")
     assert (
         original.remarks[0]
         == "the graph does not normalise its images, so the usual mean and std of ImageNet are"

@@ -178,8 +178,7 @@ class Network:
         if self.fold_count:
             yield (
                 f"{self.fold_count} of {len(self.units)} batch norms are folded into their"
-                " convolutions, and the identity stands for them: use these weights for inference"
-                " only"
+                " convolutions, and the identity stands for them"
             )
         if any(unit.norm and unit.bias is not None for unit in self.units):
             yield (

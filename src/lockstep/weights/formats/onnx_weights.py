@@ -64,7 +64,6 @@ def read(path: Path, *, momentum: bool = False) -> Weights:
         path,
         "ONNX",
         remarks,
-        is_folded=resnet.fold_count > 0,
         has_preprocessing=has_preprocessing,
         stored=list_arrays(graph.describe_arrays(), resnet.list_sources(graph)),
         others=graph.list_files(),

@@ -93,7 +93,6 @@ def read(path: Path, *, momentum: bool = False) -> Weights:
         path,
         "NVIDIA TensorFlow" if is_nvidias else "TensorFlow",
         tuple(remarks),
-        is_folded=resnet.fold_count > 0,
         has_preprocessing=has_preprocessing or is_nvidias,
         stored=list_arrays(_describe_arrays(graph), sources),
         others=(*_list_bundle(graph), *files),
