@@ -65,6 +65,41 @@ def test_an_augmentation_has_defaults_documented_fields_and_gives_images(name: s
         np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"name": "colour_jitter", "brightness": 1e3, "contrast": 1e3, "saturation": 1e3},
+        {"name": "gaussian_blur", "sigma": [1e3, 1e3], "probability": 1},
+        {"name": "gaussian_blur", "sigma": [1e-3, 1e-3], "probability": 1},
+        {"name": "gaussian_blur", "sigma": [1e-3, 1e3], "dialect": "torchvision"},
+        {"name": "random_erasing", "area": [1e-3, 1], "aspect": [1e-3, 1e3], "probability": 1},
+        {"name": "randaugment", "full_magnitude": 10_000, "magnitude": 1},
+        *(
+            {
+                **{"name": "randaugment", "dialect": "timm", "operations": 32},
+                **{"magnitude": 1e3, "magnitude_max": 1e3, "full_magnitude": 1},
+                "increasing": increasing,
+            }
+            for increasing in (False, True)
+        ),
+        {"name": "autoaugment", "policy": "v0", "magnitude_std": 1e3},
+    ],
+    ids=lambda entry: str(entry["name"]),
+)
+@pytest.mark.filterwarnings("error")
+def test_the_largest_and_smallest_numbers_overflow_nothing(entry: dict[str, Any]) -> None:
+    [augmentation] = Recipe(augmentations=[entry]).augmentations
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 256, (32, 32, 3), np.uint8)
+    for numbers in generator.random((6, augmentation.numbers)):
+        changed = augmentation.apply(pixels.copy(), augmentation.draw(numbers.tolist()))
+        assert (changed.shape, changed.dtype) == (pixels.shape, pixels.dtype)
+    for field, value in entry.items():
+        if isinstance(value, float):
+            with pytest.raises(RecipeError, match=field):
+                Recipe(augmentations=[entry | {field: 1e5}])
+
+
 def test_what_is_drawn_never_changes() -> None:
     """The numbers are part of a run: it must draw the same when it resumes with a later version."""
     timm = {"name": "randaugment", "dialect": "timm", "magnitude_std": 0.5}

@@ -82,13 +82,14 @@ def test_a_recipe_is_read_without_the_module_and_used_only_with_it(
         (None, r"there is no module 'fog'; expected fog.py in .*, or in a folder of PYTHONPATH"),
         ("import no_such_library", "fog cannot be imported: ModuleNotFoundError: No module named"),
         ("1 / 0", "fog cannot be imported: ZeroDivisionError"),
+        ("raise SystemExit(0)", "fog cannot be imported: SystemExit: 0"),
         ("Fog = 3", r"fog.py has no class 'Fog' that derives from lockstep\.Augmentation\.$"),
         (
             "import lockstep\nclass Fog(lockstep.Augmentation): pass",
             "fog:Fog: .*abstract.*; expected numbers, draw and apply",
         ),
     ],
-    ids=["missing", "lacks a library", "fails", "holds no class", "lacks methods"],
+    ids=["missing", "lacks a library", "fails", "ends", "holds no class", "lacks methods"],
 )
 def test_a_module_that_cannot_be_used_is_refused_before_a_run_begins(
     code: str | None, message: str, module: Path, tiny_recipe: Recipe, textures: Path
@@ -107,6 +108,7 @@ def test_a_module_that_cannot_be_used_is_refused_before_a_run_begins(
     [
         (".astype(np.uint8)", "", r"fog:Fog returned float32 \(32, 32, 3\); expected uint8"),
         ("return (pixels", "return (1 / 0", r"failed in apply: ZeroDivision.*fog\.py, line \d+\)$"),
+        ("return (pixels", "raise SystemExit(1) or (pixels", "failed in apply: SystemExit"),
         ("numbers[0]", "numbers[1]", r"fog:Fog failed in draw: IndexError: .*fog\.py, line \d+\)$"),
         ("return 1", "return 1.5", "numbers of fog:Fog is 1.5; expected a whole number, 0 or more"),
     ],

@@ -157,7 +157,7 @@ def number_of_timm(operator: str, share: float, *, negative: bool, increasing: b
         return min(128, int(share * 110))
     if operator == "posterise":
         bits = int(share * 4)
-        return 4 - bits if increasing else bits
+        return max(4 - bits, 0) if increasing else min(bits, 8)
     if operator == "solarise":
         threshold = min(256, int(share * 256))
         return 256 - threshold if increasing else threshold

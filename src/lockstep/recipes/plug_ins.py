@@ -99,7 +99,7 @@ def naming(augmentation: Augmentation, method: str) -> Iterator[None]:
     Lockstep's own augmentations stay as they are."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit(0) would end a training as if it were done
         if ":" not in augmentation.name:
             raise
         place = traceback.extract_tb(error.__traceback__)[-1]
@@ -126,7 +126,7 @@ def _import_module(name: str) -> ModuleType:
     importlib.invalidate_caches()  # the file may be younger than what Python knows of its folder
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and name.startswith(error.name or "?"):
             raise RecipeError(
                 f"augmentations: there is no module {name!r}; expected {name.replace('.', '/')}.py"

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from lockstep.recipes.fields.kinds import NotNegative
+from lockstep.recipes.fields.kinds import Strength
 from lockstep.recipes.operations import (
     LARGEST,
     Fill,
@@ -103,7 +103,7 @@ class AutoAugment(Operations):
     """The pairs, and whose numbers. "torchvision" is its policy for ImageNet. The others are
     timm's: "original" has the same pairs, "v0" those of TensorFlow's EfficientNet. With "r",
     posterising changes more at a larger magnitude."""
-    magnitude_std: NotNegative = 0.0
+    magnitude_std: Strength = 0.0
     """timm's `mstd`: standard deviation of the magnitudes, cut off at 0 and 10. torchvision: 0."""
     interpolation: Interpolations = "nearest"
     """Interpolation of changes of geometry. "random" is "bilinear" or "bicubic", drawn for each

@@ -8,7 +8,7 @@ from PIL import Image
 from pydantic import Field
 
 from lockstep.recipes.augmentation import Augmentation
-from lockstep.recipes.fields.kinds import Fraction, NotNegative
+from lockstep.recipes.fields.kinds import Fraction, Strength
 from lockstep.recipes.pixel_operators import OPERATORS, Resampling
 
 Changes = list[tuple[str, float]]
@@ -25,12 +25,12 @@ class ColourJitter(Augmentation):
 
     probability: Fraction = 1.0
     """Probability that an image is changed."""
-    brightness: NotNegative = 0.4
+    brightness: Strength = 0.4
     """The factor of the brightness is drawn uniformly from 1 - this to 1 + this, and at least 0. 0
     leaves the brightness out."""
-    contrast: NotNegative = 0.4
+    contrast: Strength = 0.4
     """Range of the factor of the contrast, as `brightness`."""
-    saturation: NotNegative = 0.4
+    saturation: Strength = 0.4
     """Range of the factor of the saturation, as `brightness`."""
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Hues are rotated by a share of the circle that is drawn uniformly from -this to this. 0

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lockstep.recipes.fields.kinds import Fraction, NotNegative, Positive
+from lockstep.recipes.fields.kinds import Fraction, Strength
 from lockstep.recipes.operations import (
     LARGEST,
     Fill,
@@ -44,15 +44,15 @@ class RandAugment(Operations):
     """Whose operators and numbers: "torchvision" is its `RandAugment`, "timm" its `rand-...`."""
     operations: Annotated[int, Field(ge=1, le=32)] = 2
     """Number of operations of an image. Each is any of the operators."""
-    magnitude: NotNegative = 9.0
+    magnitude: Strength = 9.0
     """How much an operation changes. timm: 10 if it is not set."""
-    full_magnitude: Positive = 30.0
+    full_magnitude: Annotated[float, Field(ge=1, le=10_000)] = 30.0
     """The magnitude at which an operation has its full number. torchvision has whole magnitudes
     from 0 to this one, its `num_magnitude_bins` - 1. timm: 10."""
-    magnitude_std: NotNegative | Literal["uniform"] = 0.0
+    magnitude_std: Strength | Literal["uniform"] = 0.0
     """timm's `mstd`: standard deviation of the magnitude, drawn for each operation and cut off at 0
     and `magnitude_max`. "uniform" draws it uniformly from 0 to `magnitude`."""
-    magnitude_max: Positive = 10.0
+    magnitude_max: Strength = 10.0
     """timm's `mmax`: the largest magnitude."""
     probability: Fraction = 1.0
     """Probability of each operation. timm's `p`: 0.5 if it is not set."""

@@ -8,7 +8,7 @@ from lockstep.recipes.augmentation import Augmentation
 from lockstep.recipes.augmentations.colour_jitter import NO_GEOMETRY, Changes, ColourJitter
 from lockstep.recipes.augmentations.gaussian_blur import blur_by_boxes
 from lockstep.recipes.augmentations.greyscale import remove_colours
-from lockstep.recipes.fields.kinds import NotNegative
+from lockstep.recipes.fields.kinds import Strength
 from lockstep.recipes.pixel_operators import solarise
 
 _CHOICES = ("greyscale", "solarise", "blur")
@@ -22,7 +22,7 @@ class ThreeAugment(Augmentation):
     128, and the blur is Pillow's, with a standard deviation of 0.1 to 2 pixels.
     """
 
-    jitter: NotNegative = 0.3
+    jitter: Strength = 0.3
     """Brightness, contrast and saturation of the colour jitter; 0 leaves it out."""
 
     @property

@@ -7,6 +7,9 @@ from pydantic import AfterValidator, BeforeValidator, Field
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Strength = Annotated[float, Field(ge=0, le=1000)]
+"""How much something changes an image: of order 1, or 10 for a magnitude. At many times as much,
+numbers of pixels would overflow."""
 Colour = tuple[NotNegative, NotNegative, NotNegative]
 Deviation = tuple[Positive, Positive, Positive]
 
@@ -17,7 +20,8 @@ def _check_range(value: tuple[float, float]) -> tuple[float, float]:
     return value
 
 
-Range = Annotated[tuple[Positive, Positive], AfterValidator(_check_range)]
+_Size = Annotated[float, Field(ge=0.001, le=1000)]
+Range = Annotated[tuple[_Size, _Size], AfterValidator(_check_range)]
 """Smallest and largest value."""
 Prefixes = Annotated[
     tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)

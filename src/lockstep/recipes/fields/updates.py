@@ -39,10 +39,10 @@ class UpdateFields(Settings):
     beta2: Beta = 0.999
     """Share of the old mean of squared gradients in the new one, in "adamw", "lamb" and
     "rmsprop_tf"."""
-    optimizer_epsilon: Positive = 1e-8
+    optimizer_epsilon: Annotated[float, Field(ge=1e-30, le=1e30)] = 1e-8
     """What the root of the mean of squared gradients is increased by, in "adamw" and "lamb"; in
     "rmsprop_tf" the mean is, under the root. timm's LAMB has 1e-6."""
-    clip_norm: NotNegative = 0.0
+    clip_norm: Annotated[float, Field(ge=0, le=1e30)] = 0.0
     """Largest norm of the gradient: the gradients of all trained tensors, over all ranks and
     without loss scale, are multiplied by min(1, clip_norm / (norm + 1e-6)), as PyTorch's
     `clip_grad_norm_` does, before decay is added. 0: no limit."""
