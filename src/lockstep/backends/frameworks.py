@@ -138,6 +138,7 @@ FRAMEWORKS: dict[str, Framework] = {
         on_gpu=_JAX,
         slower={"bf16": "several times"},
         always_emulates=("bf16", "fp16"),
+        origins=("Flax", "torchax"),
     ),
     "mxnet": Framework(
         ("mxnet",),

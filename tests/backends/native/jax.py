@@ -1,20 +1,22 @@
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lockstep.backends.jax import convolutions, model, programs
 from lockstep.backends.jax.loss_scale import LossScale
 from lockstep.data import Batch
-from lockstep.recipes import Recipe
+from lockstep.recipes import Execution, Recipe
 
 COMPILE = "off"
 COUNTED = "off"
 COMPILES_QUICKLY = False
 BORROWS = False
-WEIGHTS = ("torchvision", "a.safetensors")
+WEIGHTS = ("torchax", "a.npz", ("tensors",))
 LOGITS = np.float32
 ANY_SIZE = True
 ADVICE = "jax-cuda"
@@ -93,17 +95,34 @@ def step_in_groups(
 
 
 OPTIMIZERS: tuple[str, ...] = ()
-
-
-def take_own_steps(
-    optimizer: str,
-    weight: np.ndarray,
-    gradients: list[np.ndarray],
-    rates: Sequence[float],
-    recipe: Recipe,
-) -> np.ndarray:
-    raise NotImplementedError("JAX itself has no optimizers")
+"""JAX itself has no optimizers."""
 
 
 def count_differentiated_convolutions(engine: Any, batch: Batch) -> int:
-    raise NotImplementedError
+    count = 0
+
+    @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+    def convolve(x: Any, kernel: Any, *settings: Any) -> Any:
+        return convolutions.convolve(x, kernel, *settings)
+
+    def keep(x: Any, kernel: Any, *settings: Any) -> tuple[Any, Any]:
+        return convolutions.convolve(x, kernel, *settings), (x, kernel)
+
+    def differentiate(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        *settings, kept, d_y = arguments
+        return jax.vjp(lambda *operands: convolutions.convolve(*operands, *settings), *kept)[1](d_y)
+
+    convolve.defvjp(keep, differentiate)
+    step = programs.Step(engine._recipe, Execution(), engine._world)
+    with patch.object(model, "convolve", convolve):
+        jax.eval_shape(
+            step.take,
+            engine._values,
+            {},
+            jax.tree.map(lambda column: column[0], engine._table),
+            engine._numbers,
+            engine._place_batch(batch),
+        )
+    return count

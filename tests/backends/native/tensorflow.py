@@ -19,7 +19,7 @@ COMPILE = "off"
 COUNTED = "off"
 COMPILES_QUICKLY = False
 BORROWS = False
-WEIGHTS = ("nvidia-tensorflow", "a")
+WEIGHTS = ("nvidia-tensorflow", "a", ("tensors", "momentum"))
 LOGITS = np.float32
 ANY_SIZE = True
 ADVICE = "TF_CPP_MIN_LOG_LEVEL=0"

@@ -166,7 +166,7 @@ class Pass:
 
     def _find_padding(self, x: Array, kernel: int, stride: int) -> list[tuple[int, int]]:
         """Return the numbers of pixels before and after both axes of images."""
-        if self._recipe.padding == "symmetric":
+        if self._recipe.choose_padding(kernel) == "symmetric":
             return [(kernel // 2, kernel // 2)] * 2
         return lax.padtype_to_pads(x.shape[1:3], (kernel, kernel), (stride, stride), "SAME")
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from lockstep.backends import HostQuestions
+from lockstep.backends.jax.compile_cache import keep_compiled
 from lockstep.backends.shared.device import choose_gpu
 from lockstep.recipes import Execution
 from lockstep.system.machine import cores
@@ -27,6 +28,7 @@ class JaxWorld(HostQuestions):
         self.jax_device = _choose_device(execution, int(os.environ.get("LOCAL_RANK", "0")))
         self.on_gpu = self.jax_device.platform != "cpu"
         self.device = _name_device(self.jax_device)
+        keep_compiled()
 
     def jit(
         self,

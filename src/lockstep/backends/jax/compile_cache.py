@@ -1,0 +1,43 @@
+"""Keeping what XLA compiles between runs, in the user's cache."""
+
+import hashlib
+from contextlib import suppress
+from pathlib import Path
+
+import jax
+import jaxlib
+
+from lockstep.system.files import user_cache
+from lockstep.system.machine import arithmetic, processor
+
+MOST_BYTES = 2**30
+"""What is kept is at most about so large: a step of a full model has a few megabytes."""
+
+
+def keep_compiled() -> None:
+    """Let JAX keep what takes it more than a second to compile, unless the user has chosen a folder
+    for it (JAX_COMPILATION_CACHE_DIR).
+
+    What is kept is machine code. Therefore the folder has the user's rights alone, and every kind
+    of processor has its own: users may have one home on different machines.
+    """
+    if jax.config.jax_compilation_cache_dir is not None:
+        return
+    kind = repr((jaxlib.__version__, processor(), arithmetic()))
+    folder = user_cache() / "jax" / hashlib.sha256(kind.encode()).hexdigest()[:16]
+    with suppress(OSError):  # compiling takes longer, and nothing else
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        drop_oldest(folder, MOST_BYTES)
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+
+
+def drop_oldest(folder: Path, most_bytes: int) -> None:
+    """Remove the oldest files of a folder until it has at most this many bytes."""
+    files = [(file, file.stat()) for file in folder.iterdir()]
+    files.sort(key=lambda entry: entry[1].st_mtime, reverse=True)
+    size = 0
+    for file, status in files:
+        size += status.st_size
+        if size > most_bytes:
+            file.unlink(missing_ok=True)
