@@ -22,6 +22,7 @@ from lockstep.backends import mxnet as mxnet_backend
 import mxnet as mx
 
 from lockstep.backends.mxnet.launching import worker
+from lockstep.backends.mxnet.model import Pass, variables
 from lockstep.backends.mxnet.world import MxnetWorld
 from lockstep.launch.nodes import one_machine
 from lockstep.recipes import Execution, Recipe
@@ -61,6 +62,25 @@ def test_a_loaded_module_is_an_ordinary_block(tiny_recipe: Recipe, tmp_path: Pat
         str(tmp_path / "model-symbol.json"), ["data"], str(tmp_path / "model-0000.params")
     )
     assert read(images).asnumpy().tobytes() == logits.tobytes()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_rounded_tensor_gets_the_gradients_of_all_parts(
+    precision: str, tiny_recipe: Recipe
+) -> None:
+    # A cast alone, since products in bf16 need AVX-512.
+    recipe = tiny_recipe.replace(precision=precision)
+    a_pass = Pass(recipe, variables(recipe), (32, 32), training=True, on_gpu=False)
+    rounded = mx.sym.cast(a_pass._round_tensor("fc.bias"), dtype="float32")
+    graph = mx.nd.CachedOp(rounded, [("data_indices", []), ("param_indices", [0])])
+    bias = mx.nd.ones((10,))
+    gradient = mx.nd.ones((10,))
+    mx.autograd.mark_variables([bias], [gradient], "add")
+    for _ in range(2):
+        with mx.autograd.record():
+            result = graph(bias)
+        mx.autograd.backward([result], [2 * mx.nd.ones((10,))])
+    assert gradient.asnumpy().tolist() == [5.0] * 10
 
 
 @pytest.mark.parametrize("compile", ["on", "off"])

@@ -93,7 +93,7 @@ class Pass:
         )
         if feature_factors is not None:
             x = self._ops.cast(self._round(x), dtype="float32") * feature_factors
-        weight, bias = (self._round(self._values[name]) for name in ("fc.weight", "fc.bias"))
+        weight, bias = (self._round_tensor(name) for name in ("fc.weight", "fc.bias"))
         y = self._ops.FullyConnected(
             self._round(x), weight, bias, num_hidden=self._recipe.logits, name="fc"
         )
@@ -111,6 +111,15 @@ class Pass:
             return x
         x = self._ops.cast(x, dtype="float16")
         return x if self._on_gpu else self._ops.cast(x, dtype="float32")
+
+    def _round_tensor(self, name: str) -> Node:
+        """Return a tensor of the model, rounded to the recipe's precision."""
+        value = self._values[name]
+        if self._training and self._recipe.precision == "bf16":
+            # The backward pass of MXNet's cast to bf16 leaves a gradient that is accumulated as it
+            # is. That of the identity adds to it.
+            value = self._ops.identity(value)
+        return self._round(value)
 
     def _block(self, x: Node, block: Block, factor: Node | None) -> Node:
         size = self._size
@@ -145,7 +154,7 @@ class Pass:
 
     def _dense(self, x: Node, name: str, outputs: int) -> Node:
         """Return a 1x1 convolution with bias of one pixel of every image."""
-        weight, bias = (self._round(self._values[f"{name}.{half}"]) for half in ("weight", "bias"))
+        weight, bias = (self._round_tensor(f"{name}.{half}") for half in ("weight", "bias"))
         y = self._ops.Convolution(
             x,
             self._ops.transpose(weight, axes=(0, 2, 3, 1)) if self._on_gpu else weight,
@@ -194,7 +203,7 @@ class Pass:
         x = self._prepare(x, conv)
 
         def convolve(x: Node, pad: int) -> Node:
-            kernel = self._round(self._values[f"{conv.name}.weight"])
+            kernel = self._round_tensor(f"{conv.name}.weight")
             return self._ops.Convolution(
                 x,
                 self._ops.transpose(kernel, axes=(0, 2, 3, 1)) if self._on_gpu else kernel,
