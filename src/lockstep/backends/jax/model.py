@@ -161,6 +161,7 @@ class Pass:
             self._find_padding(x, conv.kernel, conv.stride),
             conv.groups,
             self._precision,
+            on_gpu=self._on_gpu,
         )
         return self._batch_norm(y.astype(self._dtype), conv.bn_name)
 

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from lockstep.backends.jax.batch_norm import ALONE, OverRanks
+from lockstep.backends.jax.convolutions import list_cpu_options
 from lockstep.backends.jax.losses import ImageLosses, mix_images, rank_labels, score_images
 from lockstep.backends.jax.model import COMPUTED_IN, Array, Arrays, Pass
 from lockstep.backends.jax.updating import Numbers, Pace, Update, Values, drop_numbers
@@ -94,6 +95,8 @@ def _build_programs(recipe_key: _Key, execution_key: _Key, world: JaxWorld) -> P
 def list_compiler_options(execution: Execution, *, on_gpu: bool) -> dict[str, Any]:
     """Return XLA's options for an execution."""
     options: dict[str, Any] = {}
+    if not on_gpu:
+        options |= list_cpu_options()
     if execution.compile == "off":
         # A step of a small model is then compiled in a sixth of the time.
         options["xla_backend_optimization_level"] = 0
