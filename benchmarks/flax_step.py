@@ -1,12 +1,12 @@
-"""Measure a training step of ResNet-50 as users of Flax and Optax write it: print images a second.
+"""Training steps of ResNet-50 as users of Flax and Optax write them.
 
-`jax_step.py` runs this in an environment with jax, flax and optax. Architecture, loss and optimizer
-are those of Flax's own ImageNet example, in float32: Linen's modules, decay as a term of the loss,
-SGD with Nesterov's momentum. The state is donated, and the images are already on the device.
+`jax_step.py` runs this in an environment with jax, flax and optax: `flax_step.py BATCH SIZE`.
+Architecture, loss and optimizer are those of Flax's own ImageNet example, in float32: Linen's
+modules, decay as a term of the loss, SGD with Nesterov's momentum. The state is donated, and the
+images are already on the device.
 """
 
-import argparse
-import statistics
+import sys
 import time
 from functools import partial
 from typing import Any, NamedTuple
@@ -89,24 +89,27 @@ def take_step(state: State, images: Any, labels: Any) -> tuple[State, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for option in ("batch", "size", "warmup", "timed"):
-        parser.add_argument(f"--{option}", type=int, required=True)
-    arguments = parser.parse_args()
+    """For every line of the input, take a step and print its seconds, also of processor time."""
+    batch, size = map(int, sys.argv[1:])
     random = np.random.default_rng(0)
-    shape = (arguments.batch, arguments.size, arguments.size, 3)
-    images = jnp.asarray(random.standard_normal(shape, np.float32))
-    labels = jnp.asarray(random.integers(0, CLASSES, arguments.batch))
-    variables = jax.jit(model.init)(jax.random.key(0), images[:1])
-    params = variables["params"]
-    state = State(params, variables["batch_stats"], optimizer.init(params))
-    times = []
-    for _ in range(arguments.warmup + arguments.timed):
+    images = jnp.asarray(random.standard_normal((batch, size, size, 3), np.float32))
+    labels = jnp.asarray(random.integers(0, CLASSES, batch))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), images)
+    # Drawn here, because compiling the initialisation takes longer than all steps.
+    params, batch_stats = (
+        jax.tree.map(
+            lambda leaf: jnp.asarray(0.05 * random.standard_normal(leaf.shape, np.float32)),
+            shapes[name],
+        )
+        for name in ("params", "batch_stats")
+    )
+    state = State(params, batch_stats, optimizer.init(params))
+    for _ in sys.stdin:
         began = time.perf_counter()
+        processor_began = time.process_time()
         state, loss = take_step(state, images, labels)
         float(loss)
-        times.append(time.perf_counter() - began)
-    print(arguments.batch / statistics.median(times[arguments.warmup :]))
+        print(time.perf_counter() - began, time.process_time() - processor_began, flush=True)
 
 
 if __name__ == "__main__":

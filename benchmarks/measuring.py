@@ -75,11 +75,11 @@ def random_tensors(recipe: Recipe) -> dict[str, np.ndarray]:
     return values
 
 
-def make_batch(size: int = 224) -> Batch:
+def make_batch(size: int = 224, images: int = BATCH) -> Batch:
     """Return a batch of random pixels and labels."""
     random = np.random.default_rng(0)
-    images = random.integers(0, 256, (BATCH, size, size, 3), dtype=np.uint8)
-    return Batch(images, random.integers(0, 1000, BATCH))
+    pixels = random.integers(0, 256, (images, size, size, 3), dtype=np.uint8)
+    return Batch(pixels, random.integers(0, 1000, images))
 
 
 def seconds(work: Callable[[], object]) -> float:
