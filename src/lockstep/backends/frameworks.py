@@ -136,7 +136,6 @@ FRAMEWORKS: dict[str, Framework] = {
         module="jax",
         on_cpu=_JAX,
         on_gpu=_JAX,
-        slower={"bf16": "several times"},
         always_emulates=("bf16", "fp16"),
         origins=("Flax", "torchax"),
     ),

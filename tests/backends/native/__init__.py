@@ -24,7 +24,7 @@ If the backend's row has a module:
 |---|---|
 | ADVICE | a pattern of the advice where the framework finds no GPU |
 | FULL | what the framework reports if a GPU lacks memory |
-| WEIGHTS | a target of `lockstep convert` that is the framework's own format, a file's name, and what of a state is in it |
+| WEIGHTS | a target of `lockstep convert` in a format of the framework, a file, and its parts |
 | LAST_RANK | variables of the last rank in `test_starting` |
 | exhaust_gpu | to call instead of STEP: fails as the framework does if a GPU lacks memory |
 | find_trained | names of the tensors of a loaded module that the framework trains |

@@ -1,5 +1,7 @@
-"""Weights files as NumPy and Flax read them for JAX, for the certificate of a conversion. JAX itself
-would turn int64 into int32."""
+"""Weights files as NumPy and Flax read them for JAX, for the certificate of a conversion.
+
+JAX itself would turn int64 into int32.
+"""
 
 import importlib.util
 from pathlib import Path
