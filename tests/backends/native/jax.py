@@ -101,22 +101,28 @@ OPTIMIZERS: tuple[str, ...] = ()
 def count_differentiated_convolutions(engine: Any, batch: Batch) -> int:
     count = 0
 
-    @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+    @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5, 6))
     def convolve(x: Any, kernel: Any, *settings: Any) -> Any:
-        return convolutions.convolve(x, kernel, *settings)
+        *others, on_gpu = settings
+        return convolutions.convolve(x, kernel, *others, on_gpu=on_gpu)
 
     def keep(x: Any, kernel: Any, *settings: Any) -> tuple[Any, Any]:
-        return convolutions.convolve(x, kernel, *settings), (x, kernel)
+        return convolve(x, kernel, *settings), (x, kernel)
 
     def differentiate(*arguments: Any) -> Any:
         nonlocal count
         count += 1
-        *settings, kept, d_y = arguments
-        return jax.vjp(lambda *operands: convolutions.convolve(*operands, *settings), *kept)[1](d_y)
+        *settings, on_gpu, kept, d_y = arguments
+        compute = partial(convolutions.convolve, on_gpu=on_gpu)
+        return jax.vjp(lambda *operands: compute(*operands, *settings), *kept)[1](d_y)
 
     convolve.defvjp(keep, differentiate)
+
+    def convolve_counted(x: Any, kernel: Any, *settings: Any, on_gpu: bool) -> Any:
+        return convolve(x, kernel, *settings, on_gpu)
+
     step = programs.Step(engine._recipe, Execution(), engine._world)
-    with patch.object(model, "convolve", convolve):
+    with patch.object(model, "convolve", convolve_counted):
         jax.eval_shape(
             step.take,
             engine._values,
