@@ -30,6 +30,7 @@ CONTENDER = "the benchmark compares with loaders that open indexed images themse
 REMOTE = "opens an address, not a file"
 WRITTEN = "opens to write, to hold a lock or to flush"
 ALLOWED = {
+    "backends/jax/reading.py": OWN,
     "backends/mxnet/reading.py": OWN,
     "backends/mxnet/tracing.py": OWN,
     "backends/paddle/predictor.py": PROGRAM,
@@ -88,6 +89,7 @@ ALLOWED = {
     "weights/formats/keras_variables.py _unpack": OPENED,
     "weights/formats/keras_variables.py is_keras": OPENED,
     "weights/formats/keras_variables.py open_variables": CHECKED,
+    "weights/formats/npz_file.py load": OPENED,
     "weights/formats/onnx_graph.py _read_external": OPENED,
     "weights/formats/torch_file.py": OPENED,
     "weights/known_weights.py read_known_weights": PACKAGE,

@@ -12,21 +12,34 @@ from lockstep.backends.shared.explaining import choose_stage
 from lockstep.inference.grad_cam import make_explainer, overlay
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
-from lockstep.weights import open_weights
+from lockstep.weights import Weights, open_weights
 from tests.inference.cases import MEAN, STD, image_file, pictures, save_random
 
+BACKENDS = pytest.mark.parametrize(
+    "backend", [name for name, framework in backends.FRAMEWORKS.items() if framework.explains]
+)
 
+
+def compute_heat(
+    weights: Weights, backend: str, images: np.ndarray, classes: np.ndarray
+) -> np.ndarray:
+    if backends.FRAMEWORKS[backend].version() is None:
+        pytest.skip(f"{backend} is not installed")
+    world = backends.load(backend).world(Execution(backend=backend))
+    return make_explainer(weights, backend, world).heat(images, classes)
+
+
+@BACKENDS
 @pytest.mark.parametrize("padding", ["symmetric", "same"])
 def test_grad_cam_of_an_average_and_a_linear_layer_is_the_class_activation_map(
-    padding: str, tiny_recipe: Recipe, tmp_path: Path
+    padding: str, backend: str, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     weights = open_weights(
         save_random(tiny_recipe.replace(mean=MEAN, std=STD, padding=padding), tmp_path)
     )
     images = pictures(128, 160)
     classes = np.array([3, 0, 9])
-    world = backends.load("torch").world(Execution())
-    heat = make_explainer(weights, "torch", world).heat(images, classes)
+    heat = compute_heat(weights, backend, images, classes)
 
     kept: list[torch.Tensor] = []
     module = lockstep.load(weights.source)
@@ -46,15 +59,15 @@ def test_grad_cam_of_an_average_and_a_linear_layer_is_the_class_activation_map(
     )
 
 
+@BACKENDS
 def test_grad_cam_of_small_images_is_that_of_an_earlier_stage(
-    tiny_recipe: Recipe, tmp_path: Path
+    backend: str, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     """Compare with differences of the logits where a channel is raised everywhere, in float64."""
     weights = open_weights(save_random(tiny_recipe.replace(mean=MEAN, std=STD), tmp_path))
     images = pictures(32, 32)
     classes = np.array([3, 0, 9])
-    world = backends.load("torch").world(Execution())
-    heat = make_explainer(weights, "torch", world).heat(images, classes)
+    heat = compute_heat(weights, backend, images, classes)
 
     module = lockstep.load(weights.source).double()
     raised = torch.zeros(1, dtype=torch.float64)
@@ -103,7 +116,7 @@ def test_heat_colours_the_pixels_below_it_and_no_others() -> None:
 def test_an_engine_without_gradients_says_which_has_them(
     tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    with pytest.raises(BackendError, match=r"reference .* --backend torch"):
+    with pytest.raises(BackendError, match=r"reference .* --backend jax or torch"):
         lockstep.Predictor(
             save_random(tiny_recipe, tmp_path),
             explain=True,

@@ -134,10 +134,16 @@ FRAMEWORKS: dict[str, Framework] = {
         ("jax",),
         "pip install jax==0.10.2",
         module="jax",
+        exports={
+            "stablehlo": Export(
+                "export_stablehlo", install="pip install jax==0.10.2 flatbuffers==25.12.19"
+            )
+        },
         on_cpu=_JAX,
         on_gpu=_JAX,
         always_emulates=("bf16", "fp16"),
         origins=("Flax", "torchax"),
+        explains=True,
     ),
     "mxnet": Framework(
         ("mxnet",),

@@ -13,7 +13,7 @@ To = Annotated[
     typer.Option(
         help=(
             "Format: savedmodel, frozen-graph, paddle-inference, torchscript, torch-export, onnx,"
-            " openvino, tensorrt or triton; for phones executorch or litert."
+            " openvino, tensorrt, triton or stablehlo; for phones executorch or litert."
         )
     ),
 ]

@@ -25,7 +25,7 @@ from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing_folder
 from lockstep.weights import Classes, Preprocessing, Weights
 
-_IN_MANY_PRECISIONS = ("savedmodel", "frozen-graph")
+_IN_MANY_PRECISIONS = ("savedmodel", "frozen-graph", "stablehlo")
 """Formats that can compute in bf16 and fp16, too."""
 
 
@@ -54,10 +54,10 @@ def export(
 
     `source` is whatever `evaluate` accepts, and `to` a target, which docs/deploy.md describes:
     "savedmodel", "frozen-graph", "paddle-inference", "torchscript", "torch-export", "onnx",
-    "openvino", "tensorrt", "triton", "executorch" or "litert". A program takes `images`, photos of
-    any size, and answers as `predict` does: with `classes` and `probabilities`. If it takes squares
-    only, `batch` or `bare` are given, or `precision` is int8, see docs/deploy.md and
-    docs/quantisation.md.
+    "openvino", "tensorrt", "triton", "stablehlo", "executorch" or "litert". A program takes
+    `images`, photos of any size, and answers as `predict` does: with `classes` and
+    `probabilities`. If it takes squares only, `batch` or `bare` are given, or `precision` is int8,
+    see docs/deploy.md and docs/quantisation.md.
 
     With `compare`, the program is run by its own runtime before it gets its name, and compared
     with a backend: `comparison` of the result is `lockstep.inference.comparison.Comparison`, or

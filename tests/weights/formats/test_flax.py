@@ -18,6 +18,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import open_weights
+from lockstep.weights.fingerprints import compute_fingerprints
 from lockstep.weights.formats import flax_file, msgpack_tree
 from tests.lines import check_lines
 from tests.weights.formats.cases import (
@@ -254,6 +255,32 @@ def test_another_ending_is_refused(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r"ends in \.msgpack, \.npz, \.safetensors"):
             write(tmp_path / "a.pth", recipe_of(), state_of(recipe_of()))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("ending", ["npz", "safetensors"])
+@pytest.mark.parametrize("write", [flax_file.write_flax, flax_file.write_torchax])
+def test_jax_reads_what_is_written_as_lockstep_does(
+    write: Callable[..., object], ending: str, tmp_path: Path
+) -> None:
+    """As a certificate compares them."""
+    pytest.importorskip("jax")
+    from lockstep.backends.jax.reading import read
+
+    recipe = recipe_of()
+    write(tmp_path / f"a.{ending}", recipe, State(0, state_of(recipe).tensors, {}))
+    theirs = compute_fingerprints(read(tmp_path / f"a.{ending}", recipe))
+    assert theirs == compute_fingerprints(flax_file.load(tmp_path / f"a.{ending}"))
+    assert len(theirs) > 100
+
+
+def test_without_flax_its_own_files_are_not_read_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("jax")
+    from lockstep.backends.jax import reading
+
+    monkeypatch.setattr(reading.importlib.util, "find_spec", lambda name: None)
+    assert reading.read(tmp_path / "a.msgpack", recipe_of()) is None
 
 
 @pytest.mark.parametrize("form", ["msgpack", "npz"])

@@ -208,8 +208,10 @@ class Target:
         recipe = wanted.weights.recipe
         if not self.resizes(wanted):
             return True
-        is_opencv_cubic = recipe.eval_sampling == "half_pixel" and recipe.interpolation == "bicubic"
-        return not (recipe.eval_antialias or is_opencv_cubic)
+        is_half_pixel = recipe.eval_sampling == "half_pixel"
+        is_opencv_cubic = is_half_pixel and recipe.interpolation == "bicubic"
+        is_fused = self.backend == "jax" and not is_half_pixel  # XLA rounds a * b + c once
+        return not (recipe.eval_antialias or is_opencv_cubic or is_fused)
 
     def describe_input(self, wanted: Wanted) -> str:
         """Return what a program takes, in words."""

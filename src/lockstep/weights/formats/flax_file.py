@@ -119,12 +119,12 @@ def write_flax(target: Path, recipe: Recipe, state: State, into: Path | None = N
 
 def write_torchax(target: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:
     """Write arrays with torchvision's names and layouts, and the counters that PyTorch's modules
-    expect. `into` and errors are as in `write_flax`."""
+    expect, int32 as JAX has integers. `into` and errors are as in `write_flax`."""
     arrays: dict[str, np.ndarray] = {}
     for tensor in check_state(model_spec(recipe.model), recipe.logits, state):
         arrays[tensor.name] = np.ascontiguousarray(state.tensors[tensor.name], np.float32)
         if tensor.role == "bn_var":
-            arrays[f"{tensor.name.rpartition('.')[0]}.{_COUNTER}"] = np.zeros((), np.int64)
+            arrays[f"{tensor.name.rpartition('.')[0]}.{_COUNTER}"] = np.zeros((), np.int32)
     _write(target, arrays, into)
     paddings = describe_other_padding(recipe)
     remarks = [f"torchvision's class pads symmetrically; {remark}" for remark in paddings]

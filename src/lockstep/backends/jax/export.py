@@ -1,0 +1,145 @@
+"""StableHLO: the recipe's preprocessing, the model and softmax as two programs of `jax.export`.
+
+They are two because XLA compiles a program for each shape of its input: photos of another size then
+need another resize, and not another model.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import flatbuffers  # noqa: F401  # with which jax.export writes and reads programs
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export as jax_export
+
+from lockstep.backends.jax.model import Array, Arrays, Pass, convert_all, new_arrays
+from lockstep.backends.jax.programs import normalise
+from lockstep.backends.shared.resizing import Geometry, crop_centre, read_geometry
+from lockstep.recipes import Recipe
+from lockstep.system.files import write_lines
+from lockstep.system.regular_files import WEIGHTS, read_regular
+
+RESIZE = "resize.stablehlo"
+MODEL = "model.stablehlo"
+CLASSES = "classes.txt"
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+"""What the programs run on."""
+
+
+def export_stablehlo(
+    recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path
+) -> None:
+    """Write `resize.stablehlo` and `model.stablehlo`, programs for `jax.export.deserialize`, and
+    `classes.txt`.
+
+    The first takes `images`, uint8 RGB [N, H, W, 3] of any size, and returns squares, uint8
+    [N, S, S, 3], resized and cropped as in evaluation (`lockstep.backends.shared.resizing`). The
+    second takes these, and returns a dictionary: `classes`, int32 [N], and `probabilities`, float32
+    [N, logits]. Raises `CheckpointError` if the tensors do not fit.
+    """
+    arrays = convert_all(new_arrays(recipe), tensors, "weights")
+    values = {name: jnp.asarray(array) for name, array in arrays.items()}
+    side = recipe.eval_crop
+    model = _export(partial(_answer, recipe, values), f"n, {side}, {side}, 3")
+    # Places and sums of the resize are int64 and float64; what goes in and out is not.
+    with jax.enable_x64(True):
+        resize = _export(partial(_crop, read_geometry(recipe)), "n, height, width, 3")
+    folder.mkdir()
+    (folder / RESIZE).write_bytes(resize)
+    (folder / MODEL).write_bytes(model)
+    write_lines(folder / CLASSES, classes)
+
+
+def _export(function: Callable[[Array], Any], shape: str) -> bytearray:
+    """Return the program of a function of uint8 images, whose shape has numbers and names."""
+    images = jax.ShapeDtypeStruct(jax_export.symbolic_shape(shape), jnp.uint8)
+    return jax_export.export(jax.jit(function), platforms=PLATFORMS)(images).serialize()
+
+
+def _answer(recipe: Recipe, values: Arrays, squares: Array) -> dict[str, Array]:
+    logits = Pass(recipe, values, training=False).logits(normalise(recipe, squares))
+    return {
+        "classes": jnp.argmax(logits, axis=1).astype(jnp.int32),
+        "probabilities": jax.nn.softmax(logits),
+    }
+
+
+def _crop(geometry: Geometry, images: Array) -> Array:
+    """Return what evaluation sees of photos: uint8 [N, S, S, 3]."""
+    squares = crop_centre(images, geometry, _Operations())
+    return jnp.transpose(squares, (0, 2, 3, 1)).astype(jnp.uint8)
+
+
+def open_program(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Return the programs in a folder, loaded by JAX's own loader, one after the other: from uint8
+    images to classes and probabilities. They are compiled for each shape of images."""
+    resize, model = (_load(folder / name) for name in (RESIZE, MODEL))
+
+    def answer(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        answers = model(resize(images))
+        return np.asarray(answers["classes"], np.int64), np.asarray(answers["probabilities"])
+
+    return answer
+
+
+def _load(file: Path) -> Callable[..., Any]:
+    program: Callable[..., Any] = jax.jit(
+        jax_export.deserialize(bytearray(read_regular(file, WEIGHTS))).call
+    )
+    return program
+
+
+class _Operations:
+    """`lockstep.backends.shared.resizing.Operations` of JAX. Lengths may be symbols."""
+
+    def length(self, images: Array, axis: int) -> Any:
+        return images.shape[axis]
+
+    def integer(self, length: Any) -> Array:
+        return jnp.asarray(length, jnp.int64)
+
+    def count(self, first: Any, end: Any) -> Array:
+        return jnp.arange(end - first, dtype=jnp.float64) + self.real(self.integer(first))
+
+    def real(self, value: Array) -> Array:
+        return value.astype(jnp.float64)
+
+    def single(self, value: Array) -> Array:
+        return value.astype(jnp.float32)
+
+    def round_to_float32(self, value: Array) -> Array:
+        # Without this, XLA leaves out a conversion that another one undoes.
+        return jax.lax.reduce_precision(value, exponent_bits=8, mantissa_bits=23)
+
+    def truncate(self, value: Array) -> Array:
+        return value.astype(jnp.int64)
+
+    def floor(self, value: Array) -> Array:
+        return jnp.floor(value)
+
+    def minimum(self, a: Array, b: Array) -> Array:
+        return jnp.minimum(a, b)
+
+    def maximum(self, a: Array, b: Array) -> Array:
+        return jnp.maximum(a, b)
+
+    def clip(self, value: Array, low: float, high: float) -> Array:
+        return jnp.clip(value, low, high)
+
+    def total(self, value: Array, axis: int) -> Array:
+        return jnp.sum(value, axis=axis, keepdims=True)
+
+    def take(self, pixels: Array, index: Array, axis: int) -> Array:
+        return jnp.take(pixels, index, axis=axis, mode="clip")
+
+    def reshape(self, value: Array, shape: tuple[int, ...]) -> Array:
+        return jnp.reshape(value, shape)
+
+    def transpose(self, value: Array, axes: tuple[int, ...]) -> Array:
+        return jnp.transpose(value, axes)
+
+    def product(self, a: Array, b: Array) -> Array:
+        return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
