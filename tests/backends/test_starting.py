@@ -18,7 +18,7 @@ NODES = (
 )
 LAST = Table(NODES, 1, "a secret of this start")
 """Two machines with two ranks each, as the second one sees them."""
-THREADS = {"OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"}
+THREADS = {"OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC"}
 
 
 @for_ranks

@@ -120,7 +120,7 @@ _TENSORFLOW = Options(
     recompute=("off", "blocks"),
     all_reduce_precision=_FLOATS,
 )
-_JAX = Options(recompute=("off", "blocks"))
+_JAX = Options(recompute=("off", "blocks"), all_reduce_precision=_FLOATS)
 _TORCH = Options(
     layout=("auto", "nhwc", "nchw"),
     fused=("auto", "on", "off"),
@@ -141,6 +141,7 @@ FRAMEWORKS: dict[str, Framework] = {
         },
         on_cpu=_JAX,
         on_gpu=_JAX,
+        addresses="JAX_COORDINATOR_ADDRESS",
         always_emulates=("bf16", "fp16"),
         origins=("Flax", "torchax"),
         explains=True,

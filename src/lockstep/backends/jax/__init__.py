@@ -4,8 +4,19 @@ from lockstep.backends.jax import loading  # before all modules that import the 
 
 # isort: split
 from lockstep.backends.jax.engine import JaxEngine as engine
+from lockstep.backends.jax.launching import prepare_ranks
 from lockstep.backends.jax.measuring import libraries, products
 from lockstep.backends.jax.module import load_module
 from lockstep.backends.jax.tracing import profile
-from lockstep.backends.jax.world import JaxWorld as world
-from lockstep.backends.jax.world import devices
+from lockstep.backends.jax.world import JaxWorld, devices
+from lockstep.backends.jax.worlds_of_devices import DevicesWorld, Workers
+from lockstep.recipes import Execution
+from lockstep.system.ranks import count_ranks
+
+
+def world(execution: Execution) -> JaxWorld:
+    """Join the process group and choose the devices."""
+    if count_ranks() > 1:
+        return Workers(execution)
+    world = JaxWorld(execution)
+    return world if len(world.jax_devices) == 1 else DevicesWorld(execution)

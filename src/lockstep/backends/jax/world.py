@@ -1,4 +1,4 @@
-"""The processes that train together."""
+"""The processes that train together: a single process with one device, the base of the others."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,9 +25,12 @@ class JaxWorld(HostQuestions):
     ranks = 1
 
     def __init__(self, execution: Execution) -> None:
-        self.jax_device = _choose_device(execution, int(os.environ.get("LOCAL_RANK", "0")))
-        self.on_gpu = self.jax_device.platform != "cpu"
-        self.device = _name_device(self.jax_device)
+        self.jax_devices = _choose_devices(execution, int(os.environ.get("LOCAL_RANK", "0")))
+        """The devices of this process."""
+        self.on_gpu = self.jax_devices[0].platform != "cpu"
+        self.device = _name_device(self.jax_devices[0])
+        if len(self.jax_devices) > 1:
+            self.device = f"{len(self.jax_devices)} devices: {self.device}"
         keep_compiled()
 
     def jit(
@@ -56,7 +59,7 @@ class JaxWorld(HostQuestions):
 
     def place(self, arrays: Any) -> Any:
         """Return this rank's arrays on the device. They share no memory with those on the host."""
-        return jax.device_put(jax.tree.map(np.array, arrays), self.jax_device)
+        return jax.device_put(jax.tree.map(np.array, arrays), self.jax_devices[0])
 
     def replicate(self, arrays: Any) -> Any:
         """Return arrays on the device, which are alike on all ranks. They share no memory with
@@ -80,12 +83,18 @@ class JaxWorld(HostQuestions):
         """Do nothing."""
 
 
-def _choose_device(execution: Execution, local_rank: int) -> Any:
-    """Return the device that this process computes on."""
+def _choose_devices(execution: Execution, local_rank: int) -> list[Any]:
+    """Return the devices that this process computes on: one GPU, all TPUs of this process, or its
+    CPU, which counts as several devices with `--xla_force_host_platform_device_count`."""
     gpus = _list_accelerators()
+    is_tpu = any(device.platform == "tpu" for device in gpus)
+    if is_tpu or jax.process_count() > 1:  # a rank sees only its own GPU
+        local_rank = 0
     advice = "JAX computes on GPUs with the extra jax-cuda"
     gpu = choose_gpu(execution, "JAX", gpus=len(gpus), local_rank=local_rank, advice=advice)
-    return jax.local_devices(backend="cpu")[0] if gpu is None else gpus[gpu]
+    if gpu is None:
+        return jax.local_devices(backend="cpu")
+    return gpus if is_tpu else [gpus[gpu]]
 
 
 def _list_accelerators() -> list[Any]:

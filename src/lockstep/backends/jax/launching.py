@@ -1,0 +1,29 @@
+"""Starting JAX's ranks."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lockstep.backends.jax.connecting import COORDINATOR
+from lockstep.backends.jax.world import THREADS
+from lockstep.backends.shared import rank_connections
+from lockstep.backends.shared.threads import share_cores
+from lockstep.launch.nodes import Start, Table
+
+
+@contextmanager
+def prepare_ranks(table: Table, distributed: str) -> Iterator[Start]:
+    """Yield how this machine's ranks are started. JAX has no launcher: rank 0 has a service at
+    which all ranks meet."""
+    variables = find_places(table) | share_cores(THREADS, table)
+    yield Start(table, lambda local_rank: variables)
+
+
+def find_places(table: Table) -> dict[str, str]:
+    """Return the environment variables that name the places of rank 0, alike for all ranks."""
+    leading = table.nodes[0].address
+    port, port_of_hosts = table.shared_ports
+    return {
+        COORDINATOR: f"{leading}:{port}",
+        rank_connections.ADDRESS: f"{leading}:{port_of_hosts}",
+        rank_connections.KEY: table.secret,
+    }
