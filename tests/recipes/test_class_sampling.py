@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.recipes.class_sampling import draw_by_class
-from lockstep.recipes.order import order_samples, training_plans
+from lockstep.recipes.epoch_order import order_samples
+from lockstep.recipes.order import training_plans
 from tests.recipes.cases import EXAMPLES, RECIPE, sizes_of
 
 KINDS = ("balanced", "square_root")

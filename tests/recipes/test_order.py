@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.recipes import Recipe
+from lockstep.recipes.epoch_order import shuffle
 from lockstep.recipes.order import (
     BatchPlan,
     check_batch_norm,
-    epoch_order,
     keep_blocks,
     keep_features,
     steps_per_epoch,
@@ -36,25 +36,25 @@ def assert_equal_plans(first: Iterable[BatchPlan], second: Iterable[BatchPlan]) 
 
 @pytest.mark.parametrize("images", [1, 2, 3, 4, 5, 63, 1000])
 def test_an_epochs_order_has_every_image_once(images: int) -> None:
-    order = epoch_order(0, 0, images)
+    order = shuffle(0, 0, images)
 
     assert order.dtype == np.int64
     np.testing.assert_array_equal(np.sort(order), np.arange(images))
 
 
 def test_an_order_never_changes() -> None:
-    assert epoch_order(0, 0, 12).tolist() == [8, 7, 4, 2, 6, 10, 5, 9, 0, 11, 1, 3]
-    assert epoch_order(2**63 - 1, 89, 12).tolist() == [0, 10, 2, 3, 8, 6, 11, 1, 9, 4, 7, 5]
+    assert shuffle(0, 0, 12).tolist() == [8, 7, 4, 2, 6, 10, 5, 9, 0, 11, 1, 3]
+    assert shuffle(2**63 - 1, 89, 12).tolist() == [0, 10, 2, 3, 8, 6, 11, 1, 9, 4, 7, 5]
 
 
 def test_another_epoch_or_another_seed_has_another_order() -> None:
-    orders = [epoch_order(seed, epoch, 100).tolist() for seed in range(4) for epoch in range(4)]
+    orders = [shuffle(seed, epoch, 100).tolist() for seed in range(4) for epoch in range(4)]
 
     assert len({tuple(order) for order in orders}) == 16
 
 
 def test_every_image_comes_to_every_place_equally_often() -> None:
-    places = np.array([epoch_order(1, epoch, 5) for epoch in range(4000)])
+    places = np.array([shuffle(1, epoch, 5) for epoch in range(4000)])
 
     for place in places.T:
         counts = np.bincount(place, minlength=5)
@@ -144,7 +144,7 @@ def test_the_steps_of_an_epoch_follow_its_order() -> None:
 
     for epoch in range(3):
         samples = np.concatenate([plan.samples for plan in plans[2 * epoch : 2 * epoch + 2]])
-        np.testing.assert_array_equal(samples, epoch_order(5, epoch, 40)[:32])
+        np.testing.assert_array_equal(samples, shuffle(5, epoch, 40)[:32])
 
 
 DIVISIONS = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2), (8, 1), (16, 1)]

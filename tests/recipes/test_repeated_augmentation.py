@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from lockstep.recipes.order import epoch_order, order_samples, training_plans
+from lockstep.recipes.epoch_order import order_samples, shuffle
+from lockstep.recipes.order import training_plans
 from tests.recipes.cases import RECIPE, sizes_of
 
 IMAGES = 1000
@@ -17,7 +18,7 @@ def test_a_step_has_the_images_that_a_sampler_deals_out_to_its_ranks(
     # timm's RepeatAugSampler and torchvision's RASampler: each image several times in a row, in
     # turn to the ranks; a step takes the next ones of each.
     recipe = RECIPE.replace(global_batch_images=40, repeated_augmentation=copies)
-    repeated = np.repeat(epoch_order(recipe.seed, 1, IMAGES), copies)[:IMAGES]
+    repeated = np.repeat(shuffle(recipe.seed, 1, IMAGES), copies)[:IMAGES]
     dealt = [repeated[rank::ranks] for rank in range(ranks)]
     order = order_samples(recipe, 1, IMAGES)
     for step in range(IMAGES // 40):

@@ -25,6 +25,7 @@ import numpy as np
 
 from lockstep.benchmark.pillow_operators import apply_operations
 from lockstep.data.decoding.decode import decode, is_plain_jpeg
+from lockstep.data.loading.loaders import plan_training
 from lockstep.data.index import Index, open_index
 from lockstep.data.loading.dali import DaliLoader, import_dali
 from lockstep.data.loading.host import HostLoader
@@ -32,7 +33,6 @@ from lockstep.data.sources import FOLDER, find_source, find_split, holds_split
 from lockstep.recipes import Recipe
 from lockstep.recipes.augmentations.randaugment import RandAugment
 from lockstep.recipes.operations import Operations
-from lockstep.recipes.order import training_plans
 from lockstep.system.errors import DataError, nearest
 from lockstep.system.machine import cores
 
@@ -70,7 +70,7 @@ class Turn:
 def run_ours(kind: type[HostLoader] | type[DaliLoader], work: Work, index: Index) -> Iterator[int]:
     """Run a loader of Lockstep."""
     with kind(index, antialias=False, threads=work.threads) as loader:
-        for batch in loader.batches(training_plans(_make_recipe(work), index.sizes, 0)):
+        for batch in loader.batches(plan_training(index, _make_recipe(work), 0)):
             yield len(batch.images)
 
 
@@ -79,7 +79,7 @@ def run_host_augmented(augmentation: Operations, work: Work, index: Index) -> It
     recipe = _make_recipe(work).replace(augmentations=[augmentation])
     how: dict[str, Any] = {"augmentations": recipe.augmentations, "threads": work.threads}
     with HostLoader(index, antialias=False, **how) as loader:
-        for batch in loader.batches(training_plans(recipe, index.sizes, 0)):
+        for batch in loader.batches(plan_training(index, recipe, 0)):
             yield len(batch.images)
 
 
@@ -205,7 +205,7 @@ def run_libjpeg(work: Work, index: Index) -> Iterator[int]:
     size = -(-work.batch // (4 * work.threads))
     with ThreadPoolExecutor(work.threads) as pool:
         waiting: list[Any] = []
-        for plan in training_plans(_make_recipe(work), index.sizes, 0):
+        for plan in plan_training(index, _make_recipe(work), 0):
             samples = plan.samples.tolist()
             parts = [samples[i : i + size] for i in range(0, work.batch, size)]
             tasks = [pool.submit(decode_all, part) for part in parts]

@@ -331,15 +331,20 @@ class _Source:
         index, chosen = self._images
         evaluates = self._cell.what != TRAIN
         with make_loader(index, self._recipe, self._execution, evaluation=evaluates) as loader:
-            plans = self._plan(index.sizes_for(self._recipe)[chosen], index.labels(chosen))
+            shards = None if index.shards is None else index.shards[chosen]
+            sizes = index.sizes_for(self._recipe)[chosen]
+            plans = self._plan(sizes, index.labels(chosen), shards)
             yield loader.batches(replace(plan, samples=chosen[plan.samples]) for plan in plans)
 
-    def _plan(self, sizes: np.ndarray, labels: np.ndarray) -> Iterator[BatchPlan]:
+    def _plan(
+        self, sizes: np.ndarray, labels: np.ndarray, shards: np.ndarray | None
+    ) -> Iterator[BatchPlan]:
         share: dict[str, Any] = {"rank": self._world.rank, "ranks": self._world.ranks}
         if self._cell.what == TRAIN:
             recipe = self._recipe.replace(epochs=MOST_EPOCHS)
             parts = self._execution.accumulation_steps
-            return training_plans(recipe, sizes, 0, labels=labels, parts=parts, **share)
+            share |= {"labels": labels, "shards": shards, "parts": parts}
+            return training_plans(recipe, sizes, 0, **share)
         return _repeat_evaluation(self._recipe, sizes, self._cell.batch, **share)
 
 

@@ -11,10 +11,10 @@ from PIL import Image, ImageDraw, ImageFont
 from lockstep.data import Batch
 from lockstep.data.images import printable
 from lockstep.data.index import Index
-from lockstep.data.loading.loaders import make_loader
+from lockstep.data.loading.loaders import make_loader, plan_training
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.mixing import weigh_pixels
-from lockstep.recipes.order import BatchPlan, evaluation_plans, steps_per_epoch, training_plans
+from lockstep.recipes.order import BatchPlan, evaluation_plans, steps_per_epoch
 from lockstep.system.errors import DataError
 from lockstep.system.plotting import find_font
 
@@ -69,7 +69,7 @@ def _plan_training(index: Index, recipe: Recipe, epoch: int, step: int) -> Itera
             f" epochs of {per_epoch} steps with these images"
         )
     first = epoch * per_epoch + step
-    return training_plans(recipe, index.sizes_for(recipe), first, labels=index.rows["label"])
+    return plan_training(index, recipe, first)
 
 
 def _mix_pixels(batch: Batch) -> np.ndarray:

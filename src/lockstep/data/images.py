@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from lockstep.data.containers import Places, recordio
+from lockstep.data.decoding.orientation import shown_sizes
 from lockstep.data.sources import FOLDER, Source
 from lockstep.system.errors import DataError
 from lockstep.system.regular_files import IMAGE, open_descriptor, read_descriptor
@@ -124,6 +125,12 @@ class Images:
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def shards(self) -> np.ndarray | None:
+        """The number of the file that holds each image, uint32 [images]; None if every image is a
+        file."""
+        return None if self.source.format == FOLDER else self.rows["file"]
+
     def name(self, sample: int) -> str:
         """Return the name of a sample; empty if its format stores none."""
         return os.fsdecode(self.names[sample])
@@ -186,6 +193,27 @@ class Images:
         # The function does not refer to `self`, so that unused images are freed at once, and their
         # files are closed.
         return lru_cache(_OPEN_FILES)(lambda file: Places(root / files[file]))
+
+
+class ImageSizes:
+    """Heights and widths of images, which are looked up when they are asked for: there may be more
+    images than an array of them has room for."""
+
+    def __init__(self, rows: np.ndarray, orientations: np.ndarray | None = None) -> None:
+        self._rows = rows
+        self._orientations = orientations
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, samples: np.ndarray | slice) -> np.ndarray:
+        """Return heights and widths: int64 [N, 2], as the images are shown if there are
+        orientations, else as they are stored."""
+        rows = self._rows[samples]
+        sizes = np.stack([rows["height"], rows["width"]], axis=1).astype(np.int64)
+        if self._orientations is None:
+            return sizes
+        return shown_sizes(sizes, self._orientations[samples])
 
 
 AnyImages = TypeVar("AnyImages", bound=Images)

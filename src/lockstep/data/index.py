@@ -30,10 +30,11 @@ from lockstep.data.class_folders import (
 )
 from lockstep.data.decoding.decode import check
 from lockstep.data.decoding.image_formats import MISSING, readable_formats
-from lockstep.data.decoding.orientation import UPRIGHT, read_orientation, shown_sizes
+from lockstep.data.decoding.orientation import UPRIGHT, read_orientation
 from lockstep.data.images import (
     ROW,
     Images,
+    ImageSizes,
     Names,
     Progress,
     Quarantined,
@@ -94,14 +95,11 @@ class Index(Images):
     @property
     def sizes(self) -> np.ndarray:
         """Height and width of every image as it is stored: int64 [images, 2]."""
-        return np.stack([self.rows["height"], self.rows["width"]], axis=1).astype(np.int64)
+        return ImageSizes(self.rows)[:]
 
-    def sizes_for(self, recipe: Recipe) -> np.ndarray:
-        """Return height and width of every image as a recipe sees it: int64 [images, 2]; see
-        `exif_orientation`."""
-        if not recipe.exif_orientation:
-            return self.sizes
-        return shown_sizes(self.sizes, self.orientations)
+    def sizes_for(self, recipe: Recipe) -> ImageSizes:
+        """Return height and width of every image as a recipe sees it; see `exif_orientation`."""
+        return ImageSizes(self.rows, self.orientations if recipe.exif_orientation else None)
 
     def labels(self, samples: np.ndarray) -> np.ndarray:
         """Return the labels of samples: int64 [N]; -1 for padding, whose sample is -1."""

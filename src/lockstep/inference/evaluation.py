@@ -145,7 +145,7 @@ def _evaluate_program(
     recipe = weights.recipe
     index, remarks = images.open_index(weights, recorder)
     if program.takes_photos:
-        groups = group_photos(index.sizes_for(recipe), batch)
+        groups = group_photos(index.sizes_for(recipe)[:], batch)
         total = len(groups)
         batches = load_photos(index, recipe, groups, execution.loader_threads)
     else:

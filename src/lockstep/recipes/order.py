@@ -1,7 +1,7 @@
 """The images of a step, and how each is cropped, changed, mixed and dropped: pure functions of
 (seed, epoch, position).
 
-The images of an epoch are chosen by `sampling` and `repeated_augmentation` and have a random order.
+The images of an epoch and their order are those of `recipes.epoch_order`.
 Step s takes positions s*B to (s+1)*B - 1 of it, for any number of ranks. A step is divided into
 units of equal size, one for each rank and accumulation part. A unit takes consecutive positions
 from the front of the step and the mirrored positions from the back. Reversing a unit then pairs the
@@ -15,20 +15,30 @@ offset.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from lockstep.models.architectures import features, model_spec
-from lockstep.recipes.class_sampling import draw_by_class
 from lockstep.recipes.crops import draw_crops, resize_shorter_sides, whole_windows
+from lockstep.recipes.epoch_order import SampleOrder, order_samples
 from lockstep.recipes.image_sizes import find_size, list_sizes
 from lockstep.recipes.mixing import draw_mixing
-from lockstep.recipes.philox import Numbers, Purpose, draw_keys, uniform
+from lockstep.recipes.philox import Numbers, Purpose, uniform
 from lockstep.recipes.plug_ins import naming
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.stochastic_depth import drop_rates
 from lockstep.system.errors import RecipeError
+
+
+class SizeTable(Protocol):
+    """Heights and widths of all images: an array [images, 2], or looked up when they are asked
+    for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, samples: np.ndarray) -> np.ndarray:
+        """Return the heights and widths of some images: int64 [N, 2]."""
 
 
 @dataclass(frozen=True)
@@ -79,41 +89,6 @@ _BATCH_COLUMNS = (
     *("coefficients", "partners", "target_coefficients", "boxes"),
     *("kept_features", "kept_blocks"),
 )
-
-
-def epoch_order(seed: int, epoch: int, images: int) -> np.ndarray:
-    """Return the order of the images in an epoch: int64 [images], a permutation."""
-    return np.argsort(draw_keys(seed, Purpose.ORDER, images, epoch=epoch), kind="stable")
-
-
-def order_samples(
-    recipe: Recipe, epoch: int, images: int, labels: np.ndarray | None = None
-) -> np.ndarray:
-    """Return the samples of an epoch in their order: int64 [images].
-
-    `labels` are integers [images]; "plain" sampling does not need them.
-    """
-    order = epoch_order(recipe.seed, epoch, images)
-    if recipe.sampling != "plain":
-        if labels is None:
-            raise ValueError(f"sampling {recipe.sampling} needs the labels of the images")
-        order = draw_by_class(recipe.sampling, recipe.seed, epoch, labels)[order]
-    if recipe.repeated_augmentation == 1:
-        return order
-    return _repeat_samples(order, recipe.repeated_augmentation, recipe.global_batch_images)
-
-
-def _repeat_samples(order: np.ndarray, copies: int, step_images: int) -> np.ndarray:
-    """Return an order of equal length in which the first samples come several times: int64
-    [images].
-
-    A step has the samples that it has if copies follow each other, as in the samplers of DeiT,
-    torchvision and timm. These deal the copies out to the ranks in turn. Here all first copies of a
-    step come first, then all second ones, and so on, which keeps most copies in different units.
-    """
-    places = np.arange(len(order))
-    by_copy = np.lexsort((places % copies, places // step_images))
-    return order[by_copy // copies]
 
 
 def unit_positions(unit: int, units: int, step_images: int) -> np.ndarray:
@@ -180,10 +155,11 @@ def check_batch_norm(recipe: Recipe, ranks: int, parts: int) -> None:
 
 def training_plans(
     recipe: Recipe,
-    sizes: np.ndarray,
+    sizes: SizeTable,
     first_step: int,
     *,
     labels: np.ndarray | None = None,
+    shards: np.ndarray | None = None,
     rank: int = 0,
     ranks: int = 1,
     parts: int = 1,
@@ -191,8 +167,9 @@ def training_plans(
     """Yield one rank's plan for every step from `first_step` to the end of the run.
 
     `sizes` is [images, 2]: height and width of every image of the index. `labels` is [images]; it
-    may be left out if the recipe's sampling is "plain". A plan has N =
-    global_batch_images / ranks images: `parts` units, one after the other.
+    may be left out if the recipe's sampling is "plain", and `shards`, the number of every image's
+    file, if its order is not "windowed". A plan has N = global_batch_images / ranks images: `parts`
+    units, one after the other.
     """
     step_images = recipe.global_batch_images
     units = ranks * parts
@@ -201,7 +178,7 @@ def training_plans(
     own_units = range(rank * parts, (rank + 1) * parts)
     positions = [unit_positions(unit, units, step_images) for unit in own_units]
     for epoch in range(first_step // per_epoch, recipe.epochs):
-        order = order_samples(recipe, epoch, len(sizes), labels)
+        order = order_samples(recipe, epoch, len(sizes), labels, shards)
         for step in range(max(first_step - epoch * per_epoch, 0), per_epoch):
             start = step * step_images
             plans = [
@@ -213,8 +190,8 @@ def training_plans(
 
 def _training_unit(
     recipe: Recipe,
-    sizes: np.ndarray,
-    order: np.ndarray,
+    sizes: SizeTable,
+    order: SampleOrder,
     epoch: int,
     start: int,
     positions: np.ndarray,
@@ -296,7 +273,7 @@ def keep_blocks(recipe: Recipe, epoch: int, positions: np.ndarray) -> np.ndarray
 
 
 def evaluation_plans(
-    recipe: Recipe, sizes: np.ndarray, batch: int, *, rank: int = 0, ranks: int = 1
+    recipe: Recipe, sizes: SizeTable, batch: int, *, rank: int = 0, ranks: int = 1
 ) -> Iterator[BatchPlan]:
     """Yield one rank's plans for an evaluation. All ranks together have every image once.
 

@@ -32,6 +32,8 @@ class Purpose(IntEnum):
     MIX_KIND = 21
     CUTMIX_COEFFICIENT = 22
     CUTMIX_BOX = 23
+    PERMUTATION = 30
+    SHARD_ORDER = 31
 
 
 def draw(

@@ -12,8 +12,7 @@ from contextlib import nullcontext
 from lockstep import backends
 from lockstep.backends import Handle
 from lockstep.data import Batch
-from lockstep.data.loading.loaders import make_loader
-from lockstep.recipes.order import training_plans
+from lockstep.data.loading.loaders import make_loader, plan_training
 from lockstep.runs import divergence, last_step
 from lockstep.runs.context import RunContext
 from lockstep.runs.evaluate import evaluate
@@ -33,11 +32,10 @@ def train_from(run: RunContext, first: int) -> Report | None:
     if stopped_early:
         return _end(run, first, stopped_early)
     training = run.sets.training
-    plans = training_plans(
+    plans = plan_training(
+        training,
         run.recipe,
-        training.sizes_for(run.recipe),
         first,
-        labels=training.rows["label"],
         rank=run.world.rank,
         ranks=run.world.ranks,
         parts=run.execution.accumulation_steps,

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep import backends
-from lockstep.data.loading.loaders import make_loader
-from lockstep.recipes.order import training_plans
+from lockstep.data.loading.loaders import make_loader, plan_training
 from lockstep.recipes.rate_range import LEAST_STEPS, RateRange, has_diverged, judge
 from lockstep.runs.begin import find_state, load_state
 from lockstep.runs.context import RunContext, stop_before_training
@@ -69,13 +68,7 @@ def _measure_losses(run: RunContext, steps: int) -> list[float]:
         image_size=run.recipe.image_size,  # in all epochs
         epochs=-(-steps // run.steps_per_epoch),
     )
-    plans = training_plans(
-        recipe,
-        training.sizes_for(recipe),
-        0,
-        labels=training.rows["label"],
-        parts=run.execution.accumulation_steps,
-    )
+    plans = plan_training(training, recipe, 0, parts=run.execution.accumulation_steps)
     losses: list[float] = []
     with make_loader(training, run.recipe, run.execution) as loader:
         batches = run.recorder.watch(

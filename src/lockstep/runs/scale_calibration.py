@@ -10,9 +10,9 @@ from typing import cast
 
 from lockstep.backends import QuantisingEngine
 from lockstep.data import Batch
-from lockstep.data.loading.loaders import make_loader
+from lockstep.data.loading.loaders import make_loader, plan_training
 from lockstep.models.quantisation import Scales, input_scales
-from lockstep.recipes.order import steps_per_epoch, training_plans
+from lockstep.recipes.order import steps_per_epoch
 from lockstep.runs.context import RunContext, stop_before_training
 from lockstep.weights import checkpoint
 from lockstep.weights.formats.lockstep_files import read_scales
@@ -36,8 +36,7 @@ def calibrate(run: RunContext) -> Scales:
     plain = run.recipe.replace(global_batch_images=images_at_once, epochs=1, **unmixed)
     wanted = -(-run.recipe.calibration_images // images_at_once)
     count = min(wanted, steps_per_epoch(plain, len(images)))
-    sizes = images.sizes_for(plain)
-    plans = islice(training_plans(plain, sizes, 0, labels=images.rows["label"]), count)
+    plans = islice(plan_training(images, plain, 0), count)
     with make_loader(images, run.recipe, run.execution) as loader:
         batches = _watch(run, loader.batches(plans), count)
         scales = input_scales(cast(QuantisingEngine, run.engine).calibrate(batches))

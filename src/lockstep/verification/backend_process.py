@@ -21,12 +21,13 @@ from lockstep import backends
 from lockstep.backends import Backend, Engine, World
 from lockstep.data import Batch
 from lockstep.data.decoding.augment import augment
+from lockstep.data.loading.loaders import plan_training
 from lockstep.data.index import open_index
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.augmentation_list import list_augmentations
 from lockstep.recipes.initial_weights import initial_second_moments
-from lockstep.recipes.order import BatchPlan, keep_blocks, keep_features, training_plans
+from lockstep.recipes.order import BatchPlan, keep_blocks, keep_features
 from lockstep.system.workers import end_with_parent, tell
 from lockstep.verification.workload import (
     BINARY,
@@ -305,8 +306,7 @@ class Worker:
         augmented = []
         for augmentations in (self._workload.recipe.augmentations, *list_augmentations()):
             recipe = self._workload.recipe.replace(augmentations=augmentations)
-            sizes = index.sizes_for(recipe)
-            plan = next(training_plans(recipe, sizes, 0, labels=index.rows["label"]))
+            plan = next(plan_training(index, recipe, 0))
             if plan.augmentations is not None:
                 for image, parameters in zip(images, plan.augmentations, strict=True):
                     augment(recipe.augmentations, parameters, image)

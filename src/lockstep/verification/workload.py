@@ -8,14 +8,14 @@ import numpy as np
 
 from lockstep.data import Batch
 from lockstep.data.index import open_index
-from lockstep.data.loading.loaders import make_loader
+from lockstep.data.loading.loaders import make_loader, plan_training
 from lockstep.data.textures import draw_data_set
 from lockstep.models import architectures
 from lockstep.models.architectures import blocks, convolutions, model_spec, narrow_model
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.recipes.initial_weights import initial_state
-from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
+from lockstep.recipes.order import BatchPlan, evaluation_plans
 from lockstep.recipes.schedule import learning_rates
 
 Arrays = dict[str, np.ndarray]
@@ -245,8 +245,7 @@ def load_batches(
     loader makes them."""
     training = open_index(data / "train")
     validation = open_index(data / "val")
-    labels = training.rows["label"]
-    to_train = list(training_plans(recipe, training.sizes_for(recipe), 0, labels=labels))
+    to_train = list(plan_training(training, recipe, 0))
     to_evaluate = list(
         evaluation_plans(recipe, validation.sizes_for(recipe), recipe.global_batch_images)
     )

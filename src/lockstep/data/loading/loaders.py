@@ -11,7 +11,7 @@ from lockstep.data.loading.dali import DaliLoader
 from lockstep.data.loading.host import HostLoader
 from lockstep.data.loading.synthetic import SyntheticLoader
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.order import evaluation_plans
+from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
 from lockstep.system.errors import RecipeError
 
 Loader = HostLoader | DaliLoader | SyntheticLoader
@@ -48,6 +48,23 @@ def make_loader(
         )
     on_gpu = execution.loader == "dali-gpu"
     return DaliLoader(index, on_gpu=on_gpu, lends=on_gpu, **how)
+
+
+def plan_training(
+    index: Index, recipe: Recipe, first: int, *, rank: int = 0, ranks: int = 1, parts: int = 1
+) -> Iterator[BatchPlan]:
+    """Yield one rank's plan of every step from `first` to the end of a run, as `training_plans`
+    does, from the images of an index."""
+    return training_plans(
+        recipe,
+        index.sizes_for(recipe),
+        first,
+        labels=index.rows["label"],
+        shards=index.shards,
+        rank=rank,
+        ranks=ranks,
+        parts=parts,
+    )
 
 
 @contextmanager

@@ -18,6 +18,16 @@ class ImageFields(Settings):
     """Which training images come, with which crops and flips, and how pixels are resized and
     normalised."""
 
+    order: Literal["shuffled", "permuted", "windowed"] = "shuffled"
+    """The order of the images of an epoch, another one in each. "shuffled": random. "permuted":
+    random, computed position by position: it takes no memory, for more images than an array of all
+    positions has room for. `sampling` and `repeated_augmentation` need that array. "windowed": for
+    shards in an object store. Shards come in random order, and the images of `window_shards` shards
+    in random order among themselves, so that each shard is read once, nearly from front to back.
+    Every order is a function of (seed, epoch, position): every image comes once, on any number of
+    ranks, and a resumed run goes on with it."""
+    window_shards: Annotated[int, Field(ge=1), limits.SHARDS] = 16
+    """Number of shards whose images are mixed if `order` is "windowed"."""
     sampling: Literal["plain", "balanced", "square_root"] = "plain"
     """How often an epoch has the images of each class. "plain": every image comes once. "balanced":
     every class comes equally often. "square_root": a class comes in proportion to the square root
