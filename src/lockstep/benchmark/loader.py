@@ -25,10 +25,10 @@ import numpy as np
 
 from lockstep.benchmark.pillow_operators import apply_operations
 from lockstep.data.decoding.decode import decode, is_plain_jpeg
-from lockstep.data.loading.loaders import plan_training
 from lockstep.data.index import Index, open_index
 from lockstep.data.loading.dali import DaliLoader, import_dali
 from lockstep.data.loading.host import HostLoader
+from lockstep.data.loading.loaders import plan_training
 from lockstep.data.sources import FOLDER, find_source, find_split, holds_split
 from lockstep.recipes import Recipe
 from lockstep.recipes.augmentations.randaugment import RandAugment

@@ -364,10 +364,11 @@ def _indexes(data: Path, *, anew: bool = False, quiet: bool = False) -> "list[tu
     from lockstep.data.index import open_index
     from lockstep.data.sources import find_sources
     from lockstep.data.split import note_skipped
+    from lockstep.data.stores.mirror import find_folder
 
     indexes: list[tuple[str, Index]] = []
     with Reporter(is_quiet=quiet) as reporter:
-        for split, source in find_sources(data).items():
+        for split, source in find_sources(find_folder(data)).items():
             classes = indexes[0][1].classes if indexes else None
             progress = reporter.progress(f"indexing {split}".strip())
             index = open_index(source, classes=classes, progress=progress, anew=anew)

@@ -8,9 +8,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from lockstep.data.containers import Places, recordio
+from lockstep.data.containers import recordio
+from lockstep.data.containers.places import Places
 from lockstep.data.decoding.orientation import shown_sizes
 from lockstep.data.sources import FOLDER, Source
+from lockstep.data.stores.places import StoredPlaces, open_places
+from lockstep.data.stores.transfer import Part
 from lockstep.system.errors import DataError
 from lockstep.system.regular_files import IMAGE, open_descriptor, read_descriptor
 
@@ -163,6 +166,28 @@ class Images:
             return recordio.image_in_parts(places, ~offset)
         return places.read(offset, int(row["length"]))
 
+    @cached_property
+    def is_stored(self) -> bool:
+        """Whether the images are in an object store."""
+        return bool(self.source.files) and isinstance(self._places(0), StoredPlaces)
+
+    def prefetch(self, samples: np.ndarray, most_gap: int) -> None:
+        """Begin to fetch images of an object store, and what is between them if that is at most
+        `most_gap` bytes."""
+        rows = self.rows[samples]
+        offsets = rows["offset"]
+        begins = np.where(offsets < 0, ~offsets, offsets)
+        by_file: dict[int, list[tuple[int, int]]] = {}
+        for file, begin, length in zip(
+            rows["file"].tolist(), begins.tolist(), rows["length"].tolist(), strict=True
+        ):
+            by_file.setdefault(file, []).append((begin, begin + length))
+        for file, ranges in by_file.items():
+            places = self._places(file)
+            if isinstance(places, StoredPlaces):
+                parts = [Part(places.item, begin, end) for begin, end in ranges]
+                places.transfer.prefetch(parts, most_gap)
+
     def read_together(self, samples: Sequence[int], memory: memoryview) -> list[memoryview] | None:
         """Return the bytes of images, read into `memory` in one call; None if they are not close
         together in one file.
@@ -192,7 +217,7 @@ class Images:
         files = self.source.files
         # The function does not refer to `self`, so that unused images are freed at once, and their
         # files are closed.
-        return lru_cache(_OPEN_FILES)(lambda file: Places(root / files[file]))
+        return lru_cache(_OPEN_FILES)(lambda file: open_places(root / files[file]))
 
 
 class ImageSizes:

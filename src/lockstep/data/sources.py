@@ -38,7 +38,7 @@ UNFINISHED = Path(CACHE) / "pack.unfinished"
 FINISHED = Path(CACHE) / "pack.finished"
 """A file with a line of JSON for each written file: the lengths, by name, of this file and of those
 that describe it."""
-_DALI_INDEXES = "idx"
+DALI_INDEXES = "idx"
 """The folder of DALI's indexes next to TFRecord files."""
 
 
@@ -90,7 +90,7 @@ def find_source(root: Path) -> Source:
         raise DataError(f"{describe_no_folder(root)}; expected images in {root}/<class>/<image>")
     _check_written(root)
     folders, files = list_visible(root)
-    if set(folders) - {_DALI_INDEXES}:
+    if set(folders) - {DALI_INDEXES}:
         return Source(FOLDER, root)
     return _make_source(root, files, "") or Source(FOLDER, root)
 

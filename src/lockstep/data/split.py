@@ -34,6 +34,7 @@ from lockstep.data.sources import (
     find_split,
     holds_split,
 )
+from lockstep.data.stores.mirror import find_folder
 from lockstep.recipes.folds import Fold
 from lockstep.system.errors import DataError
 
@@ -124,6 +125,7 @@ class RunSources(NamedTuple):
 def find_run_sources(data: Path, division: float | Fold, *, validates: bool = True) -> RunSources:
     """Return where the images are that `open_sets` opens. Raises the same errors, before an image
     is read."""
+    data = find_folder(data)
     if division:
         notes = []
         if isinstance(division, Fold) and holds_split(data, "val"):
@@ -210,6 +212,7 @@ def find_validation_index(
 ) -> Index | None:
     """Return the index of a run's validation images, or None if no index fits; see
     `lockstep.data.index.find_index`."""
+    data = find_folder(data)
     if not division:
         return find_index(find_split(data, "val"), classes=classes)
     whole = find_index(whole_source(data, division), classes=classes)

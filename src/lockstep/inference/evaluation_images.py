@@ -7,6 +7,7 @@ from lockstep.data.class_folders import list_class_folders
 from lockstep.data.index import Index, open_index
 from lockstep.data.sources import FOLDER, Source, find_source, find_split, holds_split
 from lockstep.data.split import divide_index, note_skipped, whole_source
+from lockstep.data.stores.mirror import find_folder
 from lockstep.recipes import Recipe
 from lockstep.recipes.folds import Fold
 from lockstep.runs.folder import holds_run
@@ -79,7 +80,7 @@ def find_evaluation_images(
     these are the images of its fold, also if the data set has validation images.
     """
     is_own = data is None
-    data = find_run_data(run) if data is None else Path(data)
+    data = find_folder(find_run_data(run) if data is None else data)
     division = recipe.division if split is None else split
     if split is None:
         if holds_split(data, "val") and not (is_own and recipe.folds):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.data.split import UNREAD, same_images
+from lockstep.data.stores.mirror import name_data
 from lockstep.models.state import State
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.runs import starting_weights
@@ -149,7 +150,7 @@ def _describe(run: RunContext) -> dict[str, Any]:
         "device": run.world.device,
         "ranks": run.world.ranks,
         "execution": run.execution.fields(),
-        "data": str(run.sets.data.resolve()),
+        "data": name_data(run.sets.data),
         "classes": len(training.classes),
         "train": {"images": len(training), "quarantined": training.describe_quarantine()},
         "val": {"images": len(validation), "quarantined": validation.describe_quarantine()},

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.images import printable
+from lockstep.data.stores.objects import find_url
 from lockstep.recipes import Execution, Recipe, difference, load_recipe
 from lockstep.recipes.field_validation import format_value
 from lockstep.recipes.my_images import OWN_IMAGES
@@ -199,7 +200,7 @@ def find_last_data(out: Path) -> Path:
     data = read_environment(out).get("data")
     if not isinstance(data, str):
         raise DataError(f"{out} does not say which images it was trained on; add --data DATA")
-    if not Path(data).exists():
+    if find_url(data) is None and not Path(data).exists():
         raise DataError(
             f"{out} was trained on {data}, which does not exist; give the path of its images:"
             " --data DATA"

@@ -21,8 +21,8 @@ from lockstep import backends
 from lockstep.backends import Backend, Engine, World
 from lockstep.data import Batch
 from lockstep.data.decoding.augment import augment
-from lockstep.data.loading.loaders import plan_training
 from lockstep.data.index import open_index
+from lockstep.data.loading.loaders import plan_training
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.augmentation_list import list_augmentations

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.data import containers
-from lockstep.data.containers import Places
+from lockstep.data.containers.places import Places
 from tests.data.containers.shared import unlike
 
 Read = tuple[int, int]

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lockstep.data.containers import Damage, Places, Stored, recordio
+from lockstep.data.containers import Damage, Stored, recordio
+from lockstep.data.containers.places import Places
 from lockstep.data.containers.recordio import (
     Header,
     Record,

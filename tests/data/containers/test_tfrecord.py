@@ -6,7 +6,8 @@ import crc32c
 import pytest
 from hypothesis import given
 
-from lockstep.data.containers import Damage, Places, Stored, tfrecord
+from lockstep.data.containers import Damage, Stored, tfrecord
+from lockstep.data.containers.places import Places
 from lockstep.data.containers.tfrecord import frame_record
 from lockstep.system.crc import masked_crc
 from tests.data.containers.shared import (

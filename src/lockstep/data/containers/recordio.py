@@ -19,7 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lockstep.data.containers import Appended, Bytes, Damage, Places, Sample, Stored
+from lockstep.data.containers import Appended, Bytes, Damage, Sample, Stored
+from lockstep.data.containers.places import Places
+from lockstep.data.stores.places import open_places
 from lockstep.system.files import written_text
 from lockstep.system.regular_files import RECORDS, read_regular_text
 
@@ -267,7 +269,7 @@ def scan_images(path: Path) -> Iterator[Stored | Damage]:
     Names come from the `.lst` next to the file, if there is one: a line for each record, `number
     <tab> labels <tab> path`.
     """
-    file = Places(path, read_ahead=True)
+    file = open_places(path, read_ahead=True)
     names = _read_names(path.with_suffix(".lst"))
     offset = 0
     while offset < file.size:

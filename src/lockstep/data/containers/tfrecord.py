@@ -16,7 +16,9 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from lockstep.data.containers import Appended, Bytes, Damage, Places, Sample, Stored
+from lockstep.data.containers import Appended, Bytes, Damage, Sample, Stored
+from lockstep.data.containers.places import Places
+from lockstep.data.stores.places import open_places
 from lockstep.system.crc import masked_crc
 from lockstep.system.files import written_text
 
@@ -160,7 +162,7 @@ def _next_record(file: Places, start: int) -> int:
 
 def scan_images(path: Path) -> Iterator[Stored | Damage]:
     """Yield the images of a file in its order."""
-    for record in _payloads(Places(path)):
+    for record in _payloads(open_places(path)):
         if isinstance(record, Damage):
             yield record
             continue

@@ -5,6 +5,7 @@ to its first dot.
 has no number, its class is the folder in its name, as in a tar of an image folder.
 """
 
+import io
 import json
 import re
 import tarfile
@@ -12,8 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.data.containers import NO_LABEL, Appended, Bytes, Damage, Places, Sample, Stored
-from lockstep.system.regular_files import ANY_SIZE, open_regular
+from lockstep.data.containers import NO_LABEL, Appended, Bytes, Damage, Sample, Stored
+from lockstep.data.containers.places import Places
+from lockstep.data.stores.places import PlacesStream, open_places
 
 _BLOCK = tarfile.BLOCKSIZE
 _KEY = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]*)$")
@@ -31,6 +33,7 @@ _BEHIND_CHECKSUM = _EMPTY[156:]
 spaces."""
 _SUM = sum(_BEFORE_SIZE + _BEHIND_SIZE + b" " * 8 + _BEHIND_CHECKSUM)
 _SEARCHED_BYTES = 2**20
+_BUFFER_BYTES = 2**13
 _SENSELESS = (ValueError, OverflowError, MemoryError, RecursionError)
 """What tarfile raises, in addition to its own errors, if a header has a right checksum but invalid
 contents."""
@@ -49,7 +52,7 @@ def members(file: Places, start: int = 0) -> Iterator[tarfile.TarInfo | Damage]:
             "the tar is compressed: images in it cannot be read by offset. Unpack it, for example"
             " with gunzip"
         )
-    with open_regular(file.path, ANY_SIZE) as stream:
+    with io.BufferedReader(PlacesStream(file), _BUFFER_BYTES) as stream:
         while start < file.size:
             last = None
             end = start
@@ -155,7 +158,7 @@ def scan_images(path: Path) -> Iterator[Stored | Damage]:
     it has the same kinds of members as the first image that is not next to damage. If there is no
     such image, it must have all kinds in the file.
     """
-    file = Places(path)
+    file = open_places(path)
     waiting: list[_Group] = []
     seen: set[str] = set()
     expected: set[str] | None = None

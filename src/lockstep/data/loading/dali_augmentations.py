@@ -50,7 +50,7 @@ def _encode_solarise(solarise: Solarise, applies: bool, _size: int) -> tuple[np.
 def _solarise(_: Solarise, images: Any, threshold: Any) -> Any:
     from nvidia.dali import fn, types
 
-    inverted = fn.cast(images >= threshold, dtype=types.UINT8)
+    inverted = fn.cast(images >= threshold, dtype=types.DALIDataType.UINT8)
     return images ^ (inverted * np.uint8(255))  # 255 - value
 
 
@@ -90,15 +90,17 @@ def _blend(_: Augmentation, images: Any, *inputs: Any) -> Any:
 
     for first in range(0, len(inputs), 3):
         factor, share_of_mean, share_of_greys = inputs[first : first + 3]
-        red, green, blue = (fn.cast(images[:, :, i : i + 1], dtype=types.INT32) for i in range(3))
+        red, green, blue = (
+            fn.cast(images[:, :, i : i + 1], dtype=types.DALIDataType.INT32) for i in range(3)
+        )
         greys = (red * 19595 + green * 38470 + blue * 7471 + 2**15) // 2**16
-        total = fn.reductions.sum(greys, dtype=types.INT64)
+        total = fn.reductions.sum(greys, dtype=types.DALIDataType.INT64)
         pixels = images.shape()[0] * images.shape()[1]
         mean = (2 * total + pixels) // (2 * pixels)  # rounded
         base = share_of_mean * mean + share_of_greys * greys
-        blended = base + factor * (fn.cast(images, dtype=types.FLOAT) - base)
+        blended = base + factor * (fn.cast(images, dtype=types.DALIDataType.FLOAT) - base)
         # values beyond 0 and 255 become 0 and 255
-        images = fn.cast(math.floor(blended), dtype=types.UINT8)
+        images = fn.cast(math.floor(blended), dtype=types.DALIDataType.UINT8)
     return images
 
 

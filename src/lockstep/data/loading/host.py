@@ -14,6 +14,7 @@ from lockstep.data import Batch
 from lockstep.data.decoding.augment import augment, cutting, decode_into
 from lockstep.data.decoding.orientation import UPRIGHT
 from lockstep.data.index import Index
+from lockstep.data.loading.prefetch import NEAR_BYTES, fetch_ahead
 from lockstep.recipes.augmentation import Augmentation
 from lockstep.recipes.order import BatchPlan
 from lockstep.system.machine import share_of_cores
@@ -37,8 +38,10 @@ class HostLoader(AbstractContextManager["HostLoader"]):
         augmentations: Sequence[Augmentation] = (),
         threads: int = 0,
         ahead: int = 2,
+        most_gap: int = NEAR_BYTES,
     ) -> None:
         assert ahead >= 1
+        self._most_gap = most_gap
         self._index = index
         self._ahead = ahead
         self._how: dict[str, Any] = {"antialias": antialias, "interpolation": interpolation}
@@ -57,6 +60,8 @@ class HostLoader(AbstractContextManager["HostLoader"]):
         Raises `DataError` naming the file that cannot be read.
         """
         plans = iter(plans)
+        if self._index.is_stored:
+            plans = fetch_ahead(self._index, plans, self._most_gap)
         started = deque(self._start(plan) for plan in islice(plans, self._ahead))
         try:
             while started:

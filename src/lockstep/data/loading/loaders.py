@@ -9,10 +9,12 @@ from lockstep.data.decoding.augment import resampling
 from lockstep.data.index import Index
 from lockstep.data.loading.dali import DaliLoader
 from lockstep.data.loading.host import HostLoader
+from lockstep.data.loading.prefetch import NEAR_BYTES, WINDOW_GAP_BYTES
 from lockstep.data.loading.synthetic import SyntheticLoader
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
 from lockstep.system.errors import RecipeError
+from lockstep.system.ranks import count_ranks
 
 Loader = HostLoader | DaliLoader | SyntheticLoader
 
@@ -36,7 +38,9 @@ def make_loader(
         **resampling(recipe, evaluation=evaluation),
     }
     if execution.loader == "host":
-        return HostLoader(index, **how)
+        reads_windows = recipe.order == "windowed" and count_ranks() == 1 and not evaluation
+        gap = WINDOW_GAP_BYTES if reads_windows else NEAR_BYTES
+        return HostLoader(index, most_gap=gap, **how)
     if how.pop("dct_scaling"):
         raise RecipeError(
             "DALI decodes at full size only: leave out dct_scaling, or use the host loader"

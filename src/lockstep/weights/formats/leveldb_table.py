@@ -15,7 +15,7 @@ Source: tensorflow/core/lib/io/table_format.txt.
 import struct
 from collections.abc import Iterable, Iterator
 
-from lockstep.data.containers import Places
+from lockstep.data.containers.places import Places
 from lockstep.system.crc import masked_crc
 
 _MAGIC = 0xDB4775248B80FB57

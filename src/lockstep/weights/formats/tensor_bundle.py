@@ -26,7 +26,7 @@ import numpy as np
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
-from lockstep.data.containers import Places
+from lockstep.data.containers.places import Places
 from lockstep.system.crc import masked_crc
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing

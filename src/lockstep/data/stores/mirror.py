@@ -1,0 +1,183 @@
+"""A local folder that stands for a data set in an object store.
+
+It has an empty file of the right length for every object that holds many images, and real copies
+of the small files that describe them. So everything that lists, indexes and names the files of a
+data set works as on a disk. The time of such a file stands for the object's ETag: an index is built
+again when an object changes.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+
+from lockstep.data.sources import CLASSES, DALI_INDEXES, QUARANTINE, group_by_format
+from lockstep.data.stores.objects import ObjectStore, StoredObject, find_url
+from lockstep.data.stores.transfer import Transfer, name_file
+from lockstep.system.errors import DataError
+from lockstep.system.files import replacing, user_cache, write_bytes, write_text
+from lockstep.system.locks import hold_lock
+from lockstep.system.regular_files import RECORDS, read_regular_text
+
+NOTE = ".store.json"
+"""A file in the folder: the URL and the objects."""
+_PARTS = ".parts"
+"""The folder of what processes have fetched; each has a folder in it."""
+_LIMIT_BYTES = 20 * 10**9
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def find_folder(data: str | Path) -> Path:
+    """Return the folder of a data set: the path itself, or for the URL of an object store the
+    folder that stands for it, with the objects that are there now.
+
+    Raises `DataError` if the store cannot be listed or holds no files with images.
+    """
+    url = find_url(data)
+    return Path(data) if url is None else _open_folder(url)
+
+
+@lru_cache(maxsize=32)  # a run sees the objects as they were when it began
+def _open_folder(url: str) -> Path:
+    store = ObjectStore(url)
+    items = sorted(_choose(store), key=lambda item: item.name)
+    if not group_by_format([item.name for item in items]):
+        raise DataError(
+            f"{url} holds no files with images; expected names that end in .tar, .tfrecord or .rec,"
+            " or -00000-of-00001. Pack class folders first: lockstep data pack"
+        )
+    folder = user_cache() / "stores" / hashlib.sha256(url.encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    with hold_lock(folder / ".listing.lock"):
+        _write_folder(folder, store, items)
+    return folder
+
+
+def _choose(store: ObjectStore) -> Iterator[StoredObject]:
+    """Yield the objects that are files of a data set. Others, such as the images of class folders,
+    are left out."""
+    for item in store.list_objects():
+        path = PurePosixPath(item.name)
+        parts = path.parts
+        if path.is_absolute() or any(part.startswith(".") for part in parts) or len(parts) > 2:
+            continue
+        if parts[0] == DALI_INDEXES:
+            continue
+        if _is_small(path.name) or group_by_format([path.name]):
+            yield item
+
+
+def _is_small(name: str) -> bool:
+    """Return whether a file describes others, and is copied."""
+    return name in (CLASSES, QUARANTINE) or name.endswith(".lst")
+
+
+def _write_folder(folder: Path, store: ObjectStore, items: list[StoredObject]) -> None:
+    names = {item.name for item in items}
+    for old in _read_items(folder):
+        if old not in names:
+            (folder / old).unlink(missing_ok=True)
+    for item in items:
+        path = folder / item.name
+        path.parent.mkdir(exist_ok=True)
+        time = _make_time(item)
+        if path.exists() and (path.stat().st_size, path.stat().st_mtime_ns) == (item.size, time):
+            continue
+        if _is_small(path.name):
+            write_bytes(path, bytes(store.read_range(item, 0, item.size)) if item.size else b"")
+        else:
+            with replacing(path) as partial:
+                partial.touch()
+                os.truncate(partial, item.size)
+        os.utime(path, ns=(time, time))
+    about = {"url": store.url, "objects": [asdict(item) for item in items]}
+    write_text(folder / NOTE, json.dumps(about, allow_nan=False))
+
+
+def _read_items(folder: Path) -> dict[str, StoredObject]:
+    try:
+        about = json.loads(read_regular_text(folder / NOTE, RECORDS))
+        return {fields["name"]: StoredObject(**fields) for fields in about["objects"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _make_time(item: StoredObject) -> int:
+    """Return nanoseconds since 1970: the second of the object's time, and a fraction that stands
+    for its ETag."""
+    digest = hashlib.sha256(item.version.encode()).digest()
+    return int(item.modified) * 10**9 + int.from_bytes(digest[:8], "big") % 10**9
+
+
+class Mirror:
+    """A folder that stands for a store, as this process reads it."""
+
+    def __init__(self, folder: Path) -> None:
+        about = json.loads(read_regular_text(folder / NOTE, RECORDS))
+        self._folder = folder
+        self._items = _read_items(folder)
+        store = ObjectStore(about["url"])
+        parts, self.lock = _claim_folder(folder, self._items)
+        self.transfer = Transfer(store, parts, _LIMIT_BYTES)
+
+    def find_item(self, path: Path) -> StoredObject:
+        """Return the object that a file of the folder stands for."""
+        return self._items[path.relative_to(self._folder).as_posix()]
+
+    @staticmethod
+    def state(item: StoredObject) -> tuple[int, int]:
+        """Return size and time of the file that stands for an object."""
+        return item.size, _make_time(item)
+
+
+def find_mirror(path: Path) -> Mirror | None:
+    """Return the mirror that a file belongs to; None if it is a file with contents."""
+    for folder in (path.parent, path.parent.parent):
+        if (folder / NOTE).is_file():
+            return _open_mirror(folder)
+    return None
+
+
+@lru_cache(maxsize=32)
+def _open_mirror(folder: Path) -> Mirror:
+    return Mirror(folder)
+
+
+def _claim_folder(mirror: Path, items: dict[str, StoredObject]) -> tuple[Path, int]:
+    """Return a folder for fetched parts that no other process uses, without parts of objects that
+    are gone or changed, and the descriptor of its lock. It is this process's until it ends."""
+    number = 0
+    while True:
+        folder = mirror / _PARTS / str(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            os.close(lock)
+            number += 1
+    # After a crash of the machine the lists of blocks may name some that were not written.
+    boot = _BOOT_ID.read_text().encode() if _BOOT_ID.exists() else os.urandom(16)
+    same = os.pread(lock, 100, 0) == boot
+    current = {name_file(item) for item in items.values()}
+    for path in folder.iterdir():
+        if path.name != "lock" and (not same or path.name.split(".")[0] not in current):
+            path.unlink()
+    os.truncate(lock, 0)
+    os.pwrite(lock, boot, 0)
+    return folder, lock
+
+
+def name_data(folder: Path) -> str:
+    """Return how a data set is named in another command: the URL of the store that a folder stands
+    for, or the folder's absolute path."""
+    try:
+        url = json.loads(read_regular_text(folder / NOTE, RECORDS))["url"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return str(folder.resolve())
+    return str(url)

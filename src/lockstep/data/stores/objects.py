@@ -1,0 +1,138 @@
+"""Objects of a store: their list, and ranges of their bytes, by the library obstore."""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from lockstep.system.errors import BackendError, DataError
+
+INSTALL = "pip install obstore==0.12.1"
+_URL = re.compile(r"(s3|gs|az)://?(?=[^/])")
+_RETRY: Any = {"max_retries": 8, "retry_timeout": timedelta(minutes=2)}
+"""A store that asks for patience (503) or does not answer gets it."""
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
+"""Environment variables with the address of a store that is not its company's own."""
+_CONNECT_SEC = 10
+_REQUEST_SEC = 60
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """An object as a store lists it."""
+
+    name: str
+    """Relative to the store's URL."""
+    size: int
+    """Length in bytes."""
+    version: str
+    """Its ETag: another one means other bytes."""
+    modified: float
+    """When it was written, in seconds since 1970."""
+
+
+def find_url(path: str | Path) -> str | None:
+    """Return the URL of an object store that a path stands for; None if it is a path of this
+    machine. `Path` makes one slash of two.
+
+    >>> find_url(Path("s3://bucket/images")), find_url("images")
+    ('s3://bucket/images', None)
+    """
+    text = os.fspath(path)
+    scheme = _URL.match(text)
+    return None if scheme is None else f"{scheme[1]}://{text[scheme.end() :].rstrip('/')}"
+
+
+class ObjectStore:
+    """The objects below a URL. The library finds the credentials as its documentation says; they
+    are not stored or printed here."""
+
+    def __init__(self, url: str) -> None:
+        """Raises `BackendError` if the library is missing, `DataError` if it refuses the URL."""
+        self.url = url
+        self._store = connect(url)
+
+    def list_objects(self) -> Iterator[StoredObject]:
+        """Yield all objects. Raises `DataError` if the store refuses or does not answer."""
+        import obstore
+
+        try:
+            for page in obstore.list(self._store, chunk_size=1000):
+                for about in page:
+                    yield StoredObject(
+                        about["path"],
+                        about["size"],
+                        _find_version(about),
+                        about["last_modified"].timestamp(),
+                    )
+        except obstore.exceptions.BaseError as error:
+            raise self._explain("", error) from None
+
+    def read_range(self, item: StoredObject, begin: int, end: int) -> memoryview:
+        """Return bytes `begin` to `end` of an object.
+
+        Raises `DataError` if it has changed since it was listed, is missing, is shorter, or if the
+        store refuses or does not answer for two minutes.
+        """
+        import obstore
+
+        try:
+            wanted: Any = {"if_match": f'"{item.version}"'}
+            if (begin, end) != (0, item.size):  # some servers send all bytes as no range
+                wanted["range"] = (begin, end)
+            answer = obstore.get(self._store, item.name, options=wanted)
+            if _find_version(answer.meta) != item.version:  # some servers ignore if_match
+                raise self._explain_change(item)
+            data = answer.bytes()
+        except obstore.exceptions.PreconditionError:
+            raise self._explain_change(item) from None
+        except obstore.exceptions.BaseError as error:
+            raise self._explain(item.name, error) from None
+        if len(data) != end - begin:
+            raise DataError(
+                f"{self.url}/{item.name}: the store sent {len(data)} bytes, expected"
+                f" {end - begin} from byte {begin}. Try again"
+            )
+        return memoryview(data)
+
+    def _explain_change(self, item: StoredObject) -> DataError:
+        return DataError(
+            f"{self.url}/{item.name} was written again after it was listed; expected the same"
+            " object. Put it back, or start again to index the new one"
+        )
+
+    def _explain(self, name: str, error: Exception) -> DataError:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return DataError(
+            f"{self.url}{'/' if name else ''}{name} cannot be read: {lines[0]:.300}. Check the"
+            " address, the credentials and the network"
+        )
+
+
+def _find_version(about: Any) -> str:
+    """Return an object's ETag without quotation marks, which some servers leave out in lists."""
+    return str(about["e_tag"] or "").strip('"')
+
+
+@lru_cache(maxsize=8)
+def connect(url: str) -> Any:
+    """Return the library's store. Raises as `ObjectStore` does."""
+    try:
+        from obstore.store import from_url
+    except ImportError:
+        raise BackendError(f"data in an object store needs obstore: {INSTALL}") from None
+    client: Any = {
+        "connect_timeout": timedelta(seconds=_CONNECT_SEC),
+        "timeout": timedelta(seconds=_REQUEST_SEC),
+        # the library would refuse an address that the user gave without TLS
+        "allow_http": any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS),
+    }
+    try:
+        return from_url(url, retry_config=_RETRY, client_options=client)
+    except Exception as error:  # the library has several kinds for a wrong URL
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{url} is not an object store that can be used: {reason:.300}") from None

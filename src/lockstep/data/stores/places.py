@@ -1,0 +1,86 @@
+"""Files of a data set at any offset, wherever their bytes are."""
+
+import io
+from pathlib import Path
+
+from lockstep.data.containers.places import Places
+from lockstep.data.stores.mirror import Mirror, find_mirror
+from lockstep.data.stores.transfer import Part
+
+_SCAN_BYTES = 2**20
+"""A file that is read in order is fetched in pieces of this length."""
+
+
+def open_places(path: Path, *, read_ahead: bool = False) -> Places:
+    """Open a file of a data set. Use `read_ahead` if all of the file is then read in order."""
+    mirror = find_mirror(path)
+    if mirror is None:
+        return Places(path, read_ahead=read_ahead)
+    return StoredPlaces(path, mirror, read_ahead=read_ahead)
+
+
+class StoredPlaces(Places):
+    """An object of a store, whose bytes are fetched when they are needed."""
+
+    def __init__(self, path: Path, mirror: Mirror, *, read_ahead: bool = False) -> None:
+        super().__init__(path)
+        self.item = mirror.find_item(path)
+        self.transfer = mirror.transfer
+        self._piece_bytes = _SCAN_BYTES if read_ahead else 1
+
+    def state(self) -> tuple[int, int]:
+        """Return size and time as the object had them when this process listed it."""
+        return Mirror.state(self.item)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset`. Raises `ValueError` if the object ends before,
+        `DataError` if it changed or cannot be read."""
+        end = offset + length
+        if end > self.size:
+            raise ValueError(
+                f"the file ends at byte {self.size}, expected {length} bytes from {offset}"
+            )
+        if not length:
+            return b""
+        if self._piece_bytes > 1:
+            first = offset - offset % self._piece_bytes
+            last = min(end + -end % self._piece_bytes, self.size)
+            self.transfer.prefetch([Part(self.item, first, last)], 0)
+        return self.transfer.read(Part(self.item, offset, end))
+
+    def read_into(self, memory: memoryview, offset: int) -> None:
+        """Fill `memory` with bytes from `offset`."""
+        memory[:] = self.read(offset, len(memory))
+
+
+class PlacesStream(io.RawIOBase):
+    """A file that is read in order, for libraries that take one."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._at = 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to an offset and return it."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._places.size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        """Return the offset."""
+        return self._at
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        """Read up to the buffer's length or the end of the file."""
+        length = max(min(len(buffer), self._places.size - self._at), 0)
+        buffer[:length] = self._places.read(self._at, length)
+        self._at += length
+        return length

@@ -1,0 +1,157 @@
+"""Ranges of objects, fetched by some threads at a time, and kept within a limit of the disk."""
+
+import hashlib
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+from lockstep.data.stores.cached_object import BLOCK_BYTES, CachedObject
+from lockstep.data.stores.objects import ObjectStore, StoredObject
+
+CONNECTIONS = 32
+"""Requests at a time. With 100 KB each and 20 ms to the store this is 1 Gbit/s."""
+MOST_BYTES = 2**23
+"""The length of a request at most."""
+
+
+class Part(NamedTuple):
+    """A range of bytes of an object."""
+
+    item: StoredObject
+    begin: int
+    end: int
+
+
+class Transfer:
+    """What one process fetches and keeps of a store's objects. Threads may call everything at the
+    same time."""
+
+    def __init__(self, store: ObjectStore, folder: Path, limit_bytes: int) -> None:
+        """Keep the parts in a folder that no other process uses, at most `limit_bytes` after they
+        were read. Parts that are to be read come on top of it."""
+        self.limit_bytes = limit_bytes
+        self.fetched_bytes = 0
+        """The sum of all answers."""
+        self._store = store
+        self._folder = folder
+        self._lock = Lock()
+        self._cached: dict[str, CachedObject] = {}
+        self._kept_bytes = 0
+        self._requested: dict[tuple[str, int], Future[None]] = {}
+        """The blocks that are being fetched."""
+        self._read: deque[Part] = deque()
+        """What was read, in order. The front of it was read first."""
+        self._pool = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="lockstep-store")
+
+    def prefetch(self, parts: Iterable[Part], most_gap: int) -> None:
+        """Begin to fetch parts that are not here. Those of an object with a gap of at most
+        `most_gap` bytes between them are fetched together."""
+        for part in join_parts(parts, most_gap):
+            self._request(part)
+
+    def read(self, part: Part) -> bytes:
+        """Return the bytes of a part; wait for them if they are not here.
+
+        Raises `DataError` if the object changed or cannot be read.
+        """
+        cached = self._open(part.item)
+        while (data := cached.read(part.begin, part.end)) is None:
+            for request in self._request(part):
+                request.result()
+        with self._lock:
+            self._read.append(part)
+        self._shrink()
+        return data
+
+    def close(self) -> None:
+        """Stop fetching. What was fetched stays on the disk."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for cached in self._cached.values():
+            cached.close()
+
+    def _request(self, part: Part) -> set[Future[None]]:
+        """Begin to fetch what is missing of a part and return what has to end before it is here."""
+        name = part.item.name
+        requests = set()
+        cached = self._open(part.item)
+        with self._lock:
+            for begin, end in cached.find_missing(part.begin, part.end):
+                blocks = range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES))
+                wanted = [block for block in blocks if (name, block) not in self._requested]
+                for first, last in _group(wanted, MOST_BYTES // BLOCK_BYTES):
+                    stop = min(last * BLOCK_BYTES, part.item.size)
+                    missing = Part(part.item, first * BLOCK_BYTES, stop)
+                    request = self._pool.submit(self._fetch, missing)
+                    for block in range(first, last):
+                        self._requested[name, block] = request
+                requests |= {self._requested[name, block] for block in blocks}
+        return requests
+
+    def _fetch(self, part: Part) -> None:
+        try:
+            data = self._store.read_range(*part)
+            self._open(part.item).write(part.begin, data)
+        finally:
+            with self._lock:
+                for block in range(part.begin // BLOCK_BYTES, -(-part.end // BLOCK_BYTES)):
+                    del self._requested[part.item.name, block]
+        with self._lock:
+            self.fetched_bytes += len(data)
+            self._kept_bytes += len(data)
+
+    def _open(self, item: StoredObject) -> CachedObject:
+        with self._lock:
+            if item.name not in self._cached:
+                cached = CachedObject(self._folder / name_file(item), item.size)
+                self._kept_bytes += cached.count_bytes()
+                self._cached[item.name] = cached
+            return self._cached[item.name]
+
+    def _shrink(self) -> None:
+        """Give up what was read first until the rest is within the limit."""
+        while True:
+            with self._lock:
+                if self._kept_bytes <= self.limit_bytes or not self._read:
+                    return
+                item, begin, end = self._read.popleft()
+            begin -= begin % BLOCK_BYTES
+            end = min(end + -end % BLOCK_BYTES, item.size)
+            dropped = self._open(item).drop(begin, end)
+            with self._lock:
+                self._kept_bytes -= dropped
+
+
+def join_parts(parts: Iterable[Part], most_gap: int) -> list[Part]:
+    """Return parts in which those of an object with small gaps between them are one.
+
+    >>> item = StoredObject("a.tar", 9000, "", 0)
+    >>> [part[1:] for part in join_parts([Part(item, 500, 700), Part(item, 0, 400)], 100)]
+    [(0, 700)]
+    """
+    joined: list[Part] = []
+    for part in sorted(parts, key=lambda part: (part.item.name, part.begin)):
+        last = joined[-1] if joined else None
+        if last is not None and last.item == part.item and part.begin - last.end <= most_gap:
+            joined[-1] = last._replace(end=max(last.end, part.end))
+        else:
+            joined.append(part)
+    return joined
+
+
+def _group(blocks: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Return consecutive numbers as pairs of the first one and the one after the last."""
+    groups: list[tuple[int, int]] = []
+    for block in blocks:
+        if groups and groups[-1][1] == block and block - groups[-1][0] < most:
+            groups[-1] = (groups[-1][0], block + 1)
+        else:
+            groups.append((block, block + 1))
+    return groups
+
+
+def name_file(item: StoredObject) -> str:
+    """Return the name of the file for the parts of an object: another one when it changes."""
+    return hashlib.sha256(f"{item.name}\0{item.version}".encode()).hexdigest()[:32]
