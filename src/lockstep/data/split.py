@@ -34,7 +34,7 @@ from lockstep.data.sources import (
     find_split,
     holds_split,
 )
-from lockstep.data.stores.mirror import find_folder
+from lockstep.data.stores.mirror import find_folder, name_data
 from lockstep.recipes.folds import Fold
 from lockstep.system.errors import DataError
 
@@ -53,6 +53,11 @@ class Sets(NamedTuple):
     """The data set's folder."""
     notes: list[str]
     """Messages about arguments that are read differently than written."""
+
+    @property
+    def name(self) -> str:
+        """The data set's absolute path, or its URL in an object store."""
+        return name_data(self.data)
 
     @property
     def digest(self) -> str:

@@ -2,7 +2,8 @@
 the order of images."""
 
 from lockstep.recipes.execution import Execution
+from lockstep.recipes.field_validation import format_value
 from lockstep.recipes.recipe import Recipe, difference
 from lockstep.recipes.recipe_files import load_recipe, parse_settings
 
-__all__ = ["Execution", "Recipe", "difference", "load_recipe", "parse_settings"]
+__all__ = ["Execution", "Recipe", "difference", "format_value", "load_recipe", "parse_settings"]

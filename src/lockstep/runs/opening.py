@@ -10,8 +10,7 @@ import numpy as np
 from lockstep import backends
 from lockstep.backends import World
 from lockstep.data.split import Sets, find_run_sources, open_sets
-from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.field_validation import format_value
+from lockstep.recipes import Execution, Recipe, format_value
 from lockstep.recipes.my_images import OWN_IMAGES, check_changes
 from lockstep.recipes.order import check_batch_norm, check_shares, steps_per_epoch
 from lockstep.recipes.schedule import learning_rates

@@ -11,10 +11,10 @@ import numpy as np
 from lockstep import backends
 from lockstep.data.loading.loaders import make_loader, plan_training
 from lockstep.recipes.rate_range import LEAST_STEPS, RateRange, has_diverged, judge
-from lockstep.runs.begin import find_state, load_state
+from lockstep.runs.begin import load_state
 from lockstep.runs.context import RunContext, stop_before_training
 from lockstep.runs.events import Listener
-from lockstep.runs.linear_probe import start_from_probe
+from lockstep.runs.first_state import find_state
 from lockstep.runs.opening import open_run
 from lockstep.runs.recorder import Recorder
 from lockstep.runs.resuming import RunSettings
@@ -55,7 +55,6 @@ def find_rate(
         with closing(world), Recorder(listener) as recorder:
             how = {"plan_rates": lambda recipe, steps_per_epoch: rates}
             with open_run(settings, source, world, recorder, stop, **how) as run:
-                start_from_probe(run)
                 load_state(run, find_state(run)[0])
                 losses = _measure_losses(run, steps)
                 return judge(rates[: len(losses)], losses, steps, run.recipe)

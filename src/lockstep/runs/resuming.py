@@ -85,10 +85,10 @@ def complete_settings(
     """Return the settings of a run; whatever is not given is taken from the last command of the run
     in `out`.
 
-    `changes` are new values for recipe fields. `how` are new values for execution fields; they are
-    used only if `execution` is not given. If a recipe is given, nothing of the execution is taken
-    from the run. If it is given by name, the run keeps the geometry of its evaluations, which a
-    recipe of this name may not have had when the run began.
+    `changes` are new values for recipe fields, `how` for execution fields; the latter are used only
+    if `execution` is not given. If a recipe is given, nothing of the execution is taken from the
+    run. If it is given by name, the run keeps the geometry of its evaluations, which a recipe of
+    this name may not have had when the run began.
 
     The modules of augmentations that are the user's own are imported. Raises `RecipeError` if they
     cannot be, `DataError` if there are no images and no run to take them from, `CheckpointError` if
@@ -122,17 +122,22 @@ def complete_settings(
     if execution is None:
         kept = {name: value for name, value in last.items() if name not in (how or {})}
         execution = Execution.of(kept | dict(how or {}))
-        defaults = Execution().fields()
-        unusual = [
-            f"{name}={format_value(value)}"
-            for name, value in kept.items()
-            if value != defaults[name]
-        ]
+        unusual = _list_unusual(kept)
         if unusual:
-            origins["execution"] = ", ".join(unusual)
+            origins["execution"] = unusual
     counts_classes = counts_classes and not holds_run(out)
     return RunSettings(
         out, settled, chosen, counts_classes, changes, Path(data), execution, origins
+    )
+
+
+def _list_unusual(execution: Mapping[str, Any]) -> str:
+    """Return the fields of an execution that do not have their defaults, with their values."""
+    defaults = Execution().fields()
+    return ", ".join(
+        f"{name}={format_value(value)}"
+        for name, value in execution.items()
+        if value != defaults[name]
     )
 
 

@@ -6,11 +6,11 @@ from typing import Any, cast
 
 from lockstep import backends
 from lockstep.recipes import Execution, Recipe
-from lockstep.runs.begin import begin, find_state
+from lockstep.runs.begin import begin
 from lockstep.runs.context import RunContext
 from lockstep.runs.events import Listener
 from lockstep.runs.finish import is_finished, report_again
-from lockstep.runs.linear_probe import answer_first, start_from_probe
+from lockstep.runs.first_state import find_state
 from lockstep.runs.loop import train_from
 from lockstep.runs.opening import check_paths, open_run
 from lockstep.runs.recorder import Recorder
@@ -110,10 +110,8 @@ def run_training(
 
 def _train(run: RunContext) -> Report | None:
     """Train to the end of the run or of this command. Return the report of a finished run."""
-    start_from_probe(run)
     state, damaged = find_state(run)
     if run.world.any(run.leads and is_finished(run, state.step)):
         return report_again(run)
     begin(run, state, damaged)
-    answer_first(run)
     return train_from(run, state.step)

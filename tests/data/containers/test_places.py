@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.data import containers
+from lockstep.data.containers import places
 from lockstep.data.containers.places import Places
 from tests.data.containers.shared import unlike
 
@@ -35,7 +35,7 @@ def reading_ahead(monkeypatch: pytest.MonkeyPatch, probe: Exception | None) -> l
         return preadv(descriptor, buffers, offset, flags)
 
     monkeypatch.setattr(os, "preadv", noted)
-    monkeypatch.setattr(containers, "_AHEAD_BYTES", 300)
+    monkeypatch.setattr(places, "_AHEAD_BYTES", 300)
     return read
 
 

@@ -19,6 +19,7 @@ from lockstep.data.containers.recordio import (
     pack_header,
     unpack_header,
 )
+from lockstep.data.stores.places import open_places
 from tests.data.containers.shared import (
     EXAMPLES,
     MAGIC,
@@ -289,7 +290,7 @@ def test_alike_records_are_not_looked_at_one_by_one(
 
 
 def test_a_file_is_listed_with_reading_ahead(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordio, "Places", opened := Mock(wraps=Places))
+    monkeypatch.setattr(recordio, "open_places", opened := Mock(wraps=open_places))
     assert len(list(recordio.scan_images(file))) == 5
     assert opened.call_args_list[0].kwargs == {"read_ahead": True}
 

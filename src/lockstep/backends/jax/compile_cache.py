@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import jax
-import jaxlib
+import jaxlib.version
 
 from lockstep.system.files import user_cache
 from lockstep.system.machine import arithmetic, processor
@@ -23,7 +23,7 @@ def keep_compiled() -> None:
     """
     if jax.config.jax_compilation_cache_dir is not None:
         return
-    kind = repr((jaxlib.__version__, processor(), arithmetic()))
+    kind = repr((jaxlib.version.__version__, processor(), arithmetic()))
     folder = user_cache() / "jax" / hashlib.sha256(kind.encode()).hexdigest()[:16]
     with suppress(OSError):  # compiling takes longer, and nothing else
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,70 @@
+"""The state that a run begins or resumes with: of its newest checkpoint, of given weights, or the
+initial one."""
+
+from lockstep.data.split import UNREAD, same_images
+from lockstep.models.state import State
+from lockstep.recipes.initial_weights import initial_state
+from lockstep.runs import starting_weights
+from lockstep.runs.context import RunContext
+from lockstep.runs.linear_probe import start_from_probe
+from lockstep.runs.save import open_hooks, write_checkpoint
+from lockstep.runs.scale_calibration import calibrate
+from lockstep.runs.starting_weights import Start
+from lockstep.runs.unfolding import unfold_start
+from lockstep.system.errors import CheckpointError
+from lockstep.weights import checkpoint
+
+
+def find_state(run: RunContext) -> tuple[State, list[str]]:
+    """Return the state that a run begins or resumes with, and the reasons why newer checkpoints
+    were skipped."""
+    start_from_probe(run)
+    if run.leads:
+        open_hooks(run)
+        _write_first_checkpoint(run, run.start)
+    run.world.wait()  # wait: the other ranks read what rank 0 has written
+    state, damaged = _read_state(run)
+    if not run.world.same(state.step):
+        raise CheckpointError(
+            f"ranks find different checkpoints in {run.out}; all ranks must share this folder"
+        )
+    return state, damaged
+
+
+def _write_first_checkpoint(run: RunContext, start: Start | None) -> None:
+    """Write what a new run starts from given weights; of a resumed run, refuse weights it was not
+    started from."""
+    if checkpoint.steps(run.checkpoints):
+        starting_weights.refuse_other_weights(run.out, start)
+        return
+    starting_weights.remove_unstarted(run.out)
+    if start is None:
+        return
+    start = unfold_start(run, start)
+    classes = run.sets.training.classes
+    values, notes = starting_weights.write_start(run.out, run.recipe, start, classes)
+    state, more_notes = starting_weights.build_first_state(
+        run.recipe, values, start, run.steps_per_epoch
+    )
+    run.notes += notes + more_notes
+    if run.recipe.quantisation != "none":
+        run.engine.write(state)
+        run.scales = calibrate(run)
+    write_checkpoint(run, state)
+
+
+def _read_state(run: RunContext) -> tuple[State, list[str]]:
+    """Return the newest intact checkpoint's state, or the initial one, and the reasons why newer
+    ones were skipped."""
+    state, digest, damaged = checkpoint.newest_intact(run.checkpoints)
+    if state is None:
+        return initial_state(run.recipe), damaged
+    if not same_images(digest, run.data_digest):
+        raise CheckpointError(
+            f"{run.out} was trained or evaluated on other images than those in"
+            f" {run.sets.training.source.title}. Restore its images, or use another --out."
+        )
+    if run.data_digest.endswith(f" {UNREAD}"):
+        # so that later checkpoints still say which validation images the run had
+        run.data_digest = digest
+    return state, damaged
