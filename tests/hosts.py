@@ -71,6 +71,11 @@ class Host:
         """Return a command that runs another one on this host."""
         return ["ip", "netns", "exec", self.name, *map(str, arguments)]
 
+    def inside_named(self, name: str, *arguments: object) -> list[str]:
+        """Return a command that runs another one on this host, which has a name of its own then."""
+        program = 'hostname "$1" && shift && exec "$@"'
+        return self.inside("unshare", "--uts", "sh", "-c", program, "sh", name, *arguments)
+
     def run(self, *arguments: object) -> str:
         """Run a command on this host, and return its output."""
         return subprocess.run(

@@ -212,3 +212,22 @@ def test_where_horovod_is_missing_the_message_says_how_to_get_it(
     )
     assert "`make tensorflow-horovod` makes .venv-tensorflow-horovod" in errors
     assert errors.count("\n") == 1
+
+
+def test_a_dry_run_prints_the_table_of_ranks_and_starts_none(
+    answer: Run, launched: Launched
+) -> None:
+    code, output, errors = answer("launch", "--dry-run", "--nodes", 2, "-n", 2, "--", *TRAIN)
+    assert (code, errors, launched) == (0, "", [])
+    assert [line.split() for line in output.splitlines()[1:]] == [
+        ["0", "0", "0", "here"],
+        ["1", "0", "1", "RUN/logs/rank-1.log"],
+        ["2", "1", "0", "RUN/logs/rank-2.log"],
+        ["3", "1", "1", "RUN/logs/rank-3.log"],
+    ]
+
+
+def test_ray_refuses_what_says_where_machines_meet(answer: Run, launched: Launched) -> None:
+    errors = answer("launch", "--on", "ray", "--hosts", "a", "-n", 1, "--", *TRAIN)[2]
+    assert "--hosts has no use with --on ray" in errors
+    assert "expected ray" in answer("launch", "--on", "slurm", "-n", 1, "--", *TRAIN)[2]

@@ -23,6 +23,7 @@ from lockstep.cli import (
     report,
     serve,
     sparsify,
+    submit,
     train,
     verify,
     weights,
@@ -86,6 +87,7 @@ app.add_typer(find.app, name="find")
 app.command("launch", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     launch.command
 )
+app.add_typer(submit.app, name="submit")
 app.command(
     "from-nvidia", context_settings={"allow_extra_args": True, "allow_interspersed_args": False}
 )(from_nvidia.command)

@@ -15,6 +15,7 @@ from lockstep.cli import options
 from lockstep.cli.terminal import print
 
 if TYPE_CHECKING:
+    from lockstep.launch.job import Job
     from lockstep.launch.launcher import Starting, Watch
     from lockstep.launch.meeting import Options
     from lockstep.launch.nodes import Start, Table
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 LEAST_PATIENCE = 5.0
 """Seconds. A shorter silence can be that of a busy machine."""
+DEFAULT_PATIENCE = 120.0
+"""Seconds."""
 
 
 def command(
@@ -89,11 +92,27 @@ def command(
             help="Seconds without a sign of life or a batch after which ranks are ended.",
             min=LEAST_PATIENCE,
         ),
-    ] = 120.0,
+    ] = DEFAULT_PATIENCE,
     restarts: Annotated[
         int,
         typer.Option(help="Start all ranks again after a failure, at most this many times.", min=0),
     ] = 0,
+    scheduler: Annotated[
+        str | None,
+        typer.Option("--on", metavar="ray", help="Place the launchers on a cluster of Ray."),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="With --on ray: the head of the cluster. Default: this one's."
+        ),
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="With --on ray: GPUs on each machine. Default: -n.", min=0)
+    ] = None,
+    is_dry: Annotated[
+        bool, typer.Option("--dry-run", help="Print the table of ranks, and start none.")
+    ] = False,
 ) -> None:
     """Run a command in several processes, one for each GPU.
 
@@ -112,12 +131,20 @@ def command(
             " train ..."
         )
     fields = {"backend": backend, "distributed": distributed}
-    arguments = _add_options(context.args, fields)
+    arguments = add_options(context.args, fields)
     root = context.find_root()
     settled = options.settle_command(
         lambda: root.command.main(arguments, prog_name=root.info_name, standalone_mode=False)
     )
     _refuse_conflicts(fields, settled.execution)
+    if is_dry:
+        _print_ranks(processes, nodes, hosts.split(",") if hosts else [], settled.out)
+        return
+    if scheduler is not None:
+        here = (rendezvous, bind, secret_file, hosts, node_rank)
+        _refuse_here(scheduler, dict(zip(_HERE, here, strict=True)))
+        job = make_job("lockstep", nodes or 1, processes, gpus, arguments, patience, restarts)
+        raise typer.Exit(_launch_on_ray(job, address, settled.out))
     options.go_where_installed(settled.execution.backend)
     framework = backends.load(settled.execution.backend)
     others = tuple(hosts.split(",")) if hosts else ()
@@ -132,7 +159,72 @@ def command(
     raise typer.Exit(code)
 
 
-def _add_options(arguments: Sequence[str], values: Mapping[str, str | None]) -> list[str]:
+_HERE = ("rendezvous", "bind", "secret-file", "hosts", "node-rank")
+"""Options that say where machines meet, which Ray knows."""
+
+
+def _refuse_here(scheduler: str, values: Mapping[str, object]) -> None:
+    """Raise `UserError` for options that `--on` has no use for, or another scheduler than Ray."""
+    from lockstep.system.errors import UserError
+
+    if scheduler != "ray":
+        raise UserError(
+            f"--on is {scheduler}, expected ray; lockstep submit prints jobs for others"
+        )
+    for name, value in values.items():
+        if value is not None:
+            raise UserError(
+                f"--{name} has no use with --on ray, which knows its nodes; leave it out"
+            )
+
+
+def make_job(
+    name: str,
+    nodes: int,
+    processes: int,
+    gpus: int | None,
+    arguments: Sequence[str],
+    patience: float,
+    restarts: int,
+    seconds: int | None = None,
+) -> "Job":
+    """Return what a scheduler gets."""
+    from lockstep.launch.job import Job
+
+    launch = []
+    if patience != DEFAULT_PATIENCE:
+        launch += ["--patience", f"{patience:g}"]
+    if restarts:
+        launch += ["--restarts", str(restarts)]
+    each = processes if gpus is None else gpus
+    return Job(name, nodes, processes, tuple(arguments), tuple(launch), seconds, each)
+
+
+def _launch_on_ray(job: "Job", address: str | None, out: Path | None) -> int:
+    from lockstep.launch.ray import RayLaunch, launch_on_ray
+
+    return launch_on_ray(RayLaunch(job, address, out), lambda text: print(text, file=sys.stderr))
+
+
+def _print_ranks(processes: int, nodes: int | None, hosts: Sequence[str], out: Path | None) -> None:
+    """Print a row for each rank that would start."""
+    from lockstep.cli.terminal import print_table
+    from lockstep.runs.folder import LOGS
+    from lockstep.system.rank_variables import slurm_step
+
+    step = slurm_step(os.environ)
+    names = ["this machine", *hosts] if hosts else [""] * (nodes or (step.nodes if step else 1))
+    rows = [("rank", "node", "machine", "local rank", "output")]
+    for node, name in enumerate(names):
+        for local_rank in range(processes):
+            rank = node * processes + local_rank
+            folder = "a temporary folder" if out is None else str(out / LOGS)
+            output = f"{folder}/rank-{rank}.log" if rank else "here"
+            rows.append((str(rank), str(node), name, str(local_rank), output))
+    print_table(rows if hosts else [(row[0], row[1], *row[3:]) for row in rows])
+
+
+def add_options(arguments: Sequence[str], values: Mapping[str, str | None]) -> list[str]:
     """Return a command line with these options before its own, which take precedence. Options
     without a value are left out."""
     first = 0

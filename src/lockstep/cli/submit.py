@@ -1,0 +1,208 @@
+"""`lockstep submit`: hand a command to a scheduler."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.cli import options
+from lockstep.cli.launch import DEFAULT_PATIENCE, LEAST_PATIENCE, add_options, make_job
+from lockstep.cli.terminal import print
+
+app = typer.Typer(help="Hand a command to a scheduler.", no_args_is_help=True)
+
+_PASSES_ON = {"allow_extra_args": True, "ignore_unknown_options": False}
+Nodes = Annotated[int, typer.Option(help="Number of machines (nodes).", min=1)]
+Processes = Annotated[
+    int, typer.Option("-n", help="Processes on each machine, one for each GPU.", min=1)
+]
+Time = Annotated[
+    str | None, typer.Option(metavar="H:MM:SS", help="Time limit, such as 4:00:00 or 2-00:00:00.")
+]
+Name = Annotated[str, typer.Option(help="The name of the job.")]
+Gpus = Annotated[
+    int | None, typer.Option(help="GPUs on each machine. Default: -n; 0 for none.", min=0)
+]
+Backend = Annotated[str | None, typer.Option(help="Framework; by default that of the command.")]
+Patience = Annotated[
+    float,
+    typer.Option(help="Passed on to lockstep launch, as is --restarts.", min=LEAST_PATIENCE),
+]
+Restarts = Annotated[int, typer.Option(help="Starts of all ranks after a failure of one.", min=0)]
+Now = Annotated[bool, typer.Option("--now", help="Hand it in instead of printing it.")]
+
+
+@app.command("slurm", context_settings=_PASSES_ON)
+def slurm(
+    context: typer.Context,
+    processes: Processes,
+    nodes: Nodes = 1,
+    time: Time = None,
+    name: Name = "lockstep",
+    gpus: Gpus = None,
+    cpus: Annotated[
+        int | None, typer.Option(help="Processors on each machine. Default: Slurm's.", min=1)
+    ] = None,
+    tasks: Annotated[
+        str, typer.Option(help="What a task is: node (a launcher on each machine) or rank.")
+    ] = "node",
+    saving: Annotated[
+        int, typer.Option(help="Seconds before the end of the time to save and stop.", min=1)
+    ] = 300,
+    recipes: Annotated[
+        str | None,
+        typer.Option(metavar="RECIPE,...", help="An array of jobs: one for each recipe."),
+    ] = None,
+    runs: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="The folder of the runs of --recipes."),
+    ] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OPTION", help="Of sbatch, such as --sbatch=--qos=low; may be repeated."
+        ),
+    ] = None,
+    backend: Backend = None,
+    patience: Patience = DEFAULT_PATIENCE,
+    restarts: Restarts = 0,
+    now: Now = False,
+) -> None:
+    """Print a batch script of Slurm, or hand it in.
+
+    Example: lockstep submit slurm --nodes 4 -n 8 --time 4:00:00 -- train --data DATA --out RUN
+    """
+    from lockstep.launch import slurm as scheduler
+    from lockstep.launch.job import name_runs
+    from lockstep.system.errors import UserError
+
+    if (recipes is None) != (runs is None):
+        raise UserError("--recipes A,B and --runs FOLDER are given together")
+    if tasks not in scheduler.TASKS:
+        raise typer.BadParameter(f"expected {' or '.join(scheduler.TASKS)}", param_hint="--tasks")
+    named = name_runs(recipes.split(","), runs) if recipes and runs else {}
+    command = _read_command(context, backend)
+    seconds = _read_time(time)
+    job = make_job(name, nodes, processes, gpus, command, patience, restarts, seconds)
+    for extra in [["--recipe", recipe, "--out", str(run)] for recipe, run in named.items()] or [[]]:
+        run = _settle(context, [*job.command, *extra])
+    about = scheduler.Slurm(tasks, cpus, saving, tuple(sbatch or ()), named)
+    _show(scheduler.write_script(job, about, run), scheduler.submit, is_wanted=now)
+
+
+def _read_command(context: typer.Context, backend: str | None) -> list[str]:
+    """Return the command after --. Raises `UserError` if there is none."""
+    from lockstep.system.errors import UserError
+
+    if not context.args:
+        raise UserError(
+            "nothing to submit; expected a command after --, such as: lockstep submit slurm -n 8"
+            " -- train ..."
+        )
+    return add_options(context.args, {"backend": backend})
+
+
+def _read_time(time: str | None) -> int | None:
+    """Return the seconds of a time limit; None for none."""
+    from lockstep.launch.job import read_time
+
+    return None if time is None else read_time(time)
+
+
+@app.command("ray", context_settings=_PASSES_ON)
+def ray(
+    context: typer.Context,
+    processes: Processes,
+    nodes: Nodes = 1,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Of the cluster's dashboard. Default: RAY_ADDRESS."),
+    ] = None,
+    gpus: Gpus = None,
+    backend: Backend = None,
+    patience: Patience = DEFAULT_PATIENCE,
+    restarts: Restarts = 0,
+    now: Now = False,
+) -> None:
+    """Print a script that hands a job to Ray, or run it.
+
+    Example: lockstep submit ray --nodes 4 -n 8 -- train --data DATA --out RUN
+    """
+    from lockstep.launch import ray as scheduler
+
+    command = _read_command(context, backend)
+    _settle(context, command)
+    job = make_job("lockstep", nodes, processes, gpus, command, patience, restarts)
+    _show(scheduler.write_script(job, address), scheduler.submit, is_wanted=now)
+
+
+@app.command("kubernetes", context_settings=_PASSES_ON)
+def kubernetes(
+    context: typer.Context,
+    processes: Processes,
+    image: Annotated[str, typer.Option(help="A container image with Lockstep.")],
+    nodes: Nodes = 1,
+    form: Annotated[
+        str, typer.Option(help="job (indexed), jobset, trainjob or pytorchjob.")
+    ] = "job",
+    volumes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--volume",
+            metavar="CLAIM:/PATH",
+            help="A claim that all Pods mount, such as data:/data; may be repeated.",
+        ),
+    ] = None,
+    time: Time = None,
+    name: Name = "lockstep",
+    gpus: Gpus = None,
+    backend: Backend = None,
+    patience: Patience = DEFAULT_PATIENCE,
+    restarts: Restarts = 0,
+    now: Now = False,
+) -> None:
+    """Print a manifest for Kubernetes, or hand it in.
+
+    Example: lockstep submit kubernetes --nodes 4 -n 8 --image IMAGE --volume data:/data
+    --volume runs:/runs -- train --recipe RECIPE --data /data --out /runs/first
+    """
+    import json
+
+    import yaml
+
+    from lockstep.launch import kubernetes as scheduler
+
+    if form not in scheduler.FORMS:
+        raise typer.BadParameter(f"expected {', '.join(scheduler.FORMS)}", param_hint="--form")
+    command = _read_command(context, backend)
+    _parse(context, command)
+    cluster = scheduler.Cluster(image, form, scheduler.read_volumes(volumes or []))
+    job = make_job(name, nodes, processes, gpus, command, patience, restarts, _read_time(time))
+    # Through JSON: YAML would replace a part that stands twice by a reference to it.
+    objects = json.loads(json.dumps(scheduler.write_manifest(job, cluster), allow_nan=False))
+    text = f"# kubectl create secret generic {name} --from-file={scheduler.SECRET}=FILE\n"
+    text += yaml.safe_dump_all(objects, sort_keys=False, width=1000)
+    _show(text, lambda manifest: scheduler.submit(manifest, name), is_wanted=now)
+
+
+def _parse(context: typer.Context, arguments: Sequence[str]) -> None:
+    """Raise an error if a command has options that it does not know. Its files are elsewhere."""
+    commands = context.find_root().command
+    name, command, rest = commands.resolve_command(context, list(arguments))  # type: ignore[attr-defined]
+    command.make_context(name, rest, parent=context.find_root())
+
+
+def _settle(context: typer.Context, arguments: Sequence[str]) -> Path | None:
+    """Return the folder of the run that a command trains. Raises an error if Lockstep does not
+    understand the command: better here than in the queue."""
+    root = context.find_root()
+    settled = options.settle_command(
+        lambda: root.command.main(list(arguments), prog_name=root.info_name, standalone_mode=False)
+    )
+    return settled.out
+
+
+def _show(text: str, submit: Callable[[str], str], *, is_wanted: bool) -> None:
+    """Print what a scheduler gets, or hand it in and print the answer."""
+    print(submit(text) if is_wanted else text, end="\n" if is_wanted else "")

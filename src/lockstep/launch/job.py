@@ -1,0 +1,60 @@
+"""What a scheduler gets: a command of Lockstep for several machines, and for how long."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.system.errors import UserError
+
+SAVING_SEC = 300
+"""Seconds between the request to save and stop, and the end of a job's time."""
+_TIME = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command of Lockstep, and the machines on which it runs."""
+
+    name: str
+    nodes: int
+    """Number of machines."""
+    processes: int
+    """Ranks on each machine."""
+    command: tuple[str, ...]
+    """What the ranks run, such as train --data DATA --out RUN."""
+    launch: tuple[str, ...] = ()
+    """More options of `lockstep launch`."""
+    seconds: int | None = None
+    """Its time limit. None: that of the scheduler."""
+    gpus: int = 0
+    """GPUs on each machine."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", self.name):
+            raise UserError(
+                f"--name is {self.name!r}, expected at most 52 lower-case letters, digits and -,"
+                " beginning with a letter"
+            )
+
+
+def read_time(text: str) -> int:
+    """Return the seconds of a time limit such as 4:00:00 or 2-12:00:00. Raises `UserError`.
+
+    >>> read_time("1-02:00:00")
+    93600
+    """
+    parts = _TIME.fullmatch(text)
+    if parts is None:
+        raise UserError(f"--time is {text!r}, expected H:MM:SS or D-HH:MM:SS, such as 4:00:00")
+    days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def name_runs(recipes: Sequence[str], folder: Path) -> dict[str, Path]:
+    """Return the folder of the run of each recipe, named after it. Raises `UserError` if two have
+    the same name."""
+    runs = {recipe: folder / Path(recipe).stem for recipe in recipes}
+    if len(set(runs.values())) < len(recipes):
+        raise UserError(f"--recipes {','.join(recipes)}: the names must differ, they name the runs")
+    return runs
