@@ -33,7 +33,7 @@ def test_a_permutation_of_a_billion_images_needs_no_array() -> None:
 
 
 def test_permutations_are_uniform_over_epochs() -> None:
-    epochs = 4000
+    epochs = 1500
     orders = np.array([Permutation(1, epoch, 6)[np.arange(6)] for epoch in range(epochs)])
     counts = np.array([np.bincount(column, minlength=6) for column in orders.T])
     expected = epochs / 6

@@ -5,7 +5,7 @@ import numpy as np
 from lockstep.recipes.philox import Purpose, draw
 
 _ROUNDS = 8
-_LEAST_BITS = 4
+_LEAST_BITS = 2
 """Bits of half a number at least. In a smaller domain, few permutations could come out."""
 
 

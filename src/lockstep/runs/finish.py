@@ -10,6 +10,7 @@ from lockstep.runs import last_step
 from lockstep.runs.context import RunContext
 from lockstep.runs.linear_probe import MOST_IMAGES
 from lockstep.runs.report import Evaluation, Report, compare_with_published, read_report
+from lockstep.runs.save import drop_old_checkpoints
 from lockstep.runs.starting_weights import starts_from_probe
 from lockstep.runs.worst_mistakes import load_worst_mistakes
 from lockstep.system import heartbeat
@@ -84,6 +85,7 @@ def finish(run: RunContext, step: int, stopped_early: str | None) -> Report | No
     it ends there."""
     if not run.leads:
         return None
+    drop_old_checkpoints(run)  # the last evaluation may have made another one the best
     report = _build_report(run, step, stopped_early)
     write_json(run.out / "report.json", report)  # last: this file marks the run as finished
     is_synthetic = run.execution.loader == "synthetic"  # noise, which nobody wants to see

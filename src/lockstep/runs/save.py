@@ -23,11 +23,16 @@ def save(run: RunContext) -> None:
         run.diverge(state.step, message)
     run.recorder.flush()
     path = write_checkpoint(run, state)
+    drop_old_checkpoints(run)
+    run.recorder.send({"kind": "save", "step": state.step, "path": str(path)})
+    call_hooks(run, state)
+
+
+def drop_old_checkpoints(run: RunContext) -> None:
+    """Remove the checkpoints that are neither the newest ones nor the best one."""
     best = run.find_best()
     best_step = None if best is None else best["step"]
     checkpoint.prune(run.checkpoints, run.execution.keep_checkpoints, best_step)
-    run.recorder.send({"kind": "save", "step": state.step, "path": str(path)})
-    call_hooks(run, state)
 
 
 def write_checkpoint(run: RunContext, state: State) -> Path:
