@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lockstep.backends import Interval
@@ -26,7 +25,7 @@ from lockstep.backends.jax.model import (
     new_arrays,
 )
 from lockstep.backends.jax.programs import Rows
-from lockstep.backends.jax.updating import Pace, Values, clear_removed, make_table, read_numbers
+from lockstep.backends.jax.updating import Values, make_table, read_numbers
 from lockstep.backends.jax.world import JaxWorld
 from lockstep.backends.shared.batch_columns import list_columns, name_columns
 from lockstep.backends.shared.device import build_memory_error
@@ -75,11 +74,7 @@ class JaxEngine:
                 self._scale.state,
             )
         )
-        self._find_pace = world.jit(_find_pace)
-        self._copy = world.jit(_copy)
-        self._gather = world.jit(world.gather)
-        self._share = world.jit(self._take_of_first)
-        self._clear_removed = world.jit(clear_removed, donate_argnums=0)
+        self._helpers = programs.find_helpers(world)
         self._removed: dict[str, Array] = {}
         self._held: tuple[np.ndarray, Array] | None = None
         self._done = 0
@@ -101,14 +96,14 @@ class JaxEngine:
         for step, batch in enumerate(batches, first):
             with self._explain_errors(len(batch.labels)):
                 rows = self._place_batch(batch)
-                pace = self._find_pace(self._table, self._world.place(np.int32(step)))
+                pace = self._helpers.find_pace(self._table, self._world.place(np.int32(step)))
                 self._values, step_sums = self._train_step(
                     self._values, self._removed, pace, self._numbers, rows
                 )
             sums.append(step_sums)
             self._done = step + 1
         # A copy, because the next step takes over its memory
-        scale = self._copy(self._values.scale.value)
+        scale = self._helpers.copy(self._values.scale.value)
 
         def fetch_rows() -> FetchedRows:
             table = np.array(sums, np.float64).reshape(-1, 4)
@@ -163,7 +158,9 @@ class JaxEngine:
         with self._explain_errors(None):
             scores = [self._score_batch(of, batch) for batch in batches]
             table = np.concatenate(rows + [np.asarray(score) for score in scores])
-            return Scores.unpack_table(np.asarray(self._gather(self._world.place(table))))
+            if self._world.ranks > 1:
+                table = np.asarray(self._helpers.gather(self._world.place(table)))
+            return Scores.unpack_table(table)
 
     def _score_batch(self, of: dict[str, Array], batch: Batch) -> Array:
         images = self._world.take_local(self._place_images(batch))
@@ -177,13 +174,8 @@ class JaxEngine:
             statistics = {
                 name: value for name, value in arrays.items() if name not in self._values.velocity
             }
-            shared.append({**arrays, **self._share(statistics, leads)})
+            shared.append({**arrays, **self._helpers.take_first(statistics, leads)})
         self._values = self._values._replace(tensors=shared[0], ema=shared[1])
-
-    def _take_of_first(self, arrays: Mapping[str, Array], leads: Array) -> Mapping[str, Array]:
-        """Return the arrays of the rank that leads."""
-        own = [jnp.where(leads, array, 0) for array in arrays.values()]
-        return dict(zip(arrays, self._world.sum(own), strict=True))
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
@@ -239,13 +231,4 @@ class JaxEngine:
 
     def _apply_masks(self) -> None:
         if self._removed:
-            self._values = self._clear_removed(self._values, self._removed)
-
-
-def _find_pace(table: Pace, step: Array) -> Pace:
-    """Return the row of a step."""
-    return jax.tree.map(lambda column: column[step], table)
-
-
-def _copy(value: Array) -> Array:
-    return value + 0
+            self._values = self._helpers.clear_removed(self._values, self._removed)

@@ -17,7 +17,14 @@ from lockstep.backends.jax.batch_norm import ALONE, OverRanks
 from lockstep.backends.jax.convolutions import list_cpu_options
 from lockstep.backends.jax.losses import ImageLosses, mix_images, rank_labels, score_images
 from lockstep.backends.jax.model import COMPUTED_IN, Array, Arrays, Pass
-from lockstep.backends.jax.updating import Numbers, Pace, Update, Values, drop_numbers
+from lockstep.backends.jax.updating import (
+    Numbers,
+    Pace,
+    Update,
+    Values,
+    clear_removed,
+    drop_numbers,
+)
 from lockstep.backends.jax.world import JaxWorld
 from lockstep.backends.shared.batch_columns import Columns
 from lockstep.recipes import Execution, Recipe
@@ -44,6 +51,36 @@ class Programs:
     """Tensors and uint8 images [N, H, W, 3] to float32 logits [N, logits]."""
     scores: Callable[[Arrays, Array, Array], Array]
     """Tensors, images and labels to scores, float32 [N, 5]; see `score_images`."""
+
+
+class Helpers(NamedTuple):
+    """Small compiled functions of all engines of a world."""
+
+    find_pace: Callable[[Pace, Array], Pace]
+    """A table and the number of a step to its row."""
+    copy: Callable[[Array], Array]
+    gather: Callable[[Array], Array]
+    """A table to the rows of all ranks."""
+    take_first: Callable[[Arrays, Array], Arrays]
+    """Arrays, and whether this rank is the first, to the arrays of the first rank."""
+    clear_removed: Callable[[Values, Arrays], Values]
+
+
+@lru_cache(1)
+def find_helpers(world: JaxWorld) -> Helpers:
+    """Return the helpers of a world, which are compiled when they are first called."""
+
+    def take_first(arrays: Arrays, is_first: Array) -> Arrays:
+        own = [jnp.where(is_first, array, 0) for array in arrays.values()]
+        return dict(zip(arrays, world.sum(own), strict=True))
+
+    return Helpers(
+        world.jit(lambda table, step: jax.tree.map(lambda column: column[step], table)),
+        world.jit(lambda array: array + 0),
+        world.jit(world.gather),
+        world.jit(take_first),
+        world.jit(clear_removed, donate_argnums=0),
+    )
 
 
 _KEPT = 64

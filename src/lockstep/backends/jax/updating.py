@@ -31,8 +31,8 @@ class Pace(NamedTuple):
     """What is different in every step: float32 numbers, or as a table, arrays [steps]."""
 
     rate: Array
-    keep: Array
-    """How much of a moving average stays."""
+    share: Array
+    """That of the new values in moving averages."""
     of_mean: Array
     """Bias correction of a mean of gradients."""
     of_root: Array
@@ -48,8 +48,9 @@ class Numbers(NamedTuple):
     decays: Array
     """Weight decay of every trained tensor."""
     momentum: Array
-    beta1: Array
-    beta2: Array
+    share1: Array
+    """1 - beta1, which float32's beta1 would not give exactly."""
+    share2: Array
     epsilon: Array
     adaptation: Adaptation
 
@@ -57,7 +58,8 @@ class Numbers(NamedTuple):
 def make_table(recipe: Recipe, learning_rates: np.ndarray) -> Pace:
     """Return the table of all steps of a run."""
     steps = len(learning_rates)
-    columns = (learning_rates, ema_decays(recipe, steps), *bias_corrections(recipe, steps))
+    shares = 1 - ema_decays(recipe, steps)
+    columns = (learning_rates, shares, *bias_corrections(recipe, steps))
     return Pace(*(column.astype(np.float32) for column in columns))
 
 
@@ -73,8 +75,8 @@ def read_numbers(recipe: Recipe) -> Numbers:
         np.array(list(factors.values()), np.float32),
         np.array(decays, np.float32),
         np.float32(recipe.momentum),
-        np.float32(recipe.beta1),
-        np.float32(recipe.beta2),
+        np.float32(1 - recipe.beta1),
+        np.float32(1 - recipe.beta2),
         np.float32(recipe.optimizer_epsilon),
         LossScale(recipe).adaptation,
     )
@@ -161,7 +163,7 @@ class Update:
         weight, velocity, *moments = before
         after: tuple[Array, ...]
         if self._recipe.optimizer in ("adamw", "lamb"):
-            mean = velocity + (1 - numbers.beta1) * (gradient - velocity)
+            mean = velocity + numbers.share1 * (gradient - velocity)
             square = _approach_square(moments[0], gradient, numbers)
             root = jnp.sqrt(square) * pace.of_root + numbers.epsilon
             move = mean * pace.of_mean / root + decay * weight
@@ -187,7 +189,7 @@ class Update:
     def _average(self, ema: Arrays, tensors: Arrays, pace: Pace) -> Arrays:
         """Return the moving averages after a step."""
         moved = {
-            name: ema[name] + (1 - pace.keep) * (tensors[name] - ema[name]) for name in self._moving
+            name: ema[name] + pace.share * (tensors[name] - ema[name]) for name in self._moving
         }
         return ema | moved
 
@@ -214,4 +216,4 @@ def _find_trust_ratio(weight: Array, move: Array) -> Array:
 
 def _approach_square(square: Array, gradient: Array, numbers: Numbers) -> Array:
     """Return the mean of squared gradients after another gradient."""
-    return square + (1 - numbers.beta2) * (jnp.square(gradient) - square)
+    return square + numbers.share2 * (jnp.square(gradient) - square)
