@@ -26,6 +26,7 @@ import sys
 sys.modules["lockstep"] = None  # an import of it fails
 import jax
 import numpy as np
+from safetensors.flax import load_file
 
 folder, *batches = sys.argv[1:]
 
@@ -34,8 +35,9 @@ def load(name):
         return jax.export.deserialize(bytearray(file.read())).call
 
 resize, model = load("resize"), load("model")
+weights = load_file(f"{folder}/weights.safetensors")
 for path in batches:
-    answers = model(resize(np.load(path)))
+    answers = model(weights, resize(np.load(path)))
     np.savez(path, **answers)
 """
 

@@ -1,7 +1,8 @@
 """StableHLO: the recipe's preprocessing, the model and softmax as two programs of `jax.export`.
 
 They are two because XLA compiles a program for each shape of its input: photos of another size then
-need another resize, and not another model.
+need another resize, and not another model. Weights are an argument of the model, since XLA would
+spend minutes on computing with constants.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export as jax_export
+from safetensors.numpy import load as parse
+from safetensors.numpy import save as serialise
 
 from lockstep.backends.jax.model import Array, Arrays, Pass, convert_all, new_arrays
 from lockstep.backends.jax.programs import normalise
@@ -24,6 +27,7 @@ from lockstep.system.regular_files import WEIGHTS, read_regular
 
 RESIZE = "resize.stablehlo"
 MODEL = "model.stablehlo"
+TENSORS = "weights.safetensors"
 CLASSES = "classes.txt"
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 """What the programs run on."""
@@ -32,31 +36,34 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 def export_stablehlo(
     recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path
 ) -> None:
-    """Write `resize.stablehlo` and `model.stablehlo`, programs for `jax.export.deserialize`, and
-    `classes.txt`.
+    """Write `resize.stablehlo` and `model.stablehlo`, programs for `jax.export.deserialize`,
+    `weights.safetensors` and `classes.txt`.
 
     The first takes `images`, uint8 RGB [N, H, W, 3] of any size, and returns squares, uint8
     [N, S, S, 3], resized and cropped as in evaluation (`lockstep.backends.shared.resizing`). The
-    second takes these, and returns a dictionary: `classes`, int32 [N], and `probabilities`, float32
-    [N, logits]. Raises `CheckpointError` if the tensors do not fit.
+    second takes a dictionary of the weights, float32, and squares, and returns a dictionary:
+    `classes`, int32 [N], and `probabilities`, float32 [N, logits]. Raises `CheckpointError` if the
+    tensors do not fit.
     """
     arrays = convert_all(new_arrays(recipe), tensors, "weights")
-    values = {name: jnp.asarray(array) for name, array in arrays.items()}
+    shapes = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), arrays)
     side = recipe.eval_crop
-    model = _export(partial(_answer, recipe, values), f"n, {side}, {side}, 3")
+    model = _export(partial(_answer, recipe), f"n, {side}, {side}, 3", shapes)
     # Places and sums of the resize are int64 and float64; what goes in and out is not.
     with jax.enable_x64(True):
         resize = _export(partial(_crop, read_geometry(recipe)), "n, height, width, 3")
     folder.mkdir()
+    (folder / TENSORS).write_bytes(serialise(arrays))
     (folder / RESIZE).write_bytes(resize)
     (folder / MODEL).write_bytes(model)
     write_lines(folder / CLASSES, classes)
 
 
-def _export(function: Callable[[Array], Any], shape: str) -> bytearray:
-    """Return the program of a function of uint8 images, whose shape has numbers and names."""
+def _export(function: Callable[..., Any], shape: str, *first: Any) -> bytearray:
+    """Return the program of a function of uint8 images, whose shape has numbers and names, after
+    the `first` arguments."""
     images = jax.ShapeDtypeStruct(jax_export.symbolic_shape(shape), jnp.uint8)
-    return jax_export.export(jax.jit(function), platforms=PLATFORMS)(images).serialize()
+    return jax_export.export(jax.jit(function), platforms=PLATFORMS)(*first, images).serialize()
 
 
 def _answer(recipe: Recipe, values: Arrays, squares: Array) -> dict[str, Array]:
@@ -77,9 +84,10 @@ def open_program(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.nd
     """Return the programs in a folder, loaded by JAX's own loader, one after the other: from uint8
     images to classes and probabilities. They are compiled for each shape of images."""
     resize, model = (_load(folder / name) for name in (RESIZE, MODEL))
+    values = jax.device_put(parse(read_regular(folder / TENSORS, WEIGHTS)))
 
     def answer(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        answers = model(resize(images))
+        answers = model(values, resize(images))
         return np.asarray(answers["classes"], np.int64), np.asarray(answers["probabilities"])
 
     return answer
