@@ -11,7 +11,6 @@ from PIL import Image
 from lockstep.data.contact_sheet import draw_sheet
 from lockstep.data.images import printable
 from lockstep.data.index import Index
-from lockstep.data.loading.loaders import open_evaluation
 from lockstep.data.split import Sets, open_sets, same_images
 from lockstep.inference.computation import open_computation
 from lockstep.inference.images import read_square
@@ -19,6 +18,7 @@ from lockstep.inference.runtimes import NATIVE
 from lockstep.models.calibration import compute_probabilities
 from lockstep.models.label_errors import find_label_errors
 from lockstep.recipes import Execution, Recipe
+from lockstep.runs.evaluation_images import watch_images
 from lockstep.runs.events import Listener
 from lockstep.runs.folds import list_runs
 from lockstep.runs.recorder import Recorder
@@ -149,10 +149,8 @@ def _predict(
     opening = open_computation(NATIVE, weights, None, execution, listener, most_images=_BATCH)
     with opening as computation:
         recipe = computation.weights.recipe
-        count = -(-len(index) // _BATCH)
-        with open_evaluation(index, recipe, execution, _BATCH) as batches:
-            watched = computation.recorder.watch("judging", batches, count)
-            logits, _ = collect_logits(computation.predict, watched)
+        images = watch_images(computation.recorder, "judging", index, recipe, execution, _BATCH)
+        logits, _ = collect_logits(computation.predict, images)
     known = logits[:, : len(index.classes)]
     return compute_probabilities(known, weights.calibration.temperature)
 

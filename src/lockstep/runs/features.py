@@ -13,12 +13,11 @@ import numpy as np
 
 from lockstep.backends import Engine
 from lockstep.data.index import Index, find_cache_folder
-from lockstep.data.loading.loaders import open_evaluation
 from lockstep.models.architectures import features, model_spec
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.runs.context import RunContext, stop_before_training
-from lockstep.system import heartbeat
+from lockstep.runs.evaluation_images import watch_images
 from lockstep.system.files import replacing
 from lockstep.system.regular_files import ANY_SIZE, open_regular
 
@@ -70,13 +69,10 @@ def _compute(
     run: RunContext, engine: Engine, recipe: Recipe, images: Index
 ) -> Iterator[np.ndarray]:
     """Yield the features of the images, batch by batch."""
-    count = -(-len(images) // BATCH_IMAGES)
-    with open_evaluation(images, recipe, run.execution, BATCH_IMAGES) as batches:
-        watched = run.recorder.watch("computing features", batches, count)
-        for number, batch in enumerate(watched):
-            stop_before_training(run.stop, "computing features")
-            heartbeat.note("evaluating" if number else "compiling", moved=True)
-            yield engine.predict(batch.pixels)[batch.labels >= 0]
+    what = "computing features"
+    for batch in watch_images(run.recorder, what, images, recipe, run.execution, BATCH_IMAGES):
+        stop_before_training(run.stop, what)
+        yield engine.predict(batch.pixels)[batch.labels >= 0]
 
 
 def _hash_inputs(run: RunContext, backbone: dict[str, np.ndarray], images: Index) -> str:

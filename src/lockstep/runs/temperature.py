@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from lockstep.data import Batch
-from lockstep.data.loading.loaders import open_evaluation
 from lockstep.models.calibration import LEAST_IMAGES, TemperatureFit, fit_temperature
 from lockstep.runs.context import RunContext
-from lockstep.system import heartbeat
+from lockstep.runs.evaluation_images import watch_images
 from lockstep.weights import checkpoint
 from lockstep.weights.calibration_file import write_calibration
 
@@ -53,14 +52,15 @@ def _calibrate(run: RunContext) -> bool:
 
 def _load_batches(run: RunContext, weights: str) -> Iterator[Batch]:
     """Yield all validation images; end early if a stop is requested."""
+    what = f"calibrating {weights}"
     validation = run.sets.validation
-    count = -(-len(validation) // run.part_images)
-    with open_evaluation(validation, run.recipe, run.execution, run.part_images) as batches:
-        for batch in run.recorder.watch(f"calibrating {weights}", batches, count):
-            if run.stop.requested:
-                return
-            heartbeat.note("evaluating", moved=True)
-            yield batch
+    images = watch_images(
+        run.recorder, what, validation, run.recipe, run.execution, run.part_images
+    )
+    for batch in images:
+        if run.stop.requested:
+            return
+        yield batch
 
 
 def collect_logits(

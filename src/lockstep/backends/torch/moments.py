@@ -25,71 +25,64 @@ class Pace:
     """The bias corrections of the step (`lockstep.recipes.schedule.bias_corrections`)."""
 
 
-def move_group(
-    pace: Pace,
-    rate: Tensor,
-    decay: float,
-    weights: Tensors,
-    gradients: Tensors,
-    velocities: Tensors,
-    second_moments: Tensors,
-) -> None:
-    """Move weights with the same rate and decay, by gradients that are unscaled and limited."""
-    move = _move_as_rmsprop if pace.recipe.optimizer == "rmsprop_tf" else _move_as_adamw
-    move(pace, rate, decay, weights, gradients, velocities, second_moments)
+@dataclass(frozen=True)
+class Group:
+    """Weights with the same rate and decay, and in the same order what moves them."""
+
+    rate: Tensor
+    """float32 []."""
+    decay: float
+    weights: Tensors
+    gradients: Tensors
+    """Unscaled and limited."""
+    velocities: Tensors
+    second_moments: Tensors
 
 
-def _move_as_adamw(
-    pace: Pace,
-    rate: Tensor,
-    decay: float,
-    weights: Tensors,
-    gradients: Tensors,
-    velocities: Tensors,
-    second_moments: Tensors,
-) -> None:
+def move_group(pace: Pace, group: Group) -> None:
+    """Take a step with the weights of a group."""
+    if pace.recipe.optimizer == "rmsprop_tf":
+        _move_as_rmsprop(pace, group)
+    else:
+        _move_as_adamw(pace, group)
+
+
+def _move_as_adamw(pace: Pace, group: Group) -> None:
     """Take a step of AdamW, or of LAMB, which gives a decayed tensor a rate of its own."""
     recipe = pace.recipe
-    _approach(velocities, gradients, (1 - recipe.beta1) * pace.used)
-    squares = torch._foreach_mul(gradients, gradients)
-    _approach(second_moments, squares, (1 - recipe.beta2) * pace.used)
-    roots = torch._foreach_sqrt(second_moments)
+    _approach(group.velocities, group.gradients, (1 - recipe.beta1) * pace.used)
+    squares = torch._foreach_mul(group.gradients, group.gradients)
+    _approach(group.second_moments, squares, (1 - recipe.beta2) * pace.used)
+    roots = torch._foreach_sqrt(group.second_moments)
     torch._foreach_mul_(roots, pace.of_root)
     torch._foreach_add_(roots, recipe.optimizer_epsilon)
-    moves = torch._foreach_mul(velocities, pace.of_mean)
+    moves = torch._foreach_mul(group.velocities, pace.of_mean)
     torch._foreach_div_(moves, roots)
-    if decay:
-        torch._foreach_add_(moves, weights, alpha=decay)
-    if decay and recipe.optimizer == "lamb":
-        before = torch.stack(torch._foreach_norm(weights))
+    if group.decay:
+        torch._foreach_add_(moves, group.weights, alpha=group.decay)
+    if group.decay and recipe.optimizer == "lamb":
+        before = torch.stack(torch._foreach_norm(group.weights))
         after = torch.stack(torch._foreach_norm(moves))
         ratios = torch.where((before > 0) & (after > 0), before / after, 1.0)
         torch._foreach_mul_(moves, ratios.unbind())
-    torch._foreach_mul_(moves, rate)
-    torch._foreach_sub_(weights, moves)
+    torch._foreach_mul_(moves, group.rate)
+    torch._foreach_sub_(group.weights, moves)
 
 
-def _move_as_rmsprop(
-    pace: Pace,
-    rate: Tensor,
-    decay: float,
-    weights: Tensors,
-    gradients: Tensors,
-    velocities: Tensors,
-    second_moments: Tensors,
-) -> None:
+def _move_as_rmsprop(pace: Pace, group: Group) -> None:
     recipe = pace.recipe
-    if decay:
-        gradients = torch._foreach_add(gradients, weights, alpha=decay)
+    gradients = group.gradients
+    if group.decay:
+        gradients = torch._foreach_add(gradients, group.weights, alpha=group.decay)
     squares = torch._foreach_mul(gradients, gradients)
-    _approach(second_moments, squares, (1 - recipe.beta2) * pace.used)
-    roots = torch._foreach_add(second_moments, recipe.optimizer_epsilon)
+    _approach(group.second_moments, squares, (1 - recipe.beta2) * pace.used)
+    roots = torch._foreach_add(group.second_moments, recipe.optimizer_epsilon)
     torch._foreach_sqrt_(roots)
     steps = torch._foreach_div(gradients, roots)
-    torch._foreach_mul_(steps, rate)
-    torch._foreach_mul_(velocities, torch.where(pace.used > 0, recipe.momentum, 1.0))
-    torch._foreach_add_(velocities, steps)
-    torch._foreach_sub_(weights, torch._foreach_mul(velocities, pace.used))
+    torch._foreach_mul_(steps, group.rate)
+    torch._foreach_mul_(group.velocities, torch.where(pace.used > 0, recipe.momentum, 1.0))
+    torch._foreach_add_(group.velocities, steps)
+    torch._foreach_sub_(group.weights, torch._foreach_mul(group.velocities, pace.used))
 
 
 def _approach(means: Tensors, values: Tensors, share: Tensor) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
+from lockstep.backends.torch import moments
 from lockstep.backends.torch.loss_scale import LossScale
-from lockstep.backends.torch.moments import Pace, move_group
 from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.state import check_masks
 from lockstep.recipes import Recipe
@@ -229,17 +229,17 @@ class Update:
         rate = self._take_entry(self._rates) * used
         corrections = self._bias_corrections.index_select(1, self._number)
         of_mean, of_root = corrections.squeeze(1).unbind()
-        pace = Pace(self._recipe, used, of_mean, of_root)
+        pace = moments.Pace(self._recipe, used, of_mean, of_root)
         for group in self._groups:
-            move_group(
-                pace,
-                rate * group.factor,
-                group.decay,
-                [self._parameters[name] for name in group.names],
-                [by_name[name] for name in group.names],
-                [self.velocity[name] for name in group.names],
-                [self.second_moments[name] for name in group.names],
+            moved = moments.Group(
+                rate=rate * group.factor,
+                decay=group.decay,
+                weights=[self._parameters[name] for name in group.names],
+                gradients=[by_name[name] for name in group.names],
+                velocities=[self.velocity[name] for name in group.names],
+                second_moments=[self.second_moments[name] for name in group.names],
             )
+            moments.move_group(pace, moved)
 
     def forget_gradients(self) -> None:
         """Free the memory of all gradients."""
