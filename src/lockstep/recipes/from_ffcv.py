@@ -4,6 +4,7 @@ Its source is https://github.com/libffcv/ffcv-imagenet: README.md at e97289f, tr
 rn50_configs/rn50_88_epochs.yaml. Lockstep has not re-run it at full length.
 """
 
+from lockstep.recipes.fields.updates import NOT_NAMED_BN
 from lockstep.recipes.recipe import Recipe
 
 
@@ -37,13 +38,7 @@ def resnet50_ffcv_88ep() -> Recipe:
         lr_decay="linear",
         momentum=0.9,
         weight_decay=1e-4,
-        weight_decay_roles=(
-            "conv_weight",
-            "fc_weight",
-            "fc_bias",
-            "shortcut_bn_scale",
-            "shortcut_bn_bias",
-        ),
+        weight_decay_roles=NOT_NAMED_BN,
         loss_scaling="dynamic",
         loss_scale=65536.0,
         loss_scale_growth_steps=2000,

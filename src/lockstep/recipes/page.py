@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lockstep.recipes.augmentation import Augmentation
+from lockstep.recipes.fields.updates import NOT_NAMED_BN
 from lockstep.recipes.image_sizes import find_size, list_sizes
 from lockstep.recipes.published import ORIGINS, RECIPES, find_origin
 from lockstep.recipes.published_accuracies import find_accuracies
@@ -21,9 +22,7 @@ _REFERENCE_PIXELS = 224
 _DECAYED = {
     frozenset({"conv_weight", "bn_scale", "bn_bias", "fc_weight", "fc_bias"}): "",
     frozenset({"conv_weight", "fc_weight", "fc_bias"}): " without batch norms",
-    frozenset({"conv_weight", "fc_weight", "fc_bias", "shortcut_bn_scale", "shortcut_bn_bias"}): (
-        " without batch norms outside of shortcuts"
-    ),
+    frozenset(NOT_NAMED_BN): " without batch norms outside of shortcuts",
     frozenset({"conv_weight", "bn_scale", "fc_weight"}): " without biases",
     frozenset({"conv_weight", "fc_weight"}): " without batch norms and biases",
 }

@@ -15,6 +15,7 @@ geometry of each original (docs/data.md).
 from collections.abc import Callable
 from typing import Any
 
+from lockstep.recipes.fields.updates import NOT_NAMED_BN
 from lockstep.recipes.fine_tune import fine_tune
 from lockstep.recipes.from_ffcv import resnet50_ffcv_88ep
 from lockstep.recipes.from_timm import (
@@ -206,13 +207,7 @@ def resnext101_32x4d_pytorch_90ep() -> Recipe:
         warmup_counts_from=1,
         warmup_from_batch_images=512,
         weight_decay=1 / 16384,
-        weight_decay_roles=(
-            "conv_weight",
-            "fc_weight",
-            "fc_bias",
-            "shortcut_bn_scale",
-            "shortcut_bn_bias",
-        ),
+        weight_decay_roles=NOT_NAMED_BN,
         fc_bias_init="uniform",
         loss_scaling="dynamic",
         loss_scale_growth_steps=100,

@@ -12,6 +12,13 @@ from lockstep.recipes.fields.kinds import Fraction, NotNegative, Positive, Prefi
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
+NOT_NAMED_BN: tuple[ListedRole, ...] = (
+    *("conv_weight", "fc_weight", "fc_bias"),
+    *("shortcut_bn_scale", "shortcut_bn_bias"),
+)
+"""What code decays that leaves out parameters with "bn" in their names: the batch norms of
+shortcuts are called `downsample.1`."""
+
 
 class UpdateFields(Settings):
     """How weights are updated: optimizer, weight decay, moving average, frozen tensors."""
