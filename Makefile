@@ -76,7 +76,7 @@ test-rest:
 # In MXNet's environment: the conformance suite, the ceilings of a benchmark, and several ranks on the command line (MXNet
 # connects them with its own servers and sockets). The other environment tests that the suite finds wrong engines.
 test-mxnet: $(MXNET)/.made
-	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest --durations=20 --ignore tests/backends/test_faults.py tests/backends \
+	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest --durations=20 tests/backends \
 	  tests/benchmark/test_ceilings.py tests/cli/test_loopback.py tests/cli/test_train_ranks.py \
 	  -k "not test_train_ranks or prints or ranks_stopped"
 

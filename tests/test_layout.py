@@ -138,11 +138,10 @@ def test_an_import_is_seen_wherever_it_stands(text: str, expected: set[str]) -> 
 TESTS = Path(__file__).parent
 RUNS_OTHER_TESTS = {
     "backends/fault_finders.py",
-    "backends/test_depth_faults.py",
+    "backends/frozen_faults.py",
+    "backends/optimizer_faults.py",
     "backends/test_faults.py",
-    "backends/test_frozen_faults.py",
     "backends/test_handover_faults.py",
-    "backends/test_optimizer_faults.py",
 }
 """Files that run tests of other modules, on wrong engines."""
 

@@ -44,7 +44,8 @@ for_quantising = parametrize_backends(lambda row: row.quantises)
 collect_ignore_glob = [f"test_{name}*.py" for name in FRAMEWORKS if name not in BACKENDS]
 if all(FRAMEWORKS[name].is_separate for name in BACKENDS if name in FRAMEWORKS):
     # The other environment has run them, and they are the same for all engines.
-    collect_ignore_glob += ["test_host_memory.py", "test_interpreter.py"]
+    collect_ignore_glob += ["test_host_memory.py", "test_interpreter.py", "test_loading.py"]
+    collect_ignore_glob += ["test_*faults.py"]
 
 Start = Callable[..., Engine]
 RANK_VARIABLES = (

@@ -25,6 +25,7 @@ from tests.backends import (
 )
 from tests.backends.cases import FP16, OTHER_COLOURS
 from tests.backends.conftest import starter
+from tests.backends.depth_faults import DEPTH_FAULTS
 from tests.backends.fault_finders import (
     BY_STEPS,
     COSINE,
@@ -50,7 +51,9 @@ from tests.backends.fault_finders import (
     make_step_tests,
     make_trajectory_tests,
 )
+from tests.backends.frozen_faults import FROZEN_FAULTS
 from tests.backends.loss_faults import LOSS_FAULTS
+from tests.backends.optimizer_faults import OPTIMIZER_FAULTS
 from tests.backends.wrong import Build, change_function, change_rates, change_recipe
 
 FAULTS: dict[str, tuple[Any, ...]] = {
@@ -367,15 +370,16 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     ),
     "loses the loss scale": (wrong.LosesTheScaler, WRITTEN, make_resumed_test("dynamic fp16")),
     "loses the moving average": (wrong.LosesTheAverage, WRITTEN),
-} | LOSS_FAULTS
+}
+FAULTS |= DEPTH_FAULTS | FROZEN_FAULTS | LOSS_FAULTS | OPTIMIZER_FAULTS
 """A wrong engine, and tests that must all fail with it."""
 CASES = []
 SOUND = {}
 """Each of these tests, by its name, once."""
-for name, (build, *tests) in FAULTS.items():
-    for number, test in enumerate(tests):
-        CASES.append(pytest.param(build, test, id=f"{name}-{number}"))
-        SOUND[find_name(test)] = test
+for name, (build, *finders) in FAULTS.items():
+    for number, finder in enumerate(finders):
+        CASES.append(pytest.param(build, finder, id=f"{name}-{number}"))
+        SOUND[find_name(finder)] = finder
 
 
 def carry_out(test: Test, build: Build, tiny_recipe: Recipe) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import pytest
 
 from lockstep.backends.reference import model
 from lockstep.backends.reference.engine import ReferenceEngine
@@ -21,12 +20,10 @@ from tests.backends.fault_finders import (
     GRADIENT,
     LOSS,
     STATISTICS,
-    Test,
     make_step_tests,
     make_trajectory_tests,
 )
-from tests.backends.test_faults import carry_out
-from tests.backends.wrong import Array, Build, change_recipe
+from tests.backends.wrong import Array, change_recipe
 
 
 class DecaysTheFrozen(ReferenceEngine):
@@ -110,7 +107,7 @@ NO_BACKWARD = partial(
 FROZEN_STEPS = ("frozen tensors", "frozen backbone")
 TRAJECTORY = make_trajectory_tests("frozen tensors and rates by tensor")
 
-FAULTS: dict[str, tuple[Any, ...]] = {
+FROZEN_FAULTS: dict[str, tuple[Any, ...]] = {
     "trains what is frozen": (
         change_recipe(lambda recipe: {"frozen": ()}),
         BITS,
@@ -161,27 +158,3 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     ),
 }
 """A wrong engine, and tests that must all fail with it."""
-CASES = [
-    pytest.param(build, test, id=f"{name}-{number}")
-    for name, (build, *tests) in FAULTS.items()
-    for number, test in enumerate(tests)
-]
-
-
-@pytest.mark.parametrize(("build", "test"), CASES)
-def test_a_fault_is_found(build: Build, test: Test, tiny_recipe: Recipe) -> None:
-    with pytest.raises(AssertionError):
-        carry_out(test, build, tiny_recipe)
-
-
-@pytest.mark.parametrize(
-    "test",
-    [
-        BITS,
-        OWN_OPTIMIZER,
-        NO_BACKWARD,
-        EVALUATION,
-    ],
-)
-def test_the_same_tests_pass_without_a_fault(test: Test, tiny_recipe: Recipe) -> None:
-    carry_out(test, ReferenceEngine, tiny_recipe)

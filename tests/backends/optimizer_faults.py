@@ -8,7 +8,6 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import pytest
 
 from lockstep.backends.reference import updating
 from lockstep.backends.reference.engine import ReferenceEngine
@@ -16,7 +15,6 @@ from lockstep.backends.reference.updating import Pace, Values
 from lockstep.recipes import Recipe
 from tests.backends import test_optimizers
 from tests.backends.fault_finders import Test
-from tests.backends.test_faults import carry_out
 from tests.backends.wrong import Array, Build, change_recipe
 
 Rule = Callable[[Recipe, Values, Array, Pace], Values]
@@ -131,7 +129,7 @@ SCALED = tuple(
     partial(test_optimizers.test_a_norm_is_limited_without_its_loss_scale, loss_scaling=kind)
     for kind in ("static", "dynamic")
 )
-FAULTS: dict[str, tuple[Any, ...]] = {
+OPTIMIZER_FAULTS: dict[str, tuple[Any, ...]] = {
     "adds decay to gradients": (change_rule(decay_gradients), ADAMW, LAMB),
     "corrects no bias": (change_rule(correct_no_bias), ADAMW, LAMB),
     "adapts the rates of all tensors": (change_rule(adapt_every_tensor), LAMB),
@@ -144,19 +142,3 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "averages every step": (change_recipe(lambda _: {"ema_every_steps": 1}), ADAMW),
 }
 """A wrong engine, and tests that must all fail with it."""
-CASES = [
-    pytest.param(build, test, id=f"{name}-{number}")
-    for name, (build, *tests) in FAULTS.items()
-    for number, test in enumerate(tests)
-]
-
-
-@pytest.mark.parametrize(("build", "test"), CASES)
-def test_a_fault_is_found(build: Build, test: Test, tiny_recipe: Recipe) -> None:
-    with pytest.raises(AssertionError):
-        carry_out(test, build, tiny_recipe)
-
-
-@pytest.mark.parametrize("test", [ADAMW, LAMB, RMSPROP, *SCALED])
-def test_the_same_tests_pass_without_a_fault(test: Test, tiny_recipe: Recipe) -> None:
-    carry_out(test, ReferenceEngine, tiny_recipe)
