@@ -24,7 +24,7 @@ def make_handover_test(name: str) -> Callable[..., None]:
 
 
 HANDED_OVER = {
-    "velocities": (wrong.LosesMomentum, make_handover_test("plain")),
+    "velocities": (wrong.LosesMomentum, make_handover_test("much momentum and decay")),
     "the moving average": (
         wrong.LosesTheAverage,
         make_handover_test("LAMB, an average, SAME padding and two parts"),
@@ -37,7 +37,10 @@ HANDED_OVER = {
         wrong.LosesMomentum,
         test_across.test_what_one_engine_reads_another_takes_over_to_the_last_bit,
     ),
-    "the scale of velocities": (wrong_updates.RateInside, make_handover_test("plain")),
+    "the scale of velocities": (
+        wrong_updates.RateInside,
+        make_handover_test("much momentum and decay"),
+    ),
 }
 
 

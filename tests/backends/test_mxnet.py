@@ -42,6 +42,7 @@ from tests.backends.cases import (
 )
 from tests.backends.conftest import Start, make_backend_fixture
 from tests.backends.native import mxnet as native
+from tests.soak import SOAK
 
 backend = make_backend_fixture("mxnet")
 
@@ -276,7 +277,8 @@ with backend.engine(recipe, np.asarray(RATES), world, Execution()) as engine:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("doing", ["training", "evaluating"])
+# Evaluation waits for other ranks as training does: `_wait_for`.
+@pytest.mark.parametrize("doing", ["training", *(["evaluating"] if SOAK else [])])
 @pytest.mark.parametrize(
     ("distributed", "ranks"),
     [("native", 2), *([("horovod", 2), ("horovod", 3)] if HAS_HOROVOD else [])],

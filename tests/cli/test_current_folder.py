@@ -58,8 +58,11 @@ def test_every_python_that_is_started_is_told_to_leave_the_current_folder_out() 
 
 def starts(path: Path) -> list[tuple[str, bool]]:
     """Return the lines of a file where a command has -m or -c, and whether -P comes before it."""
+    text = path.read_text(encoding="utf-8")
+    if not any(option in text for option in ('"-m"', '"-c"')):
+        return []
     commands = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(text)):
         words = (
             node.elts
             if isinstance(node, ast.List | ast.Tuple)

@@ -17,6 +17,12 @@ from lockstep.system.machine import describe_gpu_arithmetic, parse_arithmetic
 Run = Callable[..., tuple[int, str, str]]
 
 
+@pytest.fixture
+def one_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for no backend in another environment, which starts its Python."""
+    monkeypatch.setattr(backends, "find_interpreter", lambda name: None)
+
+
 def test_versions_cores_and_devices_are_shown(answer: Run) -> None:
     code, output, errors = answer("doctor")
     lines = output.splitlines()
@@ -50,6 +56,7 @@ def test_runtimes_are_described_with_what_they_need() -> None:
     assert describe_runtime(RUNTIMES["tensorrt"]).startswith("missing; pip install tensorrt==")
 
 
+@pytest.mark.usefixtures("one_environment")
 def test_what_decodes_images_is_shown(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         doctor, "describe_framework", lambda name: ""
@@ -65,6 +72,7 @@ def test_what_decodes_images_is_shown(answer: Run, monkeypatch: pytest.MonkeyPat
     assert output.splitlines()[-1].startswith("jpeg       missing; it needs GCC 12")
 
 
+@pytest.mark.usefixtures("one_environment")
 def test_a_missing_framework_is_shown_with_how_to_install_it(
     answer: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +84,7 @@ def test_a_missing_framework_is_shown_with_how_to_install_it(
     assert f"torch      missing; {hint}\n" in output
 
 
+@pytest.mark.usefixtures("one_environment")
 def test_a_framework_that_does_not_load_is_shown_with_the_reason(
     answer: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,11 +128,11 @@ def test_what_the_processor_multiplies_is_shown(flags: str, limit: str, line: st
     )
 
 
+@pytest.mark.usefixtures("one_environment")
 def test_a_gpu_is_shown_with_what_it_multiplies(
     answer: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "gpu", lambda: ("Tesla T4", describe_gpu_arithmetic((7, 5))))
-    monkeypatch.setattr(backends, "find_interpreter", lambda name: None)
     monkeypatch.setattr(
         doctor, "describe_framework", lambda name: ""
     )  # this needs no framework to be loaded

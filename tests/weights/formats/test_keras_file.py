@@ -1,10 +1,12 @@
 """Files that Keras' own ResNet50 writes and loads: its logits are the oracle."""
 
+import importlib
 import json
 import shutil
 import sys
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from lockstep import backends
+from lockstep.models.architectures import MODELS
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError, CheckpointError
@@ -21,6 +24,7 @@ from lockstep.weights.fingerprints import compute_fingerprints
 from lockstep.weights.formats import keras_variables
 from lockstep.weights.formats.keras_file import find, read, stored, write_keras
 from tests.lines import check_lines
+from tests.soak import SOAK
 from tests.weights.formats.cases import assert_canonical
 
 pytestmark = pytest.mark.filterwarnings(
@@ -52,7 +56,24 @@ def resnet50(**options: Any) -> Any:
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module", autouse=not SOAK)
+def narrow_resnet50() -> Iterator[None]:
+    """Give ResNet-50 an eighth of its width behind the stem, Keras' and ours. All of its layers
+    stay, and their names."""
+    resnet = importlib.import_module("keras.src.applications.resnet")
+    stack = resnet.stack_residual_blocks_v1
+
+    def stack_narrow(x: Any, filters: int, *others: Any, **options: Any) -> Any:
+        return stack(x, filters // 8, *others, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resnet, "stack_residual_blocks_v1", stack_narrow)
+        for name in ("resnet50", "resnet50-v1"):
+            patch.setitem(MODELS, name, replace(MODELS[name], widths=(8, 16, 32, 64)))
+        yield
+
+
+@pytest.fixture(scope="module")
 def keras_files(tmp_path_factory: pytest.TempPathFactory) -> Keras:
     """Keras' ResNet50 in all its kinds of files. Tests must only read them."""
     import keras
@@ -90,7 +111,7 @@ def keras_files(tmp_path_factory: pytest.TempPathFactory) -> Keras:
     return Keras(folder, images, inputs, np.asarray(model(inputs)))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def original(keras_files: Keras) -> Weights:
     return read(keras_files.folder / "model.keras")
 
