@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
 # NumPy's OpenBLAS reads this when it is loaded, here and in processes that tests start. Threads
 # slow down products this small. If other work needs the cores, the loss is twenty times as large.
@@ -15,12 +15,9 @@ from lockstep import backends
 from lockstep.data.textures import draw_data_set
 from lockstep.models.architectures import ModelSpec
 from lockstep.recipes import Recipe
-from tests.soak import SOAK
+from tests.soak import PROFILE
 
-# A busy machine needs long for an example. Only a soak searches with other numbers each time.
-settings.register_profile(
-    "lockstep", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=not SOAK
-)
+settings.register_profile("lockstep", PROFILE)
 settings.load_profile("lockstep")
 
 # A shell that starts tests in the background makes them, and all processes that they start, ignore

@@ -4,13 +4,10 @@ import shlex
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import settings
 
 from lockstep.recipes import Recipe, load_recipe, parse_settings
 from lockstep.recipes.my_images import Facts
 from lockstep.recipes.nvidia.translation import Translation, translate
-
-EXAMPLES = settings(max_examples=60)
 
 RECIPE = Recipe(epochs=3, global_batch_images=16, image_size=32, seed=5)
 MIXED = RECIPE.replace(

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from lockstep.recipes.class_sampling import draw_by_class
 from lockstep.recipes.epoch_order import order_samples
 from lockstep.recipes.order import training_plans
-from tests.recipes.cases import EXAMPLES, RECIPE, sizes_of
+from tests.recipes.cases import RECIPE, sizes_of
+from tests.soak import EXAMPLES
 
 KINDS = ("balanced", "square_root")
 LABELS = np.repeat([0, 1, 2, 4], [100, 25, 4, 1])

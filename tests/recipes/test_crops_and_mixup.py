@@ -12,7 +12,8 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.crops import draw_crops, random_windows
 from lockstep.recipes.order import centre_plan, training_plans
 from lockstep.recipes.philox import Purpose, draw
-from tests.recipes.cases import EXAMPLES, MIXED, SIZES
+from tests.recipes.cases import MIXED, SIZES
+from tests.soak import EXAMPLES
 
 KOLMOGOROV_ONE_IN_A_THOUSAND = 1.95
 """Distance of distribution functions times the square root of the count. It is exceeded once in a

@@ -31,14 +31,9 @@ peers: Any = pytest.importorskip(
 )
 timm: Any = pytest.importorskip("timm.data.auto_augment")
 
-TORCHVISION = {
-    "identity": "Identity",
+NAMED_BY_BOTH = {
     "shear_x": "ShearX",
     "shear_y": "ShearY",
-    "move_x": "TranslateX",
-    "move_y": "TranslateY",
-    "move_x_by_share": "TranslateX",
-    "move_y_by_share": "TranslateY",
     "rotate": "Rotate",
     "brightness": "Brightness",
     "colour": "Color",
@@ -50,22 +45,17 @@ TORCHVISION = {
     "equalise": "Equalize",
     "invert": "Invert",
 }
-TIMM = {
-    "shear_x": "ShearX",
-    "shear_y": "ShearY",
+TORCHVISION = NAMED_BY_BOTH | {
+    "identity": "Identity",
+    "move_x": "TranslateX",
+    "move_y": "TranslateY",
+    "move_x_by_share": "TranslateX",
+    "move_y_by_share": "TranslateY",
+}
+TIMM = NAMED_BY_BOTH | {
     "translate_x": "TranslateXRel",
     "translate_y": "TranslateYRel",
-    "rotate": "Rotate",
-    "brightness": "Brightness",
-    "colour": "Color",
-    "contrast": "Contrast",
-    "sharpness": "Sharpness",
-    "posterise": "Posterize",
-    "solarise": "Solarize",
     "solarise_add": "SolarizeAdd",
-    "autocontrast": "AutoContrast",
-    "equalise": "Equalize",
-    "invert": "Invert",
 }
 INCREASING = ("posterise", "solarise", "colour", "contrast", "brightness", "sharpness")
 FILL = (124, 116, 104)

@@ -20,7 +20,8 @@ from lockstep.recipes.order import (
 )
 from lockstep.recipes.stochastic_depth import branch_factors, drop_rates
 from lockstep.system.errors import RecipeError
-from tests.recipes.cases import EXAMPLES, MIXED, RECIPE, SIZES
+from tests.recipes.cases import MIXED, RECIPE, SIZES
+from tests.soak import EXAMPLES
 
 
 def assert_equal_plans(first: Iterable[BatchPlan], second: Iterable[BatchPlan]) -> None:

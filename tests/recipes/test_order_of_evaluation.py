@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.recipes.order import centre_plan, evaluation_plans, order_evaluation_samples
 from lockstep.recipes.recipe import own_geometry
-from tests.recipes.cases import EXAMPLES, MIXED, RECIPE, SIZES, sizes_of
+from tests.recipes.cases import MIXED, RECIPE, SIZES, sizes_of
+from tests.soak import EXAMPLES
 
 
 @EXAMPLES

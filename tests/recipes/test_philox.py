@@ -5,12 +5,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.recipes.philox import Purpose, draw, normal, uniform
-
-EXAMPLES = settings(max_examples=60)
+from tests.soak import EXAMPLES
 
 ALL_ONES = 2**64 - 1
 

@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import NVIDIA_RECIPES, RECIPES
 from lockstep.recipes.schedule import bias_corrections, ema_decays, learning_rates, peak_lr
 from lockstep.system.errors import RecipeError
-
-EXAMPLES = settings(max_examples=60)
+from tests.soak import EXAMPLES
 
 Formula = Callable[[int, int, int, int, float], float]
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from lockstep.models.architectures import MODELS, tensors
 from lockstep.weights.sparsity import ALGORITHMS, make_masks
+from tests.soak import EXAMPLES
 
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
@@ -188,10 +189,9 @@ SOME_TENSORS = st.one_of(
         np.float32, shape, elements=st.one_of(SOME_VALUES, st.floats(-9, 9, width=32))
     )
 )
-hypothesis_settings = settings(max_examples=60)
 
 
-@hypothesis_settings
+@EXAMPLES
 @given(SOME_TENSORS)
 def test_two_of_every_four_inputs_are_kept(values: np.ndarray) -> None:
     kept = mask(values, "mask_1d")
@@ -210,7 +210,7 @@ def test_two_of_every_four_inputs_are_kept(values: np.ndarray) -> None:
         )
 
 
-@hypothesis_settings
+@EXAMPLES
 @given(SOME_TENSORS)
 def test_no_row_and_no_column_of_a_block_keeps_more_than_two(values: np.ndarray) -> None:
     for algorithm in ("mask_2d_greedy", "mask_2d_best"):
@@ -224,7 +224,7 @@ def test_no_row_and_no_column_of_a_block_keeps_more_than_two(values: np.ndarray)
             assert max(block.sum(axis=0).max(), block.sum(axis=1).max()) <= 2
 
 
-@hypothesis_settings
+@EXAMPLES
 @given(arrays(np.float32, (4, 4), elements=st.one_of(SOME_VALUES, st.floats(-9, 9, width=32))))
 def test_the_best_block_has_a_sum_that_none_exceeds(values: np.ndarray) -> None:
     magnitudes = np.abs(values).astype(np.float64)

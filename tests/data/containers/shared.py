@@ -6,13 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from lockstep.data.containers import Damage, Sample, Stored
 from lockstep.data.containers.places import Places
 
-EXAMPLES = settings(max_examples=60)
 MAGIC = bytes.fromhex("0a23d7ce")
 """RecordIO's magic number."""
 

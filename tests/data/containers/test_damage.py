@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from lockstep.data.containers import Damage, Stored, recordio, tfrecord, webdataset
 from tests.data.containers.shared import (
-    EXAMPLES,
     MAGIC,
     PAYLOADS,
     PIECES,
@@ -19,6 +18,7 @@ from tests.data.containers.shared import (
     sample,
     write,
 )
+from tests.soak import EXAMPLES
 
 Edit = tuple[float, int, bytes]
 """The place in the file, how many bytes are removed there, and the bytes that are inserted."""

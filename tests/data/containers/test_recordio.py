@@ -21,7 +21,6 @@ from lockstep.data.containers.recordio import (
 )
 from lockstep.data.stores.places import open_places
 from tests.data.containers.shared import (
-    EXAMPLES,
     MAGIC,
     PAYLOADS,
     check_damaged,
@@ -33,6 +32,7 @@ from tests.data.containers.shared import (
     unlike,
     write,
 )
+from tests.soak import EXAMPLES
 
 
 def join_record(payload: bytes) -> bytes:

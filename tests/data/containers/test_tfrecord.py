@@ -11,7 +11,6 @@ from lockstep.data.containers.places import Places
 from lockstep.data.containers.tfrecord import frame_record
 from lockstep.system.crc import masked_crc
 from tests.data.containers.shared import (
-    EXAMPLES,
     PAYLOADS,
     check_damaged,
     continue_cut,
@@ -22,6 +21,7 @@ from tests.data.containers.shared import (
     unlike,
     write,
 )
+from tests.soak import EXAMPLES
 
 
 def join_record(payload: bytes) -> bytes:

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import BFLOAT16, numbers
 from lockstep.weights.formats.mxnet_params import dump, load
+from tests.soak import EXAMPLES
 from tests.weights.formats.cases import ARRANGED, EDITS, Variables, apply_edits, assert_stored
 
-EXAMPLES = settings(max_examples=100)
 KINDS = [np.float16, np.float32, np.float64, np.int8, np.int32, np.int64, np.uint8, np.bool_]
 VALUES = st.sampled_from(KINDS).flatmap(
     lambda dtype: arrays.arrays(dtype, arrays.array_shapes(min_dims=1, max_dims=5, max_side=4))
@@ -233,7 +233,7 @@ def test_any_byte_may_be_another_without_another_exception(tmp_path: Path) -> No
             assert outcome is None or sum(array.nbytes for array in outcome.values()) <= len(whole)
 
 
-@settings(max_examples=400)
+@EXAMPLES
 @given(edits=EDITS)
 def test_whatever_happens_to_a_file_it_is_an_error_or_arrays(
     edits: list[tuple[float, int, bytes]], tmp_path_factory: pytest.TempPathFactory

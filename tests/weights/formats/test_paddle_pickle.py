@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -21,6 +21,7 @@ from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import paddle_pickle
 from lockstep.weights.formats.format_list import HEAD_BYTES
 from lockstep.weights.formats.paddle_pickle import Contents, dump, load
+from tests.soak import EXAMPLES
 from tests.weights.formats.cases import (
     ARRANGED,
     EDITS,
@@ -30,7 +31,6 @@ from tests.weights.formats.cases import (
     zeros,
 )
 
-EXAMPLES = settings(max_examples=100)
 KINDS = [np.float16, np.float32, np.float64, np.int8, np.int32, np.int64, np.uint16, np.bool_]
 VALUES = st.sampled_from(KINDS).flatmap(
     lambda dtype: arrays.arrays(
@@ -365,7 +365,7 @@ def test_any_byte_may_be_another_without_another_exception(tmp_path: Path) -> No
                 )
 
 
-@settings(max_examples=400)
+@EXAMPLES
 @given(edits=EDITS, protocol=st.sampled_from([2, 4]))
 def test_whatever_happens_to_a_file_it_is_an_error_or_arrays(
     edits: list[tuple[float, int, bytes]], protocol: int, tmp_path_factory: pytest.TempPathFactory
@@ -377,7 +377,7 @@ def test_whatever_happens_to_a_file_it_is_an_error_or_arrays(
     assert outcome is None or all(array.dtype.kind in "iufb" for array in outcome.arrays.values())
 
 
-@settings(max_examples=400)
+@EXAMPLES
 @given(data=st.binary(max_size=200))
 def test_any_bytes_are_an_error_or_arrays(
     data: bytes, tmp_path_factory: pytest.TempPathFactory

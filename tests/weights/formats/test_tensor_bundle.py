@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -16,9 +16,9 @@ from lockstep.system.crc import masked_crc
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import tensor_bundle
 from lockstep.weights.formats.tensor_bundle import Bundle, data_path, find, index_path, write
+from tests.soak import EXAMPLES
 from tests.weights.formats.cases import EDITS, apply_edits, assert_stored
 
-EXAMPLES = settings(max_examples=60)
 NAMES = st.text(min_size=1, max_size=40).filter(lambda name: not name.startswith("\0"))
 VALUES = st.sampled_from([np.float16, np.float32, np.float64, np.int32, np.int64]).flatmap(
     lambda dtype: arrays.arrays(
