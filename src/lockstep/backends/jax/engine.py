@@ -226,6 +226,12 @@ class JaxEngine:
         removed = {
             name: convert_from_canonical(~np.asarray(mask, bool)) for name, mask in masks.items()
         }
+        if masks:
+            # One of every parameter, so that all masks have the same compiled step
+            nothing = {
+                name: np.zeros(value.shape, bool) for name, value in self._values.velocity.items()
+            }
+            removed = nothing | removed
         self._removed = self._world.replicate(removed)
         self._apply_masks()
 
