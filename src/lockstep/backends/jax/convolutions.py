@@ -17,8 +17,13 @@ Array = Any
 Padding = tuple[tuple[int, int], ...]
 PACKED_CHANNELS = 32
 """Groups are put together until a pack of them has this many channels."""
-BY_EIGEN = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
-"""XLA's option that gives YNNPACK the products of matrices, and convolutions to Eigen."""
+BY_EIGEN = {
+    "xla_cpu_experimental_ynn_fusion_type": (
+        "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE"
+    )
+}
+"""XLA's option that leaves to YNNPACK what it has by default, except convolutions. Eigen computes
+those."""
 
 
 def convolve(
