@@ -1,0 +1,68 @@
+"""`lockstep launch --on ray` on a cluster of two nodes: the weights of an undivided run, whether it
+is stopped or loses a node; and nothing without the token."""
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.hosts import WHY_NOT, kill_all
+from tests.processes import finish
+from tests.schedulers.cases import BUSY_SEC, assert_undivided, wait_for_start
+from tests.schedulers.ray_cluster import Ray, ray_cluster
+
+pytestmark = pytest.mark.skipif(
+    bool(WHY_NOT or find_spec("ray") is None),
+    reason=WHY_NOT or "Ray is not installed: pip install 'ray>=2.60'",
+)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Ray]:
+    with ray_cluster() as running:
+        yield running
+
+
+def launch(cluster: Ray, train: list[object], **variables: str) -> subprocess.Popen[str]:
+    """Start a launch on both nodes, with a rank on each."""
+    options = ["--on", "ray", "--address", cluster.address, "--nodes", 2, "-n", 1, "--gpus", 0]
+    variables = cluster.variables | variables
+    return cluster.hosts[0].start("launch", *options, "--", *train, **variables)
+
+
+def test_a_lost_node_is_replaced_and_the_run_resumes_exactly(
+    cluster: Ray, train: list[object], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    train += ["--set", "save_every_steps=2"]
+    driver = launch(cluster, [*train, "--out", run])
+
+    def why_over() -> str:
+        return "" if driver.poll() is None else "\n".join(map(str, finish(driver)))
+
+    wait_for_start(run, 1, why_over)
+    kill_all(cluster.hosts[1])
+    cluster.start_node(1)
+    wait_for_start(run, 2, why_over)
+    driver.send_signal(signal.SIGTERM)
+    code, output, errors = finish(driver, BUSY_SEC)
+    assert code == 75, output + errors
+    assert "node 1 was lost; the ranks start again" in errors
+    assert "step 2 of" in output, "the output of rank 0 comes to the driver"
+    assert_undivided(run, train, tmp_path)
+
+
+def test_a_launch_without_the_token_is_refused(
+    cluster: Ray, train: list[object], tmp_path: Path
+) -> None:
+    driver = launch(
+        cluster, [*train, "--out", tmp_path / "run"], RAY_AUTH_TOKEN="fedcba9876543210" * 4
+    )
+    code, _, errors = finish(driver, BUSY_SEC)
+    assert code == 1
+    assert "lockstep: no cluster of Ray can be reached" in errors
+    assert "Traceback" not in errors
+    assert not (tmp_path / "run").exists()
