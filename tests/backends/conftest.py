@@ -159,7 +159,8 @@ def starter(
         if obstacle := native.find_obstacle(recipe.precision):
             pytest.skip(obstacle)
         how = Execution.of(
-            {"compile": native.COMPILE, "device": DEVICE, "reference_dtype": "float32"} | execution
+            {"compile": native.FACTS.compile, "device": DEVICE, "reference_dtype": "float32"}
+            | execution
         )
         table = np.asarray(rates, np.float64)
         if new or kept is None:

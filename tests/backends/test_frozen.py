@@ -82,5 +82,5 @@ def test_nothing_is_computed_backwards_below_the_lowest_trained_tensor(
     start: Start, tiny_recipe: Recipe, native: ModuleType, frozen: Any, convolutions: int
 ) -> None:
     recipe, state, batch = Step({"frozen": frozen}).begin(tiny_recipe)
-    engine = start(recipe, state, compile=native.COUNTED)
+    engine = start(recipe, state, compile=native.FACTS.counted)
     assert native.count_differentiated_convolutions(engine, batch) == convolutions

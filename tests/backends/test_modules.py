@@ -52,7 +52,7 @@ def test_a_loaded_module_has_the_logits_of_float64(
     values = random_state(recipe).tensors
     images = random_images(5, size)
     logits = LoadedModule(backend, native, recipe, values)(images)
-    assert (logits.dtype, logits.shape) == (native.LOGITS, (5, recipe.logits))
+    assert (logits.dtype, logits.shape) == (native.FACTS.logits, (5, recipe.logits))
     assert distance(logits, oracle.logits(recipe, values, images)) < BOUNDS["logits"].value
 
 
@@ -60,7 +60,7 @@ def test_a_loaded_module_has_the_logits_of_float64(
 def test_a_loaded_module_takes_images_of_any_size_and_shape(
     backend: Backend, native: ModuleType, tiny_recipe: Recipe, padding: str
 ) -> None:
-    if padding == "same" and not native.ANY_SIZE:
+    if padding == "same" and not native.FACTS.any_size:
         pytest.skip(
             "with SAME padding, this engine's module is for images of the recipe's eval_crop"
         )

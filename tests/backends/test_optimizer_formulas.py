@@ -84,7 +84,7 @@ def test_steps_are_those_of_the_frameworks_own_optimizers(native: ModuleType) ->
     random = np.random.default_rng(1)
     weight = random.normal(size=(6, 5)).astype(np.float32)
     gradients = [random.normal(size=weight.shape).astype(np.float32) for _ in RATES]
-    for optimizer in native.OPTIMIZERS:
+    for optimizer in native.FACTS.optimizers:
         recipe = Recipe(optimizer=optimizer, beta2=0.95, momentum=0.8, weight_decay=0.05)
         own = native.take_own_steps(optimizer, weight, gradients, RATES, recipe)
         corrections = bias_corrections(recipe, len(RATES))

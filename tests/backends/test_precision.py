@@ -147,7 +147,7 @@ def test_an_overflow_skips_the_update(start: Start, tiny_recipe: Recipe, optimiz
 def test_a_compiled_step_backs_off_after_an_overflow(
     start: Start, native: ModuleType, tiny_recipe: Recipe
 ) -> None:
-    if not (SOAK or native.COMPILES_QUICKLY):
+    if not (SOAK or native.FACTS.compiles_quickly):
         pytest.skip("compiling takes up to a minute, even for tiny models")
     # With basic blocks, which have two convolutions: XLA takes long for every convolution.
     recipe = dynamic(tiny_recipe, model=replace(BASIC, layers=(1, 1, 1, 1)))

@@ -99,7 +99,7 @@ def ranks(
 
 def compiles_quickly(launched: str) -> bool:
     """Return whether an engine takes less than a minute to compile a tiny model, or has time."""
-    return SOAK or natives.find(split_launcher(launched)[0]).COMPILES_QUICKLY
+    return SOAK or natives.find(split_launcher(launched)[0]).FACTS.compiles_quickly
 
 
 @pytest.fixture(scope="session")

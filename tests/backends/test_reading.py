@@ -21,7 +21,7 @@ from tests.backends.conftest import for_frameworks
 def test_a_framework_reads_the_bits_that_were_written(
     backend: LoadedBackend, native: ModuleType, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    to, target, parts = native.WEIGHTS
+    to, target, parts = native.FACTS.weights
     state = random_state(tiny_recipe)
     weights = Weights(tiny_recipe, state, (), tmp_path, "Lockstep")
     written = TARGETS[to].write(tmp_path / target, weights, True, tmp_path)

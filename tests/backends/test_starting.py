@@ -27,7 +27,7 @@ def test_the_last_of_four_ranks_on_two_machines_knows_where_all_are(
 ) -> None:
     with backend.prepare_ranks(LAST, "native") as start:
         variables = start.environment(1)
-    assert {name: variables[name] for name in variables.keys() - THREADS} == native.LAST_RANK
+    assert {name: variables[name] for name in variables.keys() - THREADS} == native.FACTS.last_rank
 
 
 def test_a_rank_is_numbered_machine_by_machine_and_confined_to_its_address() -> None:

@@ -25,7 +25,7 @@ def test_a_gpu_that_is_not_there_is_an_error(
 ) -> None:
     native.set_gpus(alone, 0)
     with pytest.raises(
-        BackendError, match=rf"finds no GPU here; use --set device=cpu.*{native.ADVICE}"
+        BackendError, match=rf"finds no GPU here; use --set device=cpu.*{native.FACTS.advice}"
     ):
         backend.world(Execution(device="cuda"))
 
@@ -125,13 +125,15 @@ def test_too_little_memory_is_told_with_what_to_do_and_not_laid_to_a_peer(
 ) -> None:
     engine: Any = start(tiny_recipe, accumulation_steps=2)
     with monkeypatch.context() as patched:
-        patched.setattr(engine, native.STEP, native.exhaust_host)
+        patched.setattr(engine, native.FACTS.step, native.exhaust_host)
         patched.setattr(world, "ranks", ranks)
         with pytest.raises(BackendError) as refused:
             engine.train([random_batch(tiny_recipe)], 0)
     first, advice = str(refused.value).splitlines()
-    assert first.startswith(f"the device has too little memory for {native.BATCH} in 2 parts: ")
-    assert native.REASON in first
+    assert first.startswith(
+        f"the device has too little memory for {native.FACTS.batch} in 2 parts: "
+    )
+    assert native.FACTS.reason in first
     assert advice == "Compute a step in more parts: --set accumulation_steps=4"
 
 
@@ -141,11 +143,11 @@ def test_too_little_memory_of_a_gpu_is_told_with_what_to_do(
 ) -> None:
     engine: Any = start(tiny_recipe, accumulation_steps=2)
     with monkeypatch.context() as patched:
-        patched.setattr(engine, native.STEP, native.exhaust_gpu)
+        patched.setattr(engine, native.FACTS.step, native.exhaust_gpu)
         with pytest.raises(BackendError) as refused:
             engine.train([random_batch(tiny_recipe)], 0)
     first, advice = str(refused.value).splitlines()
-    assert native.FULL in first
+    assert native.FACTS.full in first
     assert advice.endswith("--set accumulation_steps=4")
 
 
@@ -154,7 +156,7 @@ def test_training_goes_on_after_a_batch_that_was_too_large(
 ) -> None:
     engine: Any = start(tiny_recipe)
     with monkeypatch.context() as patched:
-        patched.setattr(engine, native.STEP, native.exhaust_host)
+        patched.setattr(engine, native.FACTS.step, native.exhaust_host)
         with pytest.raises(BackendError, match="too little memory"):
             engine.train([random_batch(tiny_recipe)], 0)
     engine.train([random_batch(tiny_recipe)], 0)
@@ -175,7 +177,7 @@ def test_closing_an_engine_changes_no_other(
     undisturbed = start(tiny_recipe)
     disturbed.train(batches[:1], 0)
     with backend.engine(
-        tiny_recipe, np.asarray(RATES), world, Execution.of({"compile": native.COMPILE})
+        tiny_recipe, np.asarray(RATES), world, Execution.of({"compile": native.FACTS.compile})
     ) as other:
         other.write(random_state(tiny_recipe, seed=1))
     disturbed.train(batches[1:], 1)
@@ -188,7 +190,9 @@ def test_an_error_within_an_engine_gets_out_of_it(
 ) -> None:
     with (
         pytest.raises(ZeroDivisionError),
-        backend.engine(tiny_recipe, np.zeros(1), world, Execution.of({"compile": native.COMPILE})),
+        backend.engine(
+            tiny_recipe, np.zeros(1), world, Execution.of({"compile": native.FACTS.compile})
+        ),
     ):
         raise ZeroDivisionError
 

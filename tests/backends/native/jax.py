@@ -11,24 +11,20 @@ from lockstep.backends.jax import convolutions, model, programs
 from lockstep.backends.jax.loss_scale import LossScale
 from lockstep.data import Batch
 from lockstep.recipes import Execution, Recipe
+from tests.backends.native import Facts
 
-COMPILE = "off"
-COUNTED = "off"
-COMPILES_QUICKLY = False
-BORROWS = False
-WEIGHTS = ("torchax", "a.npz", ("tensors",))
-LOGITS = np.float32
-ANY_SIZE = True
-ADVICE = "jax-cuda"
-REASON = "Out of memory allocating"
-FULL = "Out of memory allocating 21474836480 bytes"
-STEP = "_train_step"
-BATCH = "16 images"
-LAST_RANK = {
-    "JAX_COORDINATOR_ADDRESS": "10.0.0.1:13",
-    "LOCKSTEP_HOSTS_ADDRESS": "10.0.0.1:14",
-    "LOCKSTEP_HOSTS_KEY": "a secret of this start",
-}
+FACTS = Facts(
+    step="_train_step",
+    reason="Out of memory allocating",
+    full="Out of memory allocating 21474836480 bytes",
+    advice="jax-cuda",
+    weights=("torchax", "a.npz", ("tensors",)),
+    last_rank={
+        "JAX_COORDINATOR_ADDRESS": "10.0.0.1:13",
+        "LOCKSTEP_HOSTS_ADDRESS": "10.0.0.1:14",
+        "LOCKSTEP_HOSTS_KEY": "a secret of this start",
+    },
+)
 
 
 def find_obstacle(precision: str) -> str | None:
@@ -44,11 +40,11 @@ def array(logits: Any) -> np.ndarray:
 
 
 def exhaust_host(*_: object) -> Any:
-    raise jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {REASON} 1125899906842624 bytes.")
+    raise jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {FACTS.reason} 1125899906842624 bytes.")
 
 
 def exhaust_gpu(*_: object) -> Any:
-    raise jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {FULL}.")
+    raise jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {FACTS.full}.")
 
 
 def find_trained(module: Any) -> set[str]:
@@ -98,7 +94,6 @@ def step_in_groups(
     return [weight - rate * (1 + momentum) * gradient for weight, gradient, rate in rows]
 
 
-OPTIMIZERS: tuple[str, ...] = ()
 """JAX itself has no optimizers."""
 
 

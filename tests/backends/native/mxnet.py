@@ -11,34 +11,35 @@ from lockstep.backends.mxnet.loss_scale import LossScale
 from lockstep.data import Batch
 from lockstep.recipes import Recipe
 from lockstep.system.machine import arithmetic
+from tests.backends.native import Facts
 
 # isort: split
 import mxnet as mx
 
-COMPILE = "on"
-COUNTED = "off"
-COMPILES_QUICKLY = True
-BORROWS = False
-WEIGHTS = ("nvidia-mxnet", "a", ("tensors", "momentum"))
-LOGITS = np.float32
-ANY_SIZE = False
-ADVICE = "mxnet-cu112"
-REASON = "Failed to allocate CPU Memory"
-FULL = "cudaMalloc failed: out of memory"
-STEP = "_forward_and_back"
-BATCH = "a step"
-LAST_RANK = {
-    "DMLC_ROLE": "worker",
-    "DMLC_PS_ROOT_URI": "10.0.0.1",
-    "DMLC_PS_ROOT_PORT": "13",
-    "DMLC_NODE_HOST": "10.0.0.2",
-    "DMLC_USE_KUBERNETES": "0",
-    "DMLC_LOCAL": "0",
-    "DMLC_NUM_WORKER": "4",
-    "DMLC_NUM_SERVER": "1",
-    "LOCKSTEP_HOSTS_ADDRESS": "10.0.0.1:14",
-    "LOCKSTEP_HOSTS_KEY": "a secret of this start",
-}
+FACTS = Facts(
+    step="_forward_and_back",
+    reason="Failed to allocate CPU Memory",
+    full="cudaMalloc failed: out of memory",
+    advice="mxnet-cu112",
+    weights=("nvidia-mxnet", "a", ("tensors", "momentum")),
+    last_rank={
+        "DMLC_ROLE": "worker",
+        "DMLC_PS_ROOT_URI": "10.0.0.1",
+        "DMLC_PS_ROOT_PORT": "13",
+        "DMLC_NODE_HOST": "10.0.0.2",
+        "DMLC_USE_KUBERNETES": "0",
+        "DMLC_LOCAL": "0",
+        "DMLC_NUM_WORKER": "4",
+        "DMLC_NUM_SERVER": "1",
+        "LOCKSTEP_HOSTS_ADDRESS": "10.0.0.1:14",
+        "LOCKSTEP_HOSTS_KEY": "a secret of this start",
+    },
+    optimizers=("lamb",),
+    batch="a step",
+    any_size=False,
+    compile="on",
+    compiles_quickly=True,
+)
 
 
 def find_obstacle(precision: str) -> str | None:
@@ -61,7 +62,7 @@ def exhaust_host(*_: object) -> Any:
 
 
 def exhaust_gpu(*_: object) -> Any:
-    raise mx.MXNetError(f"Traceback:\n  {FULL}")
+    raise mx.MXNetError(f"Traceback:\n  {FACTS.full}")
 
 
 def find_trained(module: Any) -> set[str]:
@@ -120,9 +121,6 @@ def step_in_groups(
         optimizer.update(number, array, mx.nd.array(gradient), state)
         moved.append(array.asnumpy())
     return moved
-
-
-OPTIMIZERS = ("lamb",)
 
 
 def take_own_steps(

@@ -9,29 +9,29 @@ from lockstep.backends.paddle.loss_scale import LossScale
 from lockstep.backends.paddle.world import PaddleWorld
 from lockstep.data import Batch
 from lockstep.recipes import Recipe
+from tests.backends.native import Facts
 
 # isort: split
 import paddle
 
-COMPILE = "off"
-COUNTED = "on"
-COMPILES_QUICKLY = True
-BORROWS = True
-WEIGHTS = ("nvidia-paddle", "a", ("tensors", "momentum"))
-LOGITS = np.float32
-ANY_SIZE = True
-ADVICE = "paddlepaddle-gpu"
-REASON = "Fail to alloc memory"
-FULL = "Out of memory error on GPU 0. Cannot allocate 20.0GB memory on GPU 0"
-STEP = "_gradients_of_part"
-BATCH = "16 images"
-LAST_RANK = {
-    "PADDLE_MASTER": "10.0.0.1:13",
-    "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:11,10.0.0.1:12,10.0.0.2:21,10.0.0.2:22",
-    "PADDLE_CURRENT_ENDPOINT": "10.0.0.2:22",
-    "PADDLE_TRAINERS_NUM": "4",
-    "PADDLE_TRAINER_ID": "3",
-}
+FACTS = Facts(
+    step="_gradients_of_part",
+    reason="Fail to alloc memory",
+    full="Out of memory error on GPU 0. Cannot allocate 20.0GB memory on GPU 0",
+    advice="paddlepaddle-gpu",
+    weights=("nvidia-paddle", "a", ("tensors", "momentum")),
+    last_rank={
+        "PADDLE_MASTER": "10.0.0.1:13",
+        "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:11,10.0.0.1:12,10.0.0.2:21,10.0.0.2:22",
+        "PADDLE_CURRENT_ENDPOINT": "10.0.0.2:22",
+        "PADDLE_TRAINERS_NUM": "4",
+        "PADDLE_TRAINER_ID": "3",
+    },
+    optimizers=("adamw", "lamb"),
+    borrows=True,
+    counted="on",
+    compiles_quickly=True,
+)
 
 
 def find_obstacle(precision: str) -> str | None:
@@ -62,8 +62,8 @@ def exhaust_host(*_: object) -> Any:
 
 def exhaust_gpu(*_: object) -> Any:
     raise MemoryError(
-        f"\n\nResourceExhaustedError: \n\n{FULL}, 70.0GB memory has been allocated.\n\nPlease check"
-        " it.\n"
+        f"\n\nResourceExhaustedError: \n\n{FACTS.full}, 70.0GB memory has been allocated."
+        "\n\nPlease check it.\n"
     )
 
 
@@ -113,9 +113,6 @@ def step_in_groups(
     ]
     paddle.optimizer.Momentum(1.0, momentum, groups, use_nesterov=True).step()
     return [parameter.numpy() for parameter in parameters]
-
-
-OPTIMIZERS = ("adamw", "lamb")
 
 
 def take_own_steps(

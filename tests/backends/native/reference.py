@@ -5,16 +5,14 @@ from unittest.mock import patch
 import numpy as np
 
 from lockstep.data import Batch
+from tests.backends.native import Facts
 
-COMPILE = "off"
-COUNTED = "off"
-COMPILES_QUICKLY = True
-BORROWS = False
-LOGITS = np.float64
-ANY_SIZE = True
-REASON = "Unable to allocate"
-STEP = "_gradients"
-BATCH = "16 images"
+FACTS = Facts(
+    step="_gradients",
+    reason="Unable to allocate",
+    logits=np.float64,
+    compiles_quickly=True,
+)
 
 
 def find_obstacle(precision: str) -> str | None:

@@ -11,30 +11,27 @@ from lockstep.backends.tensorflow.world import TensorflowWorld
 from lockstep.data import Batch
 from lockstep.recipes import Recipe
 from lockstep.system.machine import arithmetic
+from tests.backends.native import Facts
 
 # isort: split
 import tensorflow as tf
 
-COMPILE = "off"
-COUNTED = "off"
-COMPILES_QUICKLY = False
-BORROWS = False
-WEIGHTS = ("nvidia-tensorflow", "a", ("tensors", "momentum"))
-LOGITS = np.float32
-ANY_SIZE = True
-ADVICE = "TF_CPP_MIN_LOG_LEVEL=0"
-REASON = "OOM when allocating"
-FULL = "OOM when allocating tensor with shape[64,112,112] and type float on GPU:0"
-STEP = "_train_step"
-BATCH = "16 images"
-LAST_RANK = {
-    "TF_CONFIG": json.dumps(
-        {
-            "cluster": {"worker": ["10.0.0.1:11", "10.0.0.1:12", "10.0.0.2:21", "10.0.0.2:22"]},
-            "task": {"type": "worker", "index": 3},
-        }
-    )
-}
+FACTS = Facts(
+    step="_train_step",
+    reason="OOM when allocating",
+    full="OOM when allocating tensor with shape[64,112,112] and type float on GPU:0",
+    advice="TF_CPP_MIN_LOG_LEVEL=0",
+    weights=("nvidia-tensorflow", "a", ("tensors", "momentum")),
+    last_rank={
+        "TF_CONFIG": json.dumps(
+            {
+                "cluster": {"worker": ["10.0.0.1:11", "10.0.0.1:12", "10.0.0.2:21", "10.0.0.2:22"]},
+                "task": {"type": "worker", "index": 3},
+            }
+        )
+    },
+    optimizers=("adamw", "rmsprop_tf"),
+)
 
 
 def find_obstacle(precision: str) -> str | None:
@@ -75,7 +72,7 @@ def exhaust_host(*_: object) -> Any:
 
 def exhaust_gpu(*_: object) -> Any:
     raise tf.errors.ResourceExhaustedError(
-        None, None, f"{FULL} by allocator GPU_0_bfc\nand much more"
+        None, None, f"{FACTS.full} by allocator GPU_0_bfc\nand much more"
     )
 
 
@@ -132,9 +129,6 @@ def step_in_groups(
         optimizer.apply([tf.constant(gradient)], [variable])
         moved.append(variable.numpy())
     return moved
-
-
-OPTIMIZERS = ("adamw", "rmsprop_tf")
 
 
 def take_own_steps(

@@ -8,20 +8,18 @@ import torch
 from lockstep.backends.torch.loss_scale import LossScale
 from lockstep.data import Batch
 from lockstep.recipes import Recipe
+from tests.backends.native import Facts
 
-COMPILE = "off"
-COUNTED = "off"
-COMPILES_QUICKLY = False
-BORROWS = True
-WEIGHTS = ("nvidia-pytorch", "a.pth", ("tensors", "momentum"))
-LOGITS = np.float32
-ANY_SIZE = True
-ADVICE = "doctor"
-REASON = "can't allocate memory"
-FULL = "Tried to allocate 20 GiB"
-STEP = "_loss"
-BATCH = "16 images"
-LAST_RANK = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "13"}
+FACTS = Facts(
+    step="_loss",
+    reason="can't allocate memory",
+    full="Tried to allocate 20 GiB",
+    advice="doctor",
+    weights=("nvidia-pytorch", "a.pth", ("tensors", "momentum")),
+    last_rank={"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "13"},
+    optimizers=("adamw",),
+    borrows=True,
+)
 
 
 def find_obstacle(precision: str) -> str | None:
@@ -41,7 +39,7 @@ def exhaust_host(*_: object) -> torch.Tensor:
 
 
 def exhaust_gpu(*_: object) -> torch.Tensor:
-    raise torch.OutOfMemoryError(f"CUDA out of memory. {FULL}.")
+    raise torch.OutOfMemoryError(f"CUDA out of memory. {FACTS.full}.")
 
 
 def find_trained(module: torch.nn.Module) -> set[str]:
@@ -105,9 +103,6 @@ def step_in_groups(
     ]
     torch.optim.SGD(groups, momentum=momentum, nesterov=True).step()
     return [parameter.detach().numpy() for parameter in parameters]
-
-
-OPTIMIZERS = ("adamw",)
 
 
 def take_own_steps(
