@@ -52,14 +52,16 @@ def test_logits_in_low_precision_are_near(
     assert BOUNDS["logits"].value < off < BOUNDS[f"{precision} logits"].value
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_step_in_low_precision_is_near(start: Start, tiny_recipe: Recipe, precision: str) -> None:
+@pytest.mark.parametrize(("precision", "parts"), [("bf16", 1), ("bf16", 2), ("fp16", 2)])
+def test_a_step_in_low_precision_is_near(
+    start: Start, tiny_recipe: Recipe, precision: str, parts: int
+) -> None:
     recipe = tiny_recipe.replace(precision=precision)
     state = random_state(recipe)
     batch = random_batch(recipe)
-    engine = start(recipe, state)
+    engine = start(recipe, state, accumulation_steps=parts)
     interval = engine.fetch(engine.train([batch], 0))
-    expected = oracle.train(recipe, state, [batch], RATES)
+    expected = oracle.train(recipe, state, [batch], RATES, parts)
     assert interval.losses == pytest.approx(expected.losses, rel=BOUNDS[f"{precision} loss"].value)
     assert (
         angle(engine.read().momentum, expected.state.momentum)

@@ -13,8 +13,7 @@ from tensorboardX.proto.event_pb2 import Event as TensorBoardEvent
 
 import lockstep
 from lockstep.models.state import State
-from lockstep.recipes import Execution, Recipe, difference
-from lockstep.recipes.published import RECIPES
+from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import Interrupted
 from lockstep.system.event_log import read_log
 from lockstep.weights import checkpoint
@@ -23,14 +22,6 @@ Event = dict[str, Any]
 EXECUTION = Execution(log_every_steps=2, save_every_steps=3)
 STEPS = 14
 """The steps of the tiny recipe on the textures: 60 images, 8 per step, 2 epochs."""
-
-
-def take_rules(name: str) -> dict[str, Any]:
-    """Return the fields of a published recipe, apart from its sizes: optimizer, loss, augmentations
-    and the rest."""
-    sizes = {"epochs", "global_batch_images", "precision", "image_size", "eval_resize", "eval_crop"}
-    changed = difference(Recipe(), RECIPES[name]())
-    return {field: new for field, (_, new) in changed.items() if field not in sizes}
 
 
 def stop_when(

@@ -20,7 +20,6 @@ from tests.runs.cases import (
     newest_step,
     read_entries,
     stop_at,
-    take_rules,
     train_until,
 )
 
@@ -131,7 +130,6 @@ BY_SAMPLE = {"mixup_coefficient": "sample", "mixup_pairing": "reverse"}
         (MIXED | {"padding": "same", "logits": 11, "precision": "bf16"}, 1),
         (MIXED | BY_SAMPLE | {"antialias": True, "ema_decay": 0.99}, 2),
         ({"precision": "fp16", "loss_scaling": "dynamic"}, 1),
-        (take_rules("resnet50-rsb-a2") | {"ema_decay": 0.9, "ema_every_steps": 3}, 1),
         ({"image_sizes": [[0, 48], [1, 32]], "eval_flips": True, "stochastic_depth": 0.5}, 2),
     ],
     ids=str,

@@ -292,9 +292,12 @@ FAULTS: dict[str, tuple[Wrong, list[str]]] = {
         ),
         ["lamb update"],
     ),
-    "keeps less of squared gradients": (
-        change(beta2=0.99),
-        ["adamw moments", "lamb moments", "rmsprop_tf moments"],
+    "keeps less of old moments": (
+        change(beta1=0.5, beta2=0.99),
+        [
+            *("adamw velocity", "lamb velocity"),
+            *("adamw moments", "lamb moments", "rmsprop_tf moments"),
+        ],
     ),
     "has another epsilon": (
         change(optimizer_epsilon=1e-8),
