@@ -5,11 +5,14 @@ top-1 on the validation images with its 95 % interval.
 
 `train --weights` runs first. Then `my-images` trains the same network at the same size from
 scratch, with as many epochs as fit into the same time: its schedule ends with it. Both are whole
-commands. A data set without validation images is divided into five folds.
+commands, and times are the processor's, so that other programs do not change them. A data set
+without validation images is divided into five folds.
 """
 
 import argparse
 import json
+import math
+import resource
 import subprocess
 import sys
 import tempfile
@@ -22,8 +25,8 @@ import yaml
 from lockstep.models.accuracy_interval import wilson
 from measuring import RESULTS, record
 
-TRIAL_EPOCHS = 3
-"""Epochs of a trial from scratch, from whose evaluations the time of an epoch is known."""
+TRIAL_EPOCHS = 2
+"""Epochs of a trial from scratch. The second one is timed: the first one compiles."""
 FOLDS = 5
 
 
@@ -56,6 +59,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="Of the fine-tuning."
     )
+    parser.add_argument(
+        "--scratch-epochs", type=int, help="Of the training from scratch; by default a trial tells."
+    )
     parser.add_argument("--name", default="fine_tune_or_scratch", help="Name of the result.")
     parser.add_argument("--extend", action="store_true", help="Keep the rows of the last result.")
     return parser.parse_args()
@@ -64,9 +70,9 @@ def parse_arguments() -> argparse.Namespace:
 def compare(data: Path, backend: str, arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
     """Return seconds, accuracy and interval of both ways, and whether their intervals are apart."""
     common = ["--data", str(data), "--backend", backend, "--no-tensorboard"]
-    if not (data / "val").exists():
-        common += ["--folds", str(FOLDS)]
-    options = [*common, "--weights", arguments.weights]
+    runs = 1 if (data / "val").exists() else FOLDS
+    parts = ["--folds", str(FOLDS)] if runs > 1 else []
+    options = [*common, *parts, "--weights", arguments.weights]
     for setting in arguments.set:
         options += ["--set", setting]
     tuned = train(out / "tuned", options)
@@ -74,10 +80,13 @@ def compare(data: Path, backend: str, arguments: argparse.Namespace, out: Path) 
     options = [*common, "--recipe", "my-images"]
     for field in ("model", "image_size", "eval_resize", "eval_crop"):
         options += ["--set", f"{field}={json.dumps(recipe[field])}"]
-    trial = train(out / "trial", [*options, "--set", f"epochs={TRIAL_EPOCHS}"])
-    spent_sec = tuned["seconds"] - trial["start_sec"]
-    epochs = max(round(spent_sec / trial["epoch_sec"]), 1)
-    scratch = train(out / "scratch", [*options, "--set", f"epochs={epochs}"])
+    epochs = arguments.scratch_epochs
+    if not epochs:
+        part = ["--split", str(1 / FOLDS)] if runs > 1 else []
+        trial = train(out / "trial", [*options, *part, "--set", f"epochs={TRIAL_EPOCHS}"])
+        spent_sec = tuned["processor_sec"] / runs - trial["start_sec"]
+        epochs = max(math.ceil(spent_sec / trial["epoch_sec"]), 1)
+    scratch = train(out / "scratch", [*options, *parts, "--set", f"epochs={epochs}"])
     return {
         "model": recipe["model"],
         "image_size": recipe["image_size"],
@@ -93,28 +102,41 @@ def train(out: Path, options: list[str]) -> dict[str, Any]:
     """Return what a command took, and what its best checkpoints reach on all images that were set
     apart for them."""
     command = [sys.executable, "-m", "lockstep", "train", "--out", str(out), *options]
-    began = time.perf_counter()
+    began = time.perf_counter(), read_processor_sec()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - began[0]
+    return read_results(out, seconds, read_processor_sec() - began[1])
+
+
+def read_results(out: Path, seconds: float, processor_sec: float) -> dict[str, Any]:
+    """Return the results of a command that took these seconds."""
     epoch_sec = 0.0
     evaluations = hits = images = 0
     for run in find_runs(out):
         report = json.loads((run / "report.json").read_text())
         log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
         times = [entry["elapsed_sec"] for entry in log if entry["kind"] == "evaluate"]
-        epoch_sec += (times[-1] - times[0]) / max(len(times) - 1, 1)
+        # Other programs take the same share of all of the command.
+        epoch_sec = (times[-1] - times[0]) / max(len(times) - 1, 1) * processor_sec / seconds
         evaluations = len(times)
         hits += round(report["best"]["top1_percent"] * report["best"]["images"] / 100)
         images += report["best"]["images"]
     return {
         "seconds": round(seconds, 1),
+        "processor_sec": round(processor_sec, 1),
         "epochs": report["epochs"],
-        "epoch_sec": epoch_sec,
-        "start_sec": seconds - epoch_sec * evaluations,
+        "epoch_sec": round(epoch_sec, 3),
+        "start_sec": round(processor_sec - epoch_sec * evaluations, 1),
         "top1_percent": round(100 * hits / images, 1),
         "interval_percent": [round(100 * bound, 1) for bound in wilson(hits, images)],
         "images": images,
     }
+
+
+def read_processor_sec() -> float:
+    """Return the processor's seconds of all commands that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def find_runs(out: Path) -> list[Path]:
