@@ -72,6 +72,8 @@ def starts(path: Path) -> list[tuple[str, bool]]:
         )
         values = [word.value if isinstance(word, ast.Constant) else None for word in words]
         places = [values.index(option) for option in ("-m", "-c") if option in values]
+        if values and values[0] in ("bash", "sh"):
+            continue
         commands += [
             (f"{path.name}:{node.lineno}", place > 0 and values[place - 1] == "-P")
             for place in places
