@@ -14,6 +14,7 @@ from jax import lax
 
 from lockstep.backends.jax.batch_norm import ALONE, OverRanks, count_values, normalise_batch
 from lockstep.backends.jax.convolutions import convolve
+from lockstep.backends.jax.pooling import pool_largest
 from lockstep.models.architectures import (
     Block,
     Conv,
@@ -172,7 +173,10 @@ class Pass:
         return lax.padtype_to_pads(x.shape[1:3], (kernel, kernel), (stride, stride), "SAME")
 
     def _max_pool(self, x: Array, stride: int) -> Array:
-        padding = [(0, 0), *self._find_padding(x, 3, stride), (0, 0)]
+        pads = self._find_padding(x, 3, stride)
+        if self._training and not self._on_gpu:
+            return pool_largest(x, stride, pads)
+        padding = [(0, 0), *pads, (0, 0)]
         lowest = np.array(-np.inf, x.dtype)
         return lax.reduce_window(x, lowest, lax.max, (1, 3, 3, 1), (1, stride, stride, 1), padding)
 
