@@ -196,8 +196,8 @@ def make_job(
         launch += ["--patience", f"{patience:g}"]
     if restarts:
         launch += ["--restarts", str(restarts)]
-    each = processes if gpus is None else gpus
-    return Job(name, nodes, processes, tuple(arguments), tuple(launch), seconds, each)
+    devices = processes if gpus is None else gpus
+    return Job(name, nodes, processes, tuple(arguments), tuple(launch), seconds, devices)
 
 
 def _launch_on_ray(job: "Job", address: str | None, out: Path | None) -> int:
