@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax")
-
-from lockstep.backends.jax.convolutions import convolve, list_cpu_options  # noqa: E402
+from lockstep.backends.jax.convolutions import convolve, list_cpu_options
 
 SYMMETRIC = [(1, 1), (1, 1)]
 SAME = [(0, 1), (0, 1)]

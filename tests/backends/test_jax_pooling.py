@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax")
-
-from lockstep.backends.jax.pooling import pool_largest  # noqa: E402
+from lockstep.backends.jax.pooling import pool_largest
 
 
 def pool_plainly(x: Any, stride: int, padding: list[tuple[int, int]]) -> Any:

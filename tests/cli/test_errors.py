@@ -44,7 +44,7 @@ WRONG = [
         f"{TRAIN} --set model=resnet5",
         "there is no model 'resnet5'. Did you mean resnet50.* --set 'model={block: bottleneck, ",
     ),
-    (f"{TRAIN} --set padding=sme", "padding: .*'symmetric' or 'same'.*, not 'sme'"),
+    (f"{TRAIN} --set padding=sme", "padding: .*'symmetric', 'same' or 'flax'.*, not 'sme'"),
     (f"{TRAIN} --set loader_threads=-1", "loader_threads: .*, not -1"),
     (f"{TRAIN} --backend trch", "there is no backend 'trch'. Did you mean torch?"),
     (

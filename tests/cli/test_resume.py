@@ -57,7 +57,7 @@ def test_the_folder_alone_resumes_its_run_and_prints_what_was_taken_from_it(
     assert (code, errors) == (0, "")
     assert output == (
         f"resuming {run} with its recipe (demo); its images ({tmp_path}); "
-        "backend=reference, loader_threads=3, loggers=['mlflow']\n"
+        "backend=reference, loader_threads=3, loggers=[mlflow]\n"
     )
     ((settings, _),) = opened
     assert (settings.recipe, settings.data) == (tiny_recipe, tmp_path)

@@ -35,7 +35,7 @@ def test_a_table_shows_every_quantity_of_the_model_itself_and_the_verdict(
 
 @pytest.mark.slow
 def test_frameworks_in_two_environments_agree(answer: Callable[..., Answer]) -> None:
-    backends = "torch,tensorflow,paddle,mxnet" if SOAK else "torch,mxnet"
+    backends = "torch,tensorflow,paddle,mxnet,jax" if SOAK else "torch,mxnet"
     code, output, _ = answer(
         "verify", "--backends", backends, "--model", "resnet18", "--steps", 3, "--json"
     )

@@ -36,6 +36,9 @@ class Export:
     framework."""
     install: str = ""
     """What to type to install them."""
+    fuses_products: bool = False
+    """Whether a program may round a product and a sum once, as XLA does: resized pixels of an
+    original's geometry can then differ by one level."""
     phone_file: str | None = None
     """The file of a program for phones. It takes one square; `function` returns the file's content,
     in fp32 or quantised after training. None: a program takes photos."""
@@ -136,7 +139,9 @@ FRAMEWORKS: dict[str, Framework] = {
         module="jax",
         exports={
             "stablehlo": Export(
-                "export_stablehlo", install="pip install jax==0.10.2 flatbuffers==25.12.19"
+                "export_stablehlo",
+                install="pip install jax==0.10.2 flatbuffers==25.12.19",
+                fuses_products=True,
             )
         },
         on_cpu=_JAX,

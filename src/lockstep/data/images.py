@@ -188,6 +188,13 @@ class Images:
                 parts = [Part(places.item, begin, end) for begin, end in ranges]
                 places.transfer.prefetch(parts, most_gap)
 
+    def stop_prefetch(self) -> None:
+        """Fetch no more of what is not needed yet."""
+        if self.is_stored:
+            places = self._places(0)
+            if isinstance(places, StoredPlaces):
+                places.transfer.cancel()
+
     def read_together(self, samples: Sequence[int], memory: memoryview) -> list[memoryview] | None:
         """Return the bytes of images, read into `memory` in one call; None if they are not close
         together in one file.

@@ -240,7 +240,8 @@ def _write_container(job: Job, cluster: Cluster, place: tuple[str, str]) -> dict
     number, rendezvous = place
     launch = ["lockstep", "launch", "--nodes", str(job.nodes), "-n", str(job.processes)]
     meeting = f'--node-rank "{number}" --rendezvous "{rendezvous}" --bind eth0'
-    rest = shlex.join([*job.launch, "--", *job.command])
+    # Kubernetes itself replaces $(NAME) and $$ in arguments.
+    rest = shlex.join([*job.launch, "--", *job.command]).replace("$", "$$")
     secret = {"secretKeyRef": {"name": job.name, "key": SECRET}}
     mounts = [
         {"name": f"volume-{number}", "mountPath": path}

@@ -14,8 +14,8 @@ class Permutation:
 
     It is a Feistel network (Luby and Rackoff, 1988) on numbers of an even number of bits. A result
     that is not below `count` is put in again until one is ("cycle walking", Black and Rogaway,
-    2002), which takes fewer than four turns on average. The function of a round adds the round's
-    key and mixes the bits as SplitMix64 does (Steele, Lea and Flood, 2014).
+    2002); for 4 images or more that takes fewer than four turns on average. The function of a round
+    adds the round's key and mixes the bits as SplitMix64 does (Steele, Lea and Flood, 2014).
     """
 
     def __init__(self, seed: int, epoch: int, count: int) -> None:
@@ -43,7 +43,7 @@ class Permutation:
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """Return uint64 values in which every bit depends on all bits of the given ones."""
+    """Return uint64 values in which every bit depends on all bits of its input."""
     values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return values ^ values >> np.uint64(31)

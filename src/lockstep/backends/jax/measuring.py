@@ -20,8 +20,11 @@ def libraries() -> dict[str, Any]:
 def products(on_gpu: bool) -> Products:
     """Return how matrices are multiplied."""
     dtypes = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
+    device = jax.local_devices(backend=None if on_gpu else "cpu")[0]
     return Products(
-        lambda array, dtype: jnp.asarray(array, dtypes.get(dtype, jnp.float32)),
+        lambda array, dtype: jax.device_put(
+            jnp.asarray(array, dtypes.get(dtype, jnp.float32)), device
+        ),
         jax.block_until_ready,
         jax.jit(jnp.matmul),
     )

@@ -135,7 +135,7 @@ def list_compiler_options(execution: Execution, *, on_gpu: bool) -> dict[str, An
     if not on_gpu:
         options |= list_cpu_options()
     if execution.compile == "off":
-        # A step of a small model is then compiled in a sixth of the time.
+        # A step of a small model is then compiled several times faster.
         options["xla_backend_optimization_level"] = 0
         options["xla_cpu_use_fusion_emitters"] = False
         options["xla_cpu_parallel_codegen_split_count"] = 1

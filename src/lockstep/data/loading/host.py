@@ -52,6 +52,7 @@ class HostLoader(AbstractContextManager["HostLoader"]):
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lockstep-loader")
 
     def __exit__(self, *error: object) -> None:
+        self._index.stop_prefetch()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def batches(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:

@@ -1,4 +1,5 @@
-"""What a loader will read from an object store, fetched before it is needed: the plans tell."""
+"""What a loader will read from an object store, fetched before it is needed, in the order of the
+plans."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator

@@ -4,6 +4,8 @@ blocks that it has."""
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -25,21 +27,38 @@ class CachedObject:
         """Open the file, or make it. `size` is the object's length in bytes."""
         self.size = size
         self._lock = Lock()
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if os.fstat(self._file).st_size != size:
-            os.ftruncate(self._file, size)
+        self._path = path
+        self._flags = path.with_name(path.name + ".blocks")
         blocks = max(-(-size // BLOCK_BYTES), 1)
-        flags = path.with_name(path.name + ".blocks")
-        has_flags = flags.exists() and flags.stat().st_size == blocks
-        self._present = np.memmap(flags, np.bool_, "r+" if has_flags else "w+", shape=blocks)
+        flags = self._flags.read_bytes() if self._flags.exists() else b""
+        if len(flags) != blocks:
+            flags = bytes(blocks)
+            self._flags.write_bytes(flags)
+            path.unlink(missing_ok=True)
+        self._present = np.frombuffer(flags, np.bool_).copy()
 
-    def close(self) -> None:
-        """Close the file. Its parts stay on the disk."""
-        os.close(self._file)
+    @contextmanager
+    def _open(self, path: Path) -> Iterator[int]:
+        """Open a file for one call: there may be more objects than a process may open."""
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            yield file
+        finally:
+            os.close(file)
+
+    def _mark(self, first: int, last: int, is_present: bool) -> None:
+        self._present[first:last] = is_present
+        with self._open(self._flags) as file:
+            os.pwrite(file, self._present[first:last].tobytes(), first)
 
     def count_bytes(self) -> int:
         """Return how many bytes are on the disk."""
         return int(np.count_nonzero(self._present)) * BLOCK_BYTES
+
+    def list_parts(self) -> list[tuple[int, int]]:
+        """Return the ranges of bytes that are on the disk."""
+        edges = np.flatnonzero(np.diff(self._present, prepend=False, append=False)) * BLOCK_BYTES
+        return [(int(begin), int(min(end, self.size))) for begin, end in edges.reshape(-1, 2)]
 
     def find_missing(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Return the ranges of bytes to fetch before bytes `begin` to `end` are whole."""
@@ -58,21 +77,26 @@ class CachedObject:
     def write(self, begin: int, data: memoryview) -> None:
         """Keep fetched bytes: whole blocks, or up to the end of the object."""
         offset = begin
-        while data:
-            written = os.pwrite(self._file, data, offset)
-            offset += written
-            data = data[written:]
-        with self._lock:  # the blocks count only when they are written
-            self._present[begin // BLOCK_BYTES : -(-offset // BLOCK_BYTES)] = True
+        with self._lock, self._open(self._path) as file:
+            while data:
+                written = os.pwrite(file, data, offset)
+                offset += written
+                data = data[written:]
+            # The blocks count only when they are written.
+            self._mark(begin // BLOCK_BYTES, -(-offset // BLOCK_BYTES), True)
 
     def read(self, begin: int, end: int) -> bytes | None:
         """Return bytes `begin` to `end`; None if some of them are missing."""
         with self._lock:  # nothing may be dropped between the question and the read
             if self._list_missing(begin, end):
                 return None
-            data = os.pread(self._file, end - begin, begin)
-            while len(data) < end - begin:
-                data += os.pread(self._file, end - begin - len(data), begin + len(data))
+            data = b""
+            with self._open(self._path) as file:
+                while len(data) < end - begin:
+                    more = os.pread(file, end - begin - len(data), begin + len(data))
+                    if not more:
+                        raise OSError(f"{self._path} is shorter than what was written to it")
+                    data += more
         return data
 
     def drop(self, begin: int, end: int) -> int:
@@ -84,8 +108,9 @@ class CachedObject:
             return 0
         with self._lock:
             dropped = int(np.count_nonzero(self._present[first:last])) * BLOCK_BYTES
-            self._present[first:last] = False
-            _punch_hole(self._file, first * BLOCK_BYTES, (last - first) * BLOCK_BYTES)
+            self._mark(first, last, False)
+            with self._open(self._path) as file:
+                _punch_hole(file, first * BLOCK_BYTES, (last - first) * BLOCK_BYTES)
         return dropped
 
 

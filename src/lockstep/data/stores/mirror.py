@@ -10,9 +10,11 @@ import fcntl
 import hashlib
 import json
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import lru_cache
+from itertools import count
 from pathlib import Path, PurePosixPath
 
 from lockstep.data.sources import CLASSES, DALI_INDEXES, QUARANTINE, group_by_format
@@ -63,7 +65,12 @@ def _choose(store: ObjectStore) -> Iterator[StoredObject]:
     for item in store.list_objects():
         path = PurePosixPath(item.name)
         parts = path.parts
-        if path.is_absolute() or any(part.startswith(".") for part in parts) or len(parts) > 2:
+        if (
+            not parts
+            or path.is_absolute()
+            or any(part.startswith(".") for part in parts)
+            or len(parts) > 2
+        ):
             continue
         if parts[0] == DALI_INDEXES:
             continue
@@ -94,6 +101,11 @@ def _write_folder(folder: Path, store: ObjectStore, items: list[StoredObject]) -
                 partial.touch()
                 os.truncate(partial, item.size)
         os.utime(path, ns=(time, time))
+        if path.stat().st_mtime_ns != time:
+            raise DataError(
+                f"{folder} is on a file system that rounds the times of files, by which changed"
+                " objects are noticed; set XDG_CACHE_HOME to a folder of another one"
+            )
     about = {"url": store.url, "objects": [asdict(item) for item in items]}
     write_text(folder / NOTE, json.dumps(about, allow_nan=False))
 
@@ -126,7 +138,10 @@ class Mirror:
 
     def find_item(self, path: Path) -> StoredObject:
         """Return the object that a file of the folder stands for."""
-        return self._items[path.relative_to(self._folder).as_posix()]
+        item = self._items.get(path.relative_to(self._folder).as_posix())
+        if item is None:
+            raise DataError(f"{path.name} has left the object store. Start again")
+        return item
 
     @staticmethod
     def state(item: StoredObject) -> tuple[int, int]:
@@ -150,17 +165,22 @@ def _open_mirror(folder: Path) -> Mirror:
 def _claim_folder(mirror: Path, items: dict[str, StoredObject]) -> tuple[Path, int]:
     """Return a folder for fetched parts that no other process uses, without parts of objects that
     are gone or changed, and the descriptor of its lock. It is this process's until it ends."""
-    number = 0
-    while True:
-        folder = mirror / _PARTS / str(number)
+    # On a file system that machines share, a lock may hold on one of them only.
+    machine = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+    for number in count():
+        folder = mirror / _PARTS / f"{machine}-{number}"
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
-        except BlockingIOError:
+        except OSError as error:
             os.close(lock)
-            number += 1
+            if not isinstance(error, BlockingIOError):
+                raise DataError(
+                    f"{folder} cannot be locked: {error.strerror}; set XDG_CACHE_HOME to a folder"
+                    " of a local disk"
+                ) from None
     # After a crash of the machine the lists of blocks may name some that were not written.
     boot = _BOOT_ID.read_text().encode() if _BOOT_ID.exists() else os.urandom(16)
     same = os.pread(lock, 100, 0) == boot

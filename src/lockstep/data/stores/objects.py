@@ -17,6 +17,8 @@ _RETRY: Any = {"max_retries": 8, "retry_timeout": timedelta(minutes=2)}
 """A store that asks for patience (503) or does not answer gets it."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
 """Environment variables with the address of a store that is not its company's own."""
+_NOT_OF_OBSTORE = (OSError, ValueError)
+"""What obstore raises besides its own errors, such as FileNotFoundError for an object."""
 _CONNECT_SEC = 10
 _REQUEST_SEC = 60
 
@@ -63,13 +65,15 @@ class ObjectStore:
         try:
             for page in obstore.list(self._store, chunk_size=1000):
                 for about in page:
-                    yield StoredObject(
-                        about["path"],
-                        about["size"],
-                        _find_version(about),
-                        about["last_modified"].timestamp(),
-                    )
-        except obstore.exceptions.BaseError as error:
+                    version = _find_version(about)
+                    if not version:
+                        raise DataError(
+                            f"{self.url}/{about['path']} has no ETag; expected a store that gives"
+                            " every object one, by which a changed object is noticed"
+                        )
+                    modified = about["last_modified"].timestamp()
+                    yield StoredObject(about["path"], about["size"], version, modified)
+        except (obstore.exceptions.BaseError, *_NOT_OF_OBSTORE) as error:
             raise self._explain("", error) from None
 
     def read_range(self, item: StoredObject, begin: int, end: int) -> memoryview:
@@ -90,7 +94,7 @@ class ObjectStore:
             data = answer.bytes()
         except obstore.exceptions.PreconditionError:
             raise self._explain_change(item) from None
-        except obstore.exceptions.BaseError as error:
+        except (obstore.exceptions.BaseError, *_NOT_OF_OBSTORE) as error:
             raise self._explain(item.name, error) from None
         if len(data) != end - begin:
             raise DataError(
@@ -121,6 +125,11 @@ def _find_version(about: Any) -> str:
 @lru_cache(maxsize=8)
 def connect(url: str) -> Any:
     """Return the library's store. Raises as `ObjectStore` does."""
+    if "@" in url or "?" in url or "#" in url:  # it is not printed: it may have a password
+        raise DataError(
+            "the address of an object store has @, ? or #; expected s3://BUCKET/PREFIX. Credentials"
+            " are found in the environment"
+        )
     try:
         from obstore.store import from_url
     except ImportError:

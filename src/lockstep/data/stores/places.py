@@ -25,6 +25,7 @@ class StoredPlaces(Places):
     def __init__(self, path: Path, mirror: Mirror, *, read_ahead: bool = False) -> None:
         super().__init__(path)
         self.item = mirror.find_item(path)
+        self.size = self.item.size  # another command may have listed a changed object since
         self.transfer = mirror.transfer
         self._piece_bytes = _SCAN_BYTES if read_ahead else 1
 

@@ -1,15 +1,17 @@
 """Ranges of objects, fetched by some threads at a time, and kept within a limit of the disk."""
 
 import hashlib
-from collections import deque
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
 from lockstep.data.stores.cached_object import BLOCK_BYTES, CachedObject
 from lockstep.data.stores.objects import ObjectStore, StoredObject
+from lockstep.system.errors import DataError
 
 CONNECTIONS = 32
 """Requests at a time. With 100 KB each and 20 ms to the store this is 1 Gbit/s."""
@@ -42,8 +44,8 @@ class Transfer:
         self._kept_bytes = 0
         self._requested: dict[tuple[str, int], Future[None]] = {}
         """The blocks that are being fetched."""
-        self._read: deque[Part] = deque()
-        """What was read, in order. The front of it was read first."""
+        self._read: OrderedDict[Part, None] = OrderedDict()
+        """What was read. The front of it was not read for the longest time."""
         self._pool = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="lockstep-store")
 
     def prefetch(self, parts: Iterable[Part], most_gap: int) -> None:
@@ -58,19 +60,26 @@ class Transfer:
         Raises `DataError` if the object changed or cannot be read.
         """
         cached = self._open(part.item)
-        while (data := cached.read(part.begin, part.end)) is None:
+        while (data := self._take(cached, part)) is None:
             for request in self._request(part):
-                request.result()
+                with suppress(CancelledError):  # then it is requested again
+                    request.result()
         with self._lock:
-            self._read.append(part)
+            self._read[part] = None
+            self._read.move_to_end(part)
         self._shrink()
         return data
 
-    def close(self) -> None:
-        """Stop fetching. What was fetched stays on the disk."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        for cached in self._cached.values():
-            cached.close()
+    def _take(self, cached: CachedObject, part: Part) -> bytes | None:
+        with self._naming_disk():
+            return cached.read(part.begin, part.end)
+
+    def cancel(self) -> None:
+        """Leave out what was not begun to be fetched. It is fetched when it is read."""
+        with self._lock:
+            for place, request in list(self._requested.items()):
+                if request.cancel():
+                    del self._requested[place]
 
     def _request(self, part: Part) -> set[Future[None]]:
         """Begin to fetch what is missing of a part and return what has to end before it is here."""
@@ -93,7 +102,8 @@ class Transfer:
     def _fetch(self, part: Part) -> None:
         try:
             data = self._store.read_range(*part)
-            self._open(part.item).write(part.begin, data)
+            with self._naming_disk():
+                self._open(part.item).write(part.begin, data)
         finally:
             with self._lock:
                 for block in range(part.begin // BLOCK_BYTES, -(-part.end // BLOCK_BYTES)):
@@ -102,11 +112,27 @@ class Transfer:
             self.fetched_bytes += len(data)
             self._kept_bytes += len(data)
 
+    @contextmanager
+    def _naming_disk(self) -> Iterator[None]:
+        """Turn an error of the local disk into one that is not taken for that of an image."""
+        try:
+            yield
+        except OSError as error:
+            raise DataError(
+                f"{self._folder} cannot keep what is fetched: {error.strerror or error}. Make room"
+                " there, or set XDG_CACHE_HOME to a folder of another disk"
+            ) from None
+
     def _open(self, item: StoredObject) -> CachedObject:
-        with self._lock:
+        with self._lock, self._naming_disk():
             if item.name not in self._cached:
                 cached = CachedObject(self._folder / name_file(item), item.size)
                 self._kept_bytes += cached.count_bytes()
+                for begin, end in cached.list_parts():  # of an earlier run
+                    for first in range(begin, end, MOST_BYTES):
+                        part = Part(item, first, min(first + MOST_BYTES, end))
+                        self._read[part] = None
+                        self._read.move_to_end(part, last=False)
                 self._cached[item.name] = cached
             return self._cached[item.name]
 
@@ -116,7 +142,7 @@ class Transfer:
             with self._lock:
                 if self._kept_bytes <= self.limit_bytes or not self._read:
                     return
-                item, begin, end = self._read.popleft()
+                (item, begin, end), _ = self._read.popitem(last=False)
             begin -= begin % BLOCK_BYTES
             end = min(end + -end % BLOCK_BYTES, item.size)
             dropped = self._open(item).drop(begin, end)

@@ -148,6 +148,8 @@ class Target:
     phone_file: str | None = None
     """The file of a program for phones, which takes one square; None: it is for computers. Its
     `function` is that of `lockstep.backends.frameworks.Export`, its `load_program` loads it."""
+    fuses_products: bool = False
+    """As `lockstep.backends.frameworks.Export.fuses_products`."""
     can_run_code: bool = False
     """Whether a program can do more than compute: unpickle, run code, or read and write files. ONNX
     models and OpenVINO's cannot."""
@@ -210,7 +212,7 @@ class Target:
             return True
         is_half_pixel = recipe.eval_sampling == "half_pixel"
         is_opencv_cubic = is_half_pixel and recipe.interpolation == "bicubic"
-        is_fused = self.backend == "jax" and not is_half_pixel  # XLA rounds a * b + c once
+        is_fused = self.fuses_products and not is_half_pixel
         return not (recipe.eval_antialias or is_opencv_cubic or is_fused)
 
     def describe_input(self, wanted: Wanted) -> str:
@@ -251,6 +253,7 @@ def _list_framework_targets() -> list[Target]:
             export.install or framework.install,
             takes_photos=export.phone_file is None,
             phone_file=export.phone_file,
+            fuses_products=export.fuses_products,
             can_run_code=True,
         )
         for name, framework in FRAMEWORKS.items()
