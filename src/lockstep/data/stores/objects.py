@@ -19,6 +19,8 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_
 """Environment variables with the address of a store that is not its company's own."""
 _NOT_OF_OBSTORE = (OSError, ValueError)
 """What obstore raises besides its own errors, such as FileNotFoundError for an object."""
+_ANSWERS = 4
+"""An answer that ends too early is asked for again, up to this many times in all."""
 _CONNECT_SEC = 10
 _REQUEST_SEC = 60
 
@@ -84,14 +86,11 @@ class ObjectStore:
         """
         import obstore
 
+        wanted: Any = {"if_match": f'"{item.version}"'}
+        if (begin, end) != (0, item.size):  # some servers send all bytes as no range
+            wanted["range"] = (begin, end)
         try:
-            wanted: Any = {"if_match": f'"{item.version}"'}
-            if (begin, end) != (0, item.size):  # some servers send all bytes as no range
-                wanted["range"] = (begin, end)
-            answer = obstore.get(self._store, item.name, options=wanted)
-            if _find_version(answer.meta) != item.version:  # some servers ignore if_match
-                raise self._explain_change(item)
-            data = answer.bytes()
+            data = self._receive(item, wanted)
         except obstore.exceptions.PreconditionError:
             raise self._explain_change(item) from None
         except (obstore.exceptions.BaseError, *_NOT_OF_OBSTORE) as error:
@@ -102,6 +101,23 @@ class ObjectStore:
                 f" {end - begin} from byte {begin}. Try again"
             )
         return memoryview(data)
+
+    def _receive(self, item: StoredObject, wanted: Any) -> Any:
+        """Return an answer's bytes. The library makes requests again, but takes no answer to a
+        request without a range again that ended too early."""
+        import obstore
+
+        left = _ANSWERS
+        while True:
+            left -= 1
+            answer = obstore.get(self._store, item.name, options=wanted)
+            if _find_version(answer.meta) != item.version:  # some servers ignore if_match
+                raise self._explain_change(item)
+            try:
+                return answer.bytes()
+            except obstore.exceptions.GenericError:
+                if not left:
+                    raise
 
     def _explain_change(self, item: StoredObject) -> DataError:
         return DataError(
