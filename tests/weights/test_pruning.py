@@ -21,6 +21,8 @@ NAMES = {
     "timm": "folder",
     "keras": "a.weights.h5",
     "nvidia-pytorch": "a.pth.tar",
+    "flax": "a.msgpack",
+    "torchax": "a.npz",
 }
 """Targets of a conversion whose names are not free."""
 converted = partial(lockstep.convert, certificate=False)

@@ -65,6 +65,8 @@ class Facts:
     """Whether engines are compiled if a test does not choose: where a graph is built quickly."""
     counted: str = "off"
     """Whether engines are compiled whose convolutions are counted."""
+    scenarios: tuple[str, ...] | None = None
+    """The scenarios of `test_ranks` that `make test` has time for; None: all."""
     compiles_quickly: bool = False
     """Whether compiling a tiny model takes a second at most."""
 

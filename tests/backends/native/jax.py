@@ -18,6 +18,7 @@ FACTS = Facts(
     reason="Out of memory allocating",
     full="Out of memory allocating 21474836480 bytes",
     advice="jax-cuda",
+    scenarios=("local", "synchronised"),
     weights=("torchax", "a.npz", ("tensors",)),
     last_rank={
         "JAX_COORDINATOR_ADDRESS": "10.0.0.1:13",

@@ -170,9 +170,12 @@ def count_differentiated_convolutions(engine: Any, batch: Batch) -> int:
     columns = (tf.constant(batch.pixels), tf.constant(batch.labels))
     step = engine._train_step.get_concrete_function(tf.constant(0, tf.int64), *columns)
     engine.train([batch], 0)
-    gradients = {
-        operation.inputs[2].name  # of the result of a convolution
-        for operation in step.graph.get_operations()
-        if operation.type.startswith("Conv2DBackprop")
-    }
+    gradients = set()
+    for operation in step.graph.get_operations():
+        if operation.type.startswith("Conv2DBackprop"):
+            result = operation.inputs[2]  # the gradient of a convolution's result
+            # Where TensorFlow has no kernels for groups, each group has a slice of it.
+            while result.op.type == "Slice":
+                result = result.op.inputs[0]
+            gradients.add(result.name)
     return len(gradients)

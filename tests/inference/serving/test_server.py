@@ -147,7 +147,8 @@ def test_options_that_do_not_exist_are_refused(
     if query == "explain=1":
         assert (
             answer.json()["error"]
-            == "this runtime computes no Grad-CAM; serve with --runtime native and --backend torch"
+            == "this runtime computes no Grad-CAM; serve with --runtime native and --backend jax or"
+            " torch"
         )
 
 
