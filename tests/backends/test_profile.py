@@ -76,11 +76,13 @@ def test_a_process_can_trace_again_and_steps_in_between_are_not_in_it(
 def test_the_numbers_are_the_same_bits_with_and_without(
     backend: Backend, start: Start, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    traced = start(tiny_recipe)
-    plain = start(tiny_recipe)
+    engine = start(tiny_recipe)  # one: bits of MXNet can depend on where its memory is
+    first = engine.read()
+    train(engine, tiny_recipe)
+    train(engine, tiny_recipe, 2)
+    plain = all_bits(engine.read())
+    engine.write(first)
     with backend.profile(tmp_path):
-        train(traced, tiny_recipe)
-    train(plain, tiny_recipe)
-    train(traced, tiny_recipe, 2)
-    train(plain, tiny_recipe, 2)
-    assert all_bits(traced.read()) == all_bits(plain.read())
+        train(engine, tiny_recipe)
+    train(engine, tiny_recipe, 2)
+    assert all_bits(engine.read()) == plain

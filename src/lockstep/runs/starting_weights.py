@@ -201,7 +201,7 @@ def _check_shapes(weights: Weights, fitted: dict[str, np.ndarray], recipe: Recip
     if expected.keys() != fitted.keys() and weights.recipe.model != recipe.model:
         held = weights.recipe.fields()["model"]
         name = held if isinstance(held, str) else "another network"
-        value = held if isinstance(held, str) else f"'{json.dumps(held)}'"
+        value = held if isinstance(held, str) else f"'{json.dumps(held, allow_nan=False)}'"
         raise CheckpointError(
             f"{weights.source} holds {name}, which does not fit the recipe's model"
             f" {recipe.fields()['model']}: --set model={value}"
