@@ -175,7 +175,7 @@ class _Attempt:
         self.received = received
         self.say = say
         self.codes: list[int | None] = [_LOST] * launch.job.nodes
-        self._passed_on = len(received)
+        self._passed_on = 0  # a signal that comes before this counts, too
 
     def run(self) -> list[int | None]:
         """Return the exit code of each node's launcher; None if the node was lost."""

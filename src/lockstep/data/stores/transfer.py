@@ -137,7 +137,7 @@ class Transfer:
             return self._cached[item.name]
 
     def _shrink(self) -> None:
-        """Give up what was read first until the rest is within the limit."""
+        """Give up what was not read for the longest time until the rest is within the limit."""
         while True:
             with self._lock:
                 if self._kept_bytes <= self.limit_bytes or not self._read:
@@ -145,7 +145,8 @@ class Transfer:
                 (item, begin, end), _ = self._read.popitem(last=False)
             begin -= begin % BLOCK_BYTES
             end = min(end + -end % BLOCK_BYTES, item.size)
-            dropped = self._open(item).drop(begin, end)
+            with self._naming_disk():
+                dropped = self._open(item).drop(begin, end)
             with self._lock:
                 self._kept_bytes -= dropped
 
