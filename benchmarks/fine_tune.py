@@ -1,5 +1,6 @@
 """Fine-tune the same weights on the same images with Lockstep and with what people use instead:
-seconds to the same accuracy, and the accuracy at the end. docs/my-images.md explains `train`.
+seconds to the same accuracy, and the accuracy at the end. docs/how-to/my-images.md explains
+`train`.
 
 Without `--weights`, Lockstep first trains some on drawn images of many classes, which is not
 counted: each class is a mixture of two textures, and the classes of the two data sets differ.

@@ -4,8 +4,8 @@
 
 The fields are those of the recipe, except for the batch, the precision (fp32), a narrow model of
 the same kind, and a peak rate of 0.0001: at rates useful for training, rounding soon leads to
-another trajectory (docs/numerics.md). A difference is the largest one between two backends in a
-step, as a share of the loss.
+another trajectory (docs/explanation/numerics.md). A difference is the largest one between two
+backends in a step, as a share of the loss.
 """
 
 import json

@@ -21,8 +21,8 @@ from lockstep.weights.formats import keras_variables
 ROOT = Path(__file__).parent.parent
 TEXTS = [
     *ROOT.glob("*.md"),
-    *ROOT.glob("docs/*.md"),
-    *ROOT.glob("benchmarks/*.md"),
+    *ROOT.glob("docs/**/*.md"),
+    *ROOT.glob("benchmarks/**/*.md"),
     *ROOT.glob("src/**/*.py"),
 ]
 LINES = [
@@ -71,7 +71,7 @@ def test_versions_are_those_that_are_tested_together() -> None:
         for line in LINES
         for pair in re.findall(r"([\w-]+)(?:\[[\w-]+\])?==(\d[\w.]*\d)", line)
     }
-    made_up = {("frame", "1.0")}  # the example of docs/adding-a-backend.md
+    made_up = {("frame", "1.0")}  # the example of docs/how-to/adding-a-backend.md
     assert {name for name, _ in named} > {"torch", "tensorflow", "paddlepaddle", "onnx"}
     assert {
         (name, pins().get(canonicalize_name(name))) for name, _ in named - made_up

@@ -17,7 +17,7 @@ import lockstep
 
 ROOT = Path(__file__).parent.parent
 SOURCE = Path(lockstep.__file__).parent
-ARCHITECTURE = ROOT / "docs" / "architecture.md"
+ARCHITECTURE = ROOT / "docs/explanation/architecture.md"
 FLOORS = (
     ("system",),
     ("launch",),

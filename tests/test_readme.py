@@ -16,11 +16,12 @@ from lockstep.weights.target_formats import TARGETS
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-COMMANDS = ROOT / "docs" / "commands.md"
-WEIGHTS = ROOT / "docs" / "weights.md"
-ORIGINALS, PREDICT, SERVE = (
-    ROOT / "docs" / f"{name}.md" for name in ("originals", "predict", "serve")
-)
+COMMANDS = ROOT / "docs/reference/commands.md"
+WEIGHTS = ROOT / "docs/how-to/weights.md"
+ORIGINALS = ROOT / "docs/explanation/originals.md"
+PREDICT = ROOT / "docs/how-to/predict.md"
+SERVE = ROOT / "docs/how-to/serve.md"
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 ON_THE_WEB = re.compile(
     r"https://(?:raw\.githubusercontent|github)\.com/lockstep-vision/lockstep/(?:blob/)?main/"
 )
@@ -44,7 +45,7 @@ def test_the_example_runs(
 
 @pytest.mark.parametrize(
     "page",
-    [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "SECURITY.md"],
+    [README, *PAGES, ROOT / "SECURITY.md"],
     ids=lambda page: page.name,
 )
 def test_links_lead_to_files_of_the_project(page: Path) -> None:
@@ -63,7 +64,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_to_a_part_of_a_page_lead_to_its_heading(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^):#]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
         assert anchor in headings(page.parent / target if target else page), f"{target}#{anchor}"

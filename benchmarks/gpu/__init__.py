@@ -1,1 +1,1 @@
-"""The campaign on a GPU: see docs/gpu.md."""
+"""The campaign on a GPU: see docs/how-to/gpu.md."""

@@ -1,4 +1,4 @@
-"""Measure everything that needs a GPU, in parts, within a few minutes: see docs/gpu.md.
+"""Measure everything that needs a GPU, in parts, within a few minutes: see docs/how-to/gpu.md.
 
     PYTHONPATH=src python -m benchmarks.gpu.campaign --minutes 9 --out DIR
 

@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/my-images.md: every command of the page, on drawn images.
+"""Draw the pictures of docs/how-to/my-images.md: every command of the page, on drawn images.
 
     python docs/pictures/my_images.py FOLDER
 

@@ -100,7 +100,7 @@ def test_a_speedup_is_over_one_gpu_of_the_same_table_precision_and_batch() -> No
 
 def test_published_speedups_in_full_precision_are_those_of_the_model() -> None:
     """Links limit both precisions alike, so what is missing in mixed precision is not theirs
-    (docs/scaling.md)."""
+    (docs/explanation/scaling.md)."""
     predictions = predict_speedups(read_speeds(), build_clusters())
     assert len(predictions) == 64
     off = [abs(row.predicted_speedup / row.published_speedup - 1) for row in predictions]

@@ -1,4 +1,4 @@
-"""The commands and the Python of docs/deploy.md run as they are shown, on a small run."""
+"""The commands and the Python of docs/how-to/deploy.md run as they are shown, on a small run."""
 
 import importlib.util
 import re
@@ -15,7 +15,7 @@ from lockstep.inference.targets import TARGETS, find_target
 from tests.soak import SOAK
 
 Answer = Callable[..., tuple[int, str, str]]
-PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/how-to/deploy.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
 SHOWN = [
     shlex.join(shlex.split(line, comments=True))

@@ -28,7 +28,7 @@ from lockstep.recipes.nvidia.table import (
 from lockstep.recipes.nvidia.translation import translate
 
 Run = Callable[..., tuple[int, str, str]]
-PAGE = Path(__file__).parents[2] / "docs" / "from-nvidia.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/from-nvidia.md"
 ROOT: Any = typer.main.get_command(app)
 
 

@@ -1,8 +1,8 @@
 """A long training with evaluation and saving takes no more memory, threads, files or sockets as it
 goes on.
 
-It lasts LOCKSTEP_GROWTH_MINUTES on every engine, by default 2. The figures of docs/reliability.md
-are of an hour.
+It lasts LOCKSTEP_GROWTH_MINUTES on every engine, by default 2. The figures of
+docs/explanation/reliability.md are of an hour.
 """
 
 import json

@@ -3,7 +3,7 @@ resumes bit for bit.
 
 The quick tests are of one backend. A soak breaks every backend in every way. With
 LOCKSTEP_FAULT_SECONDS=FILE the time from a fault to the end of everything is appended to a file, as
-in docs/reliability.md.
+in docs/explanation/reliability.md.
 """
 
 import os
@@ -41,7 +41,7 @@ PATIENCE = 8
 TO_END_SEC = 15
 BOUND = PATIENCE + TO_END_SEC
 """Seconds to the end of everything from a fault that is seen at once, and from one that only the
-patience shows, as docs/reliability.md promises."""
+patience shows, as docs/explanation/reliability.md promises."""
 A_BUSY_MACHINE_SEC = 0 if SOAK else 60
 """Seconds that other tests may add at the same time. A soak has the machine for itself."""
 linux = pytest.mark.skipif(

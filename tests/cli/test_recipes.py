@@ -81,7 +81,7 @@ def test_the_table_has_every_published_accuracy_with_hardware_precision_and_hour
 
 
 def test_the_page_of_recipes_has_the_tables_made_from_them(answer: Run) -> None:
-    page = Path(__file__).parents[2] / "docs" / "recipes.md"
+    page = Path(__file__).parents[2] / "docs/reference/recipes.md"
     tables = answer("recipes", "table", "--markdown")[1]
     assert f"\n\n{tables}\n" in page.read_text(encoding="utf-8"), (
         "lockstep recipes table --markdown prints them"

@@ -1,4 +1,4 @@
-"""docs/models.md: its table has every model with its counts, and its models train."""
+"""docs/reference/models.md: its table has every model with its counts, and its models train."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from lockstep.models.architectures import MODELS, parameter_count
 from lockstep.models.operations import forward_macs
 from lockstep.recipes import Recipe
 
-PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/reference/models.md").read_text(encoding="utf-8")
 ROW = re.compile(r"\| `(?P<name>[^`]+)` \| (?P<parameters>[0-9.]+) \| (?P<macs>[0-9.]+) \|")
 
 

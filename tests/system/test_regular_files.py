@@ -111,7 +111,9 @@ def test_a_stream_is_read_to_its_end_or_to_the_limit(folder: Path) -> None:
 
 
 def test_the_limits_are_documented() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/explanation/reliability.md").read_text(
+        encoding="utf-8"
+    )
     rows = dict(
         line.split(" | ")[:2]
         for line in page.splitlines()

@@ -73,7 +73,7 @@ class Framework:
     """Whether TF_CONFIG names a rank as well."""
     slower: Mapping[str, str] = field(default_factory=dict)
     """By precision: how much slower than fp32 it is where the processor emulates it; measured in
-    docs/numerics.md."""
+    docs/explanation/numerics.md."""
     slower_with_avx_512: Mapping[str, str] = field(default_factory=dict)
     """The same where oneDNN has AVX-512 to emulate with, for precisions in which that differs."""
     always_emulates: tuple[str, ...] = ()

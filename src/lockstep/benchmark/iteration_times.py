@@ -1,4 +1,4 @@
-"""Compute figures from the times of iterations. All functions are pure. docs/benchmarking.md
+"""Compute figures from the times of iterations. All functions are pure. docs/how-to/benchmarking.md
 explains the choice of figures.
 
 An iteration is a training step, or a batch of inference. Times are in seconds. They follow each

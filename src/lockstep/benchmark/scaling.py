@@ -1,8 +1,8 @@
 """A model of the step time of data-parallel training: computing, adding up gradients over links,
 waiting, and loading.
 
-All functions are pure. Times are in seconds, sizes in bytes. docs/scaling.md explains the model,
-how it is fitted and checked, and what it leaves out.
+All functions are pure. Times are in seconds, sizes in bytes. docs/explanation/scaling.md explains
+the model, how it is fitted and checked, and what it leaves out.
 
 Sources: ring and tree all-reduce, Thakur, Rabenseifner and Gropp 2005
 (doi:10.1177/1094342005051521); latencies over several hosts as NCCL adds them up (NVIDIA/nccl,

@@ -44,7 +44,7 @@ Model = Annotated[str | None, typer.Option(help="Another model, such as resnext1
 Precision = Annotated[str | None, typer.Option(help="Another precision: fp32, tf32, bf16 or fp16.")]
 Recompute = Annotated[
     str | None,
-    typer.Option(help="What is computed twice to save memory: off or blocks (docs/gpu.md)."),
+    typer.Option(help="What is computed twice to save memory: off or blocks (docs/how-to/gpu.md)."),
 ]
 Memory = Annotated[
     float | None,
@@ -111,7 +111,9 @@ def batch(
         print(line)
 
 
-Data = Annotated[Path, typer.Option(help="Training images, in any storage format (docs/data.md).")]
+Data = Annotated[
+    Path, typer.Option(help="Training images, in any storage format (docs/how-to/data.md).")
+]
 Weights = Annotated[
     Path | None,
     typer.Option(

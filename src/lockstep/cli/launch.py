@@ -118,7 +118,7 @@ def command(
 
     Example: lockstep launch -n 2 -- train --recipe demo --data DATA --out RUN
 
-    On several machines: docs/many-machines.md
+    On several machines: docs/how-to/many-machines.md
     """
     from lockstep import backends
     from lockstep.launch.launcher import LOCKSTEP, Watch, launch_ranks

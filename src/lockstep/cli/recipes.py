@@ -96,7 +96,10 @@ def table(
         bool, typer.Option("--json", help="Print JSON, with source and container.")
     ] = False,
     as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the tables of docs/recipes.md.", hidden=True)
+        bool,
+        typer.Option(
+            "--markdown", help="Print the tables of docs/reference/recipes.md.", hidden=True
+        ),
     ] = False,
 ) -> None:
     """Print the published accuracies, by who published them.

@@ -80,7 +80,7 @@ def command(
 ) -> None:
     """Serve a model over HTTP, with a page.
 
-    Takes images at /predict, and requests of Triton's clients (docs/serve.md). On SIGTERM or
+    Takes images at /predict, and requests of Triton's clients (docs/how-to/serve.md). On SIGTERM or
     Ctrl-C, finishes accepted requests and exits with code 0.
     """
     from lockstep import serve

@@ -26,13 +26,15 @@ def command(
                 "A published recipe (`lockstep recipes`), a YAML file or a run's folder; by default"
                 " that of the existing "
                 "run, else one that suits the images, the device and --weights"
-                " (docs/my-images.md)."
+                " (docs/how-to/my-images.md)."
             )
         ),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Training and validation images, in any storage format (docs/data.md)."),
+        typer.Option(
+            help="Training and validation images, in any storage format (docs/how-to/data.md)."
+        ),
     ] = None,
     split: Annotated[
         float | None,
@@ -71,7 +73,7 @@ def command(
         typer.Option(
             help=(
                 "Resume from a checkpoint of another program, such as NVIDIA's code"
-                " (docs/weights.md)."
+                " (docs/how-to/weights.md)."
             )
         ),
     ] = None,

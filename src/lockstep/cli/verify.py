@@ -107,7 +107,7 @@ def _show(report: dict[str, Any]) -> None:
     elif any("error" in result for result in report["engines"].values()):
         print("NOT verified: a backend did not run")
     else:
-        print("NOT within bounds; docs/numerics.md explains each quantity")
+        print("NOT within bounds; docs/explanation/numerics.md explains each quantity")
 
 
 def _format_cells(row: dict[str, Any]) -> list[str]:

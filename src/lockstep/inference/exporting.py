@@ -52,12 +52,12 @@ def export(
 ) -> dict[str, Any]:
     """Write a program for a server or a phone, with softmax inside; return what was written.
 
-    `source` is whatever `evaluate` accepts, and `to` a target, which docs/deploy.md describes:
-    "savedmodel", "frozen-graph", "paddle-inference", "torchscript", "torch-export", "onnx",
-    "openvino", "tensorrt", "triton", "stablehlo", "executorch" or "litert". A program takes
-    `images`, photos of any size, and answers as `predict` does: with `classes` and
-    `probabilities`. If it takes squares only, `batch` or `bare` are given, or `precision` is int8,
-    see docs/deploy.md and docs/quantisation.md.
+    `source` is whatever `evaluate` accepts, and `to` a target, which docs/how-to/deploy.md
+    describes: "savedmodel", "frozen-graph", "paddle-inference", "torchscript", "torch-export",
+    "onnx", "openvino", "tensorrt", "triton", "stablehlo", "executorch" or "litert". A program takes
+    `images`, photos of any size, and answers as `predict` does: with `classes` and `probabilities`.
+    If it takes squares only, `batch` or `bare` are given, or `precision` is int8, see
+    docs/how-to/deploy.md and docs/how-to/quantisation.md.
 
     With `compare`, the program is run by its own runtime before it gets its name, and compared
     with a backend: `comparison` of the result is `lockstep.inference.comparison.Comparison`, or

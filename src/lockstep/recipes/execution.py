@@ -26,15 +26,16 @@ class Execution(Settings):
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
     """Whether the framework's compiler is used. "auto": where it makes the run faster. That is on
     GPUs, for Paddle and MXNet on every device, and for PyTorch on processors without AVX-512 if an
-    epoch in fp32 is long enough to make up for the time it takes to compile (docs/numerics.md)."""
+    epoch in fp32 is long enough to make up for the time it takes to compile
+    (docs/explanation/numerics.md)."""
     fused: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
     """Whether PyTorch's engine trains with Lockstep's own fused kernels, which need an NVIDIA GPU
-    and Triton (docs/gpu.md). "auto": where they were measured to be faster, which is nowhere yet.
-    Other engines refuse "on"."""
+    and Triton (docs/how-to/gpu.md). "auto": where they were measured to be faster, which is nowhere
+    yet. Other engines refuse "on"."""
     cuda_graph: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
     """Whether PyTorch's engine captures a step on a GPU as a CUDA graph and replays it. It does not
-    change numbers. "auto": off, until it was measured on a GPU (docs/gpu.md). "on" is refused on
-    CPUs, with several ranks and by the other engines."""
+    change numbers. "auto": off, until it was measured on a GPU (docs/how-to/gpu.md). "on" is
+    refused on CPUs, with several ranks and by the other engines."""
     layout: Literal["auto", "nhwc", "nchw"] = "auto"
     """Layout of activations in memory. "nhwc": channels are the last axis. "auto": the layout that
     suits engine and device. PyTorch's engine supports both. The others support only the layout that

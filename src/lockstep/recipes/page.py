@@ -1,4 +1,4 @@
-"""The tables of docs/recipes.md, from the recipes and their published accuracies."""
+"""The tables of docs/reference/recipes.md, from the recipes and their published accuracies."""
 
 import inspect
 import re

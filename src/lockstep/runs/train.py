@@ -38,9 +38,10 @@ def train(
     `top1_interval_percent` and the path `best_checkpoint`, which `lockstep.Predictor` takes.
 
     - `recipe` is a name, a file or a `Recipe`; by default `my-images`, or `fine-tune` with
-      `weights`; their values are chosen from images, device and weights (docs/own-recipes.md).
-      `changes` are new values for its fields.
-    - `data` are `train` and `val` folders, or files in another storage format (docs/data.md).
+      `weights`; their values are chosen from images, device and weights
+      (docs/how-to/own-recipes.md). `changes` are new values for its fields.
+    - `data` are `train` and `val` folders, or files in another storage format
+    (docs/how-to/data.md).
       `split` is the share set apart for validation if there are no validation images.
     - `out` is the run's folder. An existing run resumes bit for bit from its newest intact
       checkpoint; what is left out (`recipe`, `data`, `execution`) is as in its last command. A
@@ -48,7 +49,7 @@ def train(
     - `weights` is whatever `evaluate` accepts, or a name such as
       "torchvision/resnet50.IMAGENET1K_V2". A new run starts from them at step 0.
     - `resume_from` is a checkpoint of another program, such as NVIDIA's code. A new run resumes
-      where that program stopped (docs/weights.md).
+      where that program stopped (docs/how-to/weights.md).
     - `execution` can end a call before the run (`stop_after_epochs`, `stop_after_steps`); the
       report is then empty, and the same call resumes it.
 

@@ -22,7 +22,7 @@ Arrays = dict[str, np.ndarray]
 
 PEAK_LR = 1e-4
 """Peak learning rate of the free run. At rates useful for training, rounding soon leads to another
-trajectory (docs/numerics.md)."""
+trajectory (docs/explanation/numerics.md)."""
 DECAY = 0.5
 """Weight decay of the step that shows which weights are decayed. A gradient's rounding would hide a
 recipe's own decay."""

@@ -33,7 +33,7 @@ from lockstep.weights.target_formats import Target
 
 BOUND = 1e-4
 """Logits may differ by this share of the largest logit. Backends in fp32 differ by less
-(docs/numerics.md)."""
+(docs/explanation/numerics.md)."""
 IMAGES = 8
 REFERENCE = "reference"
 

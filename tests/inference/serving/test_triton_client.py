@@ -12,7 +12,7 @@ from lockstep.recipes import Execution
 from tests.inference.cases import CLASSES
 from tests.inference.serving.cases import Server, calibrated_softmax, noise, reference_logits
 
-PAGE = Path(__file__).parents[3] / "docs" / "serve.md"
+PAGE = Path(__file__).parents[3] / "docs/how-to/serve.md"
 pytestmark = pytest.mark.filterwarnings("ignore")  # of gevent and its friends
 
 

@@ -108,7 +108,8 @@ def lockstep() -> list[Sample]:
 
 
 def _sign(text: bytes) -> bytes:
-    """Return the text of `state.json` with its digest, as docs/checkpoints.md describes it."""
+    """Return the text of `state.json` with its digest, as docs/reference/checkpoints.md describes
+    it."""
     try:
         about = json.loads(text)
         about.pop("own_sha256", None)

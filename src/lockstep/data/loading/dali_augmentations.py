@@ -2,7 +2,7 @@
 
 An image's random numbers are drawn in its plan, as for the host loader. DALI gets what follows from
 them as inputs next to the image. Its pixels are within one level of the host loader's
-(docs/augmentations.md); an augmentation of which they are not is refused.
+(docs/reference/augmentations.md); an augmentation of which they are not is refused.
 """
 
 from collections.abc import Callable, Sequence

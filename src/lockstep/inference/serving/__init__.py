@@ -53,7 +53,7 @@ def serve(
     preprocessing: Preprocessing | None = None,
     listener: Listener | None = None,
 ) -> None:
-    """Serve weights or an exported model over HTTP, until SIGTERM or Ctrl-C (docs/serve.md).
+    """Serve weights or an exported model over HTTP, until SIGTERM or Ctrl-C (docs/how-to/serve.md).
 
     It listens on the loopback interface, unless `host` is another address. There a `token` of at
     least 16 characters is needed, which clients send as `Authorization: Bearer TOKEN`, or

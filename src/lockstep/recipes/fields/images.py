@@ -73,7 +73,8 @@ class ImageFields(Settings):
     augmentations: Augmentations = ()
     """What is done to the pixels of a training image after crop, resize and flip, in this order. An
     entry is a name, or a mapping of its name and fields, such as {name: solarise, probability:
-    0.2}. `mymodule:Fog` is a class of your own module. docs/augmentations.md lists them."""
+    0.2}. `mymodule:Fog` is a class of your own module. docs/reference/augmentations.md lists
+    them."""
     mean: Colour = (123.675, 116.28, 103.53)
     """Mean of red, green and blue on the scale 0 to 255. Images are normalised as (x - mean) / std.
     """

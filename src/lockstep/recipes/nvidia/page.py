@@ -1,4 +1,5 @@
-"""The tables of docs/from-nvidia.md, from the same rows that commands are translated with."""
+"""The tables of docs/reference/from-nvidia.md, from the same rows that commands are translated
+with."""
 
 import re
 

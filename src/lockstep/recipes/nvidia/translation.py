@@ -218,7 +218,7 @@ def _write_notes(parsed: ParsedCommand, request: Request, words: list[str]) -> l
         )
     if request.nodes > 1 and "launch" in words:
         notes.append(
-            "all machines need the same secret: --secret-file FILE (docs/many-machines.md)"
+            "all machines need the same secret: --secret-file FILE (docs/how-to/many-machines.md)"
         )
     return notes
 

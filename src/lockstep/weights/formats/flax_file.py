@@ -69,7 +69,8 @@ def find(path: Path) -> Path | None:
     if any((last / name).is_file() for name in _ORBAX):
         raise CheckpointError(
             f"{last} is a checkpoint of Orbax, which cannot be read. Restore it with Orbax, and"
-            " write its params and batch_stats with flax.serialization.to_bytes (docs/flax.md)"
+            " write its params and batch_stats with flax.serialization.to_bytes"
+            " (docs/how-to/flax.md)"
         )
     return last if last.is_file() else None
 
