@@ -104,7 +104,7 @@ check: $(VENV)/.dev
 # The site, in build/docs: every link within it leads somewhere, or this fails. It needs no network.
 docs: $(VENV)/.dev
 	rm -rf build/docs
-	$(RUN)/python -m sphinx --builder html --doctree-dir build/doctrees --fail-on-warning --keep-going --quiet docs build/docs
+	$(RUN)/python -m sphinx --builder html --fresh-env --doctree-dir build/doctrees --fail-on-warning --keep-going --quiet docs build/docs
 	@echo "the site is in build/docs/index.html"
 
 format: $(VENV)/.dev

@@ -12,11 +12,14 @@ project = "Lockstep"
 author = PROJECT["authors"][0]["name"]
 release = version = PROJECT["version"]
 
-extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design", "pages"]
+extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design", "pages", "made_from_code"]
 exclude_patterns = ["pictures", "images", "extensions"]
 
 # A link to a page, a heading or a file that does not exist is a warning, and `make docs` fails.
 nitpicky = True
+nitpick_ignore_regex = [("py:class", ".*")]  # the types in signatures have no pages
+smartquotes = False  # the two hyphens of an option stay two
+python_maximum_signature_line_length = 80
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 """Headings down to this level have anchors, with the names that GitHub gives them."""

@@ -17,6 +17,7 @@ from lockstep.weights.target_formats import TARGETS
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 COMMANDS = ROOT / "docs/reference/commands.md"
+PYTHON = ROOT / "docs/reference/python.md"
 WEIGHTS = ROOT / "docs/how-to/weights.md"
 ORIGINALS = ROOT / "docs/explanation/originals.md"
 PREDICT = ROOT / "docs/how-to/predict.md"
@@ -32,14 +33,14 @@ def test_the_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (example,) = re.findall(
-        r"```python\n(.*?)```", COMMANDS.read_text(encoding="utf-8"), flags=re.DOTALL
+        r"```python\n(.*?)```", PYTHON.read_text(encoding="utf-8"), flags=re.DOTALL
     )
     monkeypatch.chdir(tmp_path)
     draw_data_set(Path("demo/data"), train_images=40, val_images=10)
     # The numbers of the demo's validation images follow those of its training images; here there
     # are fewer of those.
     example = re.sub(r"00\d+\.jpg", "00004.jpg", example)
-    exec(compile(example, str(COMMANDS), "exec"), {})
+    exec(compile(example, str(PYTHON), "exec"), {})
     assert "10 " in capsys.readouterr().out
 
 
