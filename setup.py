@@ -1,7 +1,10 @@
-"""Build the compiled parts. Everything else about the package is in pyproject.toml."""
+"""Build the compiled parts, and describe the package by README with links that work anywhere.
+Everything else about the package is in pyproject.toml."""
 
 import os
+import re
 import sysconfig
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -13,6 +16,20 @@ STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 # The compiled parts use x86-64 instructions, by the names that GCC and Clang give them on Linux.
 # Without them, libraries give the same results.
 COMPILED = sysconfig.get_platform() == "linux-x86_64" and not os.environ.get("LOCKSTEP_WITHOUT_C")
+
+
+ON_THE_WEB = "https://github.com/lockstep-vision/lockstep/blob/main/"
+PICTURES_ON_THE_WEB = "https://raw.githubusercontent.com/lockstep-vision/lockstep/main/"
+
+
+def read_description() -> str:
+    """Return README. Its links are relative, so that they work in a clone without a network; a
+    package index needs whole addresses."""
+    text = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+    picture = re.compile(r"(!\[[^\]]*\]\()(?![a-z]+:)")
+    link = re.compile(r"((?<!!)\[[^\]!]+\]\()(?![a-z]+:|#)")
+    text = picture.sub(rf"\g<1>{PICTURES_ON_THE_WEB}", text)
+    return link.sub(rf"\g<1>{ON_THE_WEB}", text)
 
 
 class Wheel(bdist_wheel):
@@ -28,6 +45,8 @@ class Wheel(bdist_wheel):
 
 
 setup(
+    long_description=read_description(),
+    long_description_content_type="text/markdown",
     ext_modules=[
         Extension(
             module,

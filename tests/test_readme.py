@@ -2,6 +2,7 @@
 runs unchanged."""
 
 import re
+import runpy
 import shlex
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,13 @@ from lockstep.weights.target_formats import TARGETS
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 COMMANDS = ROOT / "docs/reference/commands.md"
+WEB = "https://github.com/lockstep-vision/lockstep/blob/main/"
 PYTHON = ROOT / "docs/reference/python.md"
 WEIGHTS = ROOT / "docs/how-to/weights.md"
 ORIGINALS = ROOT / "docs/explanation/originals.md"
 PREDICT = ROOT / "docs/how-to/predict.md"
 SERVE = ROOT / "docs/how-to/serve.md"
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-ON_THE_WEB = re.compile(
-    r"https://(?:raw\.githubusercontent|github)\.com/lockstep-vision/lockstep/(?:blob/)?main/"
-)
 
 
 @pytest.mark.slow
@@ -51,11 +50,29 @@ def test_the_example_runs(
 )
 def test_links_lead_to_files_of_the_project(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
-        on_the_web = ON_THE_WEB.match(target)
-        if on_the_web:
-            assert (ROOT / target[on_the_web.end() :]).is_file(), target
-        elif "://" not in target:
-            assert (page.parent / target).exists(), target
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+def test_the_metadata_of_the_package_has_readme_with_whole_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    metadata: dict[str, Any] = {}
+    monkeypatch.setattr("setuptools.setup", lambda **given: metadata.update(given))
+    runpy.run_path(str(ROOT / "setup.py"))
+    text = README.read_text(encoding="utf-8")
+    links = re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", metadata["long_description"])
+    hosts = {"!": "https://raw.githubusercontent.com/lockstep-vision/lockstep/main/"}
+    paths = [path.removeprefix(hosts.get(kind, WEB)) for kind, path in links]
+    assert len(paths) > 20
+    assert paths == re.findall(r"\]\(([^)]+)\)", text)
+
+
+def test_badges_are_those_of_the_package() -> None:
+    badges = runpy.run_path(str(ROOT / "docs/pictures/badges.py"))
+    for name, (label, value) in badges["find_texts"]().items():
+        drawn = (badges["BADGES"] / f"{name}.svg").read_text(encoding="utf-8")
+        assert drawn == badges["draw_badge"](label, value)
+        assert f"badges/{name}.svg" in README.read_text(encoding="utf-8")
 
 
 def headings(page: Path) -> set[str]:
