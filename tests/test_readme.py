@@ -57,7 +57,7 @@ def test_the_metadata_of_the_package_has_readme_with_whole_addresses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     metadata: dict[str, Any] = {}
-    monkeypatch.setattr("setuptools.setup", lambda **given: metadata.update(given))
+    monkeypatch.setattr("setuptools.setup", lambda **fields: metadata.update(fields))
     runpy.run_path(str(ROOT / "setup.py"))
     text = README.read_text(encoding="utf-8")
     links = re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", metadata["long_description"])
