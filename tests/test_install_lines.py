@@ -87,7 +87,15 @@ def test_a_message_names_the_packages_of_the_extra(name: str) -> None:
     }
 
 
-def test_a_citation_has_the_version_of_the_package() -> None:
-    assert f"\nversion: {PROJECT['version']}\n" in (ROOT / "CITATION.cff").read_text(
-        encoding="utf-8"
-    )
+def test_the_version_is_the_same_everywhere() -> None:
+    version = PROJECT["version"]
+    named = re.findall(r"lockstep_vision-(\d[\d.]*\d)-", "\n".join(LINES))
+    assert len(named) > 1
+    assert {*named} == {version}
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {version}\n" in citation
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.findall(r"^## (\S+?),? ", changelog, re.MULTILINE)[0]
+    assert newest == version
+    groups = re.findall(r"^### (.*)$", changelog, re.MULTILINE)
+    assert groups[:5] == ["Added", "Changed", "Removed", "Fixed", "Security"]
