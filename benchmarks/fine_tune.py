@@ -1,5 +1,5 @@
 """Fine-tune the same weights on the same images with Lockstep and with what people use instead:
-seconds to the same accuracy, and the accuracy at the end. docs/how-to/my-images.md explains
+seconds to the same accuracy, and the accuracy at the end. docs/how-to/fine-tune.md explains
 `train`.
 
 Without `--weights`, Lockstep first trains some on drawn images of many classes, which is not

@@ -14,7 +14,7 @@ from lockstep.weights.target_formats import TARGETS
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 WEB = "https://github.com/lockstep-vision/lockstep/blob/main/"
-WEIGHTS = ROOT / "docs/how-to/weights.md"
+WEIGHTS = ROOT / "docs/reference/weight-formats.md"
 ORIGINALS = ROOT / "docs/explanation/originals.md"
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 

@@ -109,7 +109,7 @@ class Network:
 
 class Loop:
     """A training loop with one of `OPTIMIZERS`, as a careful user of PyTorch writes it: with a
-    GradScaler for fp16, and nothing read from the device (docs/how-to/gpu.md)."""
+    GradScaler for fp16, and nothing read from the device (docs/results/gpu.md)."""
 
     is_deterministic = False
 

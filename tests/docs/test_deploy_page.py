@@ -1,4 +1,4 @@
-"""The page of deploying has a command for every target and every use."""
+"""The pages of runtimes and exports have a command for every target and every use."""
 
 import re
 
@@ -6,11 +6,12 @@ from lockstep.inference.targets import TARGETS, find_target
 from tests.docs.pages import ROOT, find_calls, read_blocks, read_commands
 
 PAGE = ROOT / "docs/how-to/deploy.md"
+RUNTIMES = ROOT / "docs/how-to/runtimes.md"
 
 
-def test_the_page_has_a_command_for_every_target_and_every_use() -> None:
+def test_the_pages_have_a_command_for_every_target_and_every_use() -> None:
     calls = []
-    for block in read_blocks(PAGE):
+    for block in [*read_blocks(RUNTIMES), *read_blocks(PAGE)]:
         for command in read_commands(block):
             calls += find_calls(command.line)
     assert {words[0] for words in calls} >= {"doctor", "predict", "evaluate", "benchmark", "export"}

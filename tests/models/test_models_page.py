@@ -1,4 +1,4 @@
-"""docs/reference/models.md: its table has every model with its counts, and its models train."""
+"""The table of models has every model with its counts, and the described models are recipes."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,9 @@ from lockstep.models.architectures import MODELS, parameter_count
 from lockstep.models.operations import forward_macs
 from lockstep.recipes import Recipe
 
-PAGE = (Path(__file__).parents[2] / "docs/reference/models.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "reference/models.md").read_text(encoding="utf-8")
+DESCRIPTIONS = (DOCS / "how-to/model.md").read_text(encoding="utf-8")
 ROW = re.compile(r"\| `(?P<name>[^`]+)` \| (?P<parameters>[0-9.]+) \| (?P<macs>[0-9.]+) \|")
 
 
@@ -25,6 +27,6 @@ def test_the_table_has_every_model_with_its_counts() -> None:
     }
 
 
-@pytest.mark.parametrize("text", re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
+@pytest.mark.parametrize("text", re.findall(r"```yaml\n(.*?)```", DESCRIPTIONS, re.DOTALL))
 def test_the_models_of_the_page_are_recipes(text: str) -> None:
     assert not isinstance(Recipe.of(yaml.safe_load(text)).model, str)

@@ -1,4 +1,4 @@
-"""A run with the augmentation of docs/reference/augmentations.md, and what happens without its
+"""A run with the augmentation of docs/how-to/augmentation.md, and what happens without its
 module."""
 
 import re
@@ -17,7 +17,7 @@ from lockstep.system.errors import RecipeError
 from lockstep.weights.checkpoint import newest_intact
 from tests.runs.cases import read_entries, read_losses
 
-PAGE = Path(__file__).parents[2] / "docs/reference/augmentations.md"
+PAGE = Path(__file__).parents[2] / "docs/how-to/augmentation.md"
 HALF = Execution(train_only=True, stop_after_steps=3, loggers=())
 
 

@@ -1,5 +1,5 @@
-"""Compute figures from the times of iterations. All functions are pure. docs/how-to/benchmarking.md
-explains the choice of figures.
+"""Compute figures from the times of iterations. All functions are pure.
+docs/reference/benchmark-figures.md explains the choice of figures.
 
 An iteration is a training step, or a batch of inference. Times are in seconds. They follow each
 other without a gap, so they add up to the wall time.

@@ -23,8 +23,8 @@ COMMANDS = {
     "inference": "Measure inference, from uint8 images to logits.",
     "all": "Measure training and inference, in one report.",
 }
-"""Every command with its help text. docs/how-to/benchmarking.md explains how every figure is
-computed."""
+"""Every command with its help text. docs/reference/benchmark-figures.md explains how every figure
+is computed."""
 
 Ranks = Annotated[
     str,

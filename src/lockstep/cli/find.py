@@ -44,7 +44,9 @@ Model = Annotated[str | None, typer.Option(help="Another model, such as resnext1
 Precision = Annotated[str | None, typer.Option(help="Another precision: fp32, tf32, bf16 or fp16.")]
 Recompute = Annotated[
     str | None,
-    typer.Option(help="What is computed twice to save memory: off or blocks (docs/how-to/gpu.md)."),
+    typer.Option(
+        help="What is computed twice to save memory: off or blocks (docs/how-to/memory.md)."
+    ),
 ]
 Memory = Annotated[
     float | None,
@@ -112,7 +114,7 @@ def batch(
 
 
 Data = Annotated[
-    Path, typer.Option(help="Training images, in any storage format (docs/how-to/data.md).")
+    Path, typer.Option(help="Training images, in any storage format (docs/reference/data.md).")
 ]
 Weights = Annotated[
     Path | None,

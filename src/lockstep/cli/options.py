@@ -99,7 +99,7 @@ Recipe = Annotated[str, typer.Option(help="A published recipe or a YAML file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 WEIGHTS = (
     "A run's folder, a checkpoint, weights of another program, or the name of published weights"
-    " (docs/how-to/weights.md)."
+    " (docs/reference/weight-formats.md)."
 )
 
 

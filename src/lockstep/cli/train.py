@@ -33,7 +33,7 @@ def command(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Training and validation images, in any storage format (docs/how-to/data.md)."
+            help="Training and validation images, in any storage format (docs/reference/data.md)."
         ),
     ] = None,
     split: Annotated[
@@ -73,7 +73,7 @@ def command(
         typer.Option(
             help=(
                 "Resume from a checkpoint of another program, such as NVIDIA's code"
-                " (docs/how-to/weights.md)."
+                " (docs/how-to/resume-from.md)."
             )
         ),
     ] = None,

@@ -61,7 +61,7 @@ def evaluate(
       `split` is a different share; 0 evaluates all images.
     - `runtime` is "native" (the execution's backend; the default), "auto" (the fastest installed
       one that keeps the bound), another runtime such as "onnxruntime", or "program": an export in
-      its own runtime. Exports that can only compute run by default (docs/how-to/deploy.md).
+      its own runtime. Exports that can only compute run by default (docs/how-to/runtimes.md).
     - With `calibrate`, a temperature is fitted and stored with the checkpoint. `precision_at`, such
       as 0.99, also chooses the threshold of unknown images (`inference.calibrating`).
     - The other options are those of `lockstep.predict`. With several processes (torchrun), every

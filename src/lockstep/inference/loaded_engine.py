@@ -30,7 +30,7 @@ def load(
     model: str | None = None,
 ) -> Any:
     """Return the framework's own module with the weights of a run, a checkpoint or another
-    program's file (docs/how-to/weights.md).
+    program's file (docs/reference/weight-formats.md).
 
     For PyTorch this is an ordinary `torch.nn.Module` with torchvision's names, in evaluation mode.
     It maps normalised float32 images [N, 3, H, W] to logits [N, logits]. `checkpoint` and `ema`

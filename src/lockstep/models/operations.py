@@ -3,8 +3,8 @@
 Operations are those of convolutions and the classifier; a multiply-add is two operations. Those of
 squeeze-and-excitation count. Pools, blurs and sums do not. Bytes are what the kernels of a step
 read and write if each kernel reads its inputs once and nothing stays in a cache between two
-kernels. Those of pools, blurs and factors of channels are left out. docs/how-to/benchmarking.md
-explains both.
+kernels. Those of pools, blurs and factors of channels are left out.
+docs/reference/benchmark-figures.md explains both.
 """
 
 from collections.abc import Iterator

@@ -30,11 +30,11 @@ class Execution(Settings):
     (docs/explanation/numerics.md)."""
     fused: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
     """Whether PyTorch's engine trains with Lockstep's own fused kernels, which need an NVIDIA GPU
-    and Triton (docs/how-to/gpu.md). "auto": where they were measured to be faster, which is nowhere
-    yet. Other engines refuse "on"."""
+    and Triton (docs/explanation/gpu.md). "auto": where they were measured to be faster, which is
+    nowhere yet. Other engines refuse "on"."""
     cuda_graph: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
     """Whether PyTorch's engine captures a step on a GPU as a CUDA graph and replays it. It does not
-    change numbers. "auto": off, until it was measured on a GPU (docs/how-to/gpu.md). "on" is
+    change numbers. "auto": off, until it was measured on a GPU (docs/explanation/gpu.md). "on" is
     refused on CPUs, with several ranks and by the other engines."""
     layout: Literal["auto", "nhwc", "nchw"] = "auto"
     """Layout of activations in memory. "nhwc": channels are the last axis. "auto": the layout that

@@ -105,7 +105,7 @@ def _prepare_images_as(weights: Recipe, *, keeps_size: bool) -> dict[str, Any]:
 
 def fine_tune() -> Recipe:
     """ResNet-50 v1.5 on your own images from trained weights: values chosen from weights, images
-    and device before the run (docs/how-to/own-recipes.md).
+    and device before the run (docs/how-to/fine-tune.md).
 
     Shown for 1,000 photos of 10 classes and weights of ImageNet on a CPU without bf16. `lockstep
     train --data DATA --weights NAME --out RUN` chooses the values for your images and weights.

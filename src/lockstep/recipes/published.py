@@ -9,7 +9,7 @@ has not re-run any of these recipes at full length.
 
 Notes on all of them: throughput depends on the loader and the machine of its time. NVIDIA's resize
 did not filter (`antialias: false`), while the same DALI code filters today. Evaluation has the
-geometry of each original (docs/how-to/data.md).
+geometry of each original (docs/reference/preprocessing.md).
 """
 
 from collections.abc import Callable
@@ -241,7 +241,7 @@ def resnet50_tensorflow_90ep() -> Recipe:
       1.33.
     - The third std is 57.385 in its code (the other systems: 57.375).
     - Its code decodes JPEGs with a coarser inverse DCT and plain upsampling of colours
-      (docs/how-to/data.md has the difference).
+      (docs/reference/preprocessing.md has the difference).
     """
     return _SGD_COSINE.replace(
         logits=1001,

@@ -39,9 +39,9 @@ def train(
 
     - `recipe` is a name, a file or a `Recipe`; by default `my-images`, or `fine-tune` with
       `weights`; their values are chosen from images, device and weights
-      (docs/how-to/own-recipes.md). `changes` are new values for its fields.
+      (docs/how-to/fine-tune.md). `changes` are new values for its fields.
     - `data` are `train` and `val` folders, or files in another storage format
-    (docs/how-to/data.md).
+    (docs/reference/data.md).
       `split` is the share set apart for validation if there are no validation images.
     - `out` is the run's folder. An existing run resumes bit for bit from its newest intact
       checkpoint; what is left out (`recipe`, `data`, `execution`) is as in its last command. A
@@ -49,7 +49,7 @@ def train(
     - `weights` is whatever `evaluate` accepts, or a name such as
       "torchvision/resnet50.IMAGENET1K_V2". A new run starts from them at step 0.
     - `resume_from` is a checkpoint of another program, such as NVIDIA's code. A new run resumes
-      where that program stopped (docs/how-to/weights.md).
+      where that program stopped (docs/how-to/resume-from.md).
     - `execution` can end a call before the run (`stop_after_epochs`, `stop_after_steps`); the
       report is then empty, and the same call resumes it.
 

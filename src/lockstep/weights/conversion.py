@@ -37,8 +37,8 @@ def convert(
     """Write weights in another format; return what was written, with remarks and the certificate.
 
     `source` is whatever `evaluate` accepts: a run, a checkpoint, or another program's weights
-    (docs/how-to/weights.md). `target` is a new file, folder or prefix, in the format `to`:
-    "safetensors", "torchvision", "timm", "keras", "nvidia-pytorch", "nvidia-tensorflow",
+    (docs/reference/weight-formats.md). `target` is a new file, folder or prefix, in the format
+    `to`: "safetensors", "torchvision", "timm", "keras", "nvidia-pytorch", "nvidia-tensorflow",
     "nvidia-paddle", "nvidia-mxnet", "flax" or "torchax".
 
     `classes` replaces the names of the classes: names, class 0 first, or a file that lists them.

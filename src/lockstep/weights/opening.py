@@ -49,9 +49,9 @@ def open_weights(
       (`preprocessing.SETTABLE`), or is a recipe whose evaluation is used. It takes precedence
       over what the file says.
 
-    The format of another program's file is recognised by its content (docs/how-to/weights.md). Its
-    recipe is the published one of the model, in fp32. Raises `CheckpointError`, and `RecipeError`
-    if `preprocessing` does not fit.
+    The format of another program's file is recognised by its content
+    (docs/reference/weight-formats.md). Its recipe is the published one of the model, in fp32.
+    Raises `CheckpointError`, and `RecipeError` if `preprocessing` does not fit.
     """
     settings = check_preprocessing(preprocessing)
     path = locate_weights(path)

@@ -22,8 +22,8 @@ from tests.backends.kernels.device import NARROW
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda", 0)
 Arrays = dict[str, np.ndarray]
 
-# The rule of the protocol (docs/how-to/adding-a-backend.md, "One step"), in float32, rounded after
-# each operation.
+# The rule of the protocol (docs/reference/backend-protocol.md, "One step"), in float32, rounded
+# after each operation.
 
 SHAPES = [(1,), (5,), (1023,), (1024,), (1025,), (3000,), (6, 4, 3, 3), (10, 7)]
 STATISTIC = (33,)

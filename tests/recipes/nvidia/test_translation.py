@@ -344,7 +344,7 @@ def test_a_batch_is_that_of_a_gpu_and_larger_steps_are_accumulated() -> None:
                 " precision=fp16"
             ),
         ),
-        (  # docs/how-to/benchmarking.md has these three
+        (  # docs/reference/nvidia-benchmarks.md has these three
             (
                 "python main.py --mode=training_benchmark --warmup_steps 200 --num_iter 500"
                 " --iter_unit batch --batch_size 256 --amp"

@@ -22,7 +22,7 @@ and chosen, which a capture forbids. PyTorch's `make_graphed_callables` takes th
 AUTO = False
 """Whether `cuda_graph: auto` captures. No graph was captured on a GPU yet: this becomes true when a
 campaign has shown that the numbers are those of the plain step, and that steps are faster
-(docs/how-to/gpu.md)."""
+(docs/explanation/gpu.md)."""
 
 Work = Callable[[Sequence[Tensor]], Tensor]
 

@@ -178,7 +178,7 @@ def _start_of_torchrun() -> Any:
 
     torchrun has one store for all starts. A rank that is started again could read in it where one
     that has ended listened. On several machines torchrun does not number the starts alike
-    (docs/explanation/reliability.md says what helps).
+    (docs/how-to/resume.md says what helps).
     """
     if (
         os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"

@@ -1,7 +1,7 @@
 """The DALI loader: NVIDIA's pipeline, which gets the bytes, windows and flips of a plan.
 
 It makes no decisions: order, crops, sharding and exact resume are those of the host loader. Decoded
-pixels are the same too; resized pixels differ by rounding (docs/how-to/data.md has the measured
+pixels are the same too; resized pixels differ by rounding (docs/reference/data.md has the measured
 bounds).
 """
 

@@ -11,7 +11,7 @@ from lockstep.system.errors import BackendError
 
 AUTO_USES_KERNELS = False
 """Whether `fused: auto` uses the kernels where they run. It becomes True when a campaign on a GPU
-(docs/how-to/gpu.md) has shown that they are right and that the contender "lockstep, fused" is
+(docs/explanation/gpu.md) has shown that they are right and that the contender "lockstep, fused" is
 faster than "lockstep"."""
 OLDEST_GPU = 8, 0
 """The oldest compute capability that Triton supports, as its own documentation says."""
