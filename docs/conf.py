@@ -13,7 +13,7 @@ author = PROJECT["authors"][0]["name"]
 release = version = PROJECT["version"]
 
 extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design", "pages", "made_from_code"]
-exclude_patterns = ["pictures", "images", "extensions"]
+exclude_patterns = ["pictures", "images", "extensions", "static"]
 
 # A link to a page, a heading or a file that does not exist is a warning, and `make docs` fails.
 nitpicky = True
@@ -36,3 +36,5 @@ html_theme_options = {
     "source_directory": "docs/",
 }
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]

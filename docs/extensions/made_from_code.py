@@ -11,6 +11,7 @@ from pathlib import Path
 
 import commands
 import fields
+import published
 import python_api
 import schemas
 from sphinx.application import Sphinx
@@ -20,6 +21,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "commands": commands.describe_commands,
     "execution-fields": fields.describe_execution_fields,
     "model-fields": fields.describe_model_fields,
+    "published-accuracies": published.describe_accuracies,
+    "published-speeds": published.describe_speeds,
     "python": python_api.describe_public_names,
     "recipe-fields": fields.describe_recipe_fields,
     "schemas": schemas.describe_files,

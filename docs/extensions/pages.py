@@ -12,11 +12,15 @@ import re
 from functools import cache
 from pathlib import Path
 
+from docutils import nodes
 from sphinx.application import Sphinx
 
 SITE = Path(__file__).parents[1]
 ROOT = SITE.parent
 SECTIONS = ("tutorial", "how-to", "reference", "explanation", "results")
+
+LONGEST_UNBROKEN = 24
+"""Code with at most this many letters stays in one line."""
 
 ENTRY = re.compile(r"^- \[(?P<title>[^\]]+)\]\((?P<page>[\w./-]+)\.md\): (?P<about>.*)$", re.M)
 TEXT_ELSEWHERE = re.compile(r"^The text of this page is \[[^\]]+\]\((?P<path>[^)]+)\)\.$", re.M)
@@ -75,6 +79,13 @@ def list_toctrees(index: str) -> list[str]:
     return lines
 
 
+def mark_short_code(app: Sphinx, tree: nodes.document) -> None:
+    """Give short names in code a class of their own, for the style sheet."""
+    for code in tree.findall(nodes.literal):
+        if len(code.astext()) <= LONGEST_UNBROKEN:
+            code["classes"].append("short")
+
+
 def write_llms_txt(app: Sphinx, error: Exception | None) -> None:
     """Write what pages there are, for programs that read (llmstxt.org)."""
     if error or app.builder.format != "html":
@@ -101,5 +112,6 @@ def read_summary() -> str:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect to Sphinx."""
     app.connect("source-read", complete_page)
+    app.connect("doctree-read", mark_short_code)
     app.connect("build-finished", write_llms_txt)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -15,7 +15,7 @@ from lockstep.cli import app
 from lockstep.data.index import open_index
 from lockstep.data.sources import find_split
 from lockstep.recipes import Execution, Recipe, parse_settings
-from lockstep.recipes.nvidia.page import write_tables
+from lockstep.recipes.nvidia.page import write_system, write_tables
 from lockstep.recipes.nvidia.table import (
     SLOTS,
     SYSTEMS,
@@ -140,9 +140,11 @@ def test_every_option_is_named_once_in_a_script() -> None:
             assert isinstance(system.start(script), Recipe)
 
 
-def test_the_page_has_the_tables_of_the_data() -> None:
-    """If it fails: put the output of `lockstep from-nvidia --tables` at the end of the page."""
-    assert PAGE.read_text(encoding="utf-8").endswith(f"\n\n{write_tables()}")
+@pytest.mark.parametrize("name", systems())
+def test_the_page_of_an_example_has_the_tables_of_the_data(name: str) -> None:
+    """If it fails: put its part of `lockstep from-nvidia --tables` at the end of the page."""
+    page = PAGE.with_name(f"nvidia-{name}.md").read_text(encoding="utf-8")
+    assert page.endswith(f"\n\n{write_system(systems()[name])}")
 
 
 def test_the_example_of_the_page_is_answered_as_the_page_shows(answer: Run) -> None:
@@ -197,7 +199,7 @@ def test_help_is_that_of_the_command_or_of_the_script(answer: Run) -> None:
     assert answer("from-nvidia", "--", "-h") == answer("from-nvidia", "-h")
     code, output, errors = answer("from-nvidia", "--", "python", "classify.py", "--help")
     assert (code, errors) == (0, "")
-    assert output.startswith("### PyTorch: `classify.py`\n")
+    assert output.startswith("## PyTorch: `classify.py`\n")
     assert output in write_tables()
 
 

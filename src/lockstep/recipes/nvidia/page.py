@@ -1,5 +1,5 @@
-"""The tables of docs/reference/from-nvidia.md, from the same rows that commands are translated
-with."""
+"""The tables of docs/reference/nvidia-pytorch.md and its like, from the same rows that commands are
+translated with."""
 
 import re
 
@@ -11,11 +11,13 @@ _SHOWN_VALUES = {f"{{{name}}}": shown for name, (_, shown) in PLACEHOLDERS.items
 def write_tables() -> str:
     """Return the tables of all examples as Markdown: launchers, environment, and every script with
     its options."""
-    return "\n".join(_write_system(system) for system in systems().values())
+    return "\n".join(write_system(system) for system in systems().values())
 
 
-def _write_system(system: System) -> str:
-    lines = [f"## {system.title}", "", "| NVIDIA's | Lockstep |", "|---|---|"]
+def write_system(system: System) -> str:
+    """Return the tables of an example."""
+    title = f"## {system.title}: launchers and environment"
+    lines = [title, "", "| NVIDIA's | Lockstep |", "|---|---|"]
     for launcher in system.launchers:
         number = " or ".join(f"`{name}`" for name in launcher.ranks)
         what = "has n entries" if launcher.lists else "is n"
@@ -41,7 +43,7 @@ def _command_in(runs: str) -> str:
 def write_script(system: System, script: Script) -> str:
     """Return the part of the page that is about one script."""
     year = f" of {script.revision}" if script.revision else ""
-    lines = [f"### {system.title}: `{script.name}`{year}", "", f"What it does: {script.about}.", ""]
+    lines = [f"## {system.title}: `{script.name}`{year}", "", f"What it does: {script.about}.", ""]
     if script.not_here:
         return "\n".join([*lines, f"Not here: {script.not_here}.", ""])
     if script.also:
