@@ -123,7 +123,7 @@ def choose_batch(facts: Facts, most: int) -> int:
 
 def my_images() -> Recipe:
     """ResNet-50 v1.5 on your own images: values chosen from images and device before the run
-    (docs/how-to/own-recipes.md).
+    (docs/how-to/random-weights.md).
 
     Shown for 1,000 photos of 10 classes on a CPU without bf16. `lockstep train --data DATA --out
     RUN` chooses the values for your images. Source: Lockstep's own, from the published recipes and
