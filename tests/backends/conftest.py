@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,7 @@ from lockstep.recipes import Execution, Recipe
 from tests.backends import native as natives
 from tests.backends.cases import RATES, random_state
 from tests.backends.native.threads import ONE_THREAD
+from tests.soak import in_a_soak
 
 DEFAULT = ",".join(sorted(name for name, row in FRAMEWORKS.items() if not row.is_separate))
 BACKENDS = tuple(os.environ.get("LOCKSTEP_BACKENDS", DEFAULT).split(","))
@@ -80,6 +82,16 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> LoadedBackend:
     return backends.load(request.param)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what a backend's facts leave to `make soak`."""
+    left = {name: natives.find(name).FACTS.left_to_soak for name in BACKENDS if name in FRAMEWORKS}
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            name = item.callspec.params.get("backend")
+            if Path(item.path).stem in left.get(name, ()):
+                item.add_marker(in_a_soak)
 
 
 def make_backend_fixture(name: str) -> Any:

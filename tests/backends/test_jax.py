@@ -19,6 +19,7 @@ from lockstep.recipes import Execution, Recipe
 from tests.backends.cases import BASIC, Step
 from tests.backends.compiled_steps import check_compiled_step
 from tests.backends.conftest import Start, make_backend_fixture
+from tests.soak import in_a_soak
 
 backend = make_backend_fixture("jax")
 
@@ -61,7 +62,7 @@ def test_recipes_that_differ_in_what_is_computed_do_not(
     assert drop_numbers(tiny_recipe.replace(**changes)) != drop_numbers(tiny_recipe)
 
 
-@pytest.mark.slow
+@in_a_soak
 def test_a_step_that_xla_optimises_is_that_of_float64(start: Start, tiny_recipe: Recipe) -> None:
     step = Step({"model": replace(BASIC, layers=(1, 1, 1, 1))})
     check_compiled_step(start, tiny_recipe, step)

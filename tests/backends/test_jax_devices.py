@@ -57,7 +57,7 @@ def assert_same_run(results: Results, expected: Results) -> None:
     assert all_bits(results["resumed"]) == all_bits(results["state"]), "bits repeat"
 
 
-@pytest.mark.slow
+@in_a_soak
 def test_two_devices_of_a_process_compute_the_batches_of_one(
     backend: LoadedBackend, world: World, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ from tests.backends.cases import (
 )
 from tests.backends.conftest import Start, make_backend_fixture
 from tests.backends.native import paddle as native
+from tests.soak import in_a_soak
 
 backend = make_backend_fixture("paddle")
 
@@ -107,7 +108,7 @@ def test_inference_has_a_program_for_every_shape(
     assert built == [engine._logits] * 3
 
 
-@pytest.mark.slow
+@in_a_soak
 def test_programs_stay_what_they_are_beside_many_others(
     start_compiled: Start, tiny_recipe: Recipe
 ) -> None:

@@ -21,7 +21,7 @@ from tests.backends.cases import random_batch
 from tests.backends.conftest import Start, make_backend_fixture
 from tests.backends.native.paddle import OfTwo
 from tests.processes import python
-from tests.soak import SOAK
+from tests.soak import SOAK, in_a_soak
 
 backend = make_backend_fixture("paddle")
 
@@ -231,7 +231,7 @@ except BackendError as error:
 """
 
 
-@pytest.mark.slow
+@in_a_soak
 @pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 def test_paddle_is_not_imported_after_tensorflow() -> None:
     code, output, _ = python(AFTER_TENSORFLOW)
@@ -265,7 +265,7 @@ sys.exit(launch_ranks(["-c", program], lambda: prepare_ranks(one_machine(2), "na
 """
 
 
-@pytest.mark.slow
+@in_a_soak
 def test_sums_of_two_ranks_are_the_same_in_several_exchanges(alone: pytest.MonkeyPatch) -> None:
     alone.setenv("OMP_NUM_THREADS", "1")
     code, _, errors = python(SUMS)

@@ -39,7 +39,7 @@ from tests.backends.compiled_steps import check_compiled_step, check_scaled_step
 from tests.backends.conftest import Start, make_backend_fixture
 from tests.backends.inputs import KINDS, check_arrays, check_far_logits, check_refilled
 from tests.backends.steps import FROZEN_AND_RATES
-from tests.soak import SOAK
+from tests.soak import SOAK, in_a_soak
 
 backend = make_backend_fixture("paddle")
 
@@ -104,6 +104,7 @@ def test_the_program_of_the_size_before_is_not_kept(
     assert ends[0] == ends[2]
 
 
+@in_a_soak
 def test_a_compiled_step_leaves_no_objects_behind_but_of_its_inputs(
     start_compiled: Start, tiny_recipe: Recipe
 ) -> None:

@@ -234,7 +234,9 @@ def test_all_ranks_evaluate_with_the_statistics_of_the_first(
     assert both.confidences == pytest.approx(alone.confidences, rel=BOUNDS["ranks"].value)
 
 
-def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: list[Results]) -> None:
+def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: list[Results], launched: str) -> None:
+    if obstacle := find_obstacle(launched, "overflow"):
+        pytest.skip(obstacle)
     for rank in ranks:
         results = rank["overflow"]
         assert np.isfinite(results["intervals"][1].losses).all()

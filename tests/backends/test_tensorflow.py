@@ -94,7 +94,7 @@ XLA = Step(
 Batch norm over all ranks is local here, since there is a single rank."""
 
 
-@pytest.mark.slow
+@in_a_soak
 def test_a_step_compiled_by_xla_does_what_one_does_that_is_not(
     start: Start, tiny_recipe: Recipe
 ) -> None:
@@ -226,7 +226,7 @@ with backend.engine(TINY, np.zeros(1), backend.world(execution), execution) as e
 """
 
 
-@pytest.mark.slow
+@in_a_soak
 def test_a_tensorflow_without_onednn_computes_the_same(
     tiny_recipe: Recipe, pytestconfig: pytest.Config, alone: pytest.MonkeyPatch
 ) -> None:

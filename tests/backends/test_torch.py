@@ -31,7 +31,7 @@ from tests.backends.cases import (
     statistics,
 )
 from tests.backends.conftest import Start, make_backend_fixture
-from tests.soak import SOAK
+from tests.soak import in_a_soak
 
 SOURCE = Path(torch_backend.__file__).parent
 
@@ -297,8 +297,8 @@ def test_the_search_for_waits_finds_them() -> None:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("compiler", ["aot_eager", *(["inductor"] if SOAK else [])])
+@in_a_soak  # `test_torch_recompute` compiles a step
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 def test_a_compiled_step_is_the_same(
     start: Start,
     tiny_recipe: Recipe,

@@ -113,7 +113,7 @@ def test_a_runtime_that_is_missing_is_a_status(monkeypatch: pytest.MonkeyPatch) 
     assert entry["reason"].startswith("pip install openvino==")
 
 
-@pytest.mark.slow
+@in_a_soak
 def test_ranks_are_started_by_the_backends_launcher_and_images_of_a_folder_have_both_ceilings(
     textures: Path,
 ) -> None:

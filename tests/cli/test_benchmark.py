@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from lockstep.benchmark.loader import CONTENDERS
-from tests.soak import SOAK
+from tests.soak import in_a_soak
 
 Answer = tuple[int, str, str]
 QUICK = ("--seconds", 0.2, "--turns", 1, "--batch", 8, "--size", 32)
@@ -19,13 +19,9 @@ def images(textures: Path) -> Path:
     return textures / "train"
 
 
-REPEATED = ("host-randaugment", "torch-pillow-randaugment")
-"""Contenders that differ from others only in the operations. Each is a process of seconds."""
-
-
-@pytest.mark.slow
+@in_a_soak  # each contender is a process of seconds
 def test_every_contender_is_measured(answer: Callable[..., Answer], images: Path) -> None:
-    contenders = [name for name in CONTENDERS if SOAK or name not in REPEATED]
+    contenders = list(CONTENDERS)
     code, output, _ = answer(
         "benchmark", "loader", images, *QUICK, "--loaders", ",".join(contenders), "--json"
     )

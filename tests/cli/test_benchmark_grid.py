@@ -15,7 +15,7 @@ from lockstep.system.workers import Ended
 from tests.benchmark.cases import rank, timeline
 from tests.lines import check_lines
 from tests.processes import call, running, wait_until
-from tests.soak import SOAK
+from tests.soak import SOAK, in_a_soak
 
 Answer = Callable[..., tuple[int, str, str]]
 SECONDS = {"fp32": 4.0, "bf16": 1.3}
@@ -250,7 +250,7 @@ def test_a_precision_that_is_emulated_is_noted_once_for_an_engine(
     assert len(json.loads(output)["cells"]) == len(measured) == 8
 
 
-@pytest.mark.slow
+@in_a_soak  # the test above it runs the installed command, too
 def test_the_installed_command_measures() -> None:
     small = ("--set", "image_size=32", "--set", "eval_crop=32", "--set", "eval_resize=36")
     code, output, errors = call(

@@ -38,7 +38,7 @@ def test_plain_torchrun_works(arguments: list[object], tmp_path: Path) -> None:
     run_with_launcher([*torchrun, *arguments], tmp_path / "run")
 
 
-@pytest.mark.slow
+@in_a_soak  # torchrun sets variables in the same way
 @pytest.mark.skipif("paddle" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")
 def test_plain_paddle_launch_works(arguments: list[object], tmp_path: Path) -> None:
     program = Path(lockstep.__file__).with_name("__main__.py")  # this launcher has no -m

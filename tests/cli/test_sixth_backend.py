@@ -15,7 +15,7 @@ import pytest
 
 import lockstep
 from lockstep.backends import FRAMEWORKS
-from tests.soak import SOAK
+from tests.soak import SOAK, in_a_soak
 
 SOURCE = Path(lockstep.__file__).parent
 TESTS = Path(__file__).parent.parent
@@ -112,7 +112,7 @@ def run(tree: Path, *commands: tuple[object, ...]) -> list[str]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
+@in_a_soak  # the conformance suite below runs all that the commands call
 def test_a_copied_backend_does_all_that_commands_do(
     tree: Path, recipe_file: Path, textures: Path
 ) -> None:

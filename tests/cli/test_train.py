@@ -29,7 +29,6 @@ from tests.runs.cases import read_losses, read_state
 from tests.soak import SOAK, in_a_soak
 
 Answer = Callable[..., tuple[int, str, str]]
-HANDED_OVER = RING if SOAK else RING[-1:]
 
 
 def take_rules(name: str) -> dict[str, Any]:
@@ -66,8 +65,8 @@ def test_a_run_killed_several_times_gives_bit_identical_weights(
     assert len(read_losses(killed)) == 42
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("first", "second"), HANDED_OVER, ids=map(" to ".join, HANDED_OVER))
+@in_a_soak  # `test_other_environments` stops and resumes on MXNet; `test_across` hands runs over
+@pytest.mark.parametrize(("first", "second"), RING, ids=map(" to ".join, RING))
 def test_a_run_stopped_on_one_backend_ends_on_another_where_it_would_have(
     first: str, second: str, arguments: list[object], tiny_recipe: Recipe, tmp_path: Path
 ) -> None:

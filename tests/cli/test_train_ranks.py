@@ -106,7 +106,7 @@ def test_one_signal_to_the_launcher_ends_all_ranks_saved(
     assert checkpoint.newest_intact(run / "checkpoints")[0] is not None
 
 
-@pytest.mark.slow
+@in_a_soak  # `test_two_hosts` stops two ranks so, and `tests/backends/test_ranks.py` resumes
 def test_two_ranks_stopped_by_a_signal_to_one_resume_bit_for_bit(
     ranked: list[object], whole_of_two_ranks: Path, tmp_path: Path
 ) -> None:
@@ -138,7 +138,7 @@ def test_ranks_end_when_their_launcher_is_killed(ranked: list[object], tmp_path:
     assert checkpoint.newest_intact(run / "checkpoints")[0] is not None
 
 
-@pytest.mark.slow
+@in_a_soak  # a user error below ends the ranks in the same way
 def test_a_folder_refused_to_rank_0_ends_all_ranks_without_a_traceback(
     ranked: list[object], finished_run: Path
 ) -> None:
@@ -195,7 +195,7 @@ def test_two_sparse_ranks_end_with_the_weights_of_one(
 
 
 @pytest.mark.slow
-@in_a_soak  # a folder that is refused ends the ranks in the same way
+@in_a_soak  # a user error ends the ranks in the same way
 def test_weights_refused_to_rank_0_end_all_ranks_without_a_traceback(
     ranked: list[object], dense: Path, finished_run: Path
 ) -> None:

@@ -131,12 +131,10 @@ def newest(run: Path) -> State:
     return state
 
 
-FAULTS = (
-    "the link is cut",
-    *(("the other host is gone", "the launcher of node 0 is killed") if SOAK else ()),
-)
+FAULTS = ("the link is cut", "the other host is gone", "the launcher of node 0 is killed")
 
 
+@in_a_soak  # `test_launch_faults` loses a rank, which the others notice in the same way
 @pytest.mark.parametrize("fault", FAULTS)
 def test_when_a_host_is_lost_the_others_end_within_the_patience(
     hosts: tuple[Host, Host], train: list[object], tmp_path: Path, fault: str

@@ -67,6 +67,8 @@ class Facts:
     """Whether engines are compiled whose convolutions are counted."""
     scenarios: tuple[str, ...] | None = None
     """The scenarios of `test_ranks` that `make test` has time for; None: all."""
+    left_to_soak: tuple[str, ...] = ()
+    """Modules of tests that `make test` has no time for: building a step takes seconds."""
     compiles_quickly: bool = False
     """Whether compiling a tiny model takes a second at most."""
 
