@@ -1,4 +1,5 @@
-"""Pages of docs/reference that are written by hand name what the code has."""
+"""Pages of docs/reference that are written by hand name what the code has, and the code names pages
+that exist."""
 
 import re
 from pathlib import Path
@@ -7,6 +8,8 @@ from lockstep.system import errors
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs/reference"
+OF_OTHERS = {"docs/spec.md"}
+"""A page of Git LFS."""
 
 
 def test_every_environment_variable_of_the_code_is_on_its_page() -> None:
@@ -40,3 +43,14 @@ def test_the_fields_of_export_json_are_on_the_page_of_files() -> None:
     assert {name for cell in shown for name in re.findall(r"`(\w+)`", cell)} == set(
         re.findall(r"^ +\"(\w+)\":", written, flags=re.MULTILINE)
     )
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    files = [ROOT / "Makefile", ROOT / "pyproject.toml"]
+    for folder in ("src", "benchmarks"):
+        files += [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.yaml")]
+    named = set()
+    for file in files:
+        named |= set(re.findall(r"\bdocs/[\w/-]+\.md\b", file.read_text(encoding="utf-8")))
+    assert len(named) > 20
+    assert {name for name in named - OF_OTHERS if not (ROOT / name).is_file()} == set()

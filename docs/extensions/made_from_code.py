@@ -18,6 +18,7 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 PARTS: dict[str, Callable[[], str]] = {
+    "certificate": schemas.describe_certificate,
     "commands": commands.describe_commands,
     "execution-fields": fields.describe_execution_fields,
     "model-fields": fields.describe_model_fields,
@@ -48,7 +49,7 @@ def insert_parts(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def link_pages(text: str, docs: Path) -> str:
-    """Return a text in which names of pages, such as docs/how-to/data.md, are links."""
+    """Return a text in which names of pages, such as docs/reference/data.md, are links."""
     return PAGE_IN_DOCS.sub(lambda match: f"[{match['name']}]({docs / match['page']})", text)
 
 

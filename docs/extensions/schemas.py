@@ -46,10 +46,6 @@ FILES: dict[str, tuple[str, list[Any]]] = {
         [Environment, Images],
     ),
     "folds.json": ("The result of a cross-validation (`--folds`).", [FoldsReport]),
-    "The certificate of a conversion": (
-        "`lockstep convert` writes it next to the target; its name ends in `.certificate.json`.",
-        [Certificate],
-    ),
     "The report of a benchmark": (
         "`lockstep benchmark train|inference|all -o FILE` writes it.",
         [BenchmarkReport],
@@ -70,6 +66,11 @@ def describe_files() -> str:
                 parts.append(inspect.cleandoc(kind.__doc__ or ""))
             parts.append(make_table(kind))
     return "\n\n".join(parts)
+
+
+def describe_certificate() -> str:
+    """Return the table of the fields of a certificate."""
+    return make_table(Certificate)
 
 
 def title(kind: type, file: str) -> str:
