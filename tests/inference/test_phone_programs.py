@@ -21,6 +21,7 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.weights import open_weights
 from tests.inference.cases import CLASSES, MEAN, STD, image_file, save_random
+from tests.soak import in_a_soak
 
 REFERENCE = Execution(backend="reference")
 SIZES = ((32, 32), (97, 61), (120, 200), (20, 50))
@@ -62,7 +63,10 @@ def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return save_random(recipe, tmp_path_factory.mktemp("weights"))
 
 
-@pytest.fixture(scope="module", params=FILES)
+@pytest.fixture(
+    scope="module",
+    params=["litert", pytest.param("executorch", marks=in_a_soak)],  # which needs a minute
+)
 def target(request: pytest.FixtureRequest) -> str:
     if request.param == "executorch" and importlib.util.find_spec("executorch") is None:
         pytest.skip("executorch is not installed: make .venv/.dev")
