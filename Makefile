@@ -63,6 +63,10 @@ fuzz: $(VENV)/.dev
 	LD_PRELOAD=$$($(CC) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 $(RUN)/python $(FUZZES) --seed 1 --module build/fuzz/_jpeg.so
 	$(RUN)/python -m tests.weights.formats.fuzz_weights --files $(FUZZ_FILES)
 
+# The notebooks of the documentation, without Jupyter: a folder for each, about ten minutes.
+notebooks: $(VENV)/.dev
+	$(RUN)/python -m tests.docs.run_notebooks
+
 # Everything that needs a GPU, measured in parts within nine minutes: docs/how-to/gpu.md. `make gpu` again measures what is missing.
 # It needs a torch with CUDA, which `make demo` does not install: make gpu PYTHON=python3.12 names a Python that has one.
 GPU_OPTIONS :=

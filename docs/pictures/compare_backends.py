@@ -1,0 +1,77 @@
+"""Draw the pictures of docs/tutorial/compare-backends.md from what its commands wrote.
+
+    make docs-run PAGES=docs/tutorial/compare-backends.md
+    python docs/pictures/compare_backends.py build/docs-run/docs/tutorial/compare-backends
+
+It needs Chromium and playwright (`make browser`). The roofline can be drawn alone, from any report
+of `lockstep benchmark`:
+
+    python docs/pictures/compare_backends.py bench.json roofline.png
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from PIL import Image
+from shared import chromium, keep_picture, picture_part
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+COLOURS = {"fp32": "#2459d6", "tf32": "#7a4fd6", "bf16": "#d6722b", "fp16": "#2b8a3e"}
+
+
+def main() -> None:
+    source = Path(sys.argv[1]).resolve()
+    if source.is_file():
+        draw_roofline(source, Path(sys.argv[2]))
+        return
+    roofline = source / "roofline.png"
+    draw_roofline(source / "bench.json", roofline)
+    keep_picture(Image.open(roofline), "compare-backends-roofline.png")
+    keep_picture(Image.open(source / "curves.png"), "compare-backends-verify.png")
+    with chromium() as browser:
+        curves = picture_part(browser, source / "report.html", "#curves", 690)
+    keep_picture(curves, "compare-backends-curves.png")
+
+
+def draw_roofline(report: Path, picture: Path) -> None:
+    """Draw operations a second over operations a byte: the limits of the machine, and the cells."""
+    content = json.loads(report.read_text(encoding="utf-8"))
+    cells = [cell for cell in content["cells"] if cell.get("roofline")]
+    if not cells:
+        raise SystemExit(f"{report} has no cell with a roofline; expected a report of training")
+    figure, axis = plt.subplots(figsize=(7.5, 4.2), dpi=120)
+    machine = content["machine"]
+    reached = [count_operations_per_byte(cell) for cell in cells]
+    intensities = np.geomspace(min(reached) / 4, max(reached) * 4, 200)
+    for dtype, products in machine["gemm_gflops"].items():
+        roof = np.minimum(products, machine["copy_gb_per_sec"] * intensities)
+        axis.plot(intensities, roof, color=COLOURS[dtype], label=f"limit of the machine in {dtype}")
+    for number, cell in enumerate(cells):
+        rate = cell["images_per_sec"] * cell["roofline"]["gflop_per_image"]
+        axis.plot(reached[number], rate, "o", color=COLOURS[cell["dtype"]])
+        text = f" {cell['model']}, batch {cell['batch']}"
+        axis.annotate(text, (reached[number], rate), fontsize=8, va="top")
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlabel("operations for each byte that is moved")
+    axis.set_ylabel("billion operations a second")
+    axis.grid(True, which="both", color="#e6e9ed", linewidth=0.6)
+    axis.legend(loc="lower right")
+    figure.tight_layout()
+    figure.savefig(picture)
+    plt.close(figure)
+
+
+def count_operations_per_byte(cell: dict[str, Any]) -> float:
+    roofline = cell["roofline"]
+    return 1e9 * roofline["gflop_per_image"] / roofline["bytes_per_image"]
+
+
+if __name__ == "__main__":
+    main()
