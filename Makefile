@@ -30,7 +30,7 @@ test-engines:
 test-jax:
 	LOCKSTEP_BACKENDS=jax $(RUN)/python -m pytest --durations=20 tests/backends/test_jax*.py \
 	  $(JAX_TESTS:%=tests/backends/test_%.py)
-JAX_TESTS := engine frozen modules ranks reading steps
+JAX_TESTS := engine frozen modules quantisation ranks reading steps
 
 # Kills, signals and launches every engine in every way. `make test` checks what is the same for all engines on only one.
 soak: $(VENV)/.dev $(MXNET)/.made

@@ -123,7 +123,9 @@ _TENSORFLOW = Options(
     recompute=("off", "blocks"),
     all_reduce_precision=_FLOATS,
 )
-_JAX = Options(recompute=("off", "blocks"), all_reduce_precision=_FLOATS)
+_JAX = Options(
+    recompute=("off", "blocks"), all_reduce_precision=_FLOATS, quantisation=("none", "int8")
+)
 _TORCH = Options(
     layout=("auto", "nhwc", "nchw"),
     fused=("auto", "on", "off"),

@@ -124,6 +124,7 @@ def count_differentiated_convolutions(engine: Any, batch: Batch) -> int:
             step.take,
             engine._values,
             {},
+            {},
             jax.tree.map(lambda column: column[0], engine._table),
             engine._numbers,
             engine._place_batch(batch),

@@ -35,6 +35,7 @@ from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.data import Batch
 from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.metrics import Scores
+from lockstep.models.quantisation import check_scales, layers
 from lockstep.models.state import State, check_masks
 from lockstep.recipes import Execution, Recipe
 
@@ -58,6 +59,7 @@ class JaxEngine:
         self._train_step = compiled.step
         self._logits = compiled.logits
         self._scores = compiled.scores
+        self._largest_inputs = compiled.largest_inputs
         self._table = world.replicate(make_table(recipe, learning_rates))
         self._numbers = world.replicate(read_numbers(recipe))
         self._scale = LossScale(recipe)
@@ -76,6 +78,9 @@ class JaxEngine:
         )
         self._helpers = programs.find_helpers(world)
         self._removed: dict[str, Array] = {}
+        self._scales: dict[str, Array] = {}
+        if recipe.quantisation != "none":
+            self.quantise(dict.fromkeys(layers(model_spec(recipe.model)), 1.0))
         self._held: tuple[np.ndarray, Array] | None = None
         self._done = 0
         # This thread waits for the steps of an interval while the main thread enqueues the next
@@ -98,7 +103,7 @@ class JaxEngine:
                 rows = self._place_batch(batch)
                 pace = self._helpers.find_pace(self._table, self._world.place(np.int32(step)))
                 self._values, step_sums = self._train_step(
-                    self._values, self._removed, pace, self._numbers, rows
+                    self._values, self._removed, self._scales, pace, self._numbers, rows
                 )
             sums.append(step_sums)
             self._done = step + 1
@@ -164,7 +169,8 @@ class JaxEngine:
 
     def _score_batch(self, of: dict[str, Array], batch: Batch) -> Array:
         images = self._world.take_local(self._place_images(batch))
-        return self._scores(of, images, batch.labels.astype(np.int32))
+        scales = self._world.take_local(self._scales)
+        return self._scores(of, scales, images, batch.labels.astype(np.int32))
 
     def _share_statistics(self) -> None:
         """Take the batch norm statistics of rank 0."""
@@ -186,8 +192,29 @@ class JaxEngine:
         filling = 2 ** (count - 1).bit_length() - count
         filled = np.concatenate([images, np.zeros((filling, *images.shape[1:]), np.uint8)])
         with self._explain_errors(count):
-            logits = self._logits(self._world.take_local(self._values.tensors), filled)
-            return np.array(logits[:count])
+            tensors, scales = self._world.take_local((self._values.tensors, self._scales))
+            return np.array(self._logits(tensors, scales, filled)[:count])
+
+    # Quantisation
+
+    def calibrate(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """Return the largest magnitude of the input of every quantised layer, over all images."""
+        largest = dict.fromkeys(layers(model_spec(self._recipe.model)), 0.0)
+        of = self._world.take_local(self._values.tensors)
+        for batch in batches:
+            with self._explain_errors(len(batch.labels)):
+                images = self._world.take_local(self._place_images(batch))
+                inputs = self._largest_inputs(of, images)
+            largest = {
+                name: float(np.maximum(value, inputs[name])) for name, value in largest.items()
+            }
+        return largest
+
+    def quantise(self, scales: Mapping[str, float]) -> None:
+        """Quantise the inputs of layers with these scales from here on."""
+        check_scales(model_spec(self._recipe.model), scales)
+        values = {name: np.float32(scale) for name, scale in scales.items()}
+        self._scales = self._world.replicate(values)
 
     # State
 

@@ -15,6 +15,7 @@ from jax import lax
 from lockstep.backends.jax.batch_norm import ALONE, OverRanks, count_values, normalise_batch
 from lockstep.backends.jax.convolutions import convolve
 from lockstep.backends.jax.pooling import pool_largest
+from lockstep.backends.jax.quantisation import fake_quantise, quantise_weight
 from lockstep.models.architectures import (
     Block,
     Conv,
@@ -49,15 +50,18 @@ class Pass:
         on_gpu: bool = False,
         over: OverRanks = ALONE,
         recompute: bool = False,
+        scales: Mapping[str, Array] | None = None,
     ) -> None:
         """Prepare a pass. In training, batch norm computes with the images of the ranks `over`
-        which it goes."""
+        which it goes. With `scales` of inputs, float32 [] by the layer's name, convolutions and the
+        classifier compute with weights and inputs in int8."""
         self._recipe = recipe
         self._values = values
         self._training = training
         self._on_gpu = on_gpu
         self._over = over
         self._recomputes = recompute
+        self._scales = scales
         self._dtype = COMPUTED_IN.get(recipe.precision, jnp.float32)
         # XLA would widen the operands of convolutions on CPUs itself, but only of some.
         self._multiplied_in = self._dtype if on_gpu else jnp.float32
@@ -69,6 +73,9 @@ class Pass:
         self.statistics: Arrays = {}
         """In training, the running statistics after this batch of batch norms that are not
         frozen."""
+        self.largest_inputs: Arrays = {}
+        """In inference, the largest magnitude of the input of each convolution and the classifier:
+        float32 [], by the layer's name."""
 
     def logits(
         self,
@@ -92,7 +99,17 @@ class Pass:
         x = _average(x).astype(self._dtype)
         if kept_features is not None:
             x = self._drop(x, kept_features, self._recipe.dropout)
-        return self._linear(x, "fc", self._values["fc.weight"]).astype(jnp.float32)
+        x, weight = self._quantise(x, "fc")
+        return self._linear(x, "fc", weight).astype(jnp.float32)
+
+    def _quantise(self, x: Array, layer: str) -> tuple[Array, Array]:
+        """Return the input and the weight with which a layer computes."""
+        weight = self._values[f"{layer}.weight"]
+        if not self._training:
+            self.largest_inputs[layer] = jnp.max(jnp.abs(x.astype(jnp.float32)))
+        if self._scales is None:
+            return x, weight
+        return fake_quantise(x.astype(jnp.float32), self._scales[layer]), quantise_weight(weight)
 
     def _drop(self, x: Array, kept: Array, rate: float) -> Array:
         """Return the `kept` values divided by 1 - `rate`, and 0 elsewhere."""
@@ -107,7 +124,14 @@ class Pass:
         """Return a block's output. Until the backward pass, only its input is kept."""
 
         def compute(x: Array, values: Mapping[str, Array]) -> tuple[Array, Arrays]:
-            run = Pass(self._recipe, values, training=True, on_gpu=self._on_gpu, over=self._over)
+            run = Pass(
+                self._recipe,
+                values,
+                training=True,
+                on_gpu=self._on_gpu,
+                over=self._over,
+                scales=self._scales,
+            )
             y = run._block(x, block, kept)
             return y, run.statistics
 
@@ -155,9 +179,10 @@ class Pass:
             x = _average_pool_2x2(x)
         elif conv.before == "blur":
             x = _blur(x, 1)
+        x, weight = self._quantise(x, conv.name)
         y = convolve(
             self._widen(x),
-            self._widen(self._values[f"{conv.name}.weight"]),
+            self._widen(weight),
             (conv.stride, conv.stride),
             self._find_padding(x, conv.kernel, conv.stride),
             conv.groups,

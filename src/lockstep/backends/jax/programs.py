@@ -44,13 +44,15 @@ class Rows(NamedTuple):
 class Programs:
     """The compiled functions of engines."""
 
-    step: Callable[[Values, Arrays, Pace, Numbers, Rows], tuple[Values, Array]]
+    step: Callable[[Values, Arrays, Arrays, Pace, Numbers, Rows], tuple[Values, Array]]
     """A training step; see `Step.take`. The memory of the values before it becomes that of the
     values after it."""
-    logits: Callable[[Arrays, Array], Array]
-    """Tensors and uint8 images [N, H, W, 3] to float32 logits [N, logits]."""
-    scores: Callable[[Arrays, Array, Array], Array]
-    """Tensors, images and labels to scores, float32 [N, 5]; see `score_images`."""
+    logits: Callable[[Arrays, Arrays, Array], Array]
+    """Tensors, scales and uint8 images [N, H, W, 3] to float32 logits [N, logits]."""
+    scores: Callable[[Arrays, Arrays, Array, Array], Array]
+    """Tensors, scales, images and labels to scores, float32 [N, 5]; see `score_images`."""
+    largest_inputs: Callable[[Arrays, Array], Arrays]
+    """Tensors and images to the largest magnitude of each layer's input, without quantisation."""
 
 
 class Helpers(NamedTuple):
@@ -115,17 +117,24 @@ def _build_programs(recipe_key: _Key, execution_key: _Key, world: JaxWorld) -> P
     exact = recipe.evaluation_recipe()
     on_gpu = world.on_gpu
 
-    def score(tensors: Arrays, images: Array, labels: Array) -> Array:
-        logits = compute_logits(exact, tensors, images, on_gpu=on_gpu)
+    def score(tensors: Arrays, scales: Arrays, images: Array, labels: Array) -> Array:
+        logits = compute_logits(exact, tensors, scales, images, on_gpu=on_gpu)
         if recipe.eval_flips:
-            mirrored = compute_logits(exact, tensors, lax.rev(images, (2,)), on_gpu=on_gpu)
+            flipped = lax.rev(images, (2,))
+            mirrored = compute_logits(exact, tensors, scales, flipped, on_gpu=on_gpu)
             logits = (logits + mirrored) / 2
         return score_images(logits, labels)
+
+    def find_largest_inputs(tensors: Arrays, images: Array) -> Arrays:
+        run = Pass(recipe, tensors, training=False, on_gpu=on_gpu)
+        run.logits(normalise(recipe, images))
+        return run.largest_inputs
 
     return Programs(
         world.jit(step.take, donate_argnums=0, compiler_options=options),
         jax.jit(partial(compute_logits, recipe, on_gpu=on_gpu), compiler_options=options),
         jax.jit(score, compiler_options=options),
+        jax.jit(find_largest_inputs, compiler_options=options),
     )
 
 
@@ -144,9 +153,12 @@ def list_compiler_options(execution: Execution, *, on_gpu: bool) -> dict[str, An
     return options
 
 
-def compute_logits(recipe: Recipe, tensors: Arrays, images: Array, *, on_gpu: bool) -> Array:
-    """Return float32 logits [N, logits] of uint8 images [N, H, W, 3]."""
-    run = Pass(recipe, tensors, training=False, on_gpu=on_gpu)
+def compute_logits(
+    recipe: Recipe, tensors: Arrays, scales: Arrays, images: Array, *, on_gpu: bool
+) -> Array:
+    """Return float32 logits [N, logits] of uint8 images [N, H, W, 3]. There are no `scales` where
+    nothing is quantised."""
+    run = Pass(recipe, tensors, training=False, on_gpu=on_gpu, scales=scales or None)
     return run.logits(normalise(recipe, images))
 
 
@@ -172,11 +184,18 @@ class Step:
         self._trained = list(rate_factors(recipe))
 
     def take(
-        self, values: Values, removed: Arrays, pace: Pace, numbers: Numbers, rows: Rows
+        self,
+        values: Values,
+        removed: Arrays,
+        scales: Arrays,
+        pace: Pace,
+        numbers: Numbers,
+        rows: Rows,
     ) -> tuple[Values, Array]:
         """Return the values after a step, and float32 [4]: sum of losses, top-1 and top-5 hits,
-        number of images, of all ranks. Masks have `removed` weights: bool, by name."""
-        gradients, statistics, sums = self._differentiate(values, rows)
+        number of images, of all ranks. Masks have `removed` weights: bool, by name. Inputs are
+        quantised with `scales`, by layer; there are none where nothing is quantised."""
+        gradients, statistics, sums = self._differentiate(values, scales, rows)
         if self._world.ranks > 1:
             totals = self._world.sum(list(gradients.values()), self._sent)
             gradients = dict(zip(gradients, totals, strict=True))
@@ -184,23 +203,25 @@ class Step:
         values = values._replace(tensors=values.tensors | statistics)
         return self._update.take(values, gradients, removed, pace, numbers), sums
 
-    def _differentiate(self, values: Values, rows: Rows) -> tuple[Arrays, Arrays, Array]:
+    def _differentiate(
+        self, values: Values, scales: Arrays, rows: Rows
+    ) -> tuple[Arrays, Arrays, Array]:
         """Return the gradients of scale / ranks * (mean loss), added up over the parts, the running
         statistics after it, and the sums."""
         if self._parts == 1:
-            return self._differentiate_part(values, {}, rows)
+            return self._differentiate_part(values, scales, {}, rows)
         parts = jax.tree.map(
             lambda column: column.reshape(self._parts, -1, *column.shape[1:]), rows
         )
 
         def add(total: tuple[Arrays, Arrays, Array], part: Rows) -> tuple[Any, None]:
             gradients, statistics, sums = total
-            more, statistics, more_sums = self._differentiate_part(values, statistics, part)
+            more, statistics, more_sums = self._differentiate_part(values, scales, statistics, part)
             added = {name: gradients[name] + more[name] for name in gradients}
             return (added, statistics, sums + more_sums), None
 
         first = jax.tree.map(lambda column: column[0], parts)
-        _, changing, _ = jax.eval_shape(self._differentiate_part, values, {}, first)
+        _, changing, _ = jax.eval_shape(self._differentiate_part, values, scales, {}, first)
         start = (
             {name: jnp.zeros_like(values.tensors[name]) for name in self._trained},
             {name: values.tensors[name] for name in changing},
@@ -209,7 +230,7 @@ class Step:
         return lax.scan(add, start, parts)[0]
 
     def _differentiate_part(
-        self, values: Values, statistics: Arrays, rows: Rows
+        self, values: Values, scales: Arrays, statistics: Arrays, rows: Rows
     ) -> tuple[Arrays, Arrays, Array]:
         """Return the gradients, statistics and sums of a part, which starts from `statistics`."""
         x = normalise(self._recipe, rows.images)
@@ -229,6 +250,7 @@ class Step:
                 on_gpu=self._world.on_gpu,
                 over=self._over,
                 recompute=self._recomputes,
+                scales=scales or None,
             )
             logits = run.logits(x, columns.kept_features, columns.kept_blocks)
             losses = self._losses(logits, rows.labels, *target)
