@@ -1,4 +1,4 @@
-"""Lockstep: ResNet-50 v1.5 and ResNeXt101-32x4d, one recipe, four frameworks, the same numbers.
+"""Lockstep: ResNet-50 v1.5 and ResNeXt101-32x4d, one recipe, five frameworks, the same numbers.
 
 The public API is what `__all__` lists; everything else may change. Importing this module loads no
 framework.

@@ -66,7 +66,7 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """ResNet-50 v1.5 and ResNeXt101-32x4d: one recipe, four frameworks, the same numbers."""
+    """ResNet-50 v1.5 and ResNeXt101-32x4d: one recipe, five frameworks, the same numbers."""
 
 
 app.command("demo", cls=Command)(demo.command)
