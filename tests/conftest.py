@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
@@ -19,6 +20,10 @@ from tests.soak import PROFILE
 
 settings.register_profile("lockstep", PROFILE)
 settings.load_profile("lockstep")
+
+# JAX reads this when it is imported. What it compiles in tests does not belong to the user's cache.
+COMPILED = TemporaryDirectory(prefix="lockstep-compiled-")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", COMPILED.name)
 
 # A shell that starts tests in the background makes them, and all processes that they start, ignore
 # Ctrl-C.

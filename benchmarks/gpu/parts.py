@@ -168,6 +168,7 @@ def list_parts() -> list[Part]:
         _other("tensorflow", "--backend tensorflow --compile off,on"),
         _other("paddle", "--backend paddle"),
         _other("mxnet", "--backend mxnet"),
+        _other("jax", "--backend jax"),
         _other("dali-gpu", dali, photos),
         _train(RESNEXT, "fp16", 128, 240, "max-autotune"),
         _train(RESNET, "fp16", 128, 140),
