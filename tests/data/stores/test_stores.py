@@ -97,6 +97,17 @@ def test_images_of_a_store_are_those_of_the_files(store: Store, packed: Path, fo
         assert np.array_equal(batch, other)
 
 
+@pytest.mark.parametrize("format", ["webdataset", "tfrecord", "recordio"])
+def test_an_index_needs_a_request_for_a_piece_of_a_file(
+    store: Store, packed: Path, format: str
+) -> None:
+    shutil.copytree(packed / format, store.folder)
+    store.open()
+    asked = [name for name, _ in store.server.requests if not name.endswith((".txt", ".lst"))]
+    assert sorted(asked) == sorted(set(asked)), store.server.requests
+    assert len(asked) in (1, 4)
+
+
 def test_every_byte_is_fetched_once(store: Store, packed: Path) -> None:
     shutil.copytree(packed / "webdataset", store.folder)
     _load(store.open())

@@ -162,7 +162,7 @@ def _next_record(file: Places, start: int) -> int:
 
 def scan_images(path: Path) -> Iterator[Stored | Damage]:
     """Yield the images of a file in its order."""
-    for record in _payloads(open_places(path)):
+    for record in _payloads(open_places(path, read_ahead=True)):
         if isinstance(record, Damage):
             yield record
             continue

@@ -158,7 +158,7 @@ def scan_images(path: Path) -> Iterator[Stored | Damage]:
     it has the same kinds of members as the first image that is not next to damage. If there is no
     such image, it must have all kinds in the file.
     """
-    file = open_places(path)
+    file = open_places(path, in_order=True)
     waiting: list[_Group] = []
     seen: set[str] = set()
     expected: set[str] | None = None

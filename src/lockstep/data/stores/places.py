@@ -7,27 +7,31 @@ from lockstep.data.containers.places import Places
 from lockstep.data.stores.mirror import Mirror, find_mirror
 from lockstep.data.stores.transfer import Part
 
-_SCAN_BYTES = 2**20
-"""A file that is read in order is fetched in pieces of this length."""
+_PIECE_BYTES = 2**22
+"""A file that is read in order is fetched in pieces of this length, which take longer than the way
+to a store and back."""
 
 
-def open_places(path: Path, *, read_ahead: bool = False) -> Places:
-    """Open a file of a data set. Use `read_ahead` if all of the file is then read in order."""
+def open_places(path: Path, *, read_ahead: bool = False, in_order: bool = False) -> Places:
+    """Open a file of a data set. Use `in_order` if one thread then reads it in order, and
+    `read_ahead` if it reads all of it so."""
     mirror = find_mirror(path)
     if mirror is None:
         return Places(path, read_ahead=read_ahead)
-    return StoredPlaces(path, mirror, read_ahead=read_ahead)
+    return StoredPlaces(path, mirror, in_order=read_ahead or in_order)
 
 
 class StoredPlaces(Places):
     """An object of a store, whose bytes are fetched when they are needed."""
 
-    def __init__(self, path: Path, mirror: Mirror, *, read_ahead: bool = False) -> None:
+    def __init__(self, path: Path, mirror: Mirror, *, in_order: bool = False) -> None:
         super().__init__(path)
         self.item = mirror.find_item(path)
         self.size = self.item.size  # another command may have listed a changed object since
         self.transfer = mirror.transfer
-        self._piece_bytes = _SCAN_BYTES if read_ahead else 1
+        self._in_order = in_order
+        self._piece = b""
+        self._piece_begin = 0
 
     def state(self) -> tuple[int, int]:
         """Return size and time as the object had them when this process listed it."""
@@ -43,11 +47,17 @@ class StoredPlaces(Places):
             )
         if not length:
             return b""
-        if self._piece_bytes > 1:
-            first = offset - offset % self._piece_bytes
-            last = min(end + -end % self._piece_bytes, self.size)
-            self.transfer.prefetch([Part(self.item, first, last)], 0)
+        if self._in_order:
+            return self._read_in_order(offset, end)
         return self.transfer.read(Part(self.item, offset, end))
+
+    def _read_in_order(self, offset: int, end: int) -> bytes:
+        if not self._piece_begin <= offset <= end <= self._piece_begin + len(self._piece):
+            # What a jump leaves out is fetched, too: an index decodes every image.
+            stop = min(max(end, offset + _PIECE_BYTES), self.size)
+            self._piece = self.transfer.read(Part(self.item, offset, stop))
+            self._piece_begin = offset
+        return self._piece[offset - self._piece_begin : end - self._piece_begin]
 
     def read_into(self, memory: memoryview, offset: int) -> None:
         """Fill `memory` with bytes from `offset`."""
