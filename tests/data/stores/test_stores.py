@@ -103,9 +103,9 @@ def test_an_index_needs_a_request_for_a_piece_of_a_file(
 ) -> None:
     shutil.copytree(packed / format, store.folder)
     store.open()
-    asked = [name for name, _ in store.server.requests if not name.endswith((".txt", ".lst"))]
-    assert sorted(asked) == sorted(set(asked)), store.server.requests
-    assert len(asked) in (1, 4)
+    names = [name for name, _ in store.server.requests if not name.endswith((".txt", ".lst"))]
+    assert sorted(names) == sorted(set(names)), store.server.requests
+    assert len(names) in (1, 4)
 
 
 def test_every_byte_is_fetched_once(store: Store, packed: Path) -> None:
