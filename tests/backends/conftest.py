@@ -85,12 +85,11 @@ def backend(request: pytest.FixtureRequest) -> LoadedBackend:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what a backend's facts leave to `make soak`."""
-    left = {name: natives.find(name).FACTS.left_to_soak for name in BACKENDS if name in FRAMEWORKS}
+    """Mark what is left to `make soak`."""
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             name = item.callspec.params.get("backend")
-            if Path(item.path).stem in left.get(name, ()):
+            if Path(item.path).stem in natives.LEFT_TO_SOAK.get(name, ()):
                 item.add_marker(in_a_soak)
 
 

@@ -34,6 +34,10 @@ from typing import Any
 
 import numpy as np
 
+LEFT_TO_SOAK = {"tensorflow": ("test_full_models", "test_masks")}
+"""By backend: modules of tests that `make test` has no time for, because building a step takes
+seconds. `test_sparse_runs` has masks, too. It is read before a framework is imported."""
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -67,8 +71,6 @@ class Facts:
     """Whether engines are compiled whose convolutions are counted."""
     scenarios: tuple[str, ...] | None = None
     """The scenarios of `test_ranks` that `make test` has time for; None: all."""
-    left_to_soak: tuple[str, ...] = ()
-    """Modules of tests that `make test` has no time for: building a step takes seconds."""
     compiles_quickly: bool = False
     """Whether compiling a tiny model takes a second at most."""
 

@@ -19,7 +19,6 @@ import tensorflow as tf
 FACTS = Facts(
     step="_train_step",
     scenarios=("local", "synchronised"),
-    left_to_soak=("test_full_models", "test_masks"),  # `test_sparse_runs` has masks, too
     reason="OOM when allocating",
     full="OOM when allocating tensor with shape[64,112,112] and type float on GPU:0",
     advice="TF_CPP_MIN_LOG_LEVEL=0",

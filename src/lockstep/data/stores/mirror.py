@@ -16,6 +16,7 @@ from dataclasses import asdict
 from functools import lru_cache
 from itertools import count
 from pathlib import Path, PurePosixPath
+from threading import Lock
 
 from lockstep.data.sources import CLASSES, DALI_INDEXES, QUARANTINE, group_by_format
 from lockstep.data.stores.objects import ObjectStore, StoredObject, find_url
@@ -153,8 +154,13 @@ def find_mirror(path: Path) -> Mirror | None:
     """Return the mirror that a file belongs to; None if it is a file with contents."""
     for folder in (path.parent, path.parent.parent):
         if (folder / NOTE).is_file():
-            return _open_mirror(folder)
+            with _OPENING:
+                return _open_mirror(folder)
     return None
+
+
+_OPENING = Lock()
+"""Held while a mirror is opened: two threads would make two, each of which fetches."""
 
 
 @lru_cache(maxsize=32)
