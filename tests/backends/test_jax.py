@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.experimental.compilation_cache import compilation_cache
 
 from lockstep.backends import World
@@ -16,7 +18,7 @@ from lockstep.backends.jax import compile_cache
 from lockstep.backends.jax.programs import find_programs
 from lockstep.backends.jax.updating import drop_numbers
 from lockstep.recipes import Execution, Recipe
-from tests.backends.cases import BASIC, Step
+from tests.backends.cases import BASIC, Step, random_batches
 from tests.backends.compiled_steps import check_compiled_step
 from tests.backends.conftest import Start, make_backend_fixture
 from tests.soak import in_a_soak
@@ -66,6 +68,26 @@ def test_recipes_that_differ_in_what_is_computed_do_not(
 def test_a_step_that_xla_optimises_is_that_of_float64(start: Start, tiny_recipe: Recipe) -> None:
     step = Step({"model": replace(BASIC, layers=(1, 1, 1, 1))})
     check_compiled_step(start, tiny_recipe, step)
+
+
+@jax.jit
+def compute_first(products: int, values: Any) -> tuple[Any, jax.Array]:
+    """Return the values, and the last of some products, all of which are computed first."""
+    result = lax.fori_loop(0, products, lambda _, x: jnp.sin(x @ x), jnp.ones((256, 256)))
+    return lax.optimization_barrier((values, result))
+
+
+@in_a_soak  # it must be quicker than a fraction of a second of products
+def test_training_waits_for_nothing(start: Start, tiny_recipe: Recipe) -> None:
+    engine: Any = start(tiny_recipe)
+    batches = random_batches(tiny_recipe, 3)
+    engine.fetch(engine.train(batches, 0))  # compiles
+    products = 100_000 if engine._world.on_gpu else 500  # a fraction of a second
+    engine._values, before = compute_first(products, engine._values)
+    handle = engine.train(batches, 3)
+    assert not before.is_ready()
+    assert len(engine.fetch(handle).losses) == 3
+    assert before.is_ready()
 
 
 # What is kept between runs

@@ -75,6 +75,8 @@ def _choose_precision(run: Path, execution: Any) -> tuple[str, str]:
     world = backends.load(execution.backend).world(execution)
     world.close()
     device = world.device if world.on_gpu else "this processor"
+    if not world.on_gpu and "bf16" in backends.FRAMEWORKS[execution.backend].always_emulates:
+        return "fp32", f"{execution.backend} multiplies bf16 as fp32 on processors"
     if fast_precision(world.on_gpu) == "bf16":
         return "bf16", f"{device} multiplies it in hardware"
     if world.on_gpu:  # older GPUs have fp16, but it needs loss scaling
