@@ -5,7 +5,7 @@ the gradient of a grouped kernel, and convolutions that it passes to the library
 figures are in benchmarks/notes/engines.md.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -47,18 +47,27 @@ def convolve(
     return _convolve_packs(x, kernel, strides, tuple(padding), groups, precision)
 
 
-@cache
-def list_cpu_options() -> dict[str, str]:
+def list_cpu_options() -> dict[str, Any]:
     """Return XLA's options for programs with convolutions on a CPU; none if this version does not
     have them."""
+    return keep_known_options(BY_EIGEN)
+
+
+def keep_known_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of XLA's options for a CPU that this version has."""
+    return {name: value for name, value in options.items() if _is_known(name, value)}
+
+
+@cache
+def _is_known(name: str, value: Any) -> bool:
     device = jax.local_devices(backend="cpu")[0]
-    trial = jax.jit(jnp.negative, compiler_options=BY_EIGEN)
+    trial = jax.jit(jnp.negative, compiler_options={name: value})
     try:
         with jax.default_device(device):
             trial.lower(0.0).compile()
     except jax.errors.JaxRuntimeError:
-        return {}
-    return BY_EIGEN
+        return False
+    return True
 
 
 def _convolve(

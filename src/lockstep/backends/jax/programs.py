@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from lockstep.backends.jax.batch_norm import ALONE, OverRanks
-from lockstep.backends.jax.convolutions import list_cpu_options
+from lockstep.backends.jax.convolutions import keep_known_options, list_cpu_options
 from lockstep.backends.jax.losses import ImageLosses, mix_images, rank_labels, score_images
 from lockstep.backends.jax.model import COMPUTED_IN, Array, Arrays, Pass
 from lockstep.backends.jax.updating import (
@@ -138,16 +138,21 @@ def _build_programs(recipe_key: _Key, execution_key: _Key, world: JaxWorld) -> P
     )
 
 
+QUICKLY_COMPILED = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
+"""XLA's options that compile a step of a small model several times faster."""
+
+
 def list_compiler_options(execution: Execution, *, on_gpu: bool) -> dict[str, Any]:
     """Return XLA's options for an execution."""
     options: dict[str, Any] = {}
     if not on_gpu:
         options |= list_cpu_options()
     if execution.compile == "off":
-        # A step of a small model is then compiled several times faster.
-        options["xla_backend_optimization_level"] = 0
-        options["xla_cpu_use_fusion_emitters"] = False
-        options["xla_cpu_parallel_codegen_split_count"] = 1
+        options |= keep_known_options(QUICKLY_COMPILED)
     if on_gpu and execution.deterministic:
         options["xla_gpu_deterministic_ops"] = True
     return options
