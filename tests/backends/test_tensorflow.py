@@ -101,7 +101,7 @@ def test_a_step_compiled_by_xla_does_what_one_does_that_is_not(
     check_compiled_step(start, tiny_recipe, XLA)
 
 
-@pytest.mark.slow
+@in_a_soak
 def test_compiled_steps_take_the_rates_of_their_numbers(start: Start, tiny_recipe: Recipe) -> None:
     recipe, state, first = XLA.begin(tiny_recipe)
     batches = [first, random_batch(recipe, seed=1, mixup="sample")]
