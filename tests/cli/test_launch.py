@@ -231,3 +231,7 @@ def test_ray_refuses_what_says_where_machines_meet(answer: Run, launched: Launch
     errors = answer("launch", "--on", "ray", "--hosts", "a", "-n", 1, "--", *TRAIN)[2]
     assert "--hosts has no use with --on ray" in errors
     assert "expected ray" in answer("launch", "--on", "slurm", "-n", 1, "--", *TRAIN)[2]
+    for address in ("local", "ray://node0:10001"):
+        options = ["--on", "ray", "--address", address, "-n", 1]
+        errors = answer("launch", *options, "--", *TRAIN)[2]
+        assert f"address is {address!r}, expected HOST:PORT" in errors

@@ -58,6 +58,11 @@ def wait_for_start(run: Path, number: int, is_over: Callable[[], str] = lambda: 
     wait_until(has_come, BUSY_SEC)
 
 
+def wait_for_checkpoint(run: Path) -> None:
+    """Wait until a run has saved a checkpoint."""
+    wait_until(lambda: bool(checkpoint.steps(run / "checkpoints")), BUSY_SEC)
+
+
 def newest(run: Path) -> State:
     """Return the newest checkpoint of a run."""
     state, _, damaged = checkpoint.newest_intact(run / "checkpoints")

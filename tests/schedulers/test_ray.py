@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.hosts import WHY_NOT, kill_all
-from tests.processes import finish
-from tests.schedulers.cases import BUSY_SEC, assert_undivided, wait_for_start
+from tests.processes import finish, wait_until
+from tests.schedulers.cases import (
+    BUSY_SEC,
+    assert_undivided,
+    newest,
+    wait_for_checkpoint,
+    wait_for_start,
+)
 from tests.schedulers.ray_cluster import Ray, ray_cluster
 
 pytestmark = pytest.mark.skipif(
@@ -26,11 +32,46 @@ def cluster() -> Iterator[Ray]:
         yield running
 
 
-def launch(cluster: Ray, train: list[object], **variables: str) -> subprocess.Popen[str]:
-    """Start a launch on both nodes, with a rank on each."""
-    options = ["--on", "ray", "--address", cluster.address, "--nodes", 2, "-n", 1, "--gpus", 0]
+def launch(
+    cluster: Ray, train: list[object], nodes: int = 2, **variables: str
+) -> subprocess.Popen[str]:
+    """Start a launch with a rank on each of some nodes."""
+    options = ["--on", "ray", "--address", cluster.address, "--nodes", nodes, "-n", 1, "--gpus", 0]
     variables = cluster.variables | variables
     return cluster.hosts[0].start("launch", *options, "--", *train, **variables)
+
+
+def why_ended(driver: subprocess.Popen[str]) -> str:
+    """Return what a launch has printed, if it has ended."""
+    return "" if driver.poll() is None else "\n".join(map(str, finish(driver)))
+
+
+def list_ranks(cluster: Ray, run: Path) -> list[int]:
+    """Return the processes on all nodes that train a run."""
+    ranks = []
+    for host in cluster.hosts:
+        for process in host.processes():
+            try:
+                words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+            except OSError:  # it has ended
+                continue
+            if str(run).encode() in words and b"--on" not in words:
+                ranks.append(process)
+    return ranks
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_ranks_end_with_a_killed_launch(
+    cluster: Ray, train: list[object], tmp_path: Path, nodes: int
+) -> None:
+    run = tmp_path / "run"
+    driver = launch(cluster, [*train, "--out", run], nodes)
+    wait_for_start(run, 1, lambda: why_ended(driver))
+    assert list_ranks(cluster, run)
+    driver.kill()
+    finish(driver)
+    wait_until(lambda: not list_ranks(cluster, run))
+    assert newest(run).step > 0, "the launchers let their ranks save"
 
 
 def test_a_lost_node_is_replaced_and_the_run_resumes_exactly(
@@ -41,9 +82,10 @@ def test_a_lost_node_is_replaced_and_the_run_resumes_exactly(
     driver = launch(cluster, [*train, "--out", run])
 
     def why_over() -> str:
-        return "" if driver.poll() is None else "\n".join(map(str, finish(driver)))
+        return why_ended(driver)
 
     wait_for_start(run, 1, why_over)
+    wait_for_checkpoint(run)
     kill_all(cluster.hosts[1])
     cluster.start_node(1)
     wait_for_start(run, 2, why_over)
@@ -62,7 +104,8 @@ def test_a_launch_without_the_token_is_refused(
         cluster, [*train, "--out", tmp_path / "run"], RAY_AUTH_TOKEN="fedcba9876543210" * 4
     )
     code, _, errors = finish(driver, BUSY_SEC)
-    assert code == 1
+    assert code == 2, errors
     assert "lockstep: no cluster of Ray can be reached" in errors
+    assert "the same RAY_AUTH_TOKEN" in errors
     assert "Traceback" not in errors
     assert not (tmp_path / "run").exists()

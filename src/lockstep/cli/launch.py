@@ -266,6 +266,8 @@ def _connect(
     from lockstep.launch.rendezvous import agree, meet
 
     meeting = find_meeting(meeting_options, os.environ)
+    if str(meeting_options.secret_file) == STDIN and not meeting_options.hosts:
+        ssh.end_with_input()
     if meeting is None:
         yield lambda: start(one_machine(processes)), None
         return
@@ -276,8 +278,6 @@ def _connect(
             check = stack.enter_context(
                 ssh.launch_over_ssh(meeting_options.hosts, command, meeting.secret)
             ).refuse_loss
-        elif str(meeting_options.secret_file) == STDIN:
-            ssh.end_with_input()
         link, address = stack.enter_context(meet(meeting, watch.patience_sec / 2, check))
         yield (
             lambda: start(agree(link, meeting, address, processes, arguments)),

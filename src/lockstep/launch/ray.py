@@ -5,6 +5,7 @@ Ray places the launchers, brings their output here, and replaces a node that is 
 """
 
 import os
+import re
 import secrets
 import shlex
 import signal
@@ -124,18 +125,26 @@ def launch_on_ray(launch: RayLaunch, say: Callable[[str], None]) -> int:
 @contextmanager
 def _connected(address: str | None) -> Iterator[Any]:
     """Yield the module of Ray, connected to a cluster."""
+    address = address or os.environ.get("RAY_ADDRESS") or "auto"
+    # Ray would start a cluster of its own for "local", and another protocol for "ray://".
+    if address != "auto" and not re.fullmatch(r"[^/]+:[0-9]+", address):
+        raise UserError(
+            f"the cluster's address is {address!r}, expected HOST:PORT of its head; give --address"
+            " or RAY_ADDRESS"
+        )
     try:
         import ray
     except ImportError:
         raise UserError("--on ray needs Ray; install it: pip install 'ray>=2.60'") from None
-    if address is not None and "://" in address:
-        raise UserError(f"--address is {address!r}, expected HOST:PORT of the cluster's head")
     # Whoever reaches the ports of a cluster without tokens can run programs on it.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
-        ray.init(address=address or "auto", log_to_driver=False, logging_level="warning")
+        ray.init(address=address, log_to_driver=False, logging_level="warning")
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
-        raise BackendError(f"no cluster of Ray can be reached: {error}") from error
+        raise BackendError(
+            f"no cluster of Ray can be reached: {str(error).rstrip('.')}. Expected a running one"
+            " that was started with RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN"
+        ) from error
     try:
         yield ray
     finally:
@@ -187,6 +196,9 @@ class _Attempt:
             if group is not None:
                 actors = self._place(group)
                 self._follow(actors)
+        except self.ray.exceptions.RayTaskError as error:  # of our own code on a node
+            self.say(f"lockstep: a node cannot start: {error.cause}")
+            self.codes = [1] * self.launch.job.nodes
         except self.ray.exceptions.RayError as error:
             self.say(f"lockstep: {type(error).__name__}: {str(error).splitlines()[0]}")
         finally:
@@ -272,14 +284,14 @@ class _Attempt:
             host, port = places[0]
             words += ["--nodes", str(job.nodes), "--node-rank", str(node)]
             words += ["--rendezvous", f"{host}:{port}", "--bind", places[node][0]]
-            words += ["--secret-file", STDIN]
+        words += ["--secret-file", STDIN]  # it also ends with this input
         return [*LOCKSTEP, *words, *job.launch, "--", *job.command]
 
     def _print(self, node: int, lines: Any) -> None:
         """Print the lines of a node, and note its exit code. Node 0 has rank 0, which says what all
         do."""
         prefix = "" if node == 0 else f"[node {node}] "
-        with suppress(self.ray.exceptions.RayError):  # the node is lost
+        try:
             for reference in lines:
                 kind, value = self.ray.get(reference)
                 if kind == CODE:
@@ -288,6 +300,11 @@ class _Attempt:
                 target = sys.stdout if kind == OUTPUT else sys.stderr
                 target.write(f"{prefix}{value}")
                 target.flush()
+        except self.ray.exceptions.RayTaskError as error:  # such as a folder that it does not have
+            self.say(f"lockstep: node {node} cannot start its launcher: {error.cause}")
+            self.codes[node] = 1
+        except self.ray.exceptions.RayError:
+            pass  # the node is lost
 
 
 # Handing a launch in
