@@ -19,7 +19,7 @@ import lockstep
 from lockstep.data.textures import draw_data_set
 from lockstep.inference.runtimes import open_runtime
 from lockstep.inference.targets import TARGETS
-from lockstep.models.architectures import blocks, model_spec
+from lockstep.models.architectures import model_spec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.weights import LOCKSTEP, Weights, certificate, checkpoint
@@ -42,7 +42,7 @@ def prepare(model: str, folder: Path) -> Path:
     """
     recipe = Recipe(model=model, precision="fp32")
     tensors = random_tensors(recipe)
-    for block in blocks(model_spec(model)):
+    for block in model_spec(model).list_blocks():
         for name in ("weight", "bias"):
             tensors[f"{block.convs[-1].bn_name}.{name}"] *= np.float32(0.2)
     weights = Weights(recipe, State(0, tensors, {}), (), folder, LOCKSTEP)

@@ -19,7 +19,6 @@ import numpy as np
 from lockstep import backends
 from lockstep.backends import Engine, World
 from lockstep.data import Batch
-from lockstep.models.architectures import model_spec, tensors
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.recipes.published import RECIPES
@@ -65,7 +64,7 @@ def random_tensors(recipe: Recipe) -> dict[str, np.ndarray]:
     """Return random weights and statistics, scaled so that activations neither vanish nor grow."""
     random = np.random.default_rng(0)
     values = {}
-    for tensor in tensors(model_spec(recipe.model), recipe.logits):
+    for tensor in recipe.list_tensors():
         drawn = random.standard_normal(tensor.shape, np.float32)
         if tensor.role in ("conv_weight", "fc_weight"):
             drawn *= np.float32(math.sqrt(2 / math.prod(tensor.shape[1:])))

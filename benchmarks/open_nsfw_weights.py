@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from lockstep.models.architectures import ModelSpec, blocks, stem
+from lockstep.models.architectures import ModelSpec
 from lockstep.recipes import Recipe
 from lockstep.weights import checkpoint
 
@@ -49,8 +49,8 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
     graph = onnx.load(path).graph
     values = {value.name: numpy_helper.to_array(value) for value in graph.initializer}
     nodes = [node for node in graph.node if node.op_type == "Conv"]
-    expected = [*stem(SPEC)]
-    for block in blocks(SPEC):
+    expected = [*SPEC.list_stem()]
+    for block in SPEC.list_blocks():
         expected += [block.shortcut] if block.shortcut else []
         expected += block.convs
     tensors = {}

@@ -17,7 +17,7 @@ from typing import Any
 
 import lockstep
 from lockstep.backends import FRAMEWORKS, find_interpreter
-from lockstep.models.architectures import model_spec, narrow_model
+from lockstep.models.architectures import narrow_model
 from lockstep.system.event_log import read_log
 from measuring import make_parser, record
 
@@ -53,7 +53,7 @@ def main() -> None:
 def choose_changes(name: str, images: int) -> dict[str, Any]:
     """Return the fields in which the runs differ from the recipe."""
     recipe = lockstep.load_recipe(name)
-    narrow = recipe.replace(model=narrow_model(model_spec(recipe.model)))
+    narrow = recipe.replace(model=narrow_model(recipe.spec))
     return {
         "model": narrow.fields()["model"],
         "precision": "fp32",

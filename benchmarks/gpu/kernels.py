@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from benchmarks.gpu.rows import Rows, measure_ms, print_rows
 from lockstep.backends.torch.fused_batch_norm import activate, fuse
 from lockstep.benchmark.ceilings import copy_gb_per_sec
-from lockstep.models.architectures import MODELS, ModelSpec, blocks, narrow_model, stem
+from lockstep.models.architectures import MODELS, ModelSpec, narrow_model
 from tests.backends.kernels import errors
 
 PASSES = {errors.PLAIN: (3, 5), errors.RELU: (3, 5), errors.ADD_RELU: (4, 7)}
@@ -33,9 +33,9 @@ class Layer:
 def count_layers(spec: ModelSpec, size: int) -> Counter[Layer]:
     """Return the batch norms of a model for images of a size, and how many there are of each."""
     side = -(-size // 2)
-    layers = Counter([Layer(errors.RELU, stem(spec)[-1].outputs, side)])
+    layers = Counter([Layer(errors.RELU, spec.list_stem()[-1].outputs, side)])
     side = -(-side // 2)
-    for block in blocks(spec):
+    for block in spec.list_blocks():
         for conv in block.convs:
             side = -(-side // conv.stride)
             kind = errors.ADD_RELU if conv is block.convs[-1] else errors.RELU

@@ -20,7 +20,6 @@ from benchmarks.measuring import engine
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.tracing import profile
 from lockstep.benchmark.step_process import noise
-from lockstep.models.architectures import model_spec
 from lockstep.recipes import Execution, Recipe
 
 HOW = {
@@ -86,7 +85,7 @@ class Network:
         self.recipe = recipe
         self.device = device
         torch.manual_seed(0)
-        self.model: nn.Module = Model(model_spec(recipe.model), recipe).to(device).train()
+        self.model: nn.Module = Model(recipe.spec, recipe).to(device).train()
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         shape = (recipe.global_batch_images, 3, recipe.image_size, recipe.image_size)
         images = torch.randn(shape, device=device)

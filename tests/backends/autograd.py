@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.data import Batch
-from lockstep.models.architectures import model_spec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from tests.backends.oracle import Arrays, Trained, is_statistic, places, rate_factor, role
@@ -29,7 +28,7 @@ class Network:
         self.recipe = recipe
         self.training = training
         self.statistics: Tensors = {}
-        self.blur = model_spec(recipe.model).blur
+        self.blur = recipe.spec.blur
 
     def logits(self, images_NHWC: np.ndarray) -> Tensor:
         return self.compute_logits(normalise(images_NHWC, self.recipe))
@@ -77,7 +76,7 @@ class Network:
     def block(self, x: Tensor, name: str, stride: int, factors: Tensor) -> Tensor:
         if f"{name}.conv3.weight" not in self.tensors:
             strides = [stride, 1]
-        elif model_spec(self.recipe.model).stride_in == "1x1":
+        elif self.recipe.spec.stride_in == "1x1":
             strides = [stride, 1, 1]
         else:
             strides = [1, stride, 1]

@@ -7,14 +7,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.data import Batch
-from lockstep.models.architectures import (
-    MODELS,
-    ModelSpec,
-    features,
-    model_spec,
-    narrow_model,
-    tensors,
-)
+from lockstep.models.architectures import MODELS, ModelSpec, narrow_model
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.verification.bounds import distance
@@ -63,10 +56,7 @@ def random_state(recipe: Recipe, seed: int = 0, step: int = 0) -> State:
     """Return a state in which all tensors are different. Velocities are zero, second moments
     0.01."""
     rng = np.random.default_rng(seed)
-    values = {
-        t.name: _random(rng, t.name, t.shape)
-        for t in tensors(model_spec(recipe.model), recipe.logits)
-    }
+    values = {t.name: _random(rng, t.name, t.shape) for t in recipe.list_tensors()}
     momentum = {
         name: np.zeros_like(value)
         for name, value in values.items()
@@ -150,9 +140,9 @@ def random_batch(
     images = random_images(count, size, seed)
     labels = rng.integers(0, recipe.logits, count)
     kept: dict[str, np.ndarray] = {}
-    spec = model_spec(recipe.model)
+    spec = recipe.spec
     if recipe.dropout:
-        kept["kept_features"] = rng.random((count, features(spec))) >= recipe.dropout
+        kept["kept_features"] = rng.random((count, spec.features)) >= recipe.dropout
     if recipe.stochastic_depth:
         depth = sum(spec.layers)
         rates = np.linspace(0, recipe.stochastic_depth, depth)

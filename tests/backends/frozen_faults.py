@@ -10,7 +10,6 @@ import numpy as np
 from lockstep.backends.reference import model
 from lockstep.backends.reference.engine import ReferenceEngine
 from lockstep.data import Batch
-from lockstep.models.architectures import model_spec
 from lockstep.models.metrics import Counts
 from lockstep.models.sections import find_section, sections
 from lockstep.recipes import Recipe
@@ -85,7 +84,7 @@ class DecaysRatesFromTheStem(ReferenceEngine):
 
     def __init__(self, recipe: Recipe, *others: Any) -> None:
         super().__init__(recipe, *others)
-        names = sections(model_spec(recipe.model))
+        names = sections(recipe.spec)
         for name, factor in self._rate_factors.items():
             depth = names.index(find_section(name))
             wrong = len(names) - 1 - depth

@@ -16,7 +16,6 @@ import numpy as np
 
 from lockstep import backends
 from lockstep.data import Batch
-from lockstep.models.architectures import model_spec
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 
@@ -58,7 +57,7 @@ def rate_factor(recipe: Recipe, name: str) -> float:
     for prefix in sorted(recipe.lr_multipliers, key=lambda text: (text != "backbone", len(text))):
         if fits(prefix):
             multiplier = recipe.lr_multipliers[prefix]
-    layers = model_spec(recipe.model).layers
+    layers = recipe.spec.layers
     depth = 0 if name.startswith("fc.") else sum(layers) + 1
     if place := re.match(r"layer(\d)\.(\d+)\.", name):
         stage = int(place[1])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lockstep.data import Batch
-from lockstep.models.architectures import ModelSpec, model_spec, tensors
+from lockstep.models.architectures import ModelSpec
 from lockstep.models.metrics import Counts, Scores
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
@@ -50,9 +50,9 @@ def test_the_tensors_of_a_narrow_model_are_those_of_the_table(
 ) -> None:
     state = start(tiny_recipe.replace(model=model, logits=7)).read()
     assert {name: value.shape for name, value in state.tensors.items()} == {
-        t.name: t.shape for t in tensors(model, 7)
+        t.name: t.shape for t in model.list_tensors(7)
     }
-    assert state.momentum.keys() == {t.name for t in tensors(model, 7) if t.is_trained}
+    assert state.momentum.keys() == {t.name for t in model.list_tensors(7) if t.is_trained}
 
 
 def test_what_was_written_is_read_to_the_last_bit(start: Start, tiny_recipe: Recipe) -> None:
@@ -435,11 +435,7 @@ def test_the_division_into_calls_changes_nothing(start: Start, tiny_recipe: Reci
 
 def test_initial_weights_train(start: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(zero_init_last_bn=True)
-    names = [
-        tensor.name
-        for tensor in tensors(model_spec(recipe.model), recipe.logits)
-        if tensor.is_trained
-    ]
+    names = [tensor.name for tensor in recipe.list_tensors() if tensor.is_trained]
     values = initial_tensors(recipe)
     state = State(0, values, {name: np.zeros_like(values[name]) for name in names})
     engine = start(recipe, state, rates=[0.05] * 12)

@@ -15,7 +15,6 @@ from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from lockstep.backends.tensorflow import model as tensorflow_model
 from lockstep.backends.tensorflow.world import TensorflowWorld
-from lockstep.models.architectures import model_spec, tensors
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 from lockstep.verification.bounds import BOUNDS, distance
@@ -64,7 +63,7 @@ def test_a_loaded_module_has_a_variable_of_float32_for_every_tensor(tiny_recipe:
     layouts = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}
     expected = {
         tensor.name: tuple(tensor.shape[axis] for axis in layouts[len(tensor.shape)])
-        for tensor in tensors(model_spec(tiny_recipe.model), tiny_recipe.logits)
+        for tensor in tiny_recipe.list_tensors()
     }
     assert {
         variable.name.removesuffix(":0"): tuple(variable.shape) for variable in module.variables

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lockstep.backends import torch as torch_backend
 from lockstep.backends.torch.compiling import pays_on_cpu
 from lockstep.backends.torch.model import Model
-from lockstep.models.architectures import MODELS, tensors
+from lockstep.models.architectures import MODELS
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.machine import Arithmetic
 from lockstep.verification.bounds import BOUNDS, distance
@@ -55,7 +55,7 @@ def test_a_module_has_the_tensors_of_the_table(tiny_recipe: Recipe, model: str) 
         for name, tensor in state.items()
         if not name.endswith("num_batches_tracked")
     }
-    assert shapes == {tensor.name: tensor.shape for tensor in tensors(MODELS[model], 1001)}
+    assert shapes == {tensor.name: tensor.shape for tensor in MODELS[model].list_tensors(1001)}
 
 
 def torchvisions_names(

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lockstep.models.architectures import model_spec, tensors
 from lockstep.recipes import Recipe
 from tests.backends.cases import random_batch
 from tests.backends.conftest import Start, make_backend_fixture
@@ -77,7 +76,7 @@ def test_weights_are_cast_once_in_a_part_and_so_are_their_gradients(
     engine = start(recipe, accumulation_steps=parts)
     with _Seen() as seen:
         engine.train([random_batch(recipe)], 0)
-    table = tensors(model_spec(recipe.model), recipe.logits)
+    table = recipe.list_tensors()
     shapes = Counter(
         tensor.shape for tensor in table if len(tensor.shape) > 1 or tensor.name == "fc.bias"
     )

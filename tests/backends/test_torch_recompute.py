@@ -12,15 +12,7 @@ import torch.distributed as dist
 
 from lockstep.backends.torch.batch_norm import synchronise
 from lockstep.backends.torch.recomputing import recompute_block
-from lockstep.models.architectures import (
-    MODELS,
-    ModelSpec,
-    blocks,
-    features,
-    model_spec,
-    narrow_model,
-    stem,
-)
+from lockstep.models.architectures import MODELS, ModelSpec, narrow_model
 from lockstep.recipes import Recipe
 from tests.backends.cases import BASIC, all_bits, random_batch, random_batches
 from tests.backends.conftest import Start, make_backend_fixture
@@ -147,14 +139,14 @@ def count_kept_values(spec: ModelSpec, size: int, logits: int, *, recompute: boo
     is the input of the next convolution. A residual block adds in place to its last batch norm, so
     the batch norm of its shortcut is not kept.
     """
-    [first] = stem(spec)
+    [first] = spec.list_stem()
     side = size // first.stride
     stem_values = 3 * size**2 + 2 * first.outputs * side**2  # image, convolution, ReLU
     side //= 2
     pooled = first.outputs * side**2
     # The pool's result, and an int64 index for each of its values.
     values = stem_values + 3 * pooled
-    for block in blocks(spec):
+    for block in spec.list_blocks():
         inside = 0
         for conv in block.convs:
             side //= conv.stride
@@ -164,7 +156,7 @@ def count_kept_values(spec: ModelSpec, size: int, logits: int, *, recompute: boo
         values += output if recompute else inside + shortcut
     # Of the last block's output only the mean is needed. Then log-softmax, and the label of 8
     # bytes.
-    return values - (output if recompute else 0) + features(spec) + logits + 2
+    return values - (output if recompute else 0) + spec.features + logits + 2
 
 
 @pytest.mark.parametrize("model", ["resnet50", "resnext101-32x4d", "resnet18"])
@@ -180,6 +172,6 @@ def test_the_memory_that_a_step_keeps_is_that_of_the_shapes(
             count_kept_bytes(engine, random_batch(recipe, count, size=64)) for count in (2, 4)
         )
         expected = 4 * count_kept_values(
-            model_spec(recipe.model), 64, recipe.logits, recompute=recompute == "blocks"
+            recipe.spec, 64, recipe.logits, recompute=recompute == "blocks"
         )
         assert (many - few) / 2 == expected

@@ -15,7 +15,7 @@ import torch
 
 from lockstep.backends.reference.model import Network
 from lockstep.backends.torch.model import Model
-from lockstep.models.architectures import ModelSpec, Tensor, tensors
+from lockstep.models.architectures import ModelSpec, Tensor
 from lockstep.recipes import Recipe
 
 SPEC = ModelSpec(
@@ -65,7 +65,7 @@ def recipe(tiny_recipe: Recipe) -> Recipe:
     return tiny_recipe.replace(model=SPEC)
 
 
-VALUES = {tensor.name: make_tensor(i, tensor) for i, tensor in enumerate(tensors(SPEC, 10))}
+VALUES = {tensor.name: make_tensor(i, tensor) for i, tensor in enumerate(SPEC.list_tensors(10))}
 
 
 def test_names_are_timms_in_their_order() -> None:

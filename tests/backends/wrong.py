@@ -17,7 +17,6 @@ from lockstep.backends import Interval, World
 from lockstep.backends.reference import functions as f
 from lockstep.backends.reference.engine import ReferenceEngine, ReferenceHandle
 from lockstep.data import Batch
-from lockstep.models.architectures import model_spec
 from lockstep.models.metrics import Counts, Scores
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
@@ -434,4 +433,4 @@ class PredictsInTraining(ReferenceEngine):
 
 
 def v1_for_v15(recipe: Recipe) -> dict[str, Any]:
-    return {"model": replace(model_spec(recipe.model), stride_in="1x1")}
+    return {"model": replace(recipe.spec, stride_in="1x1")}

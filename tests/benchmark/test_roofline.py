@@ -6,7 +6,7 @@ import math
 import pytest
 
 from lockstep.benchmark.roofline import limit_images_per_sec
-from lockstep.models.architectures import MODELS, ModelSpec, tensors
+from lockstep.models.architectures import MODELS, ModelSpec
 from lockstep.models.operations import Work, forward_macs, layers, work
 
 # torchvision's documentation, "GFLOPS" of its weights at 224 px (multiply-adds, in 1e9).
@@ -107,7 +107,7 @@ def test_bytes_of_a_small_models_inference_by_hand() -> None:
         )  # two convolutions, the shortcut, the addition
     values += 2 + 10
     weights = sum(
-        math.prod(t.shape) for t in tensors(TINY, 10) if t.role in ("conv_weight", "fc_weight")
+        math.prod(t.shape) for t in TINY.list_tensors(10) if t.role in ("conv_weight", "fc_weight")
     )
     for batch in (1, 8):
         least = work(TINY, 32, 10, precision="bf16", batch=batch, training=False)
@@ -131,7 +131,7 @@ def test_training_moves_the_bytes_of_its_kernels() -> None:
     )
     values += 3 * (2 + 10) + 2 * added
     weights = sum(layer.weights for layer in layers(TINY, 32, 10))
-    parameters = sum(math.prod(t.shape) for t in tensors(TINY, 10) if t.is_trained)
+    parameters = sum(math.prod(t.shape) for t in TINY.list_tensors(10) if t.is_trained)
     least = work(TINY, 32, 10, precision="fp32", batch=4, training=True)
     assert least.bytes == 4 * values + (3 * weights * 4 + 20 * parameters) / 4
 

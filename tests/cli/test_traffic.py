@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.models.architectures import tensors
 from tests.backends.launchers import LAUNCHED
 from tests.conftest import TINY, TINY_MODEL
 from tests.hosts import Host, two_hosts, with_hosts
@@ -17,7 +16,7 @@ STEPS = 12
 NATIVE = tuple(name for name in LAUNCHED if " " not in name)
 """Without Horovod, whose ranks also send while they wait."""
 GRADIENT_BYTES = 4 * sum(
-    math.prod(tensor.shape) for tensor in tensors(TINY_MODEL, TINY.logits) if tensor.is_trained
+    math.prod(tensor.shape) for tensor in TINY_MODEL.list_tensors(TINY.logits) if tensor.is_trained
 )
 
 

@@ -8,7 +8,6 @@ import numpy as np
 from PIL import Image
 
 from lockstep.inference.images import read_square
-from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.calibration import TemperatureFit
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
@@ -44,7 +43,7 @@ def random_tensors(recipe: Recipe, seed: int) -> dict[str, np.ndarray]:
     neither vanish nor grow."""
     random = np.random.default_rng(seed)
     values = {}
-    for tensor in tensors(model_spec(recipe.model), recipe.logits):
+    for tensor in recipe.list_tensors():
         drawn = random.standard_normal(tensor.shape, np.float32)
         if tensor.role in ("conv_weight", "fc_weight"):
             drawn *= math.sqrt(2 / math.prod(tensor.shape[1:]))

@@ -17,7 +17,6 @@ from lockstep.inference import onnx_model, targets
 from lockstep.inference.comparison import draw_photos
 from lockstep.inference.images import read_square
 from lockstep.inference.targets import Target
-from lockstep.models.architectures import model_spec
 from lockstep.models.quantisation import layers
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -134,9 +133,7 @@ def test_quantised_weights_are_compared_with_an_engine_that_quantises(
     tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     recipe = tiny_recipe.replace(quantisation="int8", mean=MEAN, std=STD)
-    weights = save_random(
-        recipe, tmp_path / "run", dict.fromkeys(layers(model_spec(recipe.model)), 0.0155)
-    )
+    weights = save_random(recipe, tmp_path / "run", dict.fromkeys(layers(recipe.spec), 0.0155))
     rounded = lockstep.export(weights, tmp_path / "int8", to="onnx")["comparison"]
     in_float = lockstep.export(weights, tmp_path / "float", to="onnx", precision="fp32")
     assert (rounded["bound"], in_float["comparison"]["bound"]) == (5e-2, 1e-4)

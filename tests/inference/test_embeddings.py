@@ -8,7 +8,6 @@ import torch
 
 import lockstep
 from lockstep.inference.embeddings import write_embeddings
-from lockstep.models.architectures import model_spec
 from lockstep.models.quantisation import layers
 from lockstep.recipes import Execution, Recipe
 from tests.inference.cases import image_file, prepare_photo, save_random
@@ -49,7 +48,7 @@ def test_features_of_quantised_weights_are_multiples_of_the_classifiers_scale(
     tiny_recipe: Recipe, images: list[Path], tmp_path: Path
 ) -> None:
     recipe = tiny_recipe.replace(quantisation="int8")
-    source = save_random(recipe, tmp_path, dict.fromkeys(layers(model_spec(recipe.model)), 0.05))
+    source = save_random(recipe, tmp_path, dict.fromkeys(layers(recipe.spec), 0.05))
     with lockstep.Predictor(source, features=True) as predictor:
         for prediction in predictor.predict(images):
             assert prediction.features is not None

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import lockstep
-from lockstep.models.architectures import model_spec
 from lockstep.models.quantisation import layers
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
@@ -78,7 +77,7 @@ def test_onnx_runtime_has_the_probabilities_of_the_quantised_engine(
 ) -> None:
     recipe = tiny_recipe.replace(quantisation="int8", mean=MEAN, std=STD, padding=padding)
     # Many inputs are beyond the limits of these scales. Dark pixels reach -128.
-    scales = dict.fromkeys(layers(model_spec(recipe.model)), 0.0155)
+    scales = dict.fromkeys(layers(recipe.spec), 0.0155)
     weights = save_random(recipe, tmp_path, scales)
     assert lockstep.export(weights, tmp_path / "model", to="onnx")["remarks"] == []
     images = pictures(32, 32)
@@ -98,7 +97,7 @@ def test_every_layer_of_a_quantised_model_rounds_its_input_and_has_int8_weights(
     tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     recipe = tiny_recipe.replace(quantisation="int8")
-    names = layers(model_spec(recipe.model))
+    names = layers(recipe.spec)
     weights = save_random(
         recipe, tmp_path, {name: 2.0**-number for number, name in enumerate(names)}
     )
@@ -129,7 +128,7 @@ def test_other_formats_say_that_they_compute_without_quantisation(
     tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     recipe = tiny_recipe.replace(quantisation="int8")
-    weights = save_random(recipe, tmp_path, dict.fromkeys(layers(model_spec(recipe.model)), 1.0))
+    weights = save_random(recipe, tmp_path, dict.fromkeys(layers(recipe.spec), 1.0))
     exported = lockstep.export(weights, tmp_path / "model", to="torchscript", compare=False)
     assert exported["remarks"] == [
         "torchscript computes in float, but the weights were trained for int8; --to onnx quantises"

@@ -15,7 +15,6 @@ import pytest
 import lockstep
 from lockstep.inference.exporting import _plan_program, _remark_on_precision
 from lockstep.inference.targets import find_target
-from lockstep.models.architectures import model_spec
 from lockstep.models.quantisation import layers
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError, CheckpointError
@@ -170,7 +169,7 @@ def test_what_a_phones_format_does_not_have_is_refused(
 
 def test_scales_of_training_are_not_used(tiny_recipe: Recipe, tmp_path: Path) -> None:
     recipe = tiny_recipe.replace(quantisation="int8")
-    scales = dict.fromkeys(layers(model_spec(recipe.model)), 1.0)
+    scales = dict.fromkeys(layers(recipe.spec), 1.0)
     source = save_random(recipe, tmp_path, scales)
     weights = open_weights(source)
     target = find_target("litert")

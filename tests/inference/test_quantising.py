@@ -12,7 +12,6 @@ import pytest
 
 import lockstep
 from lockstep.inference.quantising import quantise_for_speed
-from lockstep.models.architectures import model_spec
 from lockstep.models.quantisation import layers
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
@@ -106,10 +105,7 @@ def test_every_layer_computes_in_integers(weights: Path, data: Path, tmp_path: P
         str(tmp_path / "model" / "model.onnx"), options, providers=["CPUExecutionProvider"]
     )
     kinds = [node.op_type for node in onnx.load(str(tmp_path / "optimised.onnx")).graph.node]
-    assert (
-        kinds.count("QLinearConv")
-        == len(layers(model_spec(open_weights(weights).recipe.model))) - 1
-    )
+    assert kinds.count("QLinearConv") == len(layers(open_weights(weights).recipe.spec)) - 1
     assert not {"Conv", "FusedConv", "Gemm"} & set(kinds)
 
 
@@ -121,7 +117,7 @@ def test_weights_have_seven_bits_so_that_no_processor_overflows(
     kernels = [
         onnx.numpy_helper.to_array(array) for array in graph.initializer if len(array.dims) == 4
     ]
-    assert len(kernels) == len(layers(model_spec(open_weights(weights).recipe.model))) - 1
+    assert len(kernels) == len(layers(open_weights(weights).recipe.spec)) - 1
     assert {kernel.dtype for kernel in kernels} == {np.dtype(np.int8)}
     assert max(int(np.abs(kernel.astype(int)).max()) for kernel in kernels) <= 64
 
@@ -136,7 +132,7 @@ def test_a_model_to_measure_int8_with_computes_every_layer_in_it(
     )
     makers = {name: node for node in model.graph.node for name in node.output}
     computing = [node for node in model.graph.node if node.op_type in ("Conv", "Gemm")]
-    assert len(computing) == len(layers(model_spec(open_weights(weights).recipe.model)))
+    assert len(computing) == len(layers(open_weights(weights).recipe.spec))
     assert {makers[name].op_type for node in computing for name in node.input[:2]} == {
         "DequantizeLinear"
     }

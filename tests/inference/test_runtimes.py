@@ -13,7 +13,6 @@ from lockstep.inference import onnx_model, runtimes
 from lockstep.inference.runtimes import NATIVE, RUNTIMES, list_installed, open_runtime, tensorrt
 from lockstep.inference.runtimes import onnxruntime as runtime
 from lockstep.inference.runtimes.scoring import Pace, compute_scores
-from lockstep.models.architectures import model_spec
 from lockstep.models.metrics import Scores
 from lockstep.models.quantisation import layers
 from lockstep.models.state import State
@@ -82,7 +81,7 @@ def test_logits_are_those_of_float64_for_batches_of_any_size(
 @pytest.mark.parametrize("name", QUANTISING)
 def test_weights_trained_in_int8_are_computed_in_int8(tiny_recipe: Recipe, name: str) -> None:
     recipe = tiny_recipe.replace(quantisation="int8", mean=MEAN, std=STD)
-    scales = dict.fromkeys(layers(model_spec(recipe.model)), 0.0155)
+    scales = dict.fromkeys(layers(recipe.spec), 0.0155)
     weights = make_weights(recipe, scales=scales)
     images = random_images(4, recipe.eval_crop)
     reference: Any = oracle.make_engine(recipe, [0.0])

@@ -6,18 +6,7 @@ import math
 
 import pytest
 
-from lockstep.models.architectures import (
-    MODELS,
-    ModelSpec,
-    blocks,
-    convolutions,
-    features,
-    model_spec,
-    parameter_count,
-    recognise,
-    stem,
-    tensors,
-)
+from lockstep.models.architectures import MODELS, ModelSpec, model_spec, recognise
 from lockstep.system.errors import RecipeError
 
 SAME_TENSORS = {"resnetblur50": "resnet50", "resnet50-ffcv": "resnet50"}
@@ -73,7 +62,7 @@ SAME_TENSORS = {"resnetblur50": "resnet50", "resnet50-ffcv": "resnet50"}
 def test_every_named_model_has_its_published_number_of_parameters(
     name: str, logits: int, parameters: int
 ) -> None:
-    assert parameter_count(MODELS[name], logits) == parameters
+    assert MODELS[name].count_parameters(logits) == parameters
 
 
 def test_every_named_model_is_in_the_table_of_published_numbers() -> None:
@@ -129,7 +118,7 @@ def test_every_named_model_is_in_the_table_of_published_numbers() -> None:
 def test_a_new_row_of_numbers_makes_another_model_of_torchvision(
     spec: ModelSpec, parameters: int
 ) -> None:
-    assert parameter_count(spec, 1000) == parameters
+    assert spec.count_parameters(1000) == parameters
 
 
 @pytest.mark.parametrize(
@@ -143,11 +132,11 @@ def test_a_new_row_of_numbers_makes_another_model_of_torchvision(
     ],
 )
 def test_a_model_has_its_published_number_of_convolutions(name: str, count: int) -> None:
-    assert len(list(convolutions(MODELS[name]))) == count
+    assert len(list(MODELS[name].list_convolutions())) == count
 
 
 def test_resnet50_has_161_trained_tensors_and_statistics_beside_them() -> None:
-    resnet50 = list(tensors(MODELS["resnet50"], 1000))
+    resnet50 = list(MODELS["resnet50"].list_tensors(1000))
 
     assert sum(tensor.is_trained for tensor in resnet50) == 161
     assert sum(tensor.role in ("bn_mean", "bn_var") for tensor in resnet50) == 2 * 53
@@ -156,7 +145,7 @@ def test_resnet50_has_161_trained_tensors_and_statistics_beside_them() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_no_name_of_a_tensor_occurs_twice(name: str) -> None:
-    names = [tensor.name for tensor in tensors(MODELS[name], 1000)]
+    names = [tensor.name for tensor in MODELS[name].list_tensors(1000)]
 
     assert len(set(names)) == len(names)
 
@@ -196,13 +185,13 @@ def test_no_name_of_a_tensor_occurs_twice(name: str) -> None:
     ],
 )
 def test_names_and_shapes_are_torchvisions(model: str, name: str, shape: tuple[int, ...]) -> None:
-    shapes = {tensor.name: tensor.shape for tensor in tensors(MODELS[model], 1000)}
+    shapes = {tensor.name: tensor.shape for tensor in MODELS[model].list_tensors(1000)}
 
     assert shapes[name] == shape
 
 
 def test_the_biases_of_squeeze_and_excitation_count_as_the_classifiers() -> None:
-    table = {tensor.name: tensor for tensor in tensors(MODELS["seresnet50"], 1000)}
+    table = {tensor.name: tensor for tensor in MODELS["seresnet50"].list_tensors(1000)}
     bias = table["layer1.0.se.fc1.bias"]
 
     assert table["layer1.0.se.fc1.weight"].role == "conv_weight"
@@ -212,7 +201,7 @@ def test_the_biases_of_squeeze_and_excitation_count_as_the_classifiers() -> None
 
 
 def test_tensors_come_in_torchvisions_order() -> None:
-    names = [tensor.name for tensor in tensors(MODELS["resnet50"], 1000)]
+    names = [tensor.name for tensor in MODELS["resnet50"].list_tensors(1000)]
 
     assert names[:10] == [
         "conv1.weight",
@@ -235,13 +224,13 @@ def test_tensors_come_in_torchvisions_order() -> None:
 
 
 def test_only_the_first_block_of_a_stage_projects_its_shortcut() -> None:
-    projected = [block.name for block in blocks(MODELS["resnet50"]) if block.shortcut]
+    projected = [block.name for block in MODELS["resnet50"].list_blocks() if block.shortcut]
 
     assert projected == ["layer1.0", "layer2.0", "layer3.0", "layer4.0"]
 
 
 def test_a_basic_block_keeps_the_identity_where_neither_size_nor_channels_change() -> None:
-    projected = [block.name for block in blocks(MODELS["resnet18"]) if block.shortcut]
+    projected = [block.name for block in MODELS["resnet18"].list_blocks() if block.shortcut]
 
     assert projected == ["layer2.0", "layer3.0", "layer4.0"]
 
@@ -258,7 +247,7 @@ def test_a_basic_block_keeps_the_identity_where_neither_size_nor_channels_change
 def test_a_stage_halves_the_resolution_where_the_version_says(
     model: str, strides: list[int]
 ) -> None:
-    first = {block.name: block for block in blocks(MODELS[model])}
+    first = {block.name: block for block in MODELS[model].list_blocks()}
 
     for stage in ("layer2.0", "layer3.0", "layer4.0"):
         assert [conv.stride for conv in first[stage].convs] == strides
@@ -270,10 +259,10 @@ def test_nothing_else_than_stem_and_three_stages_has_a_stride(name: str) -> None
     spec = MODELS[name]
     strides = [
         math.prod(conv.stride * (1 + conv.blurs_after) for conv in block.convs)
-        for block in blocks(spec)
+        for block in spec.list_blocks()
     ]
 
-    first, *others = stem(spec)
+    first, *others = spec.list_stem()
     assert first.stride == 2
     assert {conv.stride for conv in others} <= {1}
     assert sorted(strides) == [1] * (sum(spec.layers) - 3) + [2, 2, 2]
@@ -281,20 +270,24 @@ def test_nothing_else_than_stem_and_three_stages_has_a_stride(name: str) -> None
 
 def test_v1_and_v1_5_differ_in_strides_alone() -> None:
     for old, new in zip(
-        convolutions(MODELS["resnet50-v1"]), convolutions(MODELS["resnet50"]), strict=True
+        MODELS["resnet50-v1"].list_convolutions(),
+        MODELS["resnet50"].list_convolutions(),
+        strict=True,
     ):
         assert dataclasses.replace(old, stride=new.stride) == new
 
 
 def test_only_the_3x3_of_a_resnext_is_grouped() -> None:
-    groups = {(conv.kernel, conv.groups) for conv in convolutions(MODELS["resnext101-32x4d"])}
+    groups = {(conv.kernel, conv.groups) for conv in MODELS["resnext101-32x4d"].list_convolutions()}
 
     assert groups == {(7, 1), (1, 1), (3, 32)}
 
 
 def test_the_first_groups_of_resnext101_32x4d_are_four_channels_wide() -> None:
     conv = next(
-        conv for conv in convolutions(MODELS["resnext101-32x4d"]) if conv.name == "layer1.0.conv2"
+        conv
+        for conv in MODELS["resnext101-32x4d"].list_convolutions()
+        if conv.name == "layer1.0.conv2"
     )
 
     assert conv.outputs // conv.groups == 4
@@ -303,17 +296,17 @@ def test_the_first_groups_of_resnext101_32x4d_are_four_channels_wide() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_convolution_takes_what_the_one_before_it_gives(name: str) -> None:
     channels = 3
-    for conv in stem(MODELS[name]):
+    for conv in MODELS[name].list_stem():
         assert conv.inputs == channels
         channels = conv.outputs
-    for block in blocks(MODELS[name]):
+    for block in MODELS[name].list_blocks():
         assert block.shortcut is None or block.shortcut.inputs == channels
         for conv in block.convs:
             assert conv.inputs == channels
             channels = conv.outputs
         assert block.shortcut is None or block.shortcut.outputs == channels
 
-    assert channels == features(MODELS[name])
+    assert channels == MODELS[name].features
 
 
 @pytest.mark.parametrize(
@@ -333,7 +326,7 @@ def test_every_convolution_takes_what_the_one_before_it_gives(name: str) -> None
     ],
 )
 def test_a_tensors_role_is_what_it_does_and_not_what_it_is_called(name: str, role: str) -> None:
-    roles = {tensor.name: tensor.role for tensor in tensors(MODELS["resnet50"], 1000)}
+    roles = {tensor.name: tensor.role for tensor in MODELS["resnet50"].list_tensors(1000)}
 
     assert roles[name] == role
 
@@ -343,7 +336,7 @@ def test_a_tensors_role_is_what_it_does_and_not_what_it_is_called(name: str, rol
     [(name, SAME_TENSORS.get(name, name.removesuffix("-v1"))) for name in MODELS],
 )
 def test_a_model_is_recognised_by_its_tensors(name: str, recognised: str) -> None:
-    shapes = {tensor.name: tensor.shape for tensor in tensors(MODELS[name], 37)}
+    shapes = {tensor.name: tensor.shape for tensor in MODELS[name].list_tensors(37)}
     assert recognise(shapes) == (recognised, 37)
 
 
@@ -357,14 +350,14 @@ def test_a_model_is_recognised_by_its_tensors(name: str, recognised: str) -> Non
     ],
 )
 def test_other_tensors_are_of_no_known_model(change: dict[str, tuple[int, ...]]) -> None:
-    shapes = {tensor.name: tensor.shape for tensor in tensors(MODELS["resnet50"], 1000)}
+    shapes = {tensor.name: tensor.shape for tensor in MODELS["resnet50"].list_tensors(1000)}
 
     with pytest.raises(RecipeError, match="no known model"):
         recognise(shapes | change)
 
 
 def test_a_model_that_lacks_a_tensor_is_not_recognised() -> None:
-    shapes = {tensor.name: tensor.shape for tensor in tensors(MODELS["resnet50"], 1000)}
+    shapes = {tensor.name: tensor.shape for tensor in MODELS["resnet50"].list_tensors(1000)}
     del shapes["layer3.2.bn2.bias"]
 
     with pytest.raises(RecipeError, match="266 tensors"):

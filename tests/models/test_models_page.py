@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lockstep.models.architectures import MODELS, parameter_count
+from lockstep.models.architectures import MODELS
 from lockstep.models.operations import forward_macs
 from lockstep.recipes import Recipe
 
@@ -20,7 +20,7 @@ def test_the_table_has_every_model_with_its_counts() -> None:
     rows = {row["name"]: (row["parameters"], row["macs"]) for row in ROW.finditer(PAGE)}
     assert rows == {
         name: (
-            f"{parameter_count(spec, 1000) / 1e6:.2f}",
+            f"{spec.count_parameters(1000) / 1e6:.2f}",
             f"{forward_macs(spec, 224, 1000) / 1e9:.2f}",
         )
         for name, spec in MODELS.items()

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from lockstep.models.architectures import ModelSpec, blocks, tensors
+from lockstep.models.architectures import ModelSpec
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_tensors
 
@@ -38,7 +38,7 @@ def test_there_is_a_float32_array_for_every_tensor_in_the_models_order() -> None
     values = initial_tensors(RECIPE)
 
     assert [(name, value.shape) for name, value in values.items()] == [
-        (tensor.name, tensor.shape) for tensor in tensors(SPEC, 300)
+        (tensor.name, tensor.shape) for tensor in SPEC.list_tensors(300)
     ]
     assert {value.dtype for value in values.values()} == {np.dtype(np.float32)}
 
@@ -145,7 +145,7 @@ def test_a_classifier_drawn_as_the_convolutions_has_he_variance(fan: str, inputs
 def test_a_batch_norm_starts_as_the_identity(role: str, value: float) -> None:
     values = initial_tensors(RECIPE)
 
-    names = [tensor.name for tensor in tensors(SPEC, 300) if tensor.role == role]
+    names = [tensor.name for tensor in SPEC.list_tensors(300) if tensor.role == role]
     assert "layer2.0.downsample.1.weight" in names or role != "bn_scale"
     assert all((values[name] == value).all() for name in names)
 
@@ -169,10 +169,10 @@ def test_only_the_last_scale_of_every_block_is_zero_if_the_recipe_says_so(
 
     zero = {
         tensor.name
-        for tensor in tensors(spec, 1000)
+        for tensor in spec.list_tensors(1000)
         if tensor.role == "bn_scale" and not values[tensor.name].any()
     }
-    assert zero == {f"{block.name}.{last}.weight" for block in blocks(spec)}
+    assert zero == {f"{block.name}.{last}.weight" for block in spec.list_blocks()}
 
 
 def test_a_zero_scale_changes_no_other_tensor() -> None:
@@ -180,7 +180,7 @@ def test_a_zero_scale_changes_no_other_tensor() -> None:
     zeroed = initial_tensors(RECIPE.replace(zero_init_last_bn=True))
 
     changed = {name for name in plain if not np.array_equal(plain[name], zeroed[name])}
-    assert changed == {f"{block.name}.bn3.weight" for block in blocks(SPEC)}
+    assert changed == {f"{block.name}.bn3.weight" for block in SPEC.list_blocks()}
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_another_seed_changes_every_tensor_that_is_drawn(distribution: str) -> N
 
     drawn = {
         tensor.name
-        for tensor in tensors(SPEC, 300)
+        for tensor in SPEC.list_tensors(300)
         if tensor.role in ("conv_weight", "fc_weight", "fc_bias")
     }
     assert {name for name in first if not np.array_equal(first[name], second[name])} == drawn

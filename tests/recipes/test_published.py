@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from lockstep.models.architectures import model_spec, parameter_count
 from lockstep.recipes import Recipe, difference
 from lockstep.recipes.published import NVIDIA_RECIPES, RECIPES
 from lockstep.recipes.published_speeds import read_speeds
@@ -286,7 +285,7 @@ def test_every_field_that_a_recipe_changes_is_in_the_table(name: str) -> None:
 def test_a_recipe_trains_a_model_of_the_published_size(name: str, parameters: int) -> None:
     recipe = RECIPES[name]()
 
-    assert parameter_count(model_spec(recipe.model), recipe.logits) == parameters
+    assert recipe.spec.count_parameters(recipe.logits) == parameters
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.models.architectures import Tensor, model_spec, tensors
+from lockstep.models.architectures import Tensor
 from lockstep.recipes import Recipe
 from lockstep.recipes.image_sizes import find_size
 from lockstep.recipes.published import NVIDIA_RECIPES, OWN_RECIPES, RECIPES, find_origin
@@ -358,7 +358,7 @@ DECAYED: dict[str, Callable[[Tensor], bool]] = {
 def test_weight_decay_applies_to_the_tensors_of_the_originals_groups(name: str) -> None:
     recipe = RECIPES[name]()
 
-    for tensor in tensors(model_spec(recipe.model), recipe.logits):
+    for tensor in recipe.list_tensors():
         if tensor.is_trained:
             assert recipe.decays(tensor) == DECAYED[name](tensor), tensor.name
 

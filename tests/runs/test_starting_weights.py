@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import lockstep
-from lockstep.models.architectures import MODELS, narrow_model, tensors
+from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.runs.starting_weights import StartSource, fit_start, hash_tensors
@@ -152,7 +152,7 @@ def test_weights_of_another_model_are_refused_before_there_is_a_folder(
 def test_a_file_of_another_named_model_says_which_model_to_set(tmp_path: Path) -> None:
     recipe = Recipe(model="resnet18", logits=10, precision="fp32")
     zeros = {}
-    for tensor in tensors(MODELS["resnet18"], recipe.logits):
+    for tensor in MODELS["resnet18"].list_tensors(recipe.logits):
         zeros[tensor.name] = np.zeros(tensor.shape, np.float32)
     file = tmp_path / "w.safetensors"
     save_file(zeros, file)

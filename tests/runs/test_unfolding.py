@@ -10,7 +10,6 @@ from lockstep import backends
 from lockstep.data.index import open_index
 from lockstep.data.loading.loaders import open_evaluation
 from lockstep.data.textures import draw_data_set
-from lockstep.models.architectures import convolutions, model_spec
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import checkpoint, open_weights
@@ -39,7 +38,7 @@ def fold(recipe: Recipe, tensors: Tensors) -> Tensors:
     One channel is dead: its kernel is 0.
     """
     folded = dict(tensors)
-    for conv in convolutions(model_spec(recipe.model)):
+    for conv in recipe.spec.list_convolutions():
         scale, bias, mean, variance = (
             tensors[f"{conv.bn_name}.{part}"]
             for part in ("weight", "bias", "running_mean", "running_var")

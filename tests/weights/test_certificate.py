@@ -18,7 +18,6 @@ from safetensors import safe_open
 import lockstep
 from lockstep import backends
 from lockstep.backends.torch.model import Model
-from lockstep.models.architectures import model_spec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -86,7 +85,7 @@ def change_bias(weights: Weights) -> Weights:
 
 def torchs_logits() -> np.ndarray:
     """Return what a module of PyTorch computes from the certificate's images."""
-    module = Model(model_spec(RECIPE.model), RECIPE)
+    module = Model(RECIPE.spec, RECIPE)
     module.load_state_dict(make_torch_tensors(tensors()), strict=False)
     mean, std = (torch.tensor(value).reshape(1, 3, 1, 1) for value in (RECIPE.mean, RECIPE.std))
     images = torch.from_numpy(certificate.draw_images(64)).permute(0, 3, 1, 2)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from lockstep.models.architectures import tensors
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -29,7 +28,7 @@ def tiny_recipe(tiny_recipe: Recipe) -> Recipe:
 
 def value_at(step: int, *, trained: bool = False) -> dict[str, np.ndarray]:
     """Return tensors of the tiny model, or its velocities, that are all `step`."""
-    specs = tensors(TINY_MODEL, 3)
+    specs = TINY_MODEL.list_tensors(3)
     return {
         tensor.name: np.full(tensor.shape, step, np.float32)
         for tensor in specs

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep.models.architectures import model_spec
 from lockstep.models.quantisation import layers
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import checkpoint, open_weights
@@ -132,7 +131,7 @@ def test_a_quantised_file_keeps_its_scales_and_the_count_zeros_its_export_are_co
     about = {
         "recipe": recipe.fields(),
         "classes": [],
-        "scales": dict.fromkeys(layers(model_spec(recipe.model)), 0.5),
+        "scales": dict.fromkeys(layers(recipe.spec), 0.5),
     }
     checkpoint.write_weights(tmp_path / "a.safetensors", plain_state(recipe).tensors, about)
     prune(tmp_path / "a.safetensors", sparse)

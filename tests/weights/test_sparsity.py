@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from lockstep.models.architectures import MODELS, tensors
+from lockstep.models.architectures import MODELS
 from lockstep.weights.sparsity import ALGORITHMS, make_masks
 from tests.soak import EXAMPLES
 
@@ -276,7 +276,7 @@ def test_masks_are_the_same_whatever_the_memory_they_are_made_from(algorithm: st
 def test_what_is_not_excluded_is_pruned_by_half_and_a_stem_of_four_channels_by_a_third(
     model: str,
 ) -> None:
-    shapes = {tensor.name: tensor.shape for tensor in tensors(MODELS[model], 1000)}
+    shapes = {tensor.name: tensor.shape for tensor in MODELS[model].list_tensors(1000)}
     values = {name: np.broadcast_to(np.float32(1), shape) for name, shape in shapes.items()}
     masks = make_masks(values, "mask_1d", ("fc.weight",), stem_channels=4)
     assert set(masks) == {name for name, shape in shapes.items() if len(shape) == 4}

@@ -7,7 +7,6 @@ from lockstep.benchmark import iteration_times
 from lockstep.benchmark.cells import SYNTHETIC, TRAIN, Cell, Plan
 from lockstep.benchmark.contention import ProcessorTime, measure_others
 from lockstep.benchmark.roofline import limit_images_per_sec
-from lockstep.models.architectures import model_spec
 from lockstep.models.latency import latency_ms
 from lockstep.models.operations import Work, work
 from lockstep.recipes import Recipe
@@ -136,7 +135,7 @@ def image_work(cell: Cell, recipe: Recipe) -> Work:
     training = cell.what == TRAIN
     size = recipe.image_size if training else recipe.eval_crop
     return work(
-        model_spec(recipe.model),
+        recipe.spec,
         size,
         recipe.logits,
         precision=cell.dtype,

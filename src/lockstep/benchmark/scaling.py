@@ -16,7 +16,7 @@ from functools import cache
 
 import numpy as np
 
-from lockstep.models.architectures import ModelSpec, tensors
+from lockstep.models.architectures import ModelSpec
 from lockstep.models.operations import layers
 
 WIRE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -336,7 +336,7 @@ def split_gradients(
     """
     buckets = []
     count = 0
-    for tensor in reversed(list(tensors(spec, logits))):
+    for tensor in reversed(list(spec.list_tensors(logits))):
         if tensor.is_trained:
             count += math.prod(tensor.shape)
             if megabytes is not None and 4 * count >= megabytes * 2**20:

@@ -12,7 +12,6 @@ from typing import IO
 
 import numpy as np
 
-from lockstep.models.architectures import features, model_spec
 from lockstep.models.state import State
 from lockstep.system.files import replacing
 from lockstep.weights import Weights
@@ -24,7 +23,7 @@ _NAMES_AT_ONCE = 2**12
 
 def count_features(weights: Weights) -> int:
     """Return the number of features of an image."""
-    return features(model_spec(weights.recipe.model))
+    return weights.recipe.spec.features
 
 
 def add_features(weights: Weights) -> Weights:

@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lockstep.models.architectures import (
-    Block,
-    Conv,
-    Squeeze,
-    blocks,
-    convolutions,
-    model_spec,
-    pool_blurs,
-    stem,
-)
-from lockstep.models.architectures import tensors as list_tensors
+from lockstep.models.architectures import Block, Conv, Squeeze
 from lockstep.models.quantisation import LARGEST, LOWEST, weight_scales
 from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
@@ -135,7 +125,7 @@ def _start_graph(
 ) -> "_Graph":
     """Return a graph without nodes. Raises `CheckpointError` if tensors are not those of the
     recipe's model."""
-    expected = list_tensors(model_spec(recipe.model), recipe.logits)
+    expected = recipe.list_tensors()
     check_fit({tensor.name: tensor.shape for tensor in expected}, tensors, "weights")
     in_half = recipe.precision == "fp16" and not scales
     onnx = _import_onnx()
@@ -168,7 +158,7 @@ class _Graph:
     ) -> None:
         self._onnx = onnx
         self._recipe = recipe
-        self._spec = model_spec(recipe.model)
+        self._spec = recipe.spec
         self._scales = scales
         self._in_half = in_half
         self._folded = folded or in_half
@@ -184,7 +174,7 @@ class _Graph:
 
     def _fold(self, values: dict[str, np.ndarray]) -> None:
         """Fold batch norms into the kernels and new biases."""
-        for conv in convolutions(self._spec):
+        for conv in self._spec.list_convolutions():
             scale, shift, mean, variance = (
                 values.pop(f"{conv.bn_name}.{suffix}").astype(np.float64) for suffix in _BATCH_NORM
             )
@@ -311,9 +301,9 @@ class _Graph:
         return self._add("Transpose", [x], "NCHW", perm=[0, 3, 1, 2])
 
     def _add_layers(self, x: str, output: str = "logits") -> str:
-        for conv in stem(self._spec):
+        for conv in self._spec.list_stem():
             x = self._add_convolution(x, conv, relu=True)
-        stride = 1 if pool_blurs(self._spec) else 2
+        stride = 1 if self._spec.pool_blurs else 2
         x = self._add(
             "MaxPool",
             [x],
@@ -322,9 +312,9 @@ class _Graph:
             strides=[stride, stride],
             **self._describe_padding(3, stride),
         )
-        if pool_blurs(self._spec):
+        if self._spec.pool_blurs:
             x = self._add_blur(x, self._spec.stem_width, 2, "pooled.blur")
-        for block in blocks(self._spec):
+        for block in self._spec.list_blocks():
             x = self._add_block(x, block)
         x = self._add("Flatten", [self._add("GlobalAveragePool", [x], "average")], "features")
         return self._add("Gemm", [*self._add_factors(x, "fc"), "fc.bias"], output, transB=1)

@@ -1,7 +1,7 @@
 """The architectures as data: what a model consists of, not how a framework computes it.
 
-A `ModelSpec` is a row of numbers. `blocks` turns it into convolutions with names, shapes and
-strides. `tensors` turns it into the name, shape and role of every tensor. Each backend builds its
+A `ModelSpec` is a row of numbers. Its `list_blocks` turns it into convolutions with names, shapes
+and strides, `list_tensors` into the name, shape and role of every tensor. Each backend builds its
 modules from these. No other module of Lockstep describes a ResNet. Names are torchvision's, kernels
 are OIHW, the classifier is (out, in).
 
@@ -49,6 +49,92 @@ SQUEEZE = "squeeze-and-excitation"
 BLUR = "blur"
 PARTS = (DEEP_STEM, SHORTCUT_POOL, SQUEEZE, BLUR)
 """Parts that torchvision's ResNets do not have, in words."""
+_STEM_MULTIPLES = {"plain": 1, "deep": 2, "tiered": 8}
+"""The number that divides the width of a stem, by its kind."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Name, shape and role of one tensor of a model."""
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the optimizer updates it (batch norm statistics are not trained)."""
+        return self.role in TRAINED_ROLES
+
+    def is_listed(self, roles: Collection[ListedRole]) -> bool:
+        """Return whether a list of roles includes it: by its role or, in a shortcut, by `shortcut_`
+        and its role. `fc_bias` includes the biases of squeeze-and-excitation.
+
+        >>> scale = Tensor("layer1.0.downsample.1.weight", (64,), "bn_scale")
+        >>> scale.is_listed(["shortcut_bn_scale"])
+        True
+        """
+        if self.role == "se_bias" and "fc_bias" in roles:
+            return True
+        return self.role in roles or (
+            ".downsample." in self.name and f"shortcut_{self.role}" in roles
+        )
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A convolution without bias, followed by a batch norm. `kernel` and `stride` are the same on
+    both axes."""
+
+    name: str
+    bn_name: str
+    inputs: int
+    outputs: int
+    kernel: int
+    stride: int = 1
+    groups: int = 1
+    before: Literal["", "average", "blur"] = ""
+    """What its input passes first. "average": the mean of 2x2 values, with stride 2. "blur": a blur
+    of stride 1, padded with zeros."""
+    blurs_after: bool = False
+    """Whether a blur of stride 2, padded with mirrored pixels, follows the ReLU after the batch
+    norm."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Shape of the kernel, OIHW."""
+        return (self.outputs, self.inputs // self.groups, self.kernel, self.kernel)
+
+
+@dataclass(frozen=True)
+class Squeeze:
+    """Squeeze-and-excitation: two 1x1 convolutions with biases, `first` from `channels` to `hidden`
+    channels and `second` back."""
+
+    first: str
+    second: str
+    channels: int
+    hidden: int
+
+    def list_tensors(self) -> Iterator[Tensor]:
+        """Yield its tensors."""
+        for name, outputs, inputs in (
+            (self.first, self.hidden, self.channels),
+            (self.second, self.channels, self.hidden),
+        ):
+            yield Tensor(f"{name}.weight", (outputs, inputs, 1, 1), "conv_weight")
+            yield Tensor(f"{name}.bias", (outputs,), "se_bias")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A residual block: `convs` in order with ReLU between them, then `squeeze` if there is one,
+    then `shortcut` (or the identity) is added, then ReLU."""
+
+    name: str
+    convs: tuple[Conv, ...]
+    shortcut: Conv | None
+    squeeze: Squeeze | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +221,130 @@ class ModelSpec:
         }
         return tuple(part for part, is_there in has_part.items() if is_there)
 
+    @property
+    def pool_blurs(self) -> bool:
+        """Return whether the max pool of the stem has stride 1, and a blur of stride 2 follows."""
+        return self.blur == "after"
 
-_STEM_MULTIPLES = {"plain": 1, "deep": 2, "tiered": 8}
-"""The number that divides the width of a stem, by its kind."""
+    @property
+    def features(self) -> int:
+        """Return the number of channels that enter the classifier."""
+        return self.widths[-1] * self.expansion
+
+    def list_stem(self) -> tuple[Conv, ...]:
+        """Return the convolutions of the stem, each with a ReLU. The first one has stride 2. A
+        3x3 max pool of stride 2 follows, or if `pool_blurs`, one of stride 1 and a blur of stride
+        2."""
+        width = self.stem_width
+        if self.stem == "plain":
+            return (Conv("conv1", "bn1", 3, width, kernel=7, stride=2),)
+        first = width // 2 if self.stem == "deep" else width * 3 // 8
+        return (
+            Conv("conv1.0", "conv1.1", 3, first, kernel=3, stride=2),
+            Conv("conv1.3", "conv1.4", first, width // 2, kernel=3),
+            Conv("conv1.6", "bn1", width // 2, width, kernel=3),
+        )
+
+    def list_blocks(self) -> Iterator[Block]:
+        """Yield the residual blocks in order. Stage s (1 to 4) is called `layer{s}`, and its blocks
+        `layer{s}.{i}`."""
+        inputs = self.stem_width
+        stages = zip(self.layers, self.widths, self.squeeze_widths, strict=True)
+        for stage, (depth, width, hidden) in enumerate(stages, start=1):
+            for i in range(depth):
+                stride = 2 if i == 0 and stage > 1 else 1
+                name = f"layer{stage}.{i}"
+                outputs = width * self.expansion
+                convs = _convs(self, name, inputs, width, outputs, stride)
+                shortcut = None
+                if stride != 1 or inputs != outputs:
+                    shortcut = _shortcut(self, name, inputs, outputs, stride)
+                squeeze = None
+                if hidden:
+                    squeeze = Squeeze(f"{name}.se.fc1", f"{name}.se.fc2", outputs, hidden)
+                yield Block(name, convs, shortcut, squeeze)
+                inputs = outputs
+
+    def list_convolutions(self) -> Iterator[Conv]:
+        """Yield every convolution with a batch norm, in torchvision's order of names."""
+        yield from self.list_stem()
+        for block in self.list_blocks():
+            yield from block.convs
+            if block.shortcut is not None:
+                yield block.shortcut
+
+    def list_tensors(self, logits: int) -> Iterator[Tensor]:
+        """Yield every tensor of the model, in torchvision's and timm's order of names."""
+        for conv in self.list_stem():
+            yield from _list_tensors(conv)
+        for block in self.list_blocks():
+            for conv in block.convs:
+                yield from _list_tensors(conv)
+            if block.squeeze is not None:
+                yield from block.squeeze.list_tensors()
+            if block.shortcut is not None:
+                yield from _list_tensors(block.shortcut)
+        yield Tensor("fc.weight", (logits, self.features), "fc_weight")
+        yield Tensor("fc.bias", (logits,), "fc_bias")
+
+    def count_parameters(self, logits: int) -> int:
+        """Return the number of trained parameters.
+
+        >>> MODELS["resnet50"].count_parameters(1000)
+        25557032
+        >>> MODELS["resnext101-32x4d"].count_parameters(1000)
+        44177704
+        """
+        trained = (tensor for tensor in self.list_tensors(logits) if tensor.is_trained)
+        return sum(math.prod(tensor.shape) for tensor in trained)
+
+
+def _shortcut(spec: ModelSpec, name: str, inputs: int, outputs: int, stride: int) -> Conv:
+    if not spec.shortcut_pool:
+        conv = Conv(f"{name}.downsample.0", f"{name}.downsample.1", inputs, outputs, 1, stride)
+        return _add_blur(spec, conv)
+    conv = Conv(f"{name}.downsample.1", f"{name}.downsample.2", inputs, outputs, kernel=1)
+    return replace(conv, before="average") if stride == 2 else conv
+
+
+def _convs(
+    spec: ModelSpec, name: str, inputs: int, width: int, outputs: int, stride: int
+) -> tuple[Conv, ...]:
+    if spec.block == "basic":
+        shapes = [(inputs, width, 3, stride, 1), (width, outputs, 3, 1, 1)]
+    else:
+        first, middle = (stride, 1) if spec.stride_in == "1x1" else (1, stride)
+        shapes = [
+            (inputs, width, 1, first, 1),
+            (width, width, 3, middle, spec.groups),
+            (width, outputs, 1, 1, 1),
+        ]
+    convs = []
+    for i, (c_in, c_out, kernel, step, groups) in enumerate(shapes, start=1):
+        conv = Conv(f"{name}.conv{i}", f"{name}.bn{i}", c_in, c_out, kernel, step, groups)
+        if spec.blur == "after" and step == 2:
+            conv = replace(conv, stride=1, blurs_after=True)
+        convs.append(_add_blur(spec, conv))
+    return tuple(convs)
+
+
+def _add_blur(spec: ModelSpec, conv: Conv) -> Conv:
+    """Return a convolution of a block with the blur before it, if there is one."""
+    return replace(conv, before="blur") if spec.blur == "before" and conv.stride == 2 else conv
+
+
+_BATCH_NORM: tuple[tuple[str, Role], ...] = (
+    ("weight", "bn_scale"),
+    ("bias", "bn_bias"),
+    ("running_mean", "bn_mean"),
+    ("running_var", "bn_var"),
+)
+
+
+def _list_tensors(conv: Conv) -> Iterator[Tensor]:
+    yield Tensor(f"{conv.name}.weight", conv.shape, "conv_weight")
+    for suffix, role in _BATCH_NORM:
+        yield Tensor(f"{conv.bn_name}.{suffix}", (conv.outputs,), role)
 
 
 _SQUEEZE_16TH: Widths = (16, 32, 64, 128)
@@ -262,216 +469,6 @@ def narrow_model(spec: ModelSpec) -> ModelSpec:
     )
 
 
-@dataclass(frozen=True)
-class Conv:
-    """A convolution without bias, followed by a batch norm. `kernel` and `stride` are the same on
-    both axes."""
-
-    name: str
-    bn_name: str
-    inputs: int
-    outputs: int
-    kernel: int
-    stride: int = 1
-    groups: int = 1
-    before: Literal["", "average", "blur"] = ""
-    """What its input passes first. "average": the mean of 2x2 values, with stride 2. "blur": a blur
-    of stride 1, padded with zeros."""
-    blurs_after: bool = False
-    """Whether a blur of stride 2, padded with mirrored pixels, follows the ReLU after the batch
-    norm."""
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """Shape of the kernel, OIHW."""
-        return (self.outputs, self.inputs // self.groups, self.kernel, self.kernel)
-
-
-@dataclass(frozen=True)
-class Squeeze:
-    """Squeeze-and-excitation: two 1x1 convolutions with biases, `first` from `channels` to `hidden`
-    channels and `second` back."""
-
-    first: str
-    second: str
-    channels: int
-    hidden: int
-
-    def tensors(self) -> "Iterator[Tensor]":
-        """Yield its tensors."""
-        for name, outputs, inputs in (
-            (self.first, self.hidden, self.channels),
-            (self.second, self.channels, self.hidden),
-        ):
-            yield Tensor(f"{name}.weight", (outputs, inputs, 1, 1), "conv_weight")
-            yield Tensor(f"{name}.bias", (outputs,), "se_bias")
-
-
-@dataclass(frozen=True)
-class Block:
-    """A residual block: `convs` in order with ReLU between them, then `squeeze` if there is one,
-    then `shortcut` (or the identity) is added, then ReLU."""
-
-    name: str
-    convs: tuple[Conv, ...]
-    shortcut: Conv | None
-    squeeze: Squeeze | None = None
-
-
-def stem(spec: ModelSpec) -> tuple[Conv, ...]:
-    """Return the convolutions of the stem, each with a ReLU. The first one has stride 2. A 3x3 max
-    pool of stride 2 follows, or if `pool_blurs`, one of stride 1 and a blur of stride 2."""
-    width = spec.stem_width
-    if spec.stem == "plain":
-        return (Conv("conv1", "bn1", 3, width, kernel=7, stride=2),)
-    first = width // 2 if spec.stem == "deep" else width * 3 // 8
-    return (
-        Conv("conv1.0", "conv1.1", 3, first, kernel=3, stride=2),
-        Conv("conv1.3", "conv1.4", first, width // 2, kernel=3),
-        Conv("conv1.6", "bn1", width // 2, width, kernel=3),
-    )
-
-
-def pool_blurs(spec: ModelSpec) -> bool:
-    """Return whether the max pool of the stem has stride 1, and a blur of stride 2 follows."""
-    return spec.blur == "after"
-
-
-def blocks(spec: ModelSpec) -> Iterator[Block]:
-    """Yield the residual blocks in order. Stage s (1 to 4) is called `layer{s}`, and its blocks
-    `layer{s}.{i}`."""
-    inputs = spec.stem_width
-    stages = zip(spec.layers, spec.widths, spec.squeeze_widths, strict=True)
-    for stage, (depth, width, hidden) in enumerate(stages, start=1):
-        for i in range(depth):
-            stride = 2 if i == 0 and stage > 1 else 1
-            name = f"layer{stage}.{i}"
-            outputs = width * spec.expansion
-            convs = _convs(spec, name, inputs, width, outputs, stride)
-            shortcut = None
-            if stride != 1 or inputs != outputs:
-                shortcut = _shortcut(spec, name, inputs, outputs, stride)
-            squeeze = None
-            if hidden:
-                squeeze = Squeeze(f"{name}.se.fc1", f"{name}.se.fc2", outputs, hidden)
-            yield Block(name, convs, shortcut, squeeze)
-            inputs = outputs
-
-
-def _shortcut(spec: ModelSpec, name: str, inputs: int, outputs: int, stride: int) -> Conv:
-    if not spec.shortcut_pool:
-        conv = Conv(f"{name}.downsample.0", f"{name}.downsample.1", inputs, outputs, 1, stride)
-        return _add_blur(spec, conv)
-    conv = Conv(f"{name}.downsample.1", f"{name}.downsample.2", inputs, outputs, kernel=1)
-    return replace(conv, before="average") if stride == 2 else conv
-
-
-def _convs(
-    spec: ModelSpec, name: str, inputs: int, width: int, outputs: int, stride: int
-) -> tuple[Conv, ...]:
-    if spec.block == "basic":
-        shapes = [(inputs, width, 3, stride, 1), (width, outputs, 3, 1, 1)]
-    else:
-        first, middle = (stride, 1) if spec.stride_in == "1x1" else (1, stride)
-        shapes = [
-            (inputs, width, 1, first, 1),
-            (width, width, 3, middle, spec.groups),
-            (width, outputs, 1, 1, 1),
-        ]
-    convs = []
-    for i, (c_in, c_out, kernel, step, groups) in enumerate(shapes, start=1):
-        conv = Conv(f"{name}.conv{i}", f"{name}.bn{i}", c_in, c_out, kernel, step, groups)
-        if spec.blur == "after" and step == 2:
-            conv = replace(conv, stride=1, blurs_after=True)
-        convs.append(_add_blur(spec, conv))
-    return tuple(convs)
-
-
-def _add_blur(spec: ModelSpec, conv: Conv) -> Conv:
-    """Return a convolution of a block with the blur before it, if there is one."""
-    return replace(conv, before="blur") if spec.blur == "before" and conv.stride == 2 else conv
-
-
-def convolutions(spec: ModelSpec) -> Iterator[Conv]:
-    """Yield every convolution of the model with a batch norm, in torchvision's order of names."""
-    yield from stem(spec)
-    for block in blocks(spec):
-        yield from block.convs
-        if block.shortcut is not None:
-            yield block.shortcut
-
-
-def features(spec: ModelSpec) -> int:
-    """Return the number of channels that enter the classifier."""
-    return spec.widths[-1] * spec.expansion
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """Name, shape and role of one tensor of a model."""
-
-    name: str
-    shape: tuple[int, ...]
-    role: Role
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether the optimizer updates it (batch norm statistics are not trained)."""
-        return self.role in TRAINED_ROLES
-
-    def is_listed(self, roles: Collection[ListedRole]) -> bool:
-        """Return whether a list of roles includes it: by its role or, in a shortcut, by `shortcut_`
-        and its role. `fc_bias` includes the biases of squeeze-and-excitation.
-
-        >>> scale = Tensor("layer1.0.downsample.1.weight", (64,), "bn_scale")
-        >>> scale.is_listed(["shortcut_bn_scale"])
-        True
-        """
-        if self.role == "se_bias" and "fc_bias" in roles:
-            return True
-        return self.role in roles or (
-            ".downsample." in self.name and f"shortcut_{self.role}" in roles
-        )
-
-
-def tensors(spec: ModelSpec, logits: int) -> Iterator[Tensor]:
-    """Yield every tensor of the model, in torchvision's and timm's order of names."""
-    for conv in stem(spec):
-        yield from _list_tensors(conv)
-    for block in blocks(spec):
-        for conv in block.convs:
-            yield from _list_tensors(conv)
-        if block.squeeze is not None:
-            yield from block.squeeze.tensors()
-        if block.shortcut is not None:
-            yield from _list_tensors(block.shortcut)
-    yield Tensor("fc.weight", (logits, features(spec)), "fc_weight")
-    yield Tensor("fc.bias", (logits,), "fc_bias")
-
-
-def _list_tensors(conv: Conv) -> Iterator[Tensor]:
-    yield Tensor(f"{conv.name}.weight", conv.shape, "conv_weight")
-    for suffix, role in _BATCH_NORM:
-        yield Tensor(f"{conv.bn_name}.{suffix}", (conv.outputs,), role)
-
-
-_BATCH_NORM: tuple[tuple[str, Role], ...] = (
-    ("weight", "bn_scale"),
-    ("bias", "bn_bias"),
-    ("running_mean", "bn_mean"),
-    ("running_var", "bn_var"),
-)
-
-
-def parameter_count(spec: ModelSpec, logits: int) -> int:
-    """Return the number of trained parameters.
-
-    >>> parameter_count(MODELS["resnet50"], 1000), parameter_count(MODELS["resnext101-32x4d"], 1000)
-    (25557032, 44177704)
-    """
-    return sum(math.prod(tensor.shape) for tensor in tensors(spec, logits) if tensor.is_trained)
-
-
 def recognise(shapes: dict[str, tuple[int, ...]]) -> tuple[str, int]:
     """Return the name of the model with exactly these tensors, and its number of logits.
 
@@ -480,7 +477,7 @@ def recognise(shapes: dict[str, tuple[int, ...]]) -> tuple[str, int]:
     """
     logits = math.prod(shapes.get("fc.bias", (0,)))
     for name, spec in MODELS.items():
-        if {tensor.name: tensor.shape for tensor in tensors(spec, logits)} == shapes:
+        if {tensor.name: tensor.shape for tensor in spec.list_tensors(logits)} == shapes:
             return name, logits
     raise RecipeError(
         f"these {len(shapes)} tensors fit no known model. Known: {', '.join(MODELS)}."

@@ -10,14 +10,7 @@ docs/reference/benchmark-figures.md explains both.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lockstep.models.architectures import (
-    Conv,
-    ModelSpec,
-    blocks,
-    features,
-    parameter_count,
-    stem,
-)
+from lockstep.models.architectures import Conv, ModelSpec
 
 VALUE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 """Bytes of an activation, by precision."""
@@ -49,11 +42,11 @@ def layers(spec: ModelSpec, image_size: int, logits: int) -> Iterator[Layer]:
     """Yield every convolution of an image of `image_size` pixels a side, from the stem on, and
     finally the classifier."""
     size = image_size
-    for conv in stem(spec):
+    for conv in spec.list_stem():
         yield _layer(conv, size)
         size = _after(conv, size)
     size = _halve(size)  # the max pool
-    for block in blocks(spec):
+    for block in spec.list_blocks():
         entering = size
         for conv in block.convs:
             yield _layer(conv, size)
@@ -65,8 +58,8 @@ def layers(spec: ModelSpec, image_size: int, logits: int) -> Iterator[Layer]:
             yield Layer(outside * hidden, hidden, outside, outside * hidden)
         if block.shortcut is not None:
             yield _layer(block.shortcut, entering)
-    classifier = features(spec) * logits
-    yield Layer(classifier, features(spec), logits, classifier)
+    classifier = spec.features * logits
+    yield Layer(classifier, spec.features, logits, classifier)
 
 
 def _layer(conv: Conv, size: int) -> Layer:
@@ -128,7 +121,7 @@ def work(
         values = sum(3 * layer.inputs + 11 * layer.outputs for layer in convolutions)
         values -= first.inputs + first.outputs
         values += 3 * (classifier.inputs + classifier.outputs) + 2 * added
-        batch_bytes = 3 * batch_bytes + UPDATE_BYTES * parameter_count(spec, logits)
+        batch_bytes = 3 * batch_bytes + UPDATE_BYTES * spec.count_parameters(logits)
     else:
         values = sum(layer.inputs + layer.outputs for layer in all_layers) + added
     return Work(2.0 * macs, values * value_bytes + batch_bytes / batch)
@@ -137,7 +130,7 @@ def work(
 def _count_added(spec: ModelSpec, image_size: int) -> Iterator[int]:
     """Yield the number of values that each block's addition reads from the shortcut."""
     size = _halve(_halve(image_size))
-    for block in blocks(spec):
+    for block in spec.list_blocks():
         for conv in block.convs:
             size = _after(conv, size)
         yield block.convs[-1].outputs * size**2

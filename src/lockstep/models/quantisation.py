@@ -27,7 +27,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lockstep.models.architectures import ModelSpec, convolutions
+from lockstep.models.architectures import ModelSpec
 from lockstep.models.state import check_names
 from lockstep.system.errors import CheckpointError, DivergedError
 
@@ -46,7 +46,7 @@ Each is a float32."""
 def layers(spec: ModelSpec) -> tuple[str, ...]:
     """Return the names of the layers that are quantised, in torchvision's order: all convolutions
     and "fc"."""
-    return (*(conv.name for conv in convolutions(spec)), "fc")
+    return (*(conv.name for conv in spec.list_convolutions()), "fc")
 
 
 def input_scales(largest: Mapping[str, float]) -> Scales:

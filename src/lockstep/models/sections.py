@@ -7,7 +7,7 @@ A prefix is one or more whole parts of a name: "layer1" and "layer1.0.bn1" are p
 import difflib
 from collections.abc import Iterable
 
-from lockstep.models.architectures import ModelSpec, blocks
+from lockstep.models.architectures import ModelSpec
 from lockstep.system.errors import nearest
 
 BACKBONE = "backbone"
@@ -22,7 +22,7 @@ def sections(spec: ModelSpec) -> list[str]:
     >>> sections(MODELS["resnet18"])[:3], sections(MODELS["resnet18"])[-2:]
     (['fc', 'layer4.1', 'layer4.0'], ['layer1.0', 'stem'])
     """
-    names = [block.name for block in blocks(spec)]
+    names = [block.name for block in spec.list_blocks()]
     return [CLASSIFIER, *reversed(names), STEM]
 
 

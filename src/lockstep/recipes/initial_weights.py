@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from lockstep.models.architectures import STEM_KERNELS, Tensor, blocks, model_spec, tensors
+from lockstep.models.architectures import STEM_KERNELS, Tensor
 from lockstep.models.state import State
 from lockstep.recipes.philox import Purpose, draw, normal, uniform
 from lockstep.recipes.recipe import Recipe
@@ -17,15 +17,15 @@ _TRUNCATED_STD = 0.87962566103423978
 def initial_tensors(recipe: Recipe) -> dict[str, np.ndarray]:
     """Return every tensor of the recipe's model at step 0: name -> float32 array, in the model's
     order."""
-    spec = model_spec(recipe.model)
-    table = {tensor.name: tensor for tensor in tensors(spec, recipe.logits)}
+    spec = recipe.spec
+    table = {tensor.name: tensor for tensor in spec.list_tensors(recipe.logits)}
     values = {}
     for i, (name, tensor) in enumerate(table.items()):
         weight = table.get(name.replace(".bias", ".weight"), tensor)
         fan_in = math.prod(weight.shape[1:])
         values[name] = _draw_values(recipe, tensor, fan_in, i)
     if recipe.zero_init_last_bn:
-        for block in blocks(spec):
+        for block in spec.list_blocks():
             values[f"{block.convs[-1].bn_name}.weight"][:] = 0
     return values
 
@@ -34,7 +34,7 @@ def zero_momentum(recipe: Recipe) -> dict[str, np.ndarray]:
     """Return a zero velocity for every trained tensor: name -> float32 array."""
     return {
         tensor.name: np.zeros(tensor.shape, np.float32)
-        for tensor in tensors(model_spec(recipe.model), recipe.logits)
+        for tensor in recipe.list_tensors()
         if tensor.is_trained
     }
 

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lockstep.models.architectures import features, model_spec
 from lockstep.recipes.crops import draw_crops, resize_shorter_sides, whole_windows
 from lockstep.recipes.epoch_order import SampleOrder, order_samples
 from lockstep.recipes.image_sizes import find_size, list_sizes
@@ -258,7 +257,7 @@ def keep_features(recipe: Recipe, epoch: int, positions: np.ndarray) -> np.ndarr
     if not recipe.dropout:
         return None
     numbers = Numbers(recipe.seed, epoch, positions)
-    drawn = numbers.rows(Purpose.DROPOUT, features(model_spec(recipe.model)))
+    drawn = numbers.rows(Purpose.DROPOUT, recipe.spec.features)
     return uniform(drawn) >= recipe.dropout
 
 

@@ -5,17 +5,13 @@ The published recipes are in `lockstep.recipes.published`. The meaning of each f
 in `lockstep.recipes.fields` alone.
 """
 
+from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
 from pydantic import PrivateAttr, model_validator
 
-from lockstep.models.architectures import (
-    Tensor,
-    model_spec,
-    parameter_count,
-    tensors,
-)
+from lockstep.models.architectures import ModelSpec, Tensor, model_spec
 from lockstep.models.sections import check_prefixes, has_prefix
 from lockstep.recipes import limits
 from lockstep.recipes.augmentation_list import load_plug_ins
@@ -89,6 +85,15 @@ class Recipe(
         return super().replace(**following_fields(changes)).rename(self.based_on)
 
     @property
+    def spec(self) -> ModelSpec:
+        """The architecture of `model`."""
+        return model_spec(self.model)
+
+    def list_tensors(self) -> Iterator[Tensor]:
+        """Yield every tensor of the model, in torchvision's and timm's order of names."""
+        return self.spec.list_tensors(self.logits)
+
+    @property
     def division(self) -> float | Fold:
         """What is set apart for validation: a share of the images, or a fold of them; 0.0: none."""
         return Fold(self.fold, self.folds, self.seed) if self.folds else self.validation_share
@@ -145,7 +150,7 @@ class Recipe(
                 "quantisation finds the scales of layers on images of one size before the first"
                 " step; leave out image_sizes, or quantise a run that starts from its weights"
             )
-        count = parameter_count(model_spec(self.model), self.logits)
+        count = self.spec.count_parameters(self.logits)
         if count > limits.MOST_PARAMETERS:
             raise ValueError(
                 f"the model has {count:,} parameters with {self.logits} logits; expected at most"
@@ -163,7 +168,7 @@ class Recipe(
                 f"class_weights has {len(weights)} numbers; expected one for each of the"
                 f" {self.logits} logits (for {len(weights)} classes, set logits={len(weights)} too)"
             )
-        table = list(tensors(model_spec(self.model), self.logits))
+        table = list(self.list_tensors())
         known = [tensor.name for tensor in table]
         for name in self.sparsity_excluded:
             if name not in known:

@@ -9,7 +9,6 @@ them.
 
 import numpy as np
 
-from lockstep.models.architectures import blocks, model_spec
 from lockstep.recipes.recipe import Recipe
 
 
@@ -22,7 +21,7 @@ def drop_rates(recipe: Recipe) -> dict[str, float]:
     >>> list(drop_rates(Recipe(model="resnet18", stochastic_depth=0.875)).values())[::3]
     [0.0, 0.375, 0.75]
     """
-    names = [block.name for block in blocks(model_spec(recipe.model))]
+    names = [block.name for block in recipe.spec.list_blocks()]
     return {name: recipe.stochastic_depth * i / (len(names) - 1) for i, name in enumerate(names)}
 
 

@@ -9,7 +9,6 @@ A batch norm whose scale and bias are both frozen is frozen: it computes with it
 statistics, and these stay as they are.
 """
 
-from lockstep.models.architectures import convolutions, model_spec, tensors
 from lockstep.models.sections import count_parts, find_section, has_prefix, sections
 from lockstep.recipes.recipe import Recipe
 
@@ -23,10 +22,10 @@ def rate_factors(recipe: Recipe) -> dict[str, float]:
     >>> factors["fc.bias"], factors["layer4.1.conv1.weight"], "layer1.0.conv1.weight" in factors
     (10.0, 0.25, False)
     """
-    spec = model_spec(recipe.model)
+    spec = recipe.spec
     depths = {section: depth for depth, section in enumerate(sections(spec))}
     factors = {}
-    for tensor in tensors(spec, recipe.logits):
+    for tensor in spec.list_tensors(recipe.logits):
         name = tensor.name
         if not tensor.is_trained or any(has_prefix(name, prefix) for prefix in recipe.frozen):
             continue
@@ -41,7 +40,7 @@ def rate_factors(recipe: Recipe) -> dict[str, float]:
 def frozen_norms(recipe: Recipe) -> frozenset[str]:
     """Return the names of the batch norms that are frozen, such as "layer1.0.bn1"."""
     factors = rate_factors(recipe)
-    names = [conv.bn_name for conv in convolutions(model_spec(recipe.model))]
+    names = [conv.bn_name for conv in recipe.spec.list_convolutions()]
     return frozenset(
         name for name in names if f"{name}.weight" not in factors and f"{name}.bias" not in factors
     )
@@ -54,7 +53,7 @@ def changing_tensors(recipe: Recipe) -> list[str]:
     frozen = frozen_norms(recipe)
     return [
         tensor.name
-        for tensor in tensors(model_spec(recipe.model), recipe.logits)
+        for tensor in recipe.list_tensors()
         if tensor.name in factors
         or (not tensor.is_trained and tensor.name.rpartition(".")[0] not in frozen)
     ]
@@ -64,4 +63,4 @@ def lowest_trained_section(recipe: Recipe) -> str:
     """Return the last section, from the classifier down, that has a trained tensor. Nothing below
     it needs a gradient."""
     trained = {find_section(name) for name in rate_factors(recipe)}
-    return [name for name in sections(model_spec(recipe.model)) if name in trained][-1]
+    return [name for name in sections(recipe.spec) if name in trained][-1]

@@ -13,7 +13,6 @@ import numpy as np
 
 from lockstep.backends import Engine
 from lockstep.data.index import Index, find_cache_folder
-from lockstep.models.architectures import features, model_spec
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.runs.context import RunContext, stop_before_training
@@ -34,7 +33,7 @@ def feature_recipe(recipe: Recipe) -> Recipe:
     preprocessing."""
     fields = recipe.evaluation_recipe().fields()
     network = {name: fields[name] for name in _NETWORK}
-    count = features(model_spec(recipe.model))
+    count = recipe.spec.features
     return Recipe.of(recipe.preprocessing() | network | {"logits": count})
 
 

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save as serialise
 
-from lockstep.models import architectures
 from lockstep.models.state import State, check_fit
 from lockstep.recipes import Recipe, difference
 from lockstep.recipes.field_validation import format_value
@@ -196,8 +195,8 @@ def _fit_classifier(
 
 def _check_shapes(weights: Weights, fitted: dict[str, np.ndarray], recipe: Recipe) -> None:
     """Raise `CheckpointError` if tensors do not have the names and shapes of the recipe's model."""
-    spec = architectures.model_spec(recipe.model)
-    expected = {tensor.name: tensor.shape for tensor in architectures.tensors(spec, recipe.logits)}
+    spec = recipe.spec
+    expected = {tensor.name: tensor.shape for tensor in spec.list_tensors(recipe.logits)}
     if expected.keys() != fitted.keys() and weights.recipe.model != recipe.model:
         held = weights.recipe.fields()["model"]
         name = held if isinstance(held, str) else "another network"

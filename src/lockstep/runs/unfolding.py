@@ -15,7 +15,7 @@ import numpy as np
 from lockstep.backends.reference.norm_inputs import Moments, measure_norm_inputs
 from lockstep.data.index import subset
 from lockstep.data.loading.loaders import open_evaluation
-from lockstep.models.architectures import Conv, convolutions, model_spec
+from lockstep.models.architectures import Conv
 from lockstep.runs.context import RunContext, stop_before_training
 from lockstep.runs.starting_weights import Start
 from lockstep.system import heartbeat
@@ -39,7 +39,7 @@ def unfold_start(run: RunContext, start: Start) -> Start:
         return start
     moments = measure_norm_inputs(run.recipe, start.tensors, _load_images(run))
     tensors = dict(start.tensors)
-    for conv in convolutions(model_spec(run.recipe.model)):
+    for conv in run.recipe.spec.list_convolutions():
         if conv.bn_name in start.folded_norms:
             tensors |= unfold(conv, tensors, moments[conv.bn_name], run.recipe.bn_epsilon)
     images = min(len(run.sets.training), MOST_IMAGES)

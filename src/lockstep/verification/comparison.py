@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.models.architectures import model_spec, tensors
 from lockstep.recipes import Recipe
 from lockstep.recipes.trained_tensors import rate_factors
 from lockstep.verification.bounds import BOUNDS, Bound, angle, distance, largest
@@ -108,7 +107,7 @@ def _compute_definitions(actual: Arrays, workload: Workload) -> dict[str, Arrays
     the rounding of a gradient does not hide them."""
     recipe = workload.recipe
     decay = {}
-    for tensor in tensors(model_spec(recipe.model), recipe.logits):
+    for tensor in recipe.list_tensors():
         if tensor.is_trained:
             value = workload.state.tensors[tensor.name]
             decay[tensor.name] = DECAY * recipe.decays(tensor) * value

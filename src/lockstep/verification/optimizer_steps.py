@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.trained_tensors import rate_factors
@@ -37,7 +36,7 @@ class OptimizerStep:
     @property
     def decays(self) -> dict[str, float]:
         """The weight decay of every tensor."""
-        table = tensors(model_spec(self.recipe.model), self.recipe.logits)
+        table = self.recipe.list_tensors()
         return {t.name: self.recipe.weight_decay * self.recipe.decays(t) for t in table}
 
     def gradients(self) -> Arrays:

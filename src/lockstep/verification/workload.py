@@ -10,8 +10,7 @@ from lockstep.data import Batch
 from lockstep.data.index import open_index
 from lockstep.data.loading.loaders import make_loader, plan_training
 from lockstep.data.textures import draw_data_set
-from lockstep.models import architectures
-from lockstep.models.architectures import blocks, convolutions, model_spec, narrow_model
+from lockstep.models.architectures import model_spec, narrow_model
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.recipes.initial_weights import initial_state
@@ -222,14 +221,14 @@ def vary_state(recipe: Recipe, initial: State) -> State:
     """
     random = np.random.default_rng(0)
     tensors = dict(initial.tensors)
-    for tensor in architectures.tensors(model_spec(recipe.model), recipe.logits):
+    for tensor in recipe.list_tensors():
         if tensor.role in ("bn_scale", "bn_var"):
             tensors[tensor.name] = random.uniform(0.5, 1.5, tensor.shape).astype(np.float32)
         elif tensor.role in ("bn_mean", "se_bias", "fc_bias"):
             tensors[tensor.name] = random.normal(0, 0.3, tensor.shape).astype(np.float32)
-    for conv in convolutions(model_spec(recipe.model)):
+    for conv in recipe.spec.list_convolutions():
         tensors[f"{conv.bn_name}.bias"] = 6 * tensors[f"{conv.bn_name}.weight"]
-    for block in blocks(model_spec(recipe.model)):
+    for block in recipe.spec.list_blocks():
         tensors[f"{block.convs[-2].bn_name}.bias"][::3] *= -1
         if block.squeeze is not None:
             # Means are large here. The rounding of their sums would be that of the sigmoid's input.

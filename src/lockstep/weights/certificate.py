@@ -19,7 +19,6 @@ from safetensors.numpy import save_file
 
 from lockstep import backends
 from lockstep.data.textures import PATTERNS, draw_texture
-from lockstep.models.architectures import model_spec
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import write_json
@@ -136,9 +135,7 @@ def _write_part(folder: Path, part: str, recipe: Recipe, tensors: Mapping[str, n
     """Write weights and their recipe as `logits_process` reads them."""
     arrays = {name: np.ascontiguousarray(value, np.float32) for name, value in tensors.items()}
     save_file(arrays, folder / f"{part}.safetensors")
-    plain = recipe.replace(
-        precision="fp32", quantisation="none", ema_decay=0.0, model=model_spec(recipe.model)
-    )
+    plain = recipe.replace(precision="fp32", quantisation="none", ema_decay=0.0, model=recipe.spec)
     write_json(folder / f"{part}.json", plain.fields())
 
 

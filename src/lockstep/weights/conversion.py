@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.models.architectures import model_spec
 from lockstep.models.calibration import UNCALIBRATED
 from lockstep.recipes import Recipe
 from lockstep.system.deprecation import accept_old_names
@@ -111,7 +110,7 @@ def _check_target(target: Path, to: str, classes: Classes | None) -> None:
 
 def _check_parts(weights: Weights, to: str) -> None:
     """Raise `CheckpointError` if the model has a part that a format cannot hold."""
-    missing = set(model_spec(weights.recipe.model).parts) - set(TARGETS[to].parts)
+    missing = set(weights.recipe.spec.parts) - set(TARGETS[to].parts)
     if missing:
         others = [name for name, format in TARGETS.items() if missing <= set(format.parts)]
         raise CheckpointError(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.models.architectures import Role, model_spec, tensors
+from lockstep.models.architectures import Role
 from lockstep.weights.opened_weights import Weights
 from lockstep.weights.opening import open_weights
 from lockstep.weights.preprocessing import FIELDS
@@ -116,8 +116,8 @@ _ODDITIES: tuple[tuple[str, Role | None, Callable[[np.ndarray], bool]], ...] = (
 def find_oddities(weights: Weights) -> Iterator[str]:
     """Yield what is odd in the values: not finite, dead channels, batch norms that never saw an
     image or a variance of 0."""
-    spec = model_spec(weights.recipe.model)
-    roles = {tensor.name: tensor.role for tensor in tensors(spec, weights.recipe.logits)}
+    spec = weights.recipe.spec
+    roles = {tensor.name: tensor.role for tensor in spec.list_tensors(weights.recipe.logits)}
     for oddity, role, is_odd in _ODDITIES:
         names = [
             name

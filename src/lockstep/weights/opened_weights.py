@@ -7,7 +7,6 @@ from typing import Self
 
 import numpy as np
 
-from lockstep.models.architectures import convolutions, model_spec
 from lockstep.models.calibration import UNCALIBRATED, Calibration
 from lockstep.models.quantisation import Scales
 from lockstep.models.state import State
@@ -83,7 +82,7 @@ class Weights:
         otherwise the identity as readers write it."""
         variance = np.float32(1 - self.recipe.bn_epsilon)
         names = []
-        for conv in convolutions(model_spec(self.recipe.model)):
+        for conv in self.recipe.spec.list_convolutions():
             mean = self.tensors[f"{conv.bn_name}.running_mean"]
             if (mean == 0).all() and (
                 self.tensors[f"{conv.bn_name}.running_var"] == variance

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.models.architectures import MODELS, ModelSpec, model_spec, tensors
+from lockstep.models.architectures import MODELS, ModelSpec, model_spec
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError, nearest
 from lockstep.weights.choosing import choose_weights
@@ -156,4 +156,4 @@ def _compute_as(weights: Weights, model: str) -> Weights:
 
 
 def _list_shapes(model: str | ModelSpec, logits: int) -> dict[str, tuple[int, ...]]:
-    return {tensor.name: tensor.shape for tensor in tensors(model_spec(model), logits)}
+    return {tensor.name: tensor.shape for tensor in model_spec(model).list_tensors(logits)}

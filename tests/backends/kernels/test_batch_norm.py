@@ -13,7 +13,7 @@ from benchmarks.gpu import kernels as part
 from lockstep.backends.torch.fused_batch_norm import FusedBatchNorm, fuse
 from lockstep.backends.torch.kernels import batch_norm, operators
 from lockstep.backends.torch.kernels.batch_norm import Tiling
-from lockstep.models.architectures import MODELS, tensors
+from lockstep.models.architectures import MODELS
 from tests.backends.kernels.bounds import STORAGE, Storage
 from tests.backends.kernels.device import DEVICE
 from tests.backends.kernels.errors import (
@@ -236,7 +236,7 @@ def test_activations_are_read_and_written_as_often_as_documented(
 
 def test_every_batch_norm_of_a_model_is_measured() -> None:
     counts = part.count_layers(MODELS["resnet50"], 224)
-    scales = [t for t in tensors(MODELS["resnet50"], 1000) if t.role == "bn_scale"]
+    scales = [t for t in MODELS["resnet50"].list_tensors(1000) if t.role == "bn_scale"]
     assert sum(counts.values()) == len(scales) == 53
     assert sum(count * layer.channels for layer, count in counts.items()) == sum(
         t.shape[0] for t in scales

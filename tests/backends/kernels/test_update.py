@@ -14,7 +14,6 @@ from lockstep.backends.torch.kernels.update import Row, UpdateKernel
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.step_graph import WARM_UP, StepGraph
 from lockstep.backends.torch.updating import Update
-from lockstep.models.architectures import model_spec
 from lockstep.recipes import Recipe
 from tests.backends.capturer import CudaEvents, TapeCapturer
 from tests.backends.kernels.device import NARROW
@@ -196,7 +195,7 @@ MASKED = "layer4.0.conv2.weight"
 
 def make_update(recipe: Recipe, *, is_fused: bool) -> tuple[Update, Model]:
     torch.manual_seed(0)
-    model = Model(model_spec(recipe.model), recipe).to(DEVICE)
+    model = Model(recipe.spec, recipe).to(DEVICE)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     parameters = dict(model.named_parameters())
     update = Update(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from lockstep.models.architectures import ModelSpec, model_spec, tensors
+from lockstep.models.architectures import ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -61,7 +61,7 @@ def apply_edits(data: bytes, edits: list[tuple[float, int, bytes]]) -> bytes:
 def state_of(recipe: Recipe, step: int = 7) -> State:
     """Return a state in which all values are different, so that no two can be confused."""
     random = np.random.default_rng(step)
-    expected = list(tensors(model_spec(recipe.model), recipe.logits))
+    expected = list(recipe.list_tensors())
     values = {tensor.name: random.standard_normal(tensor.shape, np.float32) for tensor in expected}
     trained = [tensor for tensor in expected if tensor.is_trained]
     return State(

@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.models.architectures import Tensor, model_spec, tensors
+from lockstep.models.architectures import Tensor
 from lockstep.system.errors import LockstepError
 from lockstep.weights import LOCKSTEP, Weights, open_weights
 from lockstep.weights.formats import keras_process
@@ -66,7 +66,7 @@ def unlike(actual: Weights) -> str:
     """Return what does not fit in weights; "" if they are what users of `open_weights` rely on."""
     recipe = actual.recipe
     state = actual.state
-    expected = list(tensors(model_spec(recipe.model), recipe.logits))
+    expected = list(recipe.list_tensors())
     if "fc.bias" not in state.tensors and actual.origin != LOCKSTEP:
         expected = [tensor for tensor in expected if not tensor.name.startswith("fc.")]
     trained = [tensor for tensor in expected if tensor.is_trained]

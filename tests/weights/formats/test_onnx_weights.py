@@ -15,13 +15,7 @@ import torch
 
 from lockstep import backends
 from lockstep.inference import onnx_model
-from lockstep.models.architectures import (
-    MODELS,
-    ModelSpec,
-    convolutions,
-    model_spec,
-    narrow_model,
-)
+from lockstep.models.architectures import MODELS, ModelSpec, narrow_model
 from lockstep.models.quantisation import layers
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.weights import Weights
@@ -125,7 +119,7 @@ def test_a_model_with_folded_batch_norms_has_its_logits(model: ModelSpec, tmp_pa
     }
     weights = read(tmp_path / "a")
     assert (weights.recipe.model, weights.has_preprocessing) == (model, False)
-    norms = [conv.bn_name for conv in convolutions(model)]
+    norms = [conv.bn_name for conv in model.list_convolutions()]
     assert weights.folded_norms == tuple(norms)
     assert "batch norms are folded into their convolutions" in weights.remarks[1]
     assert_close(run_reference(weights, IMAGES), run_onnxruntime(tmp_path / "a", IMAGES))
@@ -386,7 +380,7 @@ def test_without_the_package_it_is_told_how_to_get_it(
 def test_weights_given_int8_are_multiples_of_the_scales_of_their_channels(tmp_path: Path) -> None:
     recipe = recipe_of(quantisation="int8")
     tensors = random_tensors(recipe, 1)
-    scales = dict.fromkeys(layers(model_spec(recipe.model)), 0.5)
+    scales = dict.fromkeys(layers(recipe.spec), 0.5)
     (tmp_path / "model.onnx").write_bytes(
         onnx_model.build_model(recipe, tensors, (), scales).SerializeToString()
     )

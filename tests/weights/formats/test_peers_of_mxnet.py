@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep.models.architectures import MODELS, tensors
+from lockstep.models.architectures import MODELS
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_mxnet_90ep
@@ -43,7 +43,7 @@ def state() -> State:
     """Return values of a size that keeps probabilities away from 0 and 1."""
     random = np.random.default_rng(11)
     values = {}
-    for tensor in tensors(RESNET, 10):
+    for tensor in RESNET.list_tensors(10):
         if len(tensor.shape) > 1:
             value = random.standard_normal(tensor.shape) * (2 / np.prod(tensor.shape[1:])) ** 0.5
         else:

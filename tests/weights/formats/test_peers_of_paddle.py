@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.models.architectures import MODELS, TRAINED_ROLES, tensors
+from lockstep.models.architectures import MODELS, TRAINED_ROLES
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_paddle_90ep
@@ -72,7 +72,7 @@ def ours(theirs: Path, programs: str) -> Path:
 
 def state() -> State:
     random = np.random.default_rng(11)
-    expected = list(tensors(RESNET, 10))
+    expected = list(RESNET.list_tensors(10))
     values = {
         tensor.name: (
             random.uniform(0.5, 1.5, tensor.shape).astype(np.float32)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from lockstep.models.architectures import MODELS, ModelSpec, convolutions, tensors
+from lockstep.models.architectures import MODELS, ModelSpec
 from lockstep.weights.formats.structure import Shape, match
 
 LEAVES = {
@@ -19,13 +19,13 @@ def variables_of(spec: ModelSpec, logits: int = 1001) -> dict[str, tuple[str, Sh
     """Return by canonical name: another program's variable, with all of a layer in one scope, and
     its shape in HWIO."""
     scopes = {}
-    for conv in convolutions(spec):
+    for conv in spec.list_convolutions():
         scope = f"net/{conv.name.replace('.', '/').replace('downsample/0', 'projection')}"
         scopes |= {f"{conv.name}.weight": f"{scope}/w"}
         scopes |= {f"{conv.bn_name}.{suffix}": f"{scope}/{leaf}" for suffix, leaf in LEAVES.items()}
     scopes |= {"fc.weight": "net/top/w", "fc.bias": "net/top/b"}
     variables = {}
-    for tensor in tensors(spec, logits):
+    for tensor in spec.list_tensors(logits):
         turned = (
             [tensor.shape[i] for i in (2, 3, 1, 0)]
             if len(tensor.shape) == 4

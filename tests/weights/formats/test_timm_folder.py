@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from lockstep.models.architectures import MODELS, tensors
+from lockstep.models.architectures import MODELS
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -40,7 +40,7 @@ CONFIG: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def state() -> State:
     """Weights of a ResNet-18 in which every tensor has another value."""
-    expected = tensors(MODELS["resnet18"], 3)
+    expected = MODELS["resnet18"].list_tensors(3)
     return State(
         9,
         {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.models.architectures import ModelSpec, model_spec, tensors
+from lockstep.models.architectures import ModelSpec
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import torch_file
@@ -128,7 +128,7 @@ def test_all_that_a_state_dict_does_not_hold_is_named(tmp_path: Path) -> None:
 def test_the_builder_of_resnext_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_of("resnext101-32x4d")
     monkeypatch.setattr(torch_file, "save", lambda path, value: path.write_bytes(b""))
-    expected = tensors(model_spec(recipe.model), recipe.logits)
+    expected = recipe.list_tensors()
     state = State(
         0, {tensor.name: np.broadcast_to(np.float32(0), tensor.shape) for tensor in expected}, {}
     )

@@ -7,7 +7,7 @@ figures are in benchmarks/notes/engines.md.
 
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,9 +42,10 @@ def convolve(
     On a CPU, groups are computed in packs: a value that is not finite in a group makes those of the
     other groups of its pack NaN.
     """
+    geometry = _Geometry(strides, tuple(padding), groups, precision)
     if groups == 1 or on_gpu:
-        return _convolve(x, kernel, strides, tuple(padding), groups, precision)
-    return _convolve_packs(x, kernel, strides, tuple(padding), groups, precision)
+        return _convolve(x, kernel, geometry)
+    return _convolve_packs(x, kernel, geometry)
 
 
 def list_cpu_options() -> dict[str, Any]:
@@ -70,65 +71,47 @@ def _is_known(name: str, value: Any) -> bool:
     return True
 
 
-def _convolve(
-    x: Array,
-    kernel: Array,
-    strides: tuple[int, int],
-    padding: Padding,
-    groups: int,
-    precision: lax.Precision | None,
-    dilation: tuple[int, int] = (1, 1),
-) -> Array:
+class _Geometry(NamedTuple):
+    """How a convolution is computed, apart from its arrays."""
+
+    strides: tuple[int, int]
+    padding: Padding
+    groups: int
+    precision: lax.Precision | None
+    dilation: tuple[int, int] = (1, 1)
+
+
+def _convolve(x: Array, kernel: Array, geometry: _Geometry) -> Array:
     return lax.conv_general_dilated(
         x,
         kernel,
-        strides,
-        padding,
-        rhs_dilation=dilation,
+        geometry.strides,
+        geometry.padding,
+        rhs_dilation=geometry.dilation,
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        feature_group_count=groups,
-        precision=precision,
+        feature_group_count=geometry.groups,
+        precision=geometry.precision,
     )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
-def _convolve_packs(
-    x: Array,
-    kernel: Array,
-    strides: tuple[int, int],
-    padding: Padding,
-    groups: int,
-    precision: lax.Precision | None,
-) -> Array:
-    packs = _count_packs(kernel, groups)
-    return _convolve(x, _widen(kernel, groups), strides, padding, packs, precision)
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _convolve_packs(x: Array, kernel: Array, geometry: _Geometry) -> Array:
+    packs = _count_packs(kernel, geometry.groups)
+    return _convolve(x, _widen(kernel, geometry.groups), geometry._replace(groups=packs))
 
 
-def _keep(
-    x: Array,
-    kernel: Array,
-    strides: tuple[int, int],
-    padding: Padding,
-    groups: int,
-    precision: lax.Precision | None,
-) -> tuple[Array, tuple[Array, Array]]:
-    return _convolve_packs(x, kernel, strides, padding, groups, precision), (x, kernel)
+def _keep(x: Array, kernel: Array, geometry: _Geometry) -> tuple[Array, tuple[Array, Array]]:
+    return _convolve_packs(x, kernel, geometry), (x, kernel)
 
 
 def _differentiate(
-    strides: tuple[int, int],
-    padding: Padding,
-    groups: int,
-    precision: lax.Precision | None,
-    kept: tuple[Array, Array],
-    d_y: Array,
+    geometry: _Geometry, kept: tuple[Array, Array], d_y: Array
 ) -> tuple[Array, Array]:
     x, kernel = kept
-    packs = _count_packs(kernel, groups)
-    wide = _widen(kernel, groups)
-    (d_x,) = jax.linear_transpose(
-        lambda x: _convolve(x, wide, strides, padding, packs, precision), x
-    )(d_y)
+    packs = _count_packs(kernel, geometry.groups)
+    in_packs = geometry._replace(groups=packs)
+    wide = _widen(kernel, geometry.groups)
+    (d_x,) = jax.linear_transpose(lambda x: _convolve(x, wide, in_packs), x)(d_y)
 
     # The gradient of the kernel is a convolution as well: of images whose batch axis are the
     # channels of a pack, with `d_y` as the kernel, and with the images of all packs as channels.
@@ -136,19 +119,15 @@ def _differentiate(
     size = channels // packs
     by_channel = x.reshape(images, height, width, packs, size).transpose(4, 1, 2, 3, 0)
     pads = []
-    for axis, (before, _) in enumerate(padding):
-        reached = kernel.shape[axis] + strides[axis] * (d_y.shape[1 + axis] - 1)
+    for axis, (before, _) in enumerate(geometry.padding):
+        reached = kernel.shape[axis] + geometry.strides[axis] * (d_y.shape[1 + axis] - 1)
         pads.append((before, reached - before - x.shape[1 + axis]))
     d_wide = _convolve(
         by_channel.reshape(size, height, width, packs * images),
         d_y.transpose(1, 2, 0, 3),
-        (1, 1),
-        tuple(pads),
-        packs,
-        precision,
-        dilation=strides,
+        _Geometry((1, 1), tuple(pads), packs, geometry.precision, dilation=geometry.strides),
     )
-    return d_x, _narrow(d_wide.transpose(1, 2, 0, 3), kernel.shape, groups)
+    return d_x, _narrow(d_wide.transpose(1, 2, 0, 3), kernel.shape, geometry.groups)
 
 
 _convolve_packs.defvjp(_keep, _differentiate)

@@ -33,7 +33,6 @@ from lockstep.backends.shared.handles import FutureHandle
 from lockstep.backends.shared.handles import Rows as FetchedRows
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.data import Batch
-from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.metrics import Scores
 from lockstep.models.quantisation import check_scales, layers
 from lockstep.models.state import State, check_masks
@@ -65,7 +64,7 @@ class JaxEngine:
         self._scale = LossScale(recipe)
         arrays = new_arrays(recipe)
         self._names = list(arrays)
-        table = tensors(model_spec(recipe.model), recipe.logits)
+        table = recipe.list_tensors()
         parameters = {tensor.name: arrays[tensor.name] for tensor in table if tensor.is_trained}
         self._values: Values = world.replicate(
             Values(
@@ -80,7 +79,7 @@ class JaxEngine:
         self._removed: dict[str, Array] = {}
         self._scales: dict[str, Array] = {}
         if recipe.quantisation != "none":
-            self.quantise(dict.fromkeys(layers(model_spec(recipe.model)), 1.0))
+            self.quantise(dict.fromkeys(layers(recipe.spec), 1.0))
         self._held: tuple[np.ndarray, Array] | None = None
         self._done = 0
         # This thread waits for the steps of an interval while the main thread enqueues the next
@@ -199,7 +198,7 @@ class JaxEngine:
 
     def calibrate(self, batches: Iterable[Batch]) -> dict[str, float]:
         """Return the largest magnitude of the input of every quantised layer, over all images."""
-        largest = dict.fromkeys(layers(model_spec(self._recipe.model)), 0.0)
+        largest = dict.fromkeys(layers(self._recipe.spec), 0.0)
         of = self._world.take_local(self._values.tensors)
         for batch in batches:
             with self._explain_errors(len(batch.labels)):
@@ -212,7 +211,7 @@ class JaxEngine:
 
     def quantise(self, scales: Mapping[str, float]) -> None:
         """Quantise the inputs of layers with these scales from here on."""
-        check_scales(model_spec(self._recipe.model), scales)
+        check_scales(self._recipe.spec, scales)
         values = {name: np.float32(scale) for name, scale in scales.items()}
         self._scales = self._world.replicate(values)
 

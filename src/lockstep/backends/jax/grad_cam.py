@@ -12,7 +12,7 @@ from lockstep.backends.jax.model import Array, Arrays, Pass, convert_all, new_ar
 from lockstep.backends.jax.programs import normalise
 from lockstep.backends.jax.world import JaxWorld
 from lockstep.backends.shared.explaining import choose_stage
-from lockstep.models.architectures import Block, blocks, model_spec
+from lockstep.models.architectures import Block
 from lockstep.recipes import Recipe
 
 
@@ -44,7 +44,7 @@ class _StagePass(Pass):
         self, recipe: Recipe, values: Mapping[str, Array], stage: int, added: Array, **options: Any
     ) -> None:
         super().__init__(recipe, values, training=False, **options)
-        names = [block.name for block in blocks(model_spec(recipe.model))]
+        names = [block.name for block in recipe.spec.list_blocks()]
         self._last = [name for name in names if name.startswith(f"layer{stage}.")][-1]
         self._added = added
         self.output: Array = None

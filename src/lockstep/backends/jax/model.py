@@ -16,16 +16,7 @@ from lockstep.backends.jax.batch_norm import ALONE, OverRanks, count_values, nor
 from lockstep.backends.jax.convolutions import convolve
 from lockstep.backends.jax.pooling import pool_largest
 from lockstep.backends.jax.quantisation import fake_quantise, quantise_weight
-from lockstep.models.architectures import (
-    Block,
-    Conv,
-    Squeeze,
-    blocks,
-    model_spec,
-    pool_blurs,
-    stem,
-    tensors,
-)
+from lockstep.models.architectures import Block, Conv, Squeeze
 from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
 from lockstep.recipes.stochastic_depth import drop_rates
@@ -86,14 +77,14 @@ class Pass:
         """Return float32 logits [N, logits] of normalised images, float32 [N, H, W, 3]. Dropout
         leaves the `kept_features`, bool [N, features], and stochastic depth the `kept_blocks`, bool
         [N, blocks]."""
-        spec = model_spec(self._recipe.model)
+        spec = self._recipe.spec
         x = images.astype(self._dtype)
-        for conv in stem(spec):
+        for conv in spec.list_stem():
             x = _relu(self._convolution(x, conv))
-        x = self._max_pool(x, 1 if pool_blurs(spec) else 2)
-        if pool_blurs(spec):
+        x = self._max_pool(x, 1 if spec.pool_blurs else 2)
+        if spec.pool_blurs:
             x = _blur(x, 2)
-        for i, block in enumerate(blocks(spec)):
+        for i, block in enumerate(spec.list_blocks()):
             kept = None if kept_blocks is None else kept_blocks[:, i, None, None, None]
             x = self._recompute(x, block, kept) if self._recomputes else self._block(x, block, kept)
         x = _average(x).astype(self._dtype)
@@ -313,5 +304,5 @@ def new_arrays(recipe: Recipe) -> dict[str, np.ndarray]:
     """Return zeros for every tensor of the recipe's model, by canonical name, in JAX's layouts."""
     return {
         tensor.name: np.zeros([tensor.shape[axis] for axis in _AXES[len(tensor.shape)]], np.float32)
-        for tensor in tensors(model_spec(recipe.model), recipe.logits)
+        for tensor in recipe.list_tensors()
     }

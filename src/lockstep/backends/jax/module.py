@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from lockstep.backends.jax.model import Array, Arrays, Pass, convert_all, new_arrays
-from lockstep.models.architectures import model_spec, tensors
 from lockstep.recipes import Recipe
 
 
@@ -42,7 +41,7 @@ def load_module(recipe: Recipe, tensors: dict[str, np.ndarray]) -> Module:
 
 
 def _list_parameters(recipe: Recipe) -> list[str]:
-    table = tensors(model_spec(recipe.model), recipe.logits)
+    table = recipe.list_tensors()
     return [tensor.name for tensor in table if tensor.is_trained]
 
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from lockstep.backends.jax.loss_scale import Adaptation, LossScale, Scale
 from lockstep.backends.jax.model import Array, Arrays
-from lockstep.models.architectures import model_spec, tensors
 from lockstep.recipes import Recipe
 from lockstep.recipes.schedule import bias_corrections, ema_decays
 from lockstep.recipes.trained_tensors import changing_tensors, rate_factors
@@ -68,7 +67,7 @@ def read_numbers(recipe: Recipe) -> Numbers:
     factors = rate_factors(recipe)
     decays = [
         recipe.weight_decay * recipe.decays(tensor)
-        for tensor in tensors(model_spec(recipe.model), recipe.logits)
+        for tensor in recipe.list_tensors()
         if tensor.name in factors
     ]
     return Numbers(

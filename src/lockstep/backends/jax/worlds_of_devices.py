@@ -26,9 +26,9 @@ from lockstep.backends.jax.world import JaxWorld
 from lockstep.backends.shared import rank_connections
 from lockstep.backends.shared.import_side_effects import silence_output
 from lockstep.backends.shared.listening import refuse_open_sockets
-from lockstep.backends.shared.rank_connections import meet_ranks
+from lockstep.backends.shared.rank_connections import make_rank_error, meet_ranks
 from lockstep.recipes import Execution
-from lockstep.system.errors import BackendError, LockstepError
+from lockstep.system.errors import BackendError
 
 _RANKS = "ranks"
 _DEVICES = "devices"
@@ -205,9 +205,7 @@ class Workers(DevicesWorld):
             if not any(name in str(error) for name in ("Gloo", "NCCL")):
                 raise
             reason = str(error).splitlines()[0]
-            raise LockstepError(
-                f"another rank has ended; its own message says why ({reason:.200})"
-            ) from error
+            raise make_rank_error(reason) from error
 
     def _largest(self, values: list[int]) -> list[int]:
         return self._connections.largest(values)

@@ -7,16 +7,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from lockstep.models.architectures import (
-    Block,
-    Conv,
-    Squeeze,
-    blocks,
-    model_spec,
-    pool_blurs,
-    stem,
-    tensors,
-)
+from lockstep.models.architectures import Block, Conv, Squeeze
 from lockstep.recipes import Recipe
 from lockstep.recipes.trained_tensors import frozen_norms
 
@@ -73,15 +64,15 @@ class Pass:
         """Return float32 logits [N, logits] of normalised images in the device's layout. Dropout
         multiplies features by `feature_factors`, float32 [N, features], and stochastic depth what
         blocks add by `branch_factors`, float32 [N, blocks]."""
-        spec = model_spec(self._recipe.model)
+        spec = self._recipe.spec
         x = self._round(images)
-        for conv in stem(spec):
+        for conv in spec.list_stem():
             x = self._relu(self._convolution(x, conv))
-        stride = 1 if pool_blurs(spec) else 2
+        stride = 1 if spec.pool_blurs else 2
         x = self._window(x, 3, stride, partial(self._max_pool, stride=stride))
-        if pool_blurs(spec):
+        if spec.pool_blurs:
             x = self._blur(x, 2)
-        for i, block in enumerate(blocks(spec)):
+        for i, block in enumerate(spec.list_blocks()):
             factor = None
             if branch_factors is not None:
                 factor = self._ops.slice_axis(branch_factors, axis=1, begin=i, end=i + 1)
@@ -303,10 +294,7 @@ class Pass:
 
 def variables(recipe: Recipe) -> dict[str, Node]:
     """Return a symbol for every tensor of the recipe's model, by canonical name."""
-    return {
-        tensor.name: mx.sym.var(tensor.name)
-        for tensor in tensors(model_spec(recipe.model), recipe.logits)
-    }
+    return {tensor.name: mx.sym.var(tensor.name) for tensor in recipe.list_tensors()}
 
 
 def _same(length: int, kernel: int, stride: int) -> int:

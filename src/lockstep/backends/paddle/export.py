@@ -14,8 +14,6 @@ from lockstep.backends.paddle.program import static_mode
 from lockstep.backends.paddle.world import Tensor
 from lockstep.backends.shared.operators import Operand
 from lockstep.backends.shared.resizing import crop_centre, read_geometry
-from lockstep.models.architectures import model_spec
-from lockstep.models.architectures import tensors as tensors_of
 from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -47,9 +45,7 @@ def export(
             f"a program for Paddle Inference is in fp32, not in {recipe.precision}; leave out"
             " precision here: the precision is chosen when the program is opened for prediction"
         )
-    table = {
-        tensor.name: tensor.shape for tensor in tensors_of(model_spec(recipe.model), recipe.logits)
-    }
+    table = {tensor.name: tensor.shape for tensor in recipe.list_tensors()}
     check_fit(table, tensors, "weights")
     folder.mkdir()
     scope = static.Scope()

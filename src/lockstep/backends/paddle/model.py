@@ -11,16 +11,7 @@ import paddle
 import paddle.nn.functional as F
 
 from lockstep.backends.paddle.world import Tensor
-from lockstep.models.architectures import (
-    Block,
-    Conv,
-    Squeeze,
-    blocks,
-    model_spec,
-    pool_blurs,
-    stem,
-    tensors,
-)
+from lockstep.models.architectures import Block, Conv, Squeeze
 from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
 from lockstep.recipes.trained_tensors import frozen_norms, rate_factors
@@ -73,14 +64,14 @@ class Pass:
         """Return float32 logits [N, logits] of normalised images in this device's layout. Dropout
         multiplies features by `feature_factors`, float32 [N, features], and stochastic depth what
         blocks add by `branch_factors`, float32 [N, blocks]."""
-        spec = model_spec(self._recipe.model)
+        spec = self._recipe.spec
         x = self._round(images)
-        for conv in stem(spec):
+        for conv in spec.list_stem():
             x = F.relu(self._convolution(x, conv))
-        x = self._pool(self._plain(x), 1 if pool_blurs(spec) else 2)
-        if pool_blurs(spec):
+        x = self._pool(self._plain(x), 1 if spec.pool_blurs else 2)
+        if spec.pool_blurs:
             x = self._blur(x, 2)
-        for i, block in enumerate(blocks(spec)):
+        for i, block in enumerate(spec.list_blocks()):
             factor = None if branch_factors is None else branch_factors[:, i]
             x = self._block(x, block, factor)
         x = self._average(self._plain(x).cast("float32"))
@@ -318,7 +309,7 @@ class Model(paddle.nn.Layer):  # type: ignore[misc]
     def __init__(self, recipe: Recipe, values: Mapping[str, np.ndarray]) -> None:
         super().__init__()
         self._recipe = recipe
-        table = {tensor.name: tensor for tensor in tensors(model_spec(recipe.model), recipe.logits)}
+        table = {tensor.name: tensor for tensor in recipe.list_tensors()}
         check_fit({name: tensor.shape for name, tensor in table.items()}, values, "weights")
         for name, tensor in table.items():
             layer: paddle.nn.Layer = self

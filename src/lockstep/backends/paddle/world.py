@@ -13,9 +13,10 @@ from lockstep.backends.paddle import loading
 from lockstep.backends.shared.device import choose_gpu
 from lockstep.backends.shared.import_side_effects import silence_output
 from lockstep.backends.shared.listening import confine_sockets, refuse_open_sockets
+from lockstep.backends.shared.rank_connections import make_rank_error
 from lockstep.launch.nodes import find_interface
 from lockstep.recipes import Execution
-from lockstep.system.errors import BackendError, LockstepError
+from lockstep.system.errors import BackendError
 from lockstep.system.ranks import count_ranks
 
 Tensor = Any
@@ -58,9 +59,7 @@ class PaddleWorld(HostQuestions):
             if self.ranks == 1:
                 raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
-            raise LockstepError(
-                f"another rank has ended; its own message says why ({reason:.200})"
-            ) from error
+            raise make_rank_error(reason) from error
 
     def sum(self, tensor: Tensor, megabytes: int = 0) -> Tensor:
         """Add up a tensor of one axis over all ranks, in place, and return it.

@@ -22,7 +22,7 @@ def load_module(
     recipe: Recipe, tensors: dict[str, np.ndarray]
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function of normalised images [N, 3, H, W] to logits, float64 [N, logits]."""
-    table = architectures.tensors(architectures.model_spec(recipe.model), recipe.logits)
+    table = recipe.list_tensors()
     check_fit({tensor.name: tensor.shape for tensor in table}, tensors, "weights")
     weights = {name: value.astype(np.float64) for name, value in tensors.items()}
 

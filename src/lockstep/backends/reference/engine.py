@@ -19,7 +19,6 @@ from lockstep.backends.reference.model import Network
 from lockstep.backends.reference.updating import Pace, Values
 from lockstep.backends.shared.device import build_memory_error
 from lockstep.data import Batch
-from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.metrics import Counts, Scores
 from lockstep.models.quantisation import check_scales, layers
 from lockstep.models.state import State, check_fit, check_masks
@@ -63,7 +62,7 @@ class ReferenceEngine:
         self._bias_corrections = bias_corrections(recipe, len(learning_rates))
         self._parts = execution.accumulation_steps
         self._dtype = np.dtype(execution.reference_dtype)
-        table = list(tensors(model_spec(recipe.model), recipe.logits))
+        table = list(recipe.list_tensors())
         self._decayed = {tensor.name for tensor in table if recipe.decays(tensor)}
         self._rate_factors = rate_factors(recipe)
         self._changing = changing_tensors(recipe)
@@ -261,7 +260,7 @@ class ReferenceEngine:
 
     def calibrate(self, batches: Iterable[Batch]) -> dict[str, float]:
         """Return the largest magnitude of the input of every quantised layer, over all images."""
-        largest = dict.fromkeys(layers(model_spec(self._recipe.model)), 0.0)
+        largest = dict.fromkeys(layers(self._recipe.spec), 0.0)
         weights = self._convert(self._tensors)
         for batch in batches:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -271,7 +270,7 @@ class ReferenceEngine:
 
     def quantise(self, scales: Mapping[str, float]) -> None:
         """Quantise the inputs of layers with these scales from here on."""
-        check_scales(model_spec(self._recipe.model), scales)
+        check_scales(self._recipe.spec, scales)
         self._scales = dict(scales)
 
     # State

@@ -6,15 +6,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from lockstep.backends.reference import functions as f
-from lockstep.models.architectures import (
-    Block,
-    Conv,
-    Squeeze,
-    blocks,
-    model_spec,
-    pool_blurs,
-    stem,
-)
+from lockstep.models.architectures import Block, Conv, Squeeze
 from lockstep.models.quantisation import weight_scales
 from lockstep.models.sections import CLASSIFIER, STEM
 from lockstep.recipes import Recipe
@@ -67,7 +59,7 @@ class Network:
         """Return the logits [N, K] of normalised images [N, H, W, 3], and back: d_logits -> None.
         It fills `gradients`. Dropout leaves the `kept_features`, bool [N, features], and stochastic
         depth the `kept_blocks`, bool [N, blocks]."""
-        spec = model_spec(self._recipe.model)
+        spec = self._recipe.spec
         lowest = lowest_trained_section(self._recipe)
         backs: list[f.Back] = []
 
@@ -78,14 +70,14 @@ class Network:
             return step[0]
 
         x = self._round(x)
-        for i, conv in enumerate(stem(spec)):
+        for i, conv in enumerate(spec.list_stem()):
             x = then(self._convolution(x, conv), None if i else STEM)
             x = then(f.relu(x))
-        stride = 1 if pool_blurs(spec) else 2
+        stride = 1 if spec.pool_blurs else 2
         x = then(f.max_pool(x, kernel=3, stride=stride, padding=self._recipe.choose_padding(3)))
-        if pool_blurs(spec):
+        if spec.pool_blurs:
             x = then(self._rounding(f.blur(x, stride=2, padding="reflect")))
-        for i, block in enumerate(blocks(spec)):
+        for i, block in enumerate(spec.list_blocks()):
             kept = None if kept_blocks is None else kept_blocks[:, i]
             x = then(self._block(x, block, kept), block.name)
         x = then(self._rounding(f.average_pool(x)))

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.models.architectures import model_spec, tensors
 from lockstep.recipes import Recipe
 from lockstep.recipes.trained_tensors import changing_tensors, rate_factors
 
@@ -34,7 +33,7 @@ class Layout:
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        table = list(tensors(model_spec(recipe.model), recipe.logits))
+        table = list(recipe.list_tensors())
         self.shapes = {tensor.name: tensor.shape for tensor in table}
         """Shapes of all tensors, in canonical order."""
         factors = rate_factors(recipe)

@@ -18,6 +18,12 @@ PATIENCE_SEC = 120.0
 """Seconds to wait until rank 0 listens and the other ranks have connected."""
 
 
+def make_rank_error(reason: str = "") -> LockstepError:
+    """Return the error of a rank that cannot go on since another one has ended."""
+    shown = f" ({reason:.200})" if reason else ""
+    return LockstepError(f"another rank has ended; its own message says why{shown}")
+
+
 class RankConnections:
     """This rank and its connections. Rank 0 receives the values of all ranks and answers all of
     them."""
@@ -52,7 +58,7 @@ class RankConnections:
     def give_up(self) -> LockstepError:
         """Note that a rank has ended; return the error to raise."""
         self.lost = True
-        return LockstepError("another rank has ended; its own message says why")
+        return make_rank_error()
 
     def close(self) -> None:
         """Close the connections."""

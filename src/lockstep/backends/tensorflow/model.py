@@ -11,16 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lockstep.models.architectures import (
-    Block,
-    Conv,
-    Squeeze,
-    blocks,
-    model_spec,
-    pool_blurs,
-    stem,
-    tensors,
-)
+from lockstep.models.architectures import Block, Conv, Squeeze
 from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
 from lockstep.recipes.stochastic_depth import drop_rates
@@ -79,16 +70,16 @@ class Pass:
         """Return float32 logits [N, logits] of normalised images, float32 [N, H, W, 3]. Dropout
         leaves the `kept_features`, bool [N, features], and stochastic depth the `kept_blocks`, bool
         [N, blocks]."""
-        spec = model_spec(self._recipe.model)
+        spec = self._recipe.spec
         x = tf.cast(images, self._dtype)
-        for conv in stem(spec):
+        for conv in spec.list_stem():
             x = tf.nn.relu(self._convolution(x, conv))
-        stride = 1 if pool_blurs(spec) else 2
+        stride = 1 if spec.pool_blurs else 2
         x, padding = self._pad(x, 3, stride)
         x = tf.nn.max_pool2d(x, 3, stride, padding)
-        if pool_blurs(spec):
+        if spec.pool_blurs:
             x = self._blur(x, 2)
-        for i, block in enumerate(blocks(spec)):
+        for i, block in enumerate(spec.list_blocks()):
             kept = None if kept_blocks is None else kept_blocks[:, i, None, None, None]
             x = self._recompute(x, block, kept) if self._recomputes else self._block(x, block, kept)
         x = tf.cast(tf.reduce_mean(tf.cast(x, tf.float32), axis=[1, 2]), self._dtype)
@@ -280,7 +271,7 @@ def new_variables(recipe: Recipe) -> dict[str, Tensor]:
             name=tensor.name,
             trainable=tensor.is_trained,
         )
-        for tensor in tensors(model_spec(recipe.model), recipe.logits)
+        for tensor in recipe.list_tensors()
     }
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.backends.tensorflow.loading import tf
-from lockstep.models.architectures import model_spec
 from lockstep.recipes import Recipe
 
 _MODELS = {16: "ResNet50", 33: "ResNet101", 50: "ResNet152"}
@@ -25,7 +24,7 @@ def read(path: Path, recipe: Recipe) -> dict[str, np.ndarray] | None:
         return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
     if path.name.endswith(".weights.h5") and tf.keras.__version__.startswith("2."):
         return None
-    build = getattr(tf.keras.applications, _MODELS[sum(model_spec(recipe.model).layers)])
+    build = getattr(tf.keras.applications, _MODELS[sum(recipe.spec.layers)])
     model = build(weights=str(path), classes=recipe.logits, classifier_activation=None)
     # Keras 3 has a path of layer and variable, Keras 2 has both in the name.
     arrays = {}

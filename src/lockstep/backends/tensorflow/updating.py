@@ -12,7 +12,6 @@ from lockstep.backends.tensorflow.model import (
     convert_from_canonical,
     new_variables,
 )
-from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.state import check_masks
 from lockstep.recipes import Recipe
 from lockstep.recipes.schedule import bias_corrections, ema_decays
@@ -28,7 +27,7 @@ class Update:
         """Take all tensors of the model, by canonical name."""
         self._recipe = recipe
         self._tensors = values
-        table = list(tensors(model_spec(recipe.model), recipe.logits))
+        table = list(recipe.list_tensors())
         self._decayed = {tensor.name for tensor in table if recipe.decays(tensor)}
         self._rate_factors = rate_factors(recipe)
         parameters = [tensor.name for tensor in table if tensor.is_trained]

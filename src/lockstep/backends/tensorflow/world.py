@@ -11,8 +11,9 @@ from lockstep.backends import HostQuestions
 from lockstep.backends.shared.device import choose_gpu
 from lockstep.backends.shared.import_side_effects import keep_sigterm
 from lockstep.backends.shared.listening import confine_sockets, refuse_open_sockets
+from lockstep.backends.shared.rank_connections import make_rank_error
 from lockstep.recipes import Execution
-from lockstep.system.errors import BackendError, LockstepError
+from lockstep.system.errors import BackendError
 from lockstep.system.machine import cores
 
 _QUESTIONS = 1 << 20
@@ -51,9 +52,7 @@ class TensorflowWorld(HostQuestions):
             if self.ranks == 1:
                 raise
             reason = str(error).splitlines()[0]
-            raise LockstepError(
-                f"another rank has ended; its own message says why ({reason:.200})"
-            ) from error
+            raise make_rank_error(reason) from error
 
     def _largest(self, values: list[int]) -> list[int]:
         return values

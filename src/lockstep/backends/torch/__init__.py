@@ -17,6 +17,6 @@ from lockstep.recipes import Recipe
 def load_module(recipe: Recipe, tensors: dict[str, np.ndarray]) -> Model:
     """Return the model as an ordinary `torch.nn.Module` in evaluation mode: normalised NCHW images
     to logits."""
-    model = Model(model_spec(recipe.model), recipe)
+    model = Model(recipe.spec, recipe)
     copy_into(canonical_tensors(model), tensors, "weights")
     return model.eval()

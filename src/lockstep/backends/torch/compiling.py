@@ -8,7 +8,6 @@ a processor twice as fast (`benchmarks/cpu_layouts.py`, benchmarks/README.md).
 import shutil
 from collections.abc import Mapping
 
-from lockstep.models.architectures import model_spec
 from lockstep.models.operations import work
 from lockstep.recipes import Recipe
 from lockstep.system.machine import Arithmetic
@@ -57,7 +56,7 @@ def training_sec(recipe: Recipe, steps: int, cores: int) -> float:
     compiled."""
     batch = recipe.global_batch_images
     image = work(
-        model_spec(recipe.model),
+        recipe.spec,
         recipe.image_size,
         recipe.logits,
         precision="fp32",

@@ -36,7 +36,6 @@ from lockstep.backends.torch.step_graph import Capturer, StepGraph, make_capture
 from lockstep.backends.torch.updating import Update
 from lockstep.backends.torch.world import TorchWorld
 from lockstep.data import Batch
-from lockstep.models.architectures import model_spec
 from lockstep.models.metrics import Scores
 from lockstep.models.quantisation import check_scales, layers
 from lockstep.models.state import State, check_fit
@@ -65,7 +64,7 @@ class TorchEngine:
         self._parts = execution.accumulation_steps
         self._done = 0
         _configure(recipe, execution, self._device)
-        self._spec = model_spec(recipe.model)
+        self._spec = recipe.spec
         quantised = recipe.quantisation != "none"
         recompute = execution.recompute == "blocks"
         self.model: nn.Module = Model(

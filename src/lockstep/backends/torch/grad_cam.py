@@ -8,7 +8,6 @@ from lockstep.backends.shared.explaining import choose_stage
 from lockstep.backends.torch.engine import canonical_tensors, copy_into
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.world import TorchWorld
-from lockstep.models.architectures import model_spec
 from lockstep.recipes import Recipe
 
 
@@ -17,7 +16,7 @@ class Explainer:
 
     def __init__(self, recipe: Recipe, tensors: dict[str, np.ndarray], world: TorchWorld) -> None:
         self._device = world.torch_device
-        self._model = Model(model_spec(recipe.model), recipe)
+        self._model = Model(recipe.spec, recipe)
         copy_into(canonical_tensors(self._model), tensors, "weights")
         self._model.to(self._device).eval().requires_grad_(False)
         self._kept = torch.zeros(0)

@@ -11,16 +11,7 @@ from torch import Tensor, nn
 from lockstep.backends.torch.fused_batch_norm import activate, activate_sum, drop_images
 from lockstep.backends.torch.quantisation import QuantisedConv, QuantisedLinear
 from lockstep.backends.torch.recomputing import recompute_block
-from lockstep.models.architectures import (
-    Block,
-    Conv,
-    ModelSpec,
-    Squeeze,
-    blocks,
-    features,
-    pool_blurs,
-    stem,
-)
+from lockstep.models.architectures import Block, Conv, ModelSpec, Squeeze
 from lockstep.recipes import Recipe
 from lockstep.recipes.stochastic_depth import drop_rates
 
@@ -39,7 +30,7 @@ class Model(nn.Module):
         super().__init__()
         self._recomputes = recompute
         self._dropout = recipe.dropout
-        *firsts, last = stem(spec)
+        *firsts, last = spec.list_stem()
         self.conv1 = (
             _DeepStem((*firsts, last), recipe, quantised)
             if firsts
@@ -48,19 +39,19 @@ class Model(nn.Module):
         self.bn1 = _batch_norm(last, recipe)
         self.maxpool = (
             nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), _Blur(stride=2))
-            if pool_blurs(spec)
+            if spec.pool_blurs
             else _MaxPool(recipe)
         )
         rates = drop_rates(recipe)
         stages: dict[str, list[nn.Module]] = {}
-        for block in blocks(spec):
+        for block in spec.list_blocks():
             stages.setdefault(block.name.split(".")[0], []).append(
                 _Residual(block, recipe, quantised, rates[block.name])
             )
         for name, modules in stages.items():
             self.add_module(name, nn.Sequential(*modules))
         self._stages = list(stages)
-        self.fc = (QuantisedLinear if quantised else nn.Linear)(features(spec), recipe.logits)
+        self.fc = (QuantisedLinear if quantised else nn.Linear)(spec.features, recipe.logits)
 
     def forward(
         self,

@@ -12,7 +12,6 @@ from torch.optim.sgd import sgd
 
 from lockstep.backends.torch import moments
 from lockstep.backends.torch.loss_scale import LossScale
-from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.state import check_masks
 from lockstep.recipes import Recipe
 from lockstep.recipes.schedule import bias_corrections, ema_decays
@@ -105,7 +104,7 @@ class Update:
 
     def _build_groups(self, factors: Mapping[str, float]) -> list[_Group]:
         """Return the groups of the trained parameters, those that are decayed first."""
-        table = tensors(model_spec(self._recipe.model), self._recipe.logits)
+        table = self._recipe.list_tensors()
         decayed = {tensor.name for tensor in table if self._recipe.decays(tensor)}
         names: dict[tuple[bool, float], list[str]] = {}
         for name in self._trained:

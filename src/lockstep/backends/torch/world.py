@@ -19,9 +19,10 @@ from torch.distributed.rendezvous import rendezvous
 from lockstep.backends import HostQuestions
 from lockstep.backends.shared.device import choose_gpu
 from lockstep.backends.shared.listening import refuse_open_sockets
+from lockstep.backends.shared.rank_connections import make_rank_error
 from lockstep.launch.nodes import find_address, find_interface
 from lockstep.recipes import Execution
-from lockstep.system.errors import BackendError, LockstepError, UserError
+from lockstep.system.errors import BackendError, UserError
 from lockstep.system.ranks import count_ranks, listen_address
 
 
@@ -91,7 +92,7 @@ class TorchWorld(HostQuestions):
         except RuntimeError as error:
             if self.ranks == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
                 raise
-            raise LockstepError("another rank has ended; its own message says why") from error
+            raise make_rank_error() from error
 
     def close(self) -> None:
         """Leave the process group, and wait until its threads have ended.

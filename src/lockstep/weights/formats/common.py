@@ -6,17 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.models.architectures import (
-    MODELS,
-    STEM_KERNELS,
-    Block,
-    Conv,
-    ModelSpec,
-    Tensor,
-    blocks,
-    stem,
-    tensors,
-)
+from lockstep.models.architectures import MODELS, STEM_KERNELS, Block, Conv, ModelSpec, Tensor
 from lockstep.models.state import State, check_fit
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -70,7 +60,8 @@ class Matching:
     def map_tensors(self) -> dict[Tensor, str]:
         """Return the names in the file by the model's tensors."""
         return {
-            tensor: self.names[tensor.name] for tensor in tensors(MODELS[self.model], self.logits)
+            tensor: self.names[tensor.name]
+            for tensor in MODELS[self.model].list_tensors(self.logits)
         }
 
 
@@ -90,7 +81,7 @@ def match_model(
     bias = shapes.get(names["fc.bias"], ())
     logits = bias[0] if len(bias) == 1 else 0
     problems = []
-    for tensor in tensors(MODELS[model], logits):
+    for tensor in MODELS[model].list_tensors(logits):
         name = names[tensor.name]
         usual = list_shapes(tensor)
         if name not in shapes:
@@ -143,8 +134,8 @@ def name_convolutions(
 ) -> dict[Conv, str]:
     """Return a name for every convolution: `first` for the stem, and in a block `<block><ending>`
     with a number that counts from `begin`, or `<block><shortcut>`."""
-    names = {stem(spec)[0]: first}
-    for block in blocks(spec):
+    names = {spec.list_stem()[0]: first}
+    for block in spec.list_blocks():
         for number, conv in enumerate(block.convs, start=begin):
             names[conv] = f"{name_block(block)}{ending}{number}"
         if block.shortcut is not None:
@@ -167,8 +158,8 @@ def add_layer(
 def order_shortcuts_first(spec: ModelSpec) -> list[Conv]:
     """Return the convolutions in the order in which some programs create them: a block's shortcut
     before the others."""
-    convs = [*stem(spec)]
-    for block in blocks(spec):
+    convs = [*spec.list_stem()]
+    for block in spec.list_blocks():
         if block.shortcut is not None:
             convs.append(block.shortcut)
         convs += block.convs
@@ -303,7 +294,7 @@ def describe_converted(names: Sequence[str], kind: str = "variables") -> Iterabl
 def check_state(spec: ModelSpec, logits: int, state: State) -> list[Tensor]:
     """Return the tensors of a model. Raises `CheckpointError` if the state to write does not have
     exactly these."""
-    expected = list(tensors(spec, logits))
+    expected = list(spec.list_tensors(logits))
     check_fit(map_shapes(expected), state.tensors, "weights")
     if state.momentum:
         trained = [tensor for tensor in expected if tensor.is_trained]

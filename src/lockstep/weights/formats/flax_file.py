@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save as serialise
 
-from lockstep.models.architectures import model_spec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -122,7 +121,7 @@ def write_torchax(target: Path, recipe: Recipe, state: State, into: Path | None 
     """Write arrays with torchvision's names and layouts, and the counters that PyTorch's modules
     expect, int32 as JAX has integers. `into` and errors are as in `write_flax`."""
     arrays: dict[str, np.ndarray] = {}
-    for tensor in check_state(model_spec(recipe.model), recipe.logits, state):
+    for tensor in check_state(recipe.spec, recipe.logits, state):
         arrays[tensor.name] = np.ascontiguousarray(state.tensors[tensor.name], np.float32)
         if tensor.role == "bn_var":
             arrays[f"{tensor.name.rpartition('.')[0]}.{_COUNTER}"] = np.zeros((), np.int32)

@@ -37,8 +37,6 @@ from lockstep.models.architectures import (
     Conv,
     ModelSpec,
     Tensor,
-    blocks,
-    model_spec,
     plain_models,
 )
 from lockstep.models.state import State
@@ -185,7 +183,7 @@ def _match_model(path: Path, arrays: Mapping[str, np.ndarray], places: _Places) 
 
 def name_tensors(spec: ModelSpec, places: _Places) -> Names:
     """Return Flax's name of every canonical tensor."""
-    numbers = {block.name: i for i, block in enumerate(blocks(spec))}
+    numbers = {block.name: i for i, block in enumerate(spec.list_blocks())}
     kind = "BottleneckResNetBlock" if spec.block == "bottleneck" else "ResNetBlock"
 
     def name_block(block: Block) -> str:
@@ -233,7 +231,7 @@ def _convert_arrays(
 def build_variables(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
     """Return the weights of a state by Flax's paths, in its order. Raises `CheckpointError` if it
     does not fit the recipe's model."""
-    spec = model_spec(recipe.model)
+    spec = recipe.spec
     names = name_tensors(spec, _Places(f"{_PARAMETERS}/", f"{_STATISTICS}/", ""))
     variables = {}
     for tensor in check_state(spec, recipe.logits, state):
@@ -248,7 +246,7 @@ def build_variables(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
 
 def describe_differences(recipe: Recipe) -> Iterator[str]:
     """Yield in what the example's model differs from that of a recipe."""
-    if model_spec(recipe.model) not in map(MODELS.get, _MODELS):
+    if recipe.spec not in map(MODELS.get, _MODELS):
         yield f"Flax's example has only the models {', '.join(_MODELS)}; this is another"
     if recipe.padding != "flax":
         yield (

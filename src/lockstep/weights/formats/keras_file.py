@@ -30,17 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.models.architectures import (
-    MODELS,
-    Block,
-    Conv,
-    ModelSpec,
-    Tensor,
-    blocks,
-    features,
-    model_spec,
-    tensors,
-)
+from lockstep.models.architectures import MODELS, Block, Conv, ModelSpec, Tensor
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -121,7 +111,7 @@ def _read_network(path: Path, variables: Variables, *, is_old: bool) -> Weights:
     )
     values = {}
     sources = []
-    for tensor in tensors(spec, matching.logits):
+    for tensor in spec.list_tensors(matching.logits):
         name = matching.names[tensor.name]
         if name in variables.shapes:
             values[tensor.name] = _read_tensor(variables, name, tensor)
@@ -189,7 +179,7 @@ def _list_created_layers(spec: ModelSpec) -> list[str]:
     last convolution."""
     scopes = _name_scopes(spec)
     layers = ["conv1_conv", "conv1_bn"]
-    for block in blocks(spec):
+    for block in spec.list_blocks():
         *first, last = (scopes[conv] for conv in block.convs)
         for scope in first:
             layers += [f"{scope}_conv", f"{scope}_bn"]
@@ -222,7 +212,7 @@ def _match_model(path: Path, variables: Variables) -> tuple[Matching, str]:
     """Return the model that has exactly the kernels of a file, and the classifier's layer, "" if it
     has none."""
     shapes = dict(variables.shapes)
-    inputs = features(MODELS["resnet50-v1"])
+    inputs = MODELS["resnet50-v1"].features
     head = _find_head(shapes, inputs)
     if not head:
         shapes |= {f"{_HEAD}/kernel": (inputs, 1), f"{_HEAD}/bias": (1,)}
@@ -389,7 +379,7 @@ def write_keras(target: Path, recipe: Recipe, state: State, into: Path | None = 
             f" {recipe.padding}"
         )
     h5py = keras_variables.require_h5py()
-    spec = model_spec(recipe.model)
+    spec = recipe.spec
     names = _name_tensors(spec)
     values = {
         names[tensor.name]: _convert_tensor(state.tensors, tensor, recipe)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.calibration import UNCALIBRATED
 from lockstep.models.quantisation import Scales, check_scales
 from lockstep.models.state import State, check_fit
@@ -174,7 +173,7 @@ def read_scales(metadata: dict[str, Any], recipe: Recipe, path: Path) -> Scales:
             f"{path} has no scales, which its recipe's quantisation needs; convert its run again"
         )
     try:
-        check_scales(model_spec(recipe.model), scales)
+        check_scales(recipe.spec, scales)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
     return {name: float(value) for name, value in scales.items()}
@@ -193,7 +192,7 @@ def _convert(path: Path, name: str, value: np.ndarray) -> np.ndarray:
 
 def _check_canonical(path: Path, recipe: Recipe, state: State) -> None:
     """Raise `CheckpointError` unless all parts of a state have the model's tensors in float32."""
-    expected = list(tensors(model_spec(recipe.model), recipe.logits))
+    expected = list(recipe.list_tensors())
     trained = [tensor for tensor in expected if tensor.is_trained]
     parts = {"weights": state.tensors, "velocities": state.momentum, "averages": state.ema}
     for part, values in parts.items():

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from lockstep.models.architectures import Block, Conv, ModelSpec, blocks, model_spec, stem
+from lockstep.models.architectures import Block, Conv, ModelSpec
 from lockstep.recipes import Recipe
 from lockstep.weights.formats.common import name_convolutions, split_block_name
 
@@ -41,7 +41,7 @@ class _Graph:
     def __init__(self, recipe: Recipe) -> None:
         self.nodes: list[dict[str, Any]] = []
         self._recipe = recipe
-        self._scopes = name_scopes(model_spec(recipe.model))
+        self._scopes = name_scopes(recipe.spec)
 
     def add(
         self, operator: str, name: str, inputs: Iterable[int] = (), **attributes: object
@@ -117,8 +117,8 @@ def build_symbol(recipe: Recipe) -> bytes:
     """Return the original's graph of a model in fp32 and NCHW, from `data` (images) and
     `softmax_label` to probabilities."""
     graph = _Graph(recipe)
-    spec = model_spec(recipe.model)
-    x = graph.add_convolution(graph.add("null", "data"), stem(spec)[0])
+    spec = recipe.spec
+    x = graph.add_convolution(graph.add("null", "data"), spec.list_stem()[0])
     x = graph.add_relu(x, "relu0")
     x = graph.add(
         "Pooling",
@@ -130,7 +130,7 @@ def build_symbol(recipe: Recipe) -> bytes:
         pool_type="max",
         layout="NCHW",
     )
-    for number, block in enumerate(blocks(spec)):
+    for number, block in enumerate(spec.list_blocks()):
         x = graph.add_block(x, block, number)
     x = graph.add(
         "Pooling", "pool1", [x], kernel=(7, 7), global_pool=True, pool_type="avg", layout="NCHW"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lockstep.models.architectures import ModelSpec, convolutions
+from lockstep.models.architectures import ModelSpec
 from lockstep.weights.formats.common import Names, check_floats
 from lockstep.weights.formats.mxnet_graph import NORM
 from lockstep.weights.formats.mxnet_symbol import Symbol
@@ -117,7 +117,7 @@ def are_gluons(names: Collection[str]) -> bool:
 def map_biases(spec: ModelSpec, table: Names, layers: Layers) -> Names:
     """Return biases of convolutions by the canonical running means that they are folded into."""
     biases = {}
-    for conv in convolutions(spec):
+    for conv in spec.list_convolutions():
         kernel = table[f"{conv.name}.weight"]
         if kernel in layers.biases:
             biases[f"{conv.bn_name}.running_mean"] = layers.biases[kernel]

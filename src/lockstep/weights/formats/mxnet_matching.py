@@ -6,13 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.models.architectures import (
-    MODELS,
-    ModelSpec,
-    Tensor,
-    convolutions,
-    plain_models,
-)
+from lockstep.models.architectures import MODELS, ModelSpec, Tensor, plain_models
 from lockstep.weights.formats.common import (
     Matching,
     Names,
@@ -72,7 +66,7 @@ def _list_tables(spec: ModelSpec, layers: Layers) -> Iterator[Names]:
     yield name_tensors(spec)
     # MXNet's own models add the block's convolutions to its shortcut, so that a graph computes the
     # shortcut first.
-    for convs in (list(convolutions(spec)), order_shortcuts_first(spec)):
+    for convs in (list(spec.list_convolutions()), order_shortcuts_first(spec)):
         table = dict(layers.head)
         for i, conv in enumerate(convs):
             kernel = f"the kernel of convolution {i}"
@@ -125,7 +119,7 @@ def _compare_graph(spec: ModelSpec, table: Names, symbol: Symbol) -> Iterator[st
     graph = {conv.weight: conv for conv in symbol.convolutions}
     if len(graph) != len(symbol.convolutions):
         yield f"its graph has {len(symbol.convolutions)} convolutions of {len(graph)} kernels"
-    for conv in convolutions(spec):
+    for conv in spec.list_convolutions():
         name = table[f"{conv.name}.weight"]
         if name not in graph:
             yield f"its graph has no convolution with {name}"

@@ -26,7 +26,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from lockstep.models.architectures import Conv, ModelSpec, convolutions
+from lockstep.models.architectures import Conv, ModelSpec
 from lockstep.recipes import Recipe
 from lockstep.weights.formats.common import name_model
 
@@ -154,7 +154,7 @@ class Network:
     def build_tensors(self) -> dict[str, np.ndarray]:
         """Return the canonical tensors."""
         values: dict[str, np.ndarray] = {}
-        for conv, unit in zip(convolutions(self.spec), self.units, strict=True):
+        for conv, unit in zip(self.spec.list_convolutions(), self.units, strict=True):
             values |= _build_unit_tensors(conv, unit, self.epsilon)
         return values | {"fc.weight": self.head[0], "fc.bias": self.head[1]}
 
@@ -162,7 +162,7 @@ class Network:
         """Yield every canonical tensor and the name of a stored constant of the graph that it is
         made of."""
         pairs = [*zip(("fc.weight", "fc.bias"), self.constants, strict=False)]
-        for conv, unit in zip(convolutions(self.spec), self.units, strict=True):
+        for conv, unit in zip(self.spec.list_convolutions(), self.units, strict=True):
             tensors = [f"{conv.name}.weight", f"{conv.bn_name}.bias"]
             if unit.norm:
                 norm = [f"{conv.bn_name}.{suffix}" for suffix in _BATCH_NORM]
@@ -216,7 +216,7 @@ def build_spec(first: Unit, branches: list[Branches]) -> ModelSpec:
 
 def check_units(spec: ModelSpec, units: list[Unit]) -> None:
     """Raise `ValueError` if the units are not the model's convolutions."""
-    convs = list(convolutions(spec))
+    convs = list(spec.list_convolutions())
     if len(convs) != len(units):
         raise ValueError(
             f"it has {len(units)} convolutions, but a ResNet of these blocks and widths has"

@@ -41,7 +41,6 @@ from lockstep.models.architectures import (
     MODELS,
     ModelSpec,
     Tensor,
-    model_spec,
 )
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
@@ -415,7 +414,7 @@ def _name_arrays(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return the state's weights and velocities by the original's names. Raises `CheckpointError`
     if the state is of another model than the recipe's."""
-    spec = model_spec(recipe.model)
+    spec = recipe.spec
     table = name_tensors(spec)
     weights = {}
     velocities = {}

@@ -42,16 +42,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.models.architectures import (
-    Block,
-    Conv,
-    ModelSpec,
-    Tensor,
-    blocks,
-    convolutions,
-    model_spec,
-    plain_models,
-)
+from lockstep.models.architectures import Block, Conv, ModelSpec, Tensor, plain_models
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_paddle_90ep
@@ -278,9 +269,9 @@ def _match_model(prefix: Path, arrays: Mapping[str, np.ndarray]) -> Matching:
 def _list_tables(spec: ModelSpec, stored: list[str]) -> Iterator[Names]:
     """Yield the names that a model's tensors may have."""
     # paddle.vision creates a block's shortcut first.
-    yield _name_variables(list(convolutions(spec)), stored)
+    yield _name_variables(list(spec.list_convolutions()), stored)
     yield _name_variables(order_shortcuts_first(spec), stored)
-    numbers = {block.name: i for i, block in enumerate(blocks(spec))}
+    numbers = {block.name: i for i, block in enumerate(spec.list_blocks())}
 
     def name_block(block: Block) -> str:
         return f"blocks.{numbers[block.name]}"
@@ -294,7 +285,7 @@ def _list_tables(spec: ModelSpec, stored: list[str]) -> Iterator[Names]:
     scopes = name_convolutions(spec, "conv", name_resnext_block, ".conv", ".short", begin=0)
     yield _name_layers(scopes, "_conv", "_batch_norm", "out")
     table = {"fc.weight": "fc.weight", "fc.bias": "fc.bias"}
-    for conv in convolutions(spec):
+    for conv in spec.list_convolutions():
         add_layer(table, conv, f"{conv.name}.weight", _LAYER, f"{conv.bn_name}.")
     yield table
 
@@ -381,8 +372,8 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
     if one of the two files exists already.
     """
     prefix = _strip_ending(prefix)
-    spec = model_spec(recipe.model)
-    names = _name_variables(list(convolutions(spec)), [])
+    spec = recipe.spec
+    names = _name_variables(list(spec.list_convolutions()), [])
     parameters = {}
     velocities = {}
     for tensor in check_state(spec, recipe.logits, state):

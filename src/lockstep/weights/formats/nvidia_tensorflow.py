@@ -35,14 +35,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.models.architectures import (
-    Block,
-    ModelSpec,
-    Tensor,
-    blocks,
-    model_spec,
-    tensors,
-)
+from lockstep.models.architectures import Block, ModelSpec, Tensor
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_tensorflow_90ep
@@ -106,7 +99,7 @@ def name_tensors(spec: ModelSpec) -> dict[str, str]:
         if conv.groups > 1:
             kernel = f"{scope}/{scope.rpartition('/')[2]}group_filter"
         add_layer(table, conv, kernel, BATCH_NORM, f"{scope}/BatchNorm/")
-    for block in blocks(spec):
+    for block in spec.list_blocks():
         if block.squeeze is not None:
             scope = f"{name_block(block)}/{_SQUEEZE}"
             for layer, dense in ((block.squeeze.first, "dense"), (block.squeeze.second, "dense_1")):
@@ -144,7 +137,7 @@ def read(prefix: Path, *, momentum: bool = True) -> Weights:
     logits = variables[table["fc.bias"]][0]
     values = {}
     slots = {}
-    for tensor in tensors(matching.spec, logits):
+    for tensor in matching.spec.list_tensors(logits):
         name = table[tensor.name]
         values[tensor.name] = _read_tensor(bundle, name, tensor)
         if tensor.is_trained:
@@ -294,7 +287,7 @@ def _match_structure(variables: Mapping[str, Shape]) -> _Matching:
 
 def _check_shapes(matching: _Matching, variables: Mapping[str, Shape]) -> None:
     bias = variables[matching.names["fc.bias"]]
-    for tensor in tensors(matching.spec, bias[0] if bias else 0):
+    for tensor in matching.spec.list_tensors(bias[0] if bias else 0):
         variable = matching.names[tensor.name]
         shape = variables[variable]
         shapes = _list_shapes(tensor)
@@ -369,7 +362,7 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
     none. `into` is as in `write_new`. Raises `CheckpointError` if a file exists already or the
     model has no bottleneck blocks.
     """
-    spec = model_spec(recipe.model)
+    spec = recipe.spec
     if spec.block != "bottleneck":
         raise CheckpointError(
             f"NVIDIA's TensorFlow layout has bottleneck blocks only, but {recipe.model} has none"

@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lockstep.models.architectures import ModelSpec, convolutions
+from lockstep.models.architectures import ModelSpec
 from lockstep.system.errors import RecipeError
 from lockstep.weights.formats.common import Names, Shape, add_layer
 
@@ -84,7 +84,7 @@ def match(variables: Mapping[str, Shape]) -> tuple[ModelSpec, dict[str, str]]:
         channels = roles[-1][2].channels[1]
         parts += filter(None, roles[-1])
     spec = _build_spec(first, roles)
-    convs = list(convolutions(spec))
+    convs = list(spec.list_convolutions())
     if len(convs) != len(parts):
         raise ValueError(
             f"it has {len(parts)} convolutions, but a model of its widths has {len(convs)}"

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lockstep.models.architectures import MODELS, features, model_spec, stem
+from lockstep.models.architectures import MODELS
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError, nearest
 from lockstep.system.strict_json import Check, is_number, is_positive, is_text
@@ -200,7 +200,7 @@ def _find_model(fields: Mapping[str, Any]) -> str:
             f"architecture is {fields['architecture']!r:.60}, which Lockstep does not have. "
             f"{nearest(fields['architecture'], _ARCHITECTURES)}"
         )
-    outputs = features(MODELS[name])
+    outputs = MODELS[name].features
     if fields.get("num_features", outputs) != outputs:
         raise CheckpointError(f"num_features is {fields['num_features']}, but {name} has {outputs}")
     supported = _MODEL_ARGS | {"num_classes": fields["num_classes"]}
@@ -307,7 +307,7 @@ def build_timm_config(recipe: Recipe, classes: tuple[str, ...]) -> dict[str, Any
     other ways of evaluation, `dct_scaling` and `padding` have no place in it. Raises
     `CheckpointError` if timm has no such model.
     """
-    spec = model_spec(recipe.model)
+    spec = recipe.spec
     architectures = [timm for timm, name in _ARCHITECTURES.items() if MODELS[name] == spec]
     if not architectures:
         name = recipe.model if isinstance(recipe.model, str) else "with this specification"
@@ -319,7 +319,7 @@ def build_timm_config(recipe: Recipe, classes: tuple[str, ...]) -> dict[str, Any
     return {
         "architecture": architectures[0],
         "num_classes": recipe.logits,
-        "num_features": features(spec),
+        "num_features": spec.features,
         "global_pool": "avg",
         **({"label_names": list(classes)} if classes else {}),
         "pretrained_cfg": {
@@ -333,7 +333,7 @@ def build_timm_config(recipe: Recipe, classes: tuple[str, ...]) -> dict[str, Any
             "std": [round(value / 255, 12) for value in recipe.std],
             "num_classes": recipe.logits,
             "pool_size": [-(-recipe.image_size // 32)] * 2,
-            "first_conv": stem(spec)[0].name,
+            "first_conv": spec.list_stem()[0].name,
             "classifier": "fc",
             **tests,
         },

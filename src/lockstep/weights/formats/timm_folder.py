@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save as serialise
 
-from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.state import State, check_fit
 from lockstep.recipes import Recipe
 from lockstep.recipes.recipe import own_geometry
@@ -114,7 +113,7 @@ def read(path: Path, *, momentum: bool = True) -> Weights:
         raise CheckpointError(
             f"{path} has {outputs[0]} classes, but num_classes of {CONFIG} is {recipe.logits}"
         )
-    expected = tensors(model_spec(recipe.model), recipe.logits)
+    expected = recipe.list_tensors()
     check_fit(map_shapes(expected), stored, str(path))
     values = {}
     for name, value in stored.items():
@@ -197,7 +196,7 @@ def write(
 
 def _build_state_dict(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
     values: dict[str, np.ndarray] = {}
-    for tensor in check_state(model_spec(recipe.model), recipe.logits, state):
+    for tensor in check_state(recipe.spec, recipe.logits, state):
         values[tensor.name] = np.ascontiguousarray(state.tensors[tensor.name], np.float32)
         if tensor.role == "bn_var":
             values[f"{tensor.name.rpartition('.')[0]}.{_COUNTER}"] = np.array(state.step, np.int64)

@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.models.architectures import MODELS, ModelSpec, Tensor, features, tensors
+from lockstep.models.architectures import MODELS, ModelSpec, Tensor
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnext101_32x4d_pytorch_90ep
@@ -153,7 +153,7 @@ def read_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Weight
     prefix = _find_shared_prefix(stored)
     names = _map_names(path, stored, prefix)
     matching, has_classifier = _match_model(path, stored, names)
-    model = tensors(MODELS[matching.model], matching.logits)
+    model = MODELS[matching.model].list_tensors(matching.logits)
     expected = {tensor: names[tensor.name] for tensor in model if tensor.name in names}
     parameters = {tensor.name: tensor for tensor in expected if tensor.is_trained}
     trained = [parameters[name] for name in names if name in parameters]
@@ -334,9 +334,9 @@ def _match_model(
     def match_spec(model: str, spec: ModelSpec) -> Matching:
         head: dict[str, Shape] = {}
         if not has_classifier:
-            head = {"fc.weight": (_LOGITS, features(spec)), "fc.bias": (_LOGITS,)}
+            head = {"fc.weight": (_LOGITS, spec.features), "fc.bias": (_LOGITS,)}
         table = {}
-        for tensor in tensors(spec, _LOGITS):
+        for tensor in spec.list_tensors(_LOGITS):
             missing = to_nvidia_name(tensor.name) if is_nvidias else tensor.name
             table[tensor.name] = names.get(tensor.name, missing)
         return match_model(model, table, shapes | head, _list_shapes, lambda name: True)

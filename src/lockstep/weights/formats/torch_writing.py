@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.models.architectures import Tensor, model_spec
+from lockstep.models.architectures import Tensor
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -53,7 +53,7 @@ def write_torchvision(
     ending than PyTorch's, or the state does not fit.
     """
     _check_name(target)
-    expected = check_state(model_spec(recipe.model), recipe.logits, state)
+    expected = check_state(recipe.spec, recipe.logits, state)
     tensors = _build_state_dict(expected, state.tensors, str)
     write_new(target, {target: partial(torch_file.save, value=tensors)}, into=into)
     remarks = (*_describe_model(recipe, "torchvision's class"), *describe_omitted_parts(state))
@@ -73,7 +73,7 @@ def write_nvidia_pytorch(
     """
     ending = _check_name(target)
     weights = target.with_name(f"{target.name.removesuffix(ending)}.weights{ending}")
-    expected = _order_as_nvidia(check_state(model_spec(recipe.model), recipe.logits, state))
+    expected = _order_as_nvidia(check_state(recipe.spec, recipe.logits, state))
     trained = [tensor for tensor in expected if tensor.is_trained]
     tensors = _build_state_dict(expected, state.tensors, to_nvidia_name)
     checkpoint: dict[str, Any] = {
@@ -167,7 +167,7 @@ def _build_optimizer(
 
 def _describe_model(recipe: Recipe, module: str) -> Iterator[str]:
     """Yield what a state_dict cannot say about a model, for the module that will take it."""
-    spec = model_spec(recipe.model)
+    spec = recipe.spec
     if spec.block == "bottleneck" and spec.stride_in == "1x1":
         yield (
             f"this is a v1 model, with the stride in the 1x1; {module} has it in the 3x3 and"
