@@ -5,8 +5,9 @@ import pytest
 from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
-from tests.backends.cases import FP16, RATES, Step, bits, random_batch, statistics
+from tests.backends.cases import FP16, RATES, Step, bits, statistics
 from tests.backends.conftest import Start
+from tests.backends.drawing import draw_batch
 
 
 def check_compiled_step(start: Start, tiny_recipe: Recipe, step: Step) -> None:
@@ -34,6 +35,6 @@ def check_scaled_step(start: Start, recipe: Recipe, loss_scaling: str, images: i
     states = []
     for changes in ({}, {"loss_scaling": loss_scaling, "loss_scale": 8.0}):
         engine = start(recipe.replace(**FP16, **changes))
-        engine.train([random_batch(recipe, images)], 0)
+        engine.train([draw_batch(recipe, images)], 0)
         states.append(engine.read())
     assert distance(states[1].momentum, states[0].momentum) < BOUNDS["scaled gradient"].value

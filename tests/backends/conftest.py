@@ -22,7 +22,8 @@ from lockstep.models.architectures import ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from tests.backends import native as natives
-from tests.backends.cases import RATES, random_state
+from tests.backends.cases import RATES
+from tests.backends.drawing import draw_state
 from tests.backends.native.threads import ONE_THREAD
 from tests.soak import in_a_soak
 
@@ -150,7 +151,7 @@ class Kept:
 def starter(
     backend: LoadedBackend, world: World, stack: ExitStack, kept: Kept | None = None
 ) -> Start:
-    """Return a function that returns an engine with a state (by default `random_state`) and the
+    """Return a function that returns an engine with a state (by default `draw_state`) and the
     rates `RATES`.
 
     The engines are closed with the stack. An engine may come from `kept`, unless `new` is true. The
@@ -178,7 +179,7 @@ def starter(
             engine = stack.enter_context(backend.engine(recipe, table, world, how))
         else:
             engine = stack.enter_context(kept.lent(backend, recipe, table, world, how))
-        engine.write(random_state(recipe) if state is None else state)
+        engine.write(draw_state(recipe) if state is None else state)
         return engine
 
     return start

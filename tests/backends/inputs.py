@@ -13,7 +13,8 @@ from lockstep.data import Batch
 from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
-from tests.backends.cases import RATES, all_bits, random_batch, random_batches, state_with_logits
+from tests.backends.cases import RATES, all_bits
+from tests.backends.drawing import draw_batch, draw_batches, state_with_logits
 
 COLUMNS = ("images", "labels", "coefficients", "partners")
 
@@ -41,7 +42,7 @@ KINDS = (stride, read_only, backwards, np.asfortranarray)
 
 def check_arrays(start: Any, recipe: Recipe, kind: Any) -> None:
     """Check that an engine computes the same from arrays of another kind."""
-    plain = random_batch(recipe, mixup="sample")
+    plain = draw_batch(recipe, mixup="sample")
     ends = []
     other = Batch(*(kind(getattr(plain, column)) for column in COLUMNS))
     for batch in (plain, other):
@@ -62,7 +63,7 @@ def check_arrays(start: Any, recipe: Recipe, kind: Any) -> None:
 
 def check_refilled(start: Any, recipe: Recipe) -> None:
     """Check that an engine has taken all of a batch when it asks for the next one."""
-    batches = random_batches(recipe, 3, mixup="sample")
+    batches = draw_batches(recipe, 3, mixup="sample")
 
     def refill() -> Iterator[Batch]:
         place = Batch(*(getattr(batches[0], column).copy() for column in COLUMNS))
@@ -112,7 +113,7 @@ def check_lent(start: Any, recipe: Recipe, *, borrows: bool) -> None:
 
     `borrows` says whether the engine reads them by DLPack.
     """
-    batches = random_batches(recipe, 3, mixup="sample")
+    batches = draw_batches(recipe, 3, mixup="sample")
     given_back = []
     ends = []
     lenders: list[Lender] = []
@@ -144,7 +145,7 @@ def check_far_logits(start: Any, recipe: Recipe, mixup: str) -> None:
     state = state_with_logits(
         recipe, [400.0, -300.0, 0.0, 5.0, -500.0, 200.0, 399.0, -70.0, 70.0, 64.0]
     )
-    batch = random_batch(recipe, mixup=mixup)
+    batch = draw_batch(recipe, mixup=mixup)
     engine = start(recipe, state)
     scores = engine.evaluate([batch])
     interval = engine.fetch(engine.train([batch], 0))

@@ -23,12 +23,13 @@ from lockstep.backends import Backend, World
 from lockstep.data import Batch
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
-from tests.backends.cases import BINARY, RATES, WEIGHTED, random_images, random_state
+from tests.backends.cases import BINARY, RATES, WEIGHTED
+from tests.backends.drawing import draw_images, draw_state
 from tests.conftest import TINY
 from tests.processes import listening
 from tests.soak import SOAK
 
-IMAGES = random_images(64)
+IMAGES = draw_images(64)
 LABELS = np.random.default_rng(3).integers(0, 10, 64)
 SIZES = np.full((64, 2), 32)
 TO_EVALUATE = 13
@@ -92,7 +93,7 @@ def carry_out(scenario: Scenario, backend: Backend, world: World, **changes: Any
         _poison(batch, scenario, world, step) for step, batch in enumerate(map(_batch, plans))
     )
     with backend.engine(recipe, np.asarray(RATES), world, execution) as engine:
-        engine.write(random_state(recipe))
+        engine.write(draw_state(recipe))
         first = engine.train(islice(batches, 2), 0)
         engine.evaluate(images_to_evaluate(recipe, world))
         middle = engine.read()

@@ -20,12 +20,11 @@ from tests.backends.cases import (
     RATES,
     bits,
     compare_changes,
-    random_batches,
     statistics,
-    steady_state,
     subtract_states,
 )
 from tests.backends.conftest import Grounds, Start, starter
+from tests.backends.drawing import draw_batches, draw_steady_state
 from tests.backends.launchers import PAIRS, RING
 from tests.soak import SOAK
 
@@ -54,7 +53,7 @@ def hand_over(
     pair: Pair, recipe: Recipe, begin: State, *, mixup: str = "sample", parts: int = 1
 ) -> State:
     """Return the final state of a run in which each engine does half of the steps."""
-    batches = random_batches(recipe, STEPS, mixup=mixup)
+    batches = draw_batches(recipe, STEPS, mixup=mixup)
     half = STEPS // 2
     first = pair.first(recipe, begin, accumulation_steps=parts)
     first.train(batches[:half], 0)
@@ -95,8 +94,8 @@ class Run:
 
     @classmethod
     def make(cls, recipe: Recipe, mixup: str, parts: int) -> "Run":
-        begin = steady_state(recipe)
-        batches = random_batches(recipe, STEPS, mixup=mixup)
+        begin = draw_steady_state(recipe)
+        batches = draw_batches(recipe, STEPS, mixup=mixup)
         return cls(
             recipe, mixup, parts, begin, oracle.train(recipe, begin, batches, RATES, parts).state
         )
@@ -145,8 +144,8 @@ def test_a_run_of_a_full_model_handed_over_ends_where_float64_goes(
 
 def test_losing_the_velocities_would_show(tiny_recipe: Recipe) -> None:
     # Otherwise the test above could not detect that velocities are lost.
-    begin = steady_state(tiny_recipe)
-    batches = random_batches(tiny_recipe, STEPS)
+    begin = draw_steady_state(tiny_recipe)
+    batches = draw_batches(tiny_recipe, STEPS)
     half = STEPS // 2
     middle = oracle.train(tiny_recipe, begin, batches[:half], RATES).state
     without = replace(
@@ -164,7 +163,7 @@ def test_what_one_engine_reads_another_takes_over_to_the_last_bit(
 ) -> None:
     recipe = tiny_recipe.replace(**FP16, loss_scaling="dynamic", ema_decay=0.9, optimizer="adamw")
     first = pair.first(recipe)
-    first.train(random_batches(recipe, 3), 0)
+    first.train(draw_batches(recipe, 3), 0)
     state = first.read()
     end = pair.second(recipe, state).read()
     assert (end.step, end.scaler) == (state.step, state.scaler)
@@ -181,8 +180,8 @@ def test_a_dynamic_loss_scale_goes_on_across_engines(pair: Pair, tiny_recipe: Re
         loss_scale_backoff=2.0**-50,
         loss_scale_growth_steps=5,
     )
-    begin = steady_state(recipe)
-    batches = random_batches(recipe, STEPS, mixup="sample")
+    begin = draw_steady_state(recipe)
+    batches = draw_batches(recipe, STEPS, mixup="sample")
     end = hand_over(pair, recipe, begin)
     assert end.scaler == {"scale": 2048.0, "good_steps": 2, "bad_steps": 0}
     expected = oracle.train(
@@ -197,8 +196,8 @@ def test_a_dynamic_loss_scale_goes_on_across_engines(pair: Pair, tiny_recipe: Re
 # fp16 is in the test above.
 def test_a_run_handed_over_in_bf16_goes_the_same_way(pair: Pair, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(precision="bf16", ema_decay=0.9)
-    begin = steady_state(recipe)
-    batches = random_batches(recipe, STEPS, mixup="sample")
+    begin = draw_steady_state(recipe)
+    batches = draw_batches(recipe, STEPS, mixup="sample")
     end = hand_over(pair, recipe, begin)
     expected = oracle.train(recipe, begin, batches, RATES).state
     assert (

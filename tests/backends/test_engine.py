@@ -27,13 +27,15 @@ from tests.backends.cases import (
     V1,
     WEIGHTED,
     all_bits,
-    random_batch,
-    random_batches,
-    random_images,
-    random_state,
-    state_with_logits,
 )
 from tests.backends.conftest import Start
+from tests.backends.drawing import (
+    draw_batch,
+    draw_batches,
+    draw_images,
+    draw_state,
+    state_with_logits,
+)
 from tests.backends.steps import FROZEN_AND_RATES
 
 # State
@@ -57,7 +59,7 @@ def test_the_tensors_of_a_narrow_model_are_those_of_the_table(
 
 def test_what_was_written_is_read_to_the_last_bit(start: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(**FP16, loss_scaling="dynamic", ema_decay=0.9, optimizer="adamw")
-    plain = random_state(recipe, seed=5)
+    plain = draw_state(recipe, seed=5)
     odd = plain.tensors["bn1.bias"].copy()
     odd[:8] = [-0.0, np.inf, np.nan, 1e-42, 3e38, 1 / 3, -1e-20, 7]
     state = State(
@@ -72,7 +74,7 @@ def test_what_was_written_is_read_to_the_last_bit(start: Start, tiny_recipe: Rec
 
 
 def test_arrays_of_a_state_may_be_read_only(start: Start, tiny_recipe: Recipe) -> None:
-    state = random_state(tiny_recipe)
+    state = draw_state(tiny_recipe)
     for value in (*state.tensors.values(), *state.momentum.values()):
         value.setflags(write=False)
     assert all_bits(start(tiny_recipe, state).read()) == all_bits(state)
@@ -90,7 +92,7 @@ def test_training_does_not_change_a_state_read_before(start: Start, tiny_recipe:
     engine = start(recipe)
     read = engine.read()
     before = all_bits(read)
-    engine.train([random_batch(recipe)], 0)
+    engine.train([draw_batch(recipe)], 0)
     assert all_bits(read) == before
 
 
@@ -98,9 +100,9 @@ def test_training_does_not_change_the_state_that_was_written(
     start: Start, tiny_recipe: Recipe
 ) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
-    state = random_state(recipe)
+    state = draw_state(recipe)
     before = all_bits(state)
-    start(recipe, state).train([random_batch(recipe)], 0)
+    start(recipe, state).train([draw_batch(recipe)], 0)
     assert all_bits(state) == before
 
 
@@ -134,7 +136,7 @@ def test_a_moving_average_is_refused_where_the_recipe_has_none(
     start: Start, tiny_recipe: Recipe
 ) -> None:
     with pytest.raises(CheckpointError, match="unknown"):
-        start(tiny_recipe, random_state(tiny_recipe.replace(ema_decay=0.9)))
+        start(tiny_recipe, draw_state(tiny_recipe.replace(ema_decay=0.9)))
 
 
 # Logits
@@ -174,8 +176,8 @@ def test_logits_are_those_of_float64(
     start: Start, tiny_recipe: Recipe, changes: dict[str, Any], size: int
 ) -> None:
     recipe = tiny_recipe.replace(**changes)
-    state = random_state(recipe)
-    images = random_images(5, size)
+    state = draw_state(recipe)
+    images = draw_images(5, size)
     logits = start(recipe, state).predict(images)
     assert (logits.dtype, logits.shape) == (np.float32, (5, recipe.logits))
     assert distance(logits, oracle.logits(recipe, state.tensors, images)) < BOUNDS["logits"].value
@@ -185,9 +187,9 @@ def test_an_engine_predicts_any_number_of_images_of_any_size(
     start: Start, tiny_recipe: Recipe
 ) -> None:
     engine = start(tiny_recipe)
-    values = random_state(tiny_recipe).tensors
+    values = draw_state(tiny_recipe).tensors
     for count, size in ((2, 32), (7, 45), (1, 64)):
-        images = random_images(count, size)
+        images = draw_images(count, size)
         assert (
             distance(engine.predict(images), oracle.logits(tiny_recipe, values, images))
             < BOUNDS["logits"].value
@@ -210,7 +212,7 @@ def test_scores_are_those_of_the_logits_predicted(start: Start, tiny_recipe: Rec
         **WEIGHTED, dropout=0.4, stochastic_depth=0.6
     )  # which are for training alone
     engine = start(recipe)
-    batch = random_batch(recipe)
+    batch = draw_batch(recipe)
     scores = engine.evaluate([batch])
     losses, ranks, predictions = compute_scores(engine.predict(batch.images), batch.labels)
     assert distance(scores.losses, losses) < BOUNDS["loss"].value
@@ -231,7 +233,7 @@ def test_scores_with_flips_are_those_of_the_mean_logits_of_image_and_mirror_imag
 ) -> None:
     recipe = tiny_recipe.replace(eval_flips=True)
     engine = start(recipe)
-    batch = random_batch(recipe)
+    batch = draw_batch(recipe)
     scores = engine.evaluate([batch])
     mirrored = engine.predict(np.ascontiguousarray(batch.images[:, :, ::-1]))
     logits = (engine.predict(batch.images).astype(np.float64) + mirrored) / 2
@@ -245,8 +247,8 @@ def test_confidences_are_the_softmax_of_the_class_predicted(
     start: Start, tiny_recipe: Recipe
 ) -> None:
     engine = start(tiny_recipe)
-    batch = random_batch(tiny_recipe)
-    state = random_state(tiny_recipe)
+    batch = draw_batch(tiny_recipe)
+    state = draw_state(tiny_recipe)
     # A tenth of the classifier's weights: with random weights, confidences are practically 1.
     classifier = {name: state.tensors[name] / np.float32(10) for name in ("fc.weight", "fc.bias")}
     engine.write(State(0, state.tensors | classifier, state.momentum, state.ema))
@@ -264,14 +266,14 @@ def test_a_confidence_is_the_share_of_the_exponentials(
     start: Start, tiny_recipe: Recipe, logits: list[float], confidence: float
 ) -> None:
     engine = start(tiny_recipe, state_with_logits(tiny_recipe, logits))
-    confidences = engine.evaluate([Batch(random_images(2), np.array([0, 3]))]).confidences
+    confidences = engine.evaluate([Batch(draw_images(2), np.array([0, 3]))]).confidences
     assert confidences == pytest.approx([confidence, confidence], rel=BOUNDS["loss"].value)
 
 
 def pad(batch: Batch, size: int) -> Batch:
     """Return a batch filled up to `size` with images that are not counted."""
     missing = size - len(batch.labels)
-    images = np.concatenate([batch.images, random_images(missing, batch.images.shape[1], seed=99)])
+    images = np.concatenate([batch.images, draw_images(missing, batch.images.shape[1], seed=99)])
     return Batch(images, np.concatenate([batch.labels, np.full(missing, -1)]))
 
 
@@ -289,14 +291,14 @@ def list_scores(scores: Scores) -> list[tuple[float, ...]]:
 
 def test_padding_does_not_count(start: Start, tiny_recipe: Recipe) -> None:
     engine = start(tiny_recipe)
-    batch = random_batch(tiny_recipe, count=5)
+    batch = draw_batch(tiny_recipe, count=5)
     assert list_scores(engine.evaluate([pad(batch, 8)])) == list_scores(engine.evaluate([batch]))
 
 
 def test_a_batch_of_padding_alone_counts_nothing(start: Start, tiny_recipe: Recipe) -> None:
     engine = start(tiny_recipe)
-    batch = random_batch(tiny_recipe, count=8)
-    nothing = pad(random_batch(tiny_recipe, count=0), 8)
+    batch = draw_batch(tiny_recipe, count=8)
+    nothing = pad(draw_batch(tiny_recipe, count=0), 8)
     assert engine.evaluate([batch, nothing]).counts() == engine.evaluate([batch]).counts()
 
 
@@ -309,7 +311,7 @@ def test_every_image_counts_once_in_batches_of_any_size(
     start: Start, tiny_recipe: Recipe, size: int
 ) -> None:
     engine = start(tiny_recipe)
-    whole = random_batch(tiny_recipe, count=19)
+    whole = draw_batch(tiny_recipe, count=19)
     parts = [
         Batch(whole.images[i : i + size], whole.labels[i : i + size]) for i in range(0, 19, size)
     ]
@@ -335,7 +337,7 @@ def test_ranks_count_the_classes_in_front(
     start: Start, tiny_recipe: Recipe, logits: list[float], label: int, rank: int, prediction: int
 ) -> None:
     engine = start(tiny_recipe, state_with_logits(tiny_recipe, logits))
-    scores = engine.evaluate([Batch(random_images(2), np.array([label, label]))])
+    scores = engine.evaluate([Batch(draw_images(2), np.array([label, label]))])
     assert scores.ranks.tolist() == [rank, rank]
     assert scores.predictions.tolist() == [prediction, prediction]
 
@@ -345,7 +347,7 @@ def test_logits_that_are_no_numbers_are_wrong_for_every_label(
     start: Start, tiny_recipe: Recipe, label: int
 ) -> None:
     engine = start(tiny_recipe, state_with_logits(tiny_recipe, [NAN] * 10))
-    scores = engine.evaluate([Batch(random_images(2), np.array([label, label]))])
+    scores = engine.evaluate([Batch(draw_images(2), np.array([label, label]))])
     assert scores.counts().top5 == 0
     assert np.isnan(scores.losses).all()
     assert np.isnan(scores.confidences).all()
@@ -356,9 +358,7 @@ def test_one_logit_that_is_no_number_comes_first_and_is_wrong(
     start: Start, tiny_recipe: Recipe, label: int, top1: int
 ) -> None:
     engine = start(tiny_recipe, state_with_logits(tiny_recipe, [9, 8, 7, NAN, 5, 4, 3, 2, 1, 0]))
-    assert (
-        engine.evaluate([Batch(random_images(2), np.array([label, label]))]).counts().top1 == top1
-    )
+    assert engine.evaluate([Batch(draw_images(2), np.array([label, label]))]).counts().top1 == top1
 
 
 @pytest.mark.parametrize("ema", [False, True])
@@ -368,7 +368,7 @@ def test_evaluation_and_prediction_leave_no_trace(
     recipe = tiny_recipe.replace(ema_decay=0.9)
     disturbed = start(recipe)
     undisturbed = start(recipe)
-    batches = random_batches(recipe, 3)
+    batches = draw_batches(recipe, 3)
     for step, batch in enumerate(batches):
         disturbed.train([batch], step)
         disturbed.evaluate([batches[0]], ema=ema)
@@ -380,7 +380,7 @@ def test_evaluation_and_prediction_leave_no_trace(
 def test_held_images_give_the_steps_and_scores_of_any_others(
     start: Start, tiny_recipe: Recipe
 ) -> None:
-    held, other = random_batches(tiny_recipe, 2)
+    held, other = draw_batches(tiny_recipe, 2)
     batches = [held, replace(held, labels=other.labels), other, held]
     with_held = start(tiny_recipe)
     without = start(tiny_recipe)
@@ -410,23 +410,23 @@ def test_a_new_engine_goes_on_to_the_same_bits(
     start: Start, tiny_recipe: Recipe, changes: dict[str, Any], parts: int
 ) -> None:
     recipe = tiny_recipe.replace(**changes)
-    batches = random_batches(recipe, 3, mixup="sample")
+    batches = draw_batches(recipe, 3, mixup="sample")
     first = start(recipe, accumulation_steps=parts)
     first.train(batches[:1], 0)
     second = start(recipe, first.read(), accumulation_steps=parts, new=True)
     losses = second.fetch(second.train(batches[1:], 1)).losses
-    first.write(random_state(recipe))
+    first.write(draw_state(recipe))
     expected = first.fetch(first.train(batches, 0)).losses[1:]
     assert all_bits(second.read()) == all_bits(first.read())
     assert losses.tobytes() == expected.tobytes()
 
 
 def test_the_division_into_calls_changes_nothing(start: Start, tiny_recipe: Recipe) -> None:
-    batches = random_batches(tiny_recipe, 4)
+    batches = draw_batches(tiny_recipe, 4)
     engine = start(tiny_recipe)
     engine.train(batches, 0)
     at_once = engine.read()
-    engine.write(random_state(tiny_recipe))
+    engine.write(draw_state(tiny_recipe))
     stream = iter(batches)
     for first in (0, 1, 3):
         engine.train(islice(stream, 2 if first == 1 else 1), first)
@@ -439,5 +439,5 @@ def test_initial_weights_train(start: Start, tiny_recipe: Recipe) -> None:
     values = initial_tensors(recipe)
     state = State(0, values, {name: np.zeros_like(values[name]) for name in names})
     engine = start(recipe, state, rates=[0.05] * 12)
-    losses = engine.fetch(engine.train([random_batch(recipe)] * 12, 0)).losses
+    losses = engine.fetch(engine.train([draw_batch(recipe)] * 12, 0)).losses
     assert losses[-1] < losses[0] - 0.5

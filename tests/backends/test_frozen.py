@@ -10,8 +10,9 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
-from tests.backends.cases import Step, bits, parameters, random_batch, random_batches, random_state
+from tests.backends.cases import Step, bits, parameters
 from tests.backends.conftest import Start
+from tests.backends.drawing import draw_batch, draw_batches, draw_state
 from tests.backends.steps import FROZEN, FROZEN_AND_RATES, STEPS
 
 
@@ -26,10 +27,10 @@ def is_changing(recipe: Recipe, name: str) -> bool:
 
 def test_frozen_tensors_keep_their_bits_and_no_others(start: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(**FROZEN_AND_RATES)
-    drawn = random_state(recipe, seed=1)
-    state = State(0, drawn.tensors, parameters(random_state(recipe, seed=2)), drawn.ema)
+    drawn = draw_state(recipe, seed=1)
+    state = State(0, drawn.tensors, parameters(draw_state(recipe, seed=2)), drawn.ema)
     engine = start(recipe, state, accumulation_steps=2)
-    engine.train(random_batches(recipe, 2), 0)
+    engine.train(draw_batches(recipe, 2), 0)
     end = engine.read()
     for kind in ("tensors", "momentum", "ema"):
         before = getattr(state, kind)
@@ -55,19 +56,15 @@ def test_rates_are_those_of_the_frameworks_own_optimizer_with_groups(
 ) -> None:
     # After the first step the velocity is the gradient, with its decay.
     recipe = tiny_recipe.replace(**FROZEN_AND_RATES)
-    state = random_state(recipe)
+    state = draw_state(recipe)
     rate = 0.5
     engine = start(recipe, state, rates=[rate])
-    engine.train([random_batch(recipe)], 0)
+    engine.train([draw_batch(recipe)], 0)
     end = engine.read()
     factors = {name: oracle.rate_factor(recipe, name) for name in state.momentum}
     trained = [name for name, factor in factors.items() if factor]
-    expected = native.step_in_groups(
-        [state.tensors[name] for name in trained],
-        [end.momentum[name] for name in trained],
-        [rate * factors[name] for name in trained],
-        recipe.momentum,
-    )
+    groups = [(state.tensors[name], end.momentum[name], rate * factors[name]) for name in trained]
+    expected = native.step_in_groups(groups, recipe.momentum)
     moved = {name: end.tensors[name] for name in trained}
     assert distance(moved, dict(zip(trained, expected, strict=True))) < BOUNDS["operation"].value
 

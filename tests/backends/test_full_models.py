@@ -4,7 +4,7 @@
 Depth and width multiply rounding. A stride or a group that is wrong in a single stage is found
 here. Only a soak has all of their layers: a stage repeats its second block. Everything
 that does not depend on size (rules of the update, precisions, loss scaling) is tested on narrow
-models. Steps start from `steady_state`. Logits are computed from `random_state`, since switching
+models. Steps start from `draw_steady_state`. Logits are computed from `draw_state`, since switching
 ReLUs do not make them jump.
 """
 
@@ -18,19 +18,9 @@ from lockstep.models.architectures import MODELS, ModelSpec
 from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
-from tests.backends.cases import (
-    PUBLISHED,
-    RATES,
-    Step,
-    all_bits,
-    compare_changes,
-    random_batches,
-    random_images,
-    random_state,
-    statistics,
-    steady_state,
-)
+from tests.backends.cases import PUBLISHED, RATES, Step, all_bits, compare_changes, statistics
 from tests.backends.conftest import Start, for_frameworks
+from tests.backends.drawing import draw_batches, draw_images, draw_state, draw_steady_state
 from tests.soak import SOAK, in_a_soak
 
 # The reference is compared with itself in float64 on narrow models.
@@ -68,8 +58,8 @@ def test_logits_and_scores_of_a_full_model_are_those_of_float64(
     start: Start, tiny_recipe: Recipe, name: str
 ) -> None:
     recipe = tiny_recipe.replace(model=name if SOAK else shorten(name), logits=1000)
-    state = random_state(recipe)
-    images = random_images(2, 224 if SOAK else 64)
+    state = draw_state(recipe)
+    images = draw_images(2, 224 if SOAK else 64)
     labels = np.array([3, 999])
     engine = start(recipe, state)
     expected = oracle.logits(recipe, state.tensors, images)
@@ -85,8 +75,8 @@ def test_a_full_model_masked_averaged_and_in_parts_goes_where_float64_goes_and_r
 ) -> None:
     model = "resnet50" if SOAK else shorten("resnet50")
     recipe = tiny_recipe.replace(model=model, logits=1000, ema_decay=0.9, weight_decay=0.01)
-    state = steady_state(recipe)
-    batches = random_batches(recipe, 2, count=4, size=64, mixup="batch")
+    state = draw_steady_state(recipe)
+    batches = draw_batches(recipe, 2, count=4, size=64, mixup="batch")
     masks = {
         name: np.arange(state.tensors[name].size).reshape(state.tensors[name].shape) % 4 < 2
         for name in MASKED

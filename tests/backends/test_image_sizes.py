@@ -5,14 +5,9 @@ import pytest
 from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS
 from tests.backends import oracle
-from tests.backends.cases import (
-    RATES,
-    all_bits,
-    compare_changes,
-    random_batch,
-    random_state,
-)
+from tests.backends.cases import RATES, all_bits, compare_changes
 from tests.backends.conftest import Start
+from tests.backends.drawing import draw_batch, draw_state
 
 
 def test_steps_on_images_of_changing_sizes_are_those_of_float64_and_resume_exactly(
@@ -20,10 +15,10 @@ def test_steps_on_images_of_changing_sizes_are_those_of_float64_and_resume_exact
 ) -> None:
     recipe = tiny_recipe.replace(stochastic_depth=0.6)
     batches = [
-        random_batch(recipe, seed=number, size=size, mixup="sample")
+        draw_batch(recipe, seed=number, size=size, mixup="sample")
         for number, size in enumerate((32, 48, 32))
     ]
-    begun = random_state(recipe)
+    begun = draw_state(recipe)
     engine = start(recipe, begun)
     losses = [*engine.fetch(engine.train(batches[:2], 0)).losses]
     middle = engine.read()

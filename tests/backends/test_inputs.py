@@ -10,8 +10,8 @@ import pytest
 from lockstep.backends import Backend, World
 from lockstep.recipes import Execution, Recipe
 from lockstep.verification.bounds import BOUNDS, distance
-from tests.backends.cases import random_images
 from tests.backends.conftest import Start
+from tests.backends.drawing import draw_images
 from tests.backends.inputs import KINDS, check_arrays, check_far_logits, check_lent, check_refilled
 
 
@@ -45,7 +45,7 @@ def test_losses_of_logits_hundreds_apart_are_those_of_float64(
 def test_one_image_may_stand_for_all_of_a_batch(start: Start, tiny_recipe: Recipe) -> None:
     # As from the synthetic loader: the memory of one image, N times.
     engine = start(tiny_recipe)
-    images = np.broadcast_to(random_images(1), (8, 32, 32, 3))
+    images = np.broadcast_to(draw_images(1), (8, 32, 32, 3))
     assert (
         distance(engine.predict(images), np.repeat(engine.predict(images[:1]), 8, axis=0))
         < BOUNDS["logits"].value
@@ -53,7 +53,7 @@ def test_one_image_may_stand_for_all_of_a_batch(start: Start, tiny_recipe: Recip
 
 
 def test_predicting_nothing_gives_no_logits(start: Start, tiny_recipe: Recipe) -> None:
-    assert start(tiny_recipe).predict(random_images(0)).shape == (0, tiny_recipe.logits)
+    assert start(tiny_recipe).predict(draw_images(0)).shape == (0, tiny_recipe.logits)
 
 
 @pytest.mark.parametrize("flag", [False, True])

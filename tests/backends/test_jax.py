@@ -18,9 +18,10 @@ from lockstep.backends.jax import compile_cache
 from lockstep.backends.jax.programs import find_programs
 from lockstep.backends.jax.updating import drop_numbers
 from lockstep.recipes import Execution, Recipe
-from tests.backends.cases import BASIC, Step, random_batches
+from tests.backends.cases import BASIC, Step
 from tests.backends.compiled_steps import check_compiled_step
 from tests.backends.conftest import Start, make_backend_fixture
+from tests.backends.drawing import draw_batches
 from tests.soak import in_a_soak
 
 backend = make_backend_fixture("jax")
@@ -80,7 +81,7 @@ def compute_first(products: int, values: Any) -> tuple[Any, jax.Array]:
 @in_a_soak  # it must be quicker than a fraction of a second of products
 def test_training_waits_for_nothing(start: Start, tiny_recipe: Recipe) -> None:
     engine: Any = start(tiny_recipe)
-    batches = random_batches(tiny_recipe, 3)
+    batches = draw_batches(tiny_recipe, 3)
     engine.fetch(engine.train(batches, 0))  # compiles
     products = 100_000 if engine._world.on_gpu else 500  # a fraction of a second
     engine._values, before = compute_first(products, engine._values)

@@ -14,8 +14,9 @@ from lockstep.backends import LoadedBackend, World
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
 from lockstep.verification.bounds import BOUNDS, distance
-from tests.backends.cases import all_bits, random_state, statistics, subtract_states
+from tests.backends.cases import all_bits, statistics, subtract_states
 from tests.backends.conftest import make_backend_fixture
+from tests.backends.drawing import draw_state
 from tests.backends.ranks import RECIPE, SCENARIOS, carry_out
 from tests.processes import PATIENT_SEC, ROOT
 from tests.soak import in_a_soak
@@ -49,7 +50,7 @@ def read_results(folder: Path, rank: int) -> Results:
 
 def assert_same_run(results: Results, expected: Results) -> None:
     changes, others = (
-        subtract_states(run["state"], random_state(RECIPE)) for run in (results, expected)
+        subtract_states(run["state"], draw_state(RECIPE)) for run in (results, expected)
     )
     assert distance(changes, others) < BOUNDS["trajectory"].value
     assert results["scores"].labels.tolist() == expected["scores"].labels.tolist()

@@ -11,20 +11,9 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
-from tests.backends.cases import (
-    FP16,
-    RATES,
-    Arrays,
-    all_bits,
-    bits,
-    compare_changes,
-    parameters,
-    random_batch,
-    random_batches,
-    random_state,
-    steady_state,
-)
+from tests.backends.cases import FP16, RATES, Arrays, all_bits, bits, compare_changes, parameters
 from tests.backends.conftest import Start
+from tests.backends.drawing import draw_batch, draw_batches, draw_state, draw_steady_state
 from tests.soak import SOAK
 
 MASKED = (
@@ -70,7 +59,7 @@ def make_masks(state: State, pattern: str = "two of four") -> dict[str, np.ndarr
 def add_velocity(recipe: Recipe, step: int = 0) -> State:
     """Return a state in which masked weights would change without a mask: velocities, decay and
     averages are not 0."""
-    state = random_state(recipe, step=step)
+    state = draw_state(recipe, step=step)
     rng = np.random.default_rng(7)
     velocity = {
         name: rng.normal(0, 0.1, value.shape).astype(np.float32)
@@ -122,8 +111,8 @@ def test_a_mask_takes_effect_at_once_and_on_nothing_else(start: Start, tiny_reci
 
 
 def test_predictions_are_those_of_the_masked_weights(start: Start, tiny_recipe: Recipe) -> None:
-    state = random_state(tiny_recipe)
-    images = random_batch(tiny_recipe).images
+    state = draw_state(tiny_recipe)
+    images = draw_batch(tiny_recipe).images
     masks = make_masks(state)
     masked = start(tiny_recipe, state)
     masked.mask(masks)
@@ -137,17 +126,17 @@ def test_masks_outlive_a_state_that_is_written(start: Start, tiny_recipe: Recipe
     engine, masks = start_masked(start, recipe, state)
     engine.write(state)
     assert_masked(engine.read(), masks)
-    engine.train([random_batch(recipe)], 0)
+    engine.train([draw_batch(recipe)], 0)
     assert_masked(engine.read(), masks)
 
 
 def test_masks_are_copied(start: Start, tiny_recipe: Recipe) -> None:
-    state = random_state(tiny_recipe)
+    state = draw_state(tiny_recipe)
     engine, masks = start_masked(start, tiny_recipe, state)
     kept = {name: mask.copy() for name, mask in masks.items()}
     for mask in masks.values():
         mask[...] = ~mask
-    engine.train([random_batch(tiny_recipe)], 0)
+    engine.train([draw_batch(tiny_recipe)], 0)
     assert_masked(engine.read(), kept, but_only=False)
 
 
@@ -165,7 +154,7 @@ def test_masked_weights_stay_at_0_through_training(
     engine = start(recipe, state)
     masks = make_masks(state, pattern)
     engine.mask(masks)
-    for step, batch in enumerate(random_batches(recipe, 4, mixup="sample")):
+    for step, batch in enumerate(draw_batches(recipe, 4, mixup="sample")):
         engine.train([batch], step)
         assert_masked(engine.read(), masks, but_only=False)
 
@@ -178,8 +167,8 @@ def test_other_weights_go_where_float64_goes(
     start: Start, tiny_recipe: Recipe, pattern: str, parts: int
 ) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
-    state = steady_state(recipe)
-    batches = random_batches(recipe, 5, mixup="sample")
+    state = draw_steady_state(recipe)
+    batches = draw_batches(recipe, 5, mixup="sample")
     engine = start(recipe, state, accumulation_steps=parts)
     masks = make_masks(state, pattern)
     engine.mask(masks)
@@ -197,8 +186,8 @@ def test_the_first_gradients_are_those_of_a_model_with_zeros_in_it(
 ) -> None:
     # Until the first update, a mask has the same effect as zeros in the weights.
     recipe = tiny_recipe.replace(ema_decay=0.9)
-    batch = random_batch(tiny_recipe)
-    state = random_state(recipe)
+    batch = draw_batch(tiny_recipe)
+    state = draw_state(recipe)
     masks = make_masks(state)
     masked, plain = (start(recipe, state, accumulation_steps=parts) for _ in range(2))
     masked.mask(masks)
@@ -218,7 +207,7 @@ def test_the_first_gradients_are_those_of_a_model_with_zeros_in_it(
 
 def test_a_mask_that_keeps_everything_changes_nothing(start: Start, tiny_recipe: Recipe) -> None:
     ends = []
-    batches = random_batches(tiny_recipe, 3)
+    batches = draw_batches(tiny_recipe, 3)
     for masked in (False, True):
         engine = start(tiny_recipe)
         if masked:
@@ -232,8 +221,8 @@ def test_a_mask_that_keeps_everything_changes_nothing(start: Start, tiny_recipe:
 
 def test_a_run_with_masks_goes_on_to_the_same_bits(start: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
-    batches = random_batches(tiny_recipe, 4)
-    masks = make_masks(random_state(recipe))
+    batches = draw_batches(tiny_recipe, 4)
+    masks = make_masks(draw_state(recipe))
     first = start(recipe)
     second = start(recipe, new=True)
     for engine in (first, second):
@@ -241,7 +230,7 @@ def test_a_run_with_masks_goes_on_to_the_same_bits(start: Start, tiny_recipe: Re
     first.train(batches[:2], 0)
     second.write(first.read())
     second.train(batches[2:], 2)
-    first.write(random_state(recipe))
+    first.write(draw_state(recipe))
     first.train(batches, 0)
     assert all_bits(second.read()) == all_bits(first.read())
 
@@ -250,21 +239,21 @@ def test_a_run_with_masks_goes_on_to_the_same_bits(start: Start, tiny_recipe: Re
 
 
 def test_new_masks_replace_those_set_before(start: Start, tiny_recipe: Recipe) -> None:
-    state = random_state(tiny_recipe)
+    state = draw_state(tiny_recipe)
     engine, masks = start_masked(start, tiny_recipe, state)
     other = {"layer4.0.bn2.bias": ~masks["layer4.0.bn2.bias"]}
     engine.mask(other)
-    engine.train([random_batch(tiny_recipe)], 0)
+    engine.train([draw_batch(tiny_recipe)], 0)
     end = engine.read()
     assert_masked(end, other)
     assert end.tensors["conv1.weight"].all()
 
 
 def test_no_masks_let_all_weights_move_again(start: Start, tiny_recipe: Recipe) -> None:
-    state = random_state(tiny_recipe)
+    state = draw_state(tiny_recipe)
     engine, _ = start_masked(start, tiny_recipe, state)
     engine.mask({})
-    engine.train([random_batch(tiny_recipe)], 0)
+    engine.train([draw_batch(tiny_recipe)], 0)
     for name in MASKED:
         assert engine.read().tensors[name].all()
 
@@ -305,7 +294,7 @@ def dynamic(recipe: Recipe, **changes: Any) -> Recipe:
 def test_masks_hold_with_a_dynamic_loss_scale(start: Start, tiny_recipe: Recipe) -> None:
     recipe = dynamic(tiny_recipe, ema_decay=0.9)
     state = add_velocity(recipe)
-    batch = random_batch(tiny_recipe)
+    batch = draw_batch(tiny_recipe)
     engine, masks = start_masked(start, recipe, state)
     for step in range(3):
         engine.train([batch], step)
@@ -317,7 +306,7 @@ def test_masks_hold_when_a_step_is_skipped(start: Start, tiny_recipe: Recipe) ->
     recipe = dynamic(tiny_recipe, ema_decay=0.9).replace(loss_scale=2.0**60)
     state = add_velocity(recipe)
     engine, masks = start_masked(start, recipe, state)
-    engine.train([random_batch(recipe)], 0)
+    engine.train([draw_batch(recipe)], 0)
     end = engine.read()
     assert end.scaler["scale"] == 2.0**59
     assert bits(parameters(end)) == bits(zero_masked(parameters(state), masks))
@@ -331,8 +320,8 @@ def test_an_infinite_gradient_behind_a_mask_does_no_harm(
     # One feature is a thousand, so that in fp16 only the scaled gradients of its weights are too
     # large.
     recipe = tiny_recipe.replace(**FP16, loss_scaling=loss_scaling, loss_scale=1024.0)
-    state = random_state(recipe)
-    batch = random_batch(recipe)
+    state = draw_state(recipe)
+    batch = draw_batch(recipe)
     bias = state.tensors["layer4.0.bn3.bias"].copy()
     mask = np.ones_like(state.tensors["fc.weight"], bool)
     bias[5], mask[:, 5] = 1000, False

@@ -12,8 +12,9 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
-from tests.backends.cases import Arrays, normalise, parameters, random_images, random_state
+from tests.backends.cases import Arrays, normalise, parameters
 from tests.backends.conftest import Start, for_frameworks
+from tests.backends.drawing import draw_images, draw_state
 
 
 class LoadedModule:
@@ -40,7 +41,7 @@ class LoadedModule:
 
 @pytest.fixture
 def module(backend: Backend, native: ModuleType, tiny_recipe: Recipe) -> LoadedModule:
-    return LoadedModule(backend, native, tiny_recipe, random_state(tiny_recipe).tensors)
+    return LoadedModule(backend, native, tiny_recipe, draw_state(tiny_recipe).tensors)
 
 
 @pytest.mark.parametrize("padding", ["symmetric", "same"])
@@ -49,8 +50,8 @@ def test_a_loaded_module_has_the_logits_of_float64(
     backend: Backend, native: ModuleType, tiny_recipe: Recipe, padding: str, size: int
 ) -> None:
     recipe = tiny_recipe.replace(padding=padding, eval_crop=size, eval_resize=size)
-    values = random_state(recipe).tensors
-    images = random_images(5, size)
+    values = draw_state(recipe).tensors
+    images = draw_images(5, size)
     logits = LoadedModule(backend, native, recipe, values)(images)
     assert (logits.dtype, logits.shape) == (native.FACTS.logits, (5, recipe.logits))
     assert distance(logits, oracle.logits(recipe, values, images)) < BOUNDS["logits"].value
@@ -65,8 +66,8 @@ def test_a_loaded_module_takes_images_of_any_size_and_shape(
             "with SAME padding, this engine's module is for images of the recipe's eval_crop"
         )
     recipe = tiny_recipe.replace(padding=padding)
-    values = random_state(recipe).tensors
-    images = random_images(2, 80)
+    values = draw_state(recipe).tensors
+    images = draw_images(2, 80)
     module = LoadedModule(backend, native, recipe, values)
     for height, width in ((33, 32), (32, 33), (45, 64), (7, 80)):
         cut = images[:, :height, :width]
@@ -79,15 +80,15 @@ def test_a_loaded_module_takes_images_of_any_size_and_shape(
 def test_a_loaded_module_computes_what_the_engine_does(
     start: Start, module: LoadedModule, tiny_recipe: Recipe
 ) -> None:
-    images = random_images(4)
+    images = draw_images(4)
     assert distance(module(images), start(tiny_recipe).predict(images)) < BOUNDS["logits"].value
 
 
 def test_a_loaded_module_has_memory_of_its_own(
     backend: Backend, native: ModuleType, tiny_recipe: Recipe
 ) -> None:
-    values = random_state(tiny_recipe).tensors
-    images = random_images(4)
+    values = draw_state(tiny_recipe).tensors
+    images = draw_images(4)
     module = LoadedModule(backend, native, tiny_recipe, values)
     before = module(images)
     for value in values.values():
@@ -99,15 +100,15 @@ def test_a_loaded_module_has_memory_of_its_own(
 def test_running_statistics_of_a_loaded_module_are_not_for_training(
     module: LoadedModule, native: ModuleType, tiny_recipe: Recipe
 ) -> None:
-    assert native.find_trained(module.module) == parameters(random_state(tiny_recipe)).keys()
+    assert native.find_trained(module.module) == parameters(draw_state(tiny_recipe)).keys()
 
 
 @for_frameworks
 def test_gradients_reach_every_weight_of_a_loaded_module(
     module: LoadedModule, native: ModuleType, tiny_recipe: Recipe
 ) -> None:
-    gradients: Arrays = native.gradients(module.module, module.inputs(random_images(4)))
-    assert gradients.keys() == parameters(random_state(tiny_recipe)).keys()
+    gradients: Arrays = native.gradients(module.module, module.inputs(draw_images(4)))
+    assert gradients.keys() == parameters(draw_state(tiny_recipe)).keys()
     assert all(gradient.any() for gradient in gradients.values())
 
 
@@ -122,9 +123,7 @@ def test_gradients_reach_every_weight_of_a_loaded_module(
 def test_a_module_is_not_loaded_with_weights_of_another_model(
     backend: Backend, tiny_recipe: Recipe, fault: str, message: str
 ) -> None:
-    values = random_state(
-        tiny_recipe.replace(logits=11) if fault == "shape" else tiny_recipe
-    ).tensors
+    values = draw_state(tiny_recipe.replace(logits=11) if fault == "shape" else tiny_recipe).tensors
     if fault == "missing":
         del values["fc.bias"]
     elif fault == "unknown":

@@ -28,19 +28,15 @@ from lockstep.launch.nodes import one_machine
 from lockstep.recipes import Execution, Recipe
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
-from tests.backends.cases import (
-    RATES,
-    all_bits,
-    compare_changes,
-    normalise,
-    random_batch,
-    random_batches,
-    random_images,
-    random_state,
-    statistics,
-    steady_state,
-)
+from tests.backends.cases import RATES, all_bits, compare_changes, normalise, statistics
 from tests.backends.conftest import Start, make_backend_fixture
+from tests.backends.drawing import (
+    draw_batch,
+    draw_batches,
+    draw_images,
+    draw_state,
+    draw_steady_state,
+)
 from tests.backends.native import mxnet as native
 from tests.soak import SOAK
 
@@ -53,8 +49,8 @@ HAS_HOROVOD = find_spec("horovod") is not None
 # MXNet's own warning about the input of every graph that it reads.
 @pytest.mark.filterwarnings("ignore:Cannot decide type")
 def test_a_loaded_module_is_an_ordinary_block(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    values = random_state(tiny_recipe).tensors
-    images = native.images(normalise(random_images(2), tiny_recipe))
+    values = draw_state(tiny_recipe).tensors
+    images = native.images(normalise(draw_images(2), tiny_recipe))
     block = mxnet_backend.load_module(tiny_recipe, values)
     assert isinstance(block, mx.gluon.Block)
     logits = block(images).asnumpy()
@@ -89,8 +85,8 @@ def test_a_rounded_tensor_gets_the_gradients_of_all_parts(
 def test_steps_with_and_without_a_static_graph_lead_where_float64_goes(
     start: Start, tiny_recipe: Recipe, compile: str, parts: int
 ) -> None:
-    begin = steady_state(tiny_recipe)
-    batches = random_batches(tiny_recipe, 8, mixup="sample")
+    begin = draw_steady_state(tiny_recipe)
+    batches = draw_batches(tiny_recipe, 8, mixup="sample")
     engine = start(tiny_recipe, begin, compile=compile, accumulation_steps=parts)
     engine.train(batches, 0)
     end = engine.read()
@@ -103,8 +99,8 @@ def test_statistics_wait_for_the_backward_pass(start: Start, tiny_recipe: Recipe
     # With all weight on the newest batch, statistics that are read too early would be those of the
     # previous batch.
     recipe = tiny_recipe.replace(bn_momentum=1.0)
-    begin = steady_state(recipe)
-    batches = random_batches(recipe, 6)
+    begin = draw_steady_state(recipe)
+    batches = draw_batches(recipe, 6)
     engine = start(recipe, begin)
     engine.train(batches, 0)
     assert (
@@ -117,9 +113,9 @@ def test_statistics_wait_for_the_backward_pass(start: Start, tiny_recipe: Recipe
 
 def test_the_graph_of_the_size_before_is_not_kept(start: Start, tiny_recipe: Recipe) -> None:
     engine: Any = start(tiny_recipe, new=True)
-    engine.train([random_batch(tiny_recipe, 2)], 0)
-    engine.predict(random_images(2))
-    engine.train([random_batch(tiny_recipe, 2, size=48)], 1)
+    engine.train([draw_batch(tiny_recipe, 2)], 0)
+    engine.predict(draw_images(2))
+    engine.train([draw_batch(tiny_recipe, 2, size=48)], 1)
     assert list(engine._graphs) == [(32, 32, False, "fp32"), (48, 48, True, "fp32")]
 
 
@@ -130,13 +126,13 @@ def test_inference_between_steps_leaves_the_weights_where_they_are(
     # vector with other tensors.
     engine = start(tiny_recipe)
     other = start(tiny_recipe)
-    batches = random_batches(tiny_recipe, 4)
+    batches = draw_batches(tiny_recipe, 4)
     for one in (engine, other):
         one.train(batches[:2], 0)
         before = all_bits(one.read())
         if one is engine:
-            engine.predict(random_images(3))
-            engine.predict(random_images(3, 64))
+            engine.predict(draw_images(3))
+            engine.predict(draw_images(3, 64))
             assert all_bits(engine.read()) == before
         one.train(batches[2:], 2)
     assert all_bits(engine.read()) == all_bits(other.read())
@@ -156,7 +152,7 @@ def test_training_waits_for_nothing(
         return read(array)
 
     monkeypatch.setattr(mx.nd.NDArray, "asnumpy", note)
-    handle = engine.train(random_batches(tiny_recipe, 3, mixup="sample"), 0)
+    handle = engine.train(draw_batches(tiny_recipe, 3, mixup="sample"), 0)
     assert waits == []
     assert len(engine.fetch(handle).losses) == 3
 
@@ -251,7 +247,7 @@ import numpy as np
 from lockstep import backends
 from lockstep.system.errors import LockstepError
 from lockstep.recipes import Execution
-from tests.backends.cases import RATES, random_batches, random_state
+from tests.backends.cases import RATES, draw_batches, draw_state
 from tests.conftest import TINY
 
 # A run notes the signal, and looks at it before the next batch.
@@ -260,16 +256,16 @@ backend = backends.load("mxnet")
 world = backend.world(Execution.of({"distributed": sys.argv[1]}))
 recipe = TINY.replace(global_batch_images=24)
 with backend.engine(recipe, np.asarray(RATES), world, Execution()) as engine:
-    engine.write(random_state(recipe))
-    engine.fetch(engine.train(random_batches(recipe, 2), 0))
+    engine.write(draw_state(recipe))
+    engine.fetch(engine.train(draw_batches(recipe, 2), 0))
     world.any(False)  # no rank is gone before all have done these steps
     if world.rank == world.ranks - 1:
         os._exit(9)
     try:
         if sys.argv[2] == "training":
-            engine.fetch(engine.train(random_batches(recipe, 1), 2))
+            engine.fetch(engine.train(draw_batches(recipe, 1), 2))
         else:
-            engine.evaluate(random_batches(recipe, 1))
+            engine.evaluate(draw_batches(recipe, 1))
     except LockstepError as error:
         print(error, flush=True)
         raise

@@ -86,7 +86,8 @@ def test_steps_are_those_of_the_frameworks_own_optimizers(native: ModuleType) ->
     gradients = [random.normal(size=weight.shape).astype(np.float32) for _ in RATES]
     for optimizer in native.FACTS.optimizers:
         recipe = Recipe(optimizer=optimizer, beta2=0.95, momentum=0.8, weight_decay=0.05)
-        own = native.take_own_steps(optimizer, weight, gradients, RATES, recipe)
+        steps = list(zip(gradients, RATES, strict=True))
+        own = native.take_own_steps(recipe, weight, steps)
         corrections = bias_corrections(recipe, len(RATES))
         values = updating.Values(
             weight, 0 * weight, np.full_like(weight, optimizer == "rmsprop_tf")

@@ -12,16 +12,9 @@ from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS, distance
 from lockstep.verification.optimizer_steps import OptimizerStep, limit_norm
 from tests.backends import oracle
-from tests.backends.cases import (
-    FP16,
-    Arrays,
-    bits,
-    parameters,
-    random_batch,
-    random_batches,
-    random_state,
-)
+from tests.backends.cases import FP16, Arrays, bits, parameters
 from tests.backends.conftest import Start
+from tests.backends.drawing import draw_batch, draw_batches, draw_state
 from tests.backends.steps import FROZEN_AND_RATES
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -45,8 +38,8 @@ def make_recipe(recipe: Recipe, optimizer: str) -> Recipe:
 
 def make_state(recipe: Recipe) -> State:
     """Return a state in which a step has been before, and a tensor without any weights."""
-    state = random_state(recipe, step=FIRST)
-    velocities = parameters(random_state(recipe, seed=2))
+    state = draw_state(recipe, step=FIRST)
+    velocities = parameters(draw_state(recipe, seed=2))
     second_moments = {name: 0.1 * value**2 + 0.01 for name, value in velocities.items()}
     empty = {"layer2.0.conv3.weight": np.zeros_like(state.tensors["layer2.0.conv3.weight"])}
     return replace(
@@ -67,7 +60,7 @@ def find_gradient(recipe: Recipe, state: State, batch: Any, masks: Arrays) -> Ar
     """Return the gradient of trained tensors in two parts in float64."""
     plain = recipe.replace(optimizer="sgd", momentum=0.0, weight_decay=0.0, ema_decay=0.0)
     plain = plain.replace(clip_norm=0.0)
-    start = State(0, state.tensors, parameters(random_state(recipe)))
+    start = State(0, state.tensors, parameters(draw_state(recipe)))
     trained = oracle.train(plain, start, [batch], RATES, 2, masks)
     momentum = trained.state.momentum
     return {name: momentum[name] for name in momentum if oracle.rate_factor(recipe, name)}
@@ -109,7 +102,7 @@ def test_two_steps_are_those_of_the_formulas(
     recipe = make_recipe(tiny_recipe, optimizer)
     state = make_state(recipe)
     masks = make_masks(state)
-    batches = random_batches(recipe, 2)
+    batches = draw_batches(recipe, 2)
     gradient = find_gradient(recipe, state, batches[0], masks)
     norm = np.sqrt(sum(np.square(value, dtype=np.float64).sum() for value in gradient.values()))
     recipe = recipe.replace(clip_norm=round(norm / 3, 3))
@@ -136,7 +129,7 @@ def test_a_norm_is_limited_without_its_loss_scale(
     for largest in (0.5, 1e3):
         recipe = tiny_recipe.replace(**FP16 | changes, clip_norm=largest)
         engine = start(recipe)
-        engine.train([random_batch(recipe, 4)], 0)
+        engine.train([draw_batch(recipe, 4)], 0)
         velocities = engine.read().momentum.values()
         norm = np.sqrt(sum(np.square(value, dtype=np.float64).sum() for value in velocities))
         if largest == 0.5:

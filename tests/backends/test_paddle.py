@@ -22,19 +22,15 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
-from tests.backends.cases import (
-    RATES,
-    all_bits,
-    bits,
-    normalise,
-    random_batch,
-    random_batches,
-    random_images,
-    random_state,
-    statistics,
-    steady_state,
-)
+from tests.backends.cases import RATES, all_bits, bits, normalise, statistics
 from tests.backends.conftest import Start, make_backend_fixture
+from tests.backends.drawing import (
+    draw_batch,
+    draw_batches,
+    draw_images,
+    draw_state,
+    draw_steady_state,
+)
 from tests.backends.native import paddle as native
 from tests.soak import in_a_soak
 
@@ -59,7 +55,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Compiled]:
 
 
 def test_a_loaded_module_has_a_canonical_state_dict(tiny_recipe: Recipe) -> None:
-    values = random_state(tiny_recipe).tensors
+    values = draw_state(tiny_recipe).tensors
     state = paddle_backend.load_module(tiny_recipe.replace(precision="bf16"), values).state_dict()
     assert {tensor.dtype for tensor in state.values()} == {paddle.float32}
     assert list(state) == list(values)
@@ -67,9 +63,9 @@ def test_a_loaded_module_has_a_canonical_state_dict(tiny_recipe: Recipe) -> None
 
 
 def test_a_loaded_module_takes_a_state_dict(tiny_recipe: Recipe) -> None:
-    module = paddle_backend.load_module(tiny_recipe, random_state(tiny_recipe).tensors)
-    images = native.images(normalise(random_images(4), tiny_recipe))
-    other = random_state(tiny_recipe, seed=3).tensors
+    module = paddle_backend.load_module(tiny_recipe, draw_state(tiny_recipe).tensors)
+    images = native.images(normalise(draw_images(4), tiny_recipe))
+    other = draw_state(tiny_recipe, seed=3).tensors
     missing, unexpected = module.set_state_dict(
         {name: paddle.to_tensor(value) for name, value in other.items()}
     )
@@ -87,12 +83,12 @@ def test_steps_on_batches_of_one_shape_are_one_program(
     start_compiled: Start, tiny_recipe: Recipe, built: list[Compiled]
 ) -> None:
     engine: Any = start_compiled(tiny_recipe.replace(ema_decay=0.9), accumulation_steps=2)
-    engine.train(random_batches(tiny_recipe, 3, mixup="sample"), 0)
-    engine.write(random_state(tiny_recipe.replace(ema_decay=0.9), seed=2))
-    engine.train(random_batches(tiny_recipe, 2, mixup="batch"), 3)
-    engine.train(random_batches(tiny_recipe, 2), 5)
+    engine.train(draw_batches(tiny_recipe, 3, mixup="sample"), 0)
+    engine.write(draw_state(tiny_recipe.replace(ema_decay=0.9), seed=2))
+    engine.train(draw_batches(tiny_recipe, 2, mixup="batch"), 3)
+    engine.train(draw_batches(tiny_recipe, 2), 5)
     assert built == [engine._gradients_of_part]
-    engine.train([random_batch(tiny_recipe, 12)], 7)
+    engine.train([draw_batch(tiny_recipe, 12)], 7)
     assert built == [engine._gradients_of_part] * 2
 
 
@@ -102,9 +98,9 @@ def test_inference_has_a_program_for_every_shape(
     engine: Any = start_compiled(tiny_recipe.replace(ema_decay=0.9))
     for _ in range(2):
         for ema in (False, True):
-            engine.evaluate([random_batch(tiny_recipe, count) for count in (8, 8, 3)], ema=ema)
-        engine.predict(random_images(3))
-        engine.predict(random_images(3, 45))
+            engine.evaluate([draw_batch(tiny_recipe, count) for count in (8, 8, 3)], ema=ema)
+        engine.predict(draw_images(3))
+        engine.predict(draw_images(3, 45))
     assert built == [engine._logits] * 3
 
 
@@ -114,9 +110,9 @@ def test_programs_stay_what_they_are_beside_many_others(
 ) -> None:
     # A Paddle executor keeps eight programs and would build others again, without oneDNN, with
     # other outputs.
-    state = steady_state(tiny_recipe)
+    state = draw_steady_state(tiny_recipe)
     engine = start_compiled(tiny_recipe)
-    batches = [random_batch(tiny_recipe, count) for count in range(4, 13)]
+    batches = [draw_batch(tiny_recipe, count) for count in range(4, 13)]
     ends = []
     for batch in [*batches, *batches[:2]]:
         engine.write(state)
@@ -131,8 +127,8 @@ def test_a_program_whose_first_run_failed_is_built_anew(
     def failing(*_: Any, **__: Any) -> None:
         raise MemoryError("none left")
 
-    state = steady_state(tiny_recipe)
-    batch = random_batch(tiny_recipe)
+    state = draw_steady_state(tiny_recipe)
+    batch = draw_batch(tiny_recipe)
     engine = start_compiled(tiny_recipe, state)
     with monkeypatch.context() as patched:
         patched.setattr(paddle.static.Executor, "run", failing)

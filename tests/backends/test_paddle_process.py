@@ -17,8 +17,8 @@ from lockstep.backends.paddle.launching import trainer
 from lockstep.launch.nodes import one_machine
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import LockstepError
-from tests.backends.cases import random_batch
 from tests.backends.conftest import Start, make_backend_fixture
+from tests.backends.drawing import draw_batch
 from tests.backends.native.paddle import OfTwo
 from tests.processes import python
 from tests.soak import SOAK, in_a_soak
@@ -92,7 +92,7 @@ def test_gradients_are_added_up_so_many_megabytes_at_a_time(
             return tensor
 
     engine._world = Noting()
-    engine.train([random_batch(tiny_recipe)], 0)
+    engine.train([draw_batch(tiny_recipe)], 0)
     assert sums[0] == (sum(value.size for value in engine.read().momentum.values()), 7)
 
 
@@ -147,15 +147,15 @@ import os
 import numpy as np
 from lockstep import backends
 from lockstep.recipes import Execution
-from tests.backends.cases import NARROWED, random_batch, random_state
+from tests.backends.cases import NARROWED, draw_batch, draw_state
 from tests.conftest import TINY
 
 recipe = TINY.replace(precision=os.environ["PRECISION"], **NARROWED["narrow resnet50"])
 backend = backends.load("paddle")
 execution = Execution(backend="paddle", device="cpu", compile=os.environ["COMPILE"])
 with backend.engine(recipe, np.zeros(1), backend.world(execution), execution) as engine:
-    engine.write(random_state(recipe))
-    batch = random_batch(recipe, mixup="sample")
+    engine.write(draw_state(recipe))
+    batch = draw_batch(recipe, mixup="sample")
     engine.fetch(engine.train([batch], 0))
     engine.evaluate([batch])
     engine.predict(batch.images)

@@ -28,15 +28,17 @@ from tests.backends.cases import (
     all_bits,
     bits,
     compare_changes,
-    random_batch,
-    random_batches,
-    random_images,
-    random_state,
     statistics,
-    steady_state,
 )
 from tests.backends.compiled_steps import check_compiled_step, check_scaled_step
 from tests.backends.conftest import Start, make_backend_fixture
+from tests.backends.drawing import (
+    draw_batch,
+    draw_batches,
+    draw_images,
+    draw_state,
+    draw_steady_state,
+)
 from tests.backends.inputs import KINDS, check_arrays, check_far_logits, check_refilled
 from tests.backends.steps import FROZEN_AND_RATES
 from tests.soak import SOAK, in_a_soak
@@ -82,8 +84,8 @@ def test_a_compiled_step_does_what_one_does_that_is_not(
 def test_a_compiled_step_may_compute_its_images_one_by_one(
     start_compiled: Start, tiny_recipe: Recipe
 ) -> None:
-    state = steady_state(tiny_recipe)
-    batch = random_batch(tiny_recipe, 2, size=64)
+    state = draw_steady_state(tiny_recipe)
+    batch = draw_batch(tiny_recipe, 2, size=64)
     engine = start_compiled(tiny_recipe, state, accumulation_steps=2)
     engine.train([batch], 0)
     expected = oracle.train(tiny_recipe, state, [batch], RATES, parts=2).state
@@ -97,8 +99,8 @@ def test_the_program_of_the_size_before_is_not_kept(
     engine: Any = start_compiled(tiny_recipe)
     ends = []
     for size in (32, 64, 32):
-        engine.write(random_state(tiny_recipe))
-        engine.train([random_batch(tiny_recipe, 2, size=size)], 0)
+        engine.write(draw_state(tiny_recipe))
+        engine.train([draw_batch(tiny_recipe, 2, size=size)], 0)
         ends.append(all_bits(engine.read()))
         assert len(engine._gradients_of_part._programs) == 1
     assert ends[0] == ends[2]
@@ -111,7 +113,7 @@ def test_a_compiled_step_leaves_no_objects_behind_but_of_its_inputs(
     # Paddle never frees a list for each tensor that Python makes. A step has hundreds of results,
     # and a run many steps.
     engine = start_compiled(tiny_recipe)
-    batch = random_batch(tiny_recipe, 2)
+    batch = draw_batch(tiny_recipe, 2)
     counts = []
     for _ in range(3):
         for _ in range(5):
@@ -139,8 +141,8 @@ def test_compiled_steps_lead_where_float64_goes(
     start_compiled: Start, tiny_recipe: Recipe, changes: dict[str, Any], parts: int
 ) -> None:
     recipe = tiny_recipe.replace(**changes)
-    state = random_state(recipe, step=2)
-    batches = random_batches(recipe, 8, mixup="sample")
+    state = draw_state(recipe, step=2)
+    batches = draw_batches(recipe, 8, mixup="sample")
     engine = start_compiled(recipe, state, accumulation_steps=parts)
     engine.train(batches[:3], 2)
     engine.train(batches[3:], 5)
@@ -156,8 +158,8 @@ def test_compiled_steps_keep_masked_weights_at_0(
     start_compiled: Start, tiny_recipe: Recipe
 ) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
-    state = random_state(recipe)
-    batches = random_batches(recipe, 2)
+    state = draw_state(recipe)
+    batches = draw_batches(recipe, 2)
     rng = np.random.default_rng(5)
     masks = {
         name: rng.random(state.tensors[name].shape) < 0.5
@@ -179,8 +181,8 @@ def test_a_compiled_step_in_low_precision_is_near(
     start_compiled: Start, tiny_recipe: Recipe, precision: str
 ) -> None:
     recipe = tiny_recipe.replace(precision=precision)
-    state = random_state(recipe)
-    batch = random_batch(recipe, mixup="sample")
+    state = draw_state(recipe)
+    batch = draw_batch(recipe, mixup="sample")
     engine = start_compiled(recipe, state)
     off = distance(engine.predict(batch.images), oracle.logits(recipe, state.tensors, batch.images))
     interval = engine.fetch(engine.train([batch], 0))
@@ -200,8 +202,8 @@ def test_a_compiled_step_of_a_narrow_model_in_low_precision_is_near(
     start_compiled: Start, tiny_recipe: Recipe, precision: str, name: str
 ) -> None:
     recipe = tiny_recipe.replace(precision=precision, padding="same", **NARROWED[name])
-    state = steady_state(recipe)
-    batch = random_batch(recipe, mixup="sample", size=33)
+    state = draw_steady_state(recipe)
+    batch = draw_batch(recipe, mixup="sample", size=33)
     engine = start_compiled(recipe, state, accumulation_steps=2)
     engine.train([batch], 0)
     end = engine.read()
@@ -219,7 +221,7 @@ def test_a_static_loss_scale_reaches_the_gradients_of_a_compiled_step(
     engine = start_compiled(
         tiny_recipe.replace(**FP16, loss_scaling="static", loss_scale=OVERFLOWING)
     )
-    engine.train([random_batch(tiny_recipe)], 0)
+    engine.train([draw_batch(tiny_recipe)], 0)
     assert not np.isfinite(engine.read().momentum["conv1.weight"]).all()
 
 
@@ -249,8 +251,8 @@ def test_the_first_run_of_a_program_has_the_statistics_of_every_other(
 ) -> None:
     # oneDNN's batch norm has outputs that a Paddle program reads before they are written.
     recipe = tiny_recipe.replace(**NARROWED.get(name or "", {}))
-    state = steady_state(recipe)
-    batch = random_batch(recipe)
+    state = draw_steady_state(recipe)
+    batch = draw_batch(recipe)
     expected = oracle.train(recipe, state, [batch], RATES).state
     ends = set()
     for _ in range(5):
@@ -267,7 +269,7 @@ def test_the_first_run_of_a_program_has_the_statistics_of_every_other(
 
 def test_compiled_steps_repeat_to_the_last_bit(start_compiled: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
-    batches = random_batches(recipe, 4, mixup="sample")
+    batches = draw_batches(recipe, 4, mixup="sample")
     ends = []
     one = start_compiled(recipe)
     other = start_compiled(recipe)
@@ -286,11 +288,11 @@ def test_compiled_steps_repeat_to_the_last_bit(start_compiled: Start, tiny_recip
 def test_a_compiled_engine_goes_on_from_what_another_has_trained(
     start: Start, tiny_recipe: Recipe
 ) -> None:
-    state = random_state(tiny_recipe)
-    batches = random_batches(tiny_recipe, 6, mixup="sample")
+    state = draw_state(tiny_recipe)
+    batches = draw_batches(tiny_recipe, 6, mixup="sample")
     first = start(tiny_recipe, state)
     first.train(batches[:3], 0)
-    second = start(tiny_recipe, random_state(tiny_recipe, seed=8), compile="on")
+    second = start(tiny_recipe, draw_state(tiny_recipe, seed=8), compile="on")
     second.train(batches[:2], 0)
     second.write(first.read())
     second.train(batches[3:], 3)
@@ -318,9 +320,9 @@ def test_compiled_predictions_of_any_number_and_size_are_those_of_float64(
 ) -> None:
     recipe = tiny_recipe.replace(padding=padding)
     engine = start_compiled(recipe)
-    values = random_state(recipe).tensors
+    values = draw_state(recipe).tensors
     for count, size in ((1, 32), (2, 32), (7, 45), (3, 31), (3, 33), (1, 64), (2, 9)):
-        images = random_images(count, size)
+        images = draw_images(count, size)
         logits = engine.predict(images)
         assert (logits.dtype, logits.shape) == (np.float32, (count, recipe.logits))
         assert distance(logits, oracle.logits(recipe, values, images)) < BOUNDS["logits"].value
@@ -340,9 +342,9 @@ def test_a_batch_for_programs_may_be_filled_again(start: Start, tiny_recipe: Rec
 def test_predictions_stay_when_others_are_made(start_compiled: Start, tiny_recipe: Recipe) -> None:
     # A program overwrites its previous result.
     engine = start_compiled(tiny_recipe)
-    logits = engine.predict(random_images(3))
+    logits = engine.predict(draw_images(3))
     before = logits.copy()
-    engine.predict(random_images(3, seed=1))
+    engine.predict(draw_images(3, seed=1))
     assert logits.tobytes() == before.tobytes()
 
 
@@ -351,8 +353,8 @@ def test_a_compiled_evaluation_scores_every_image_that_is_not_padding(
     start_compiled: Start, tiny_recipe: Recipe, ema: bool
 ) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
-    state = random_state(recipe)
-    batches = [random_batch(recipe, count, seed=count) for count in (8, 8, 3)]
+    state = draw_state(recipe)
+    batches = [draw_batch(recipe, count, seed=count) for count in (8, 8, 3)]
     batches[1].labels[5:] = -1
     images, labels = (
         np.concatenate([getattr(batch, name) for batch in batches]) for name in ("images", "labels")
@@ -372,8 +374,8 @@ def test_a_compiled_evaluation_leaves_the_state_as_it_is(
     start_compiled: Start, tiny_recipe: Recipe
 ) -> None:
     engine = start_compiled(tiny_recipe.replace(ema_decay=0.9))
-    engine.train([random_batch(tiny_recipe)], 0)
+    engine.train([draw_batch(tiny_recipe)], 0)
     before = all_bits(engine.read())
-    engine.evaluate([random_batch(tiny_recipe)], ema=True)
-    engine.predict(random_images(3))
+    engine.evaluate([draw_batch(tiny_recipe)], ema=True)
+    engine.predict(draw_images(3))
     assert all_bits(engine.read()) == before

@@ -12,19 +12,10 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import oracle
-from tests.backends.cases import (
-    BASIC,
-    FP16,
-    RATES,
-    bits,
-    parameters,
-    random_batch,
-    random_batches,
-    random_images,
-    random_state,
-)
+from tests.backends.cases import BASIC, FP16, RATES, bits, parameters
 from tests.backends.compiled_steps import check_scaled_step
 from tests.backends.conftest import Start
+from tests.backends.drawing import draw_batch, draw_batches, draw_images, draw_state
 from tests.soak import SOAK
 
 OVERFLOWING = 2.0**60
@@ -44,8 +35,8 @@ def test_logits_in_low_precision_are_near(
     start: Start, tiny_recipe: Recipe, precision: str
 ) -> None:
     recipe = tiny_recipe.replace(precision=precision)
-    state = random_state(recipe)
-    images = random_images(16)
+    state = draw_state(recipe)
+    images = draw_images(16)
     logits = start(recipe, state).predict(images)
     assert logits.dtype == np.float32
     off = distance(logits, oracle.logits(recipe, state.tensors, images))
@@ -57,8 +48,8 @@ def test_a_step_in_low_precision_is_near(
     start: Start, tiny_recipe: Recipe, precision: str, parts: int
 ) -> None:
     recipe = tiny_recipe.replace(precision=precision)
-    state = random_state(recipe)
-    batch = random_batch(recipe)
+    state = draw_state(recipe)
+    batch = draw_batch(recipe)
     engine = start(recipe, state, accumulation_steps=parts)
     interval = engine.fetch(engine.train([batch], 0))
     expected = oracle.train(recipe, state, [batch], RATES, parts)
@@ -73,9 +64,9 @@ def test_a_step_in_low_precision_is_near(
 def test_updates_below_low_precision_are_not_lost(
     start: Start, tiny_recipe: Recipe, precision: str
 ) -> None:
-    state = random_state(tiny_recipe)
+    state = draw_state(tiny_recipe)
     engine = start(tiny_recipe.replace(precision=precision), state, rates=[1e-4])
-    engine.train([random_batch(tiny_recipe)], 0)
+    engine.train([draw_batch(tiny_recipe)], 0)
     end = engine.read()
     expected = {
         name: state.tensors[name] - np.float64(1e-4) * v for name, v in end.momentum.items()
@@ -87,8 +78,8 @@ def test_an_evaluation_in_fp16_holds_what_exceeds_fp16(start: Start, tiny_recipe
     # Running statistics that have not settled: after the first batch norm, activations exceed
     # 65,504.
     recipe = tiny_recipe.replace(**FP16, ema_decay=0.5)
-    batch = random_batch(tiny_recipe, FEW)
-    state = random_state(recipe)
+    batch = draw_batch(tiny_recipe, FEW)
+    state = draw_state(recipe)
     far = state.tensors | {
         "bn1.running_mean": np.full_like(state.tensors["bn1.running_mean"], -1e6)
     }
@@ -111,7 +102,7 @@ def test_a_loss_scale_leaves_the_update_as_it_is(
 
 def test_a_static_loss_scale_reaches_the_gradients(start: Start, tiny_recipe: Recipe) -> None:
     engine = start(tiny_recipe.replace(**FP16, loss_scaling="static", loss_scale=OVERFLOWING))
-    engine.train([random_batch(tiny_recipe, FEW)], 0)
+    engine.train([draw_batch(tiny_recipe, FEW)], 0)
     assert not np.isfinite(engine.read().momentum["conv1.weight"]).all()
 
 
@@ -123,7 +114,7 @@ def make_scaled_state(
     recipe: Recipe, scale: float, good_steps: int = 0, bad_steps: int = 0
 ) -> State:
     """Return a state with a velocity, so that a step that only decays it is noticed."""
-    state = random_state(recipe)
+    state = draw_state(recipe)
     velocity = {name: np.full_like(value, 0.5) for name, value in state.momentum.items()}
     scaler = {"scale": scale, "good_steps": good_steps, "bad_steps": bad_steps}
     return replace(state, momentum=velocity, scaler=scaler)
@@ -136,7 +127,7 @@ def test_an_overflow_skips_the_update(start: Start, tiny_recipe: Recipe, optimiz
     recipe = dynamic(tiny_recipe, weight_decay=0.1, **changes)
     state = make_scaled_state(recipe, OVERFLOWING)
     engine = start(recipe, state)
-    engine.train([random_batch(tiny_recipe, FEW)], 0)
+    engine.train([draw_batch(tiny_recipe, FEW)], 0)
     end = engine.read()
     assert end.scaler["scale"] == OVERFLOWING / 2
     assert bits(parameters(end)) == bits(parameters(state))
@@ -155,7 +146,7 @@ def test_a_compiled_step_backs_off_after_an_overflow(
     recipe = dynamic(tiny_recipe, model=replace(BASIC, layers=(1, 1, 1, 1)))
     state = make_scaled_state(recipe, OVERFLOWING)
     engine = start(recipe, state, compile="on")
-    interval = engine.fetch(engine.train([random_batch(recipe, FEW)], 0))
+    interval = engine.fetch(engine.train([draw_batch(recipe, FEW)], 0))
     end = engine.read()
     assert bits(parameters(end)) == bits(parameters(state))
     assert bits(end.momentum) == bits(state.momentum)
@@ -219,7 +210,7 @@ def test_a_dynamic_loss_scale_adapts(
     last: tuple[float, int, int],
 ) -> None:
     engine = start(dynamic(tiny_recipe, **changes), make_scaled_state(tiny_recipe, *first))
-    interval = engine.fetch(engine.train(random_batches(tiny_recipe, steps), 0))
+    interval = engine.fetch(engine.train(draw_batches(tiny_recipe, steps), 0))
     scaler = engine.read().scaler
     assert (scaler["scale"], scaler["good_steps"], scaler["bad_steps"]) == last
     assert interval.loss_scale == last[0]
@@ -227,7 +218,7 @@ def test_a_dynamic_loss_scale_adapts(
 
 def test_training_recovers_after_an_overflow(start: Start, tiny_recipe: Recipe) -> None:
     state = make_scaled_state(tiny_recipe, OVERFLOWING)
-    batches = random_batches(tiny_recipe, 2)
+    batches = draw_batches(tiny_recipe, 2)
     engine = start(dynamic(tiny_recipe, loss_scale_backoff=2.0**-50), state)
     engine.train(batches, 0)
     unscaled = start(tiny_recipe.replace(**FP16), State(1, state.tensors, state.momentum))
@@ -243,7 +234,7 @@ def test_a_state_without_a_scaler_brings_the_recipes_first_scale(
     engine = start(
         dynamic(tiny_recipe, loss_scale=64.0), make_scaled_state(tiny_recipe, 8.0, good_steps=5)
     )
-    engine.write(random_state(tiny_recipe))
+    engine.write(draw_state(tiny_recipe))
     assert engine.read().scaler == {"scale": 64.0, "good_steps": 0, "bad_steps": 0}
 
 
@@ -262,9 +253,9 @@ def test_the_moving_average_follows_the_formula(
     start: Start, tiny_recipe: Recipe, step: int, keep: float
 ) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.5)
-    state = random_state(recipe, step=step)
+    state = draw_state(recipe, step=step)
     engine = start(recipe, state)
-    engine.train([random_batch(recipe)], step)
+    engine.train([draw_batch(recipe)], step)
     end = engine.read()
     expected = {
         name: keep * state.ema[name] + (1 - keep) * value.astype(np.float64)
@@ -277,7 +268,7 @@ def test_training_is_the_same_with_a_moving_average(start: Start, tiny_recipe: R
     ends = []
     for decay in (0.0, 0.9):
         engine = start(tiny_recipe.replace(ema_decay=decay))
-        engine.train(random_batches(tiny_recipe, 3), 0)
+        engine.train(draw_batches(tiny_recipe, 3), 0)
         ends.append(bits(engine.read().tensors))
     assert ends[0] == ends[1]
 
@@ -286,9 +277,9 @@ def test_evaluating_the_moving_average_uses_its_weights_and_statistics(
     start: Start, tiny_recipe: Recipe
 ) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
-    batch = random_batch(tiny_recipe)
-    other = random_state(recipe, seed=9).tensors
-    state = random_state(recipe)
+    batch = draw_batch(tiny_recipe)
+    other = draw_state(recipe, seed=9).tensors
+    state = draw_state(recipe)
     averaged = start(recipe, State(0, state.tensors, state.momentum, other)).evaluate(
         [batch], ema=True
     )

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from lockstep.backends import Backend, Engine
 from lockstep.recipes import Recipe
-from tests.backends.cases import all_bits, random_batches
+from tests.backends.cases import all_bits
 from tests.backends.conftest import Start
+from tests.backends.drawing import draw_batches
 
 
 def train(engine: Engine, recipe: Recipe, first: int = 0) -> None:
-    handle = engine.train(random_batches(recipe, 2, count=8), first)
+    handle = engine.train(draw_batches(recipe, 2, count=8), first)
     engine.fetch(handle)
 
 

@@ -13,8 +13,8 @@ from lockstep.backends import FRAMEWORKS, Backend, Framework, LoadedBackend, Opt
 from lockstep.launch.nodes import one_machine
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
-from tests.backends.cases import random_images
 from tests.backends.conftest import BACKENDS, Start, parametrize_backends
+from tests.backends.drawing import draw_images
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -91,7 +91,7 @@ def test_a_backend_with_several_layouts_computes_in_each(
     backend: LoadedBackend, start: Start, tiny_recipe: Recipe
 ) -> None:
     for layout in FRAMEWORKS[backend.name].on_cpu.layout:
-        assert start(tiny_recipe, layout=layout).predict(random_images(1)).shape == (1, 10)
+        assert start(tiny_recipe, layout=layout).predict(draw_images(1)).shape == (1, 10)
 
 
 @parametrize_backends(lambda row: row.on_gpu is None)

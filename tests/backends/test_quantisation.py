@@ -12,16 +12,9 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import oracle
-from tests.backends.cases import (
-    BASIC,
-    RATES,
-    all_bits,
-    random_batch,
-    random_batches,
-    random_images,
-    random_state,
-)
+from tests.backends.cases import BASIC, RATES, all_bits
 from tests.backends.conftest import Start, for_quantising
+from tests.backends.drawing import draw_batch, draw_batches, draw_images, draw_state
 
 MODELS: dict[str, dict[str, Any]] = {
     "grouped": {},
@@ -41,10 +34,10 @@ def begin(
     """Return a quantised recipe, a state, and scales that are calibrated on the reference and then
     multiplied."""
     recipe = recipe.replace(quantisation="int8", ema_decay=0.9, weight_decay=0.0, **MODELS[model])
-    state = random_state(recipe)
+    state = draw_state(recipe)
     with oracle.make_engine(recipe, RATES) as engine:
         engine.write(state)
-        scales = input_scales(engine.calibrate(random_batches(recipe, 2)))
+        scales = input_scales(engine.calibrate(draw_batches(recipe, 2)))
     return (
         recipe,
         state,
@@ -58,7 +51,7 @@ def begin(
 def test_quantised_logits_are_those_of_float64(
     start: Start, tiny_recipe: Recipe, model: str, factor: float
 ) -> None:
-    (recipe, state, scales), images = begin(tiny_recipe, model, factor), random_images(4)
+    (recipe, state, scales), images = begin(tiny_recipe, model, factor), draw_images(4)
     engine = start(recipe, state)
     engine.quantise(scales)
     expected = oracle.logits(recipe, state.tensors, images, scales)
@@ -67,7 +60,7 @@ def test_quantised_logits_are_those_of_float64(
 
 @for_quantising
 def test_quantised_logits_in_bf16_are_near(start: Start, tiny_recipe: Recipe) -> None:
-    (recipe, state, scales), images = begin(tiny_recipe, factor=1.0), random_images(4)
+    (recipe, state, scales), images = begin(tiny_recipe, factor=1.0), draw_images(4)
     engine = start(recipe.replace(precision="bf16"), state)
     engine.quantise(scales)
     off = distance(engine.predict(images), oracle.logits(recipe, state.tensors, images, scales))
@@ -77,7 +70,7 @@ def test_quantised_logits_in_bf16_are_near(start: Start, tiny_recipe: Recipe) ->
 @for_quantising
 @every_model
 def test_a_quantised_step_is_that_of_float64(start: Start, tiny_recipe: Recipe, model: str) -> None:
-    (recipe, state, scales), batch = begin(tiny_recipe, model), random_batch(tiny_recipe, 8)
+    (recipe, state, scales), batch = begin(tiny_recipe, model), draw_batch(tiny_recipe, 8)
     engine = start(recipe, state)
     engine.quantise(scales)
     interval = engine.fetch(engine.train([batch], 0))
@@ -94,7 +87,7 @@ def test_no_gradient_passes_where_an_input_is_limited(start: Start, tiny_recipe:
     recipe, state, scales = begin(tiny_recipe)
     engine = start(recipe, state)
     engine.quantise(scales | {"fc": SMALLEST_SCALE})
-    engine.train([random_batch(recipe, 8)], 0)
+    engine.train([draw_batch(recipe, 8)], 0)
     velocity = engine.read().momentum
     assert velocity["fc.bias"].all()
     assert not any(value.any() for name, value in velocity.items() if not name.startswith("fc."))
@@ -105,7 +98,7 @@ def test_an_engine_calibrates_on_the_largest_inputs_of_all_images_in_float(
     start: Start, tiny_recipe: Recipe
 ) -> None:
     recipe, state, scales = begin(tiny_recipe)
-    batches = random_batches(recipe, 3)
+    batches = draw_batches(recipe, 3)
     engine = start(recipe, state)
     engine.quantise(scales)
     largest = engine.calibrate(batches)
@@ -124,7 +117,7 @@ def test_calibrating_and_evaluating_change_nothing_that_is_trained(
 ) -> None:
     recipe, state, scales = begin(tiny_recipe)
     engine = start(recipe, state)
-    batches = random_batches(recipe, 1)
+    batches = draw_batches(recipe, 1)
     engine.quantise(scales)
     engine.calibrate(batches)
     engine.evaluate(batches, ema=True)
@@ -135,7 +128,7 @@ def test_calibrating_and_evaluating_change_nothing_that_is_trained(
 def test_the_moving_average_is_evaluated_with_quantisation(
     start: Start, tiny_recipe: Recipe
 ) -> None:
-    (recipe, state, scales), batch = begin(tiny_recipe), random_batch(tiny_recipe)
+    (recipe, state, scales), batch = begin(tiny_recipe), draw_batch(tiny_recipe)
     engine = start(recipe, state)
     engine.quantise(scales)
     logits = oracle.logits(recipe, state.ema, batch.images, scales)
@@ -151,8 +144,8 @@ def test_rounding_does_not_hide_what_is_no_number(start: Start, tiny_recipe: Rec
     state.tensors["conv1.weight"][0, 0, 0, 0] = np.nan
     engine = start(recipe, state)
     engine.quantise(scales)
-    assert np.isnan(engine.predict(random_images(2))).all()
-    assert np.isnan(engine.fetch(engine.train([random_batch(recipe)], 0)).losses).all()
+    assert np.isnan(engine.predict(draw_images(2))).all()
+    assert np.isnan(engine.fetch(engine.train([draw_batch(recipe)], 0)).losses).all()
 
 
 @for_quantising

@@ -25,11 +25,11 @@ from tests.backends.cases import (
     all_bits,
     bits,
     parameters,
-    random_state,
     statistics,
     subtract_states,
 )
 from tests.backends.conftest import Start
+from tests.backends.drawing import draw_state
 from tests.backends.launchers import LAUNCHED, split_launcher
 from tests.backends.ranks import (
     LABELS,
@@ -136,7 +136,7 @@ def find_obstacle(launched: str, name: str) -> str | None:
 
 def way(results: Results) -> Arrays:
     """Return the change of the parameters."""
-    return subtract_states(results["state"], random_state(RECIPE))
+    return subtract_states(results["state"], draw_state(RECIPE))
 
 
 def test_ranks_hold_the_same_weights_to_the_last_bit(ranks: list[Results], name: str) -> None:

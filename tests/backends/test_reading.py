@@ -13,8 +13,8 @@ from lockstep.recipes import Recipe
 from lockstep.weights import Weights
 from lockstep.weights.fingerprints import compute_fingerprints
 from lockstep.weights.target_formats import TARGETS
-from tests.backends.cases import random_state
 from tests.backends.conftest import for_frameworks
+from tests.backends.drawing import draw_state
 
 
 @for_frameworks
@@ -22,7 +22,7 @@ def test_a_framework_reads_the_bits_that_were_written(
     backend: LoadedBackend, native: ModuleType, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     to, target, parts = native.FACTS.weights
-    state = random_state(tiny_recipe)
+    state = draw_state(tiny_recipe)
     weights = Weights(tiny_recipe, state, (), tmp_path, "Lockstep")
     written = TARGETS[to].write(tmp_path / target, weights, True, tmp_path)
     read: Any = importlib.import_module(f"lockstep.backends.{backend.name}.reading").read

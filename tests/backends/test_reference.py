@@ -17,16 +17,8 @@ from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import autograd
-from tests.backends.cases import (
-    RATES,
-    Step,
-    compare_changes,
-    random_batch,
-    random_batches,
-    random_images,
-    random_state,
-    statistics,
-)
+from tests.backends.cases import RATES, Step, compare_changes, statistics
+from tests.backends.drawing import draw_batch, draw_batches, draw_images, draw_state
 from tests.backends.steps import STEPS, TRAJECTORIES
 
 ROUNDING = 3e-6
@@ -279,8 +271,8 @@ def test_some_steps_are_those_of_autograd(
     tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int
 ) -> None:
     recipe = tiny_recipe.replace(**changes)
-    state = random_state(recipe)
-    batches = random_batches(recipe, 5, mixup=mixup)
+    state = draw_state(recipe)
+    batches = draw_batches(recipe, 5, mixup=mixup)
     reference = engine(recipe, state, parts)
     reference.train(batches, 0)
     end = reference.read()
@@ -296,8 +288,8 @@ def test_some_steps_are_those_of_autograd(
 @pytest.mark.parametrize("model", DIFFERENT)
 def test_logits_are_those_of_autograd(tiny_recipe: Recipe, model: str, padding: str) -> None:
     recipe = tiny_recipe.replace(model=narrow_model(MODELS[model]), padding=padding)
-    state = random_state(recipe)
-    images = random_images(3, 45)
+    state = draw_state(recipe)
+    images = draw_images(3, 45)
     expected = autograd.logits(recipe, state.tensors, images)
     assert distance(engine(recipe, state).predict(images), expected) < 1e-7
     module = backends.load("reference").load_module(recipe, state.tensors)
@@ -310,8 +302,8 @@ def test_the_dtype_is_that_asked_for(
 ) -> None:
     backend = backends.load("reference")
     execution = Execution.of(fields)
-    state = random_state(tiny_recipe)
-    batch = random_batch(tiny_recipe)
+    state = draw_state(tiny_recipe)
+    batch = draw_batch(tiny_recipe)
     built = backend.engine(tiny_recipe, np.asarray(RATES), backend.world(execution), execution)
     built.write(state)
     loss = built.fetch(built.train([batch], 0)).losses
@@ -409,8 +401,8 @@ def test_a_quantised_step_is_that_of_autograd(
     tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny_recipe.replace(weight_decay=0.0, quantisation="int8")
-    batch = random_batch(tiny_recipe, 8)
-    state = random_state(recipe)
+    batch = draw_batch(tiny_recipe, 8)
+    state = draw_state(recipe)
     monkeypatch.setattr(QuantisedNetwork, "largest", {})
     autograd_network = QuantisedNetwork(autograd.float64(state.tensors), recipe, training=False)
     with torch.no_grad():

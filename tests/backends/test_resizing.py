@@ -8,7 +8,7 @@ from lockstep.backends.shared.resizing import crop_centre, read_geometry
 from lockstep.inference.images import read_square
 from lockstep.inference.preprocessing_file import write_preprocessing
 from lockstep.recipes import Recipe
-from tests.backends.cases import random_images
+from tests.backends.drawing import draw_images
 
 ORIGINALS = (
     {},
@@ -52,7 +52,7 @@ def test_pixels_are_those_of_evaluation(
     }
     recipe = Recipe(**fields, **original)
     for height, width in SIZES:
-        photo = random_images(1, max(height, width), seed=height)[0, :height, :width]
+        photo = draw_images(1, max(height, width), seed=height)[0, :height, :width]
         expected = np.empty((56, 56, 3), np.uint8)
         read_square(photo, recipe, expected)
         square = crop_centre(photo[None], read_geometry(recipe), operations())[0].transpose(1, 2, 0)

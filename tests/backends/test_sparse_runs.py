@@ -14,8 +14,9 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.runs.starting_weights import read_masks
 from lockstep.system.errors import Interrupted
 from lockstep.weights import checkpoint
-from tests.backends.cases import all_bits, random_state
+from tests.backends.cases import all_bits
 from tests.backends.conftest import BACKENDS
+from tests.backends.drawing import draw_state
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """Return weights without zeros."""
     path = tmp_path_factory.mktemp("weights") / "w.safetensors"
     about = {"recipe": tiny_recipe.fields(), "classes": []}
-    checkpoint.write_weights(path, random_state(tiny_recipe).tensors, about)
+    checkpoint.write_weights(path, draw_state(tiny_recipe).tensors, about)
     return path
 
 

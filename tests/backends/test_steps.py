@@ -19,15 +19,17 @@ from tests.backends.cases import (
     all_bits,
     compare_changes,
     parameters,
-    random_batch,
-    random_batches,
-    random_state,
-    state_with_logits,
     statistics,
-    steady_state,
     subtract_states,
 )
 from tests.backends.conftest import Start
+from tests.backends.drawing import (
+    draw_batch,
+    draw_batches,
+    draw_state,
+    draw_steady_state,
+    state_with_logits,
+)
 from tests.backends.steps import STEPS, TRAJECTORIES
 
 # One step
@@ -96,8 +98,8 @@ def test_running_statistics_take_the_unbiased_variance(start: Start, tiny_recipe
     # With images of 32 pixels the last stage has one pixel. There the variance of a channel is only
     # over the images.
     recipe = tiny_recipe.replace(bn_momentum=1.0)
-    state = random_state(recipe)
-    batch = random_batch(recipe, count=2)
+    state = draw_state(recipe)
+    batch = draw_batch(recipe, count=2)
     engine = start(recipe, state)
     engine.train([batch], 0)
     biased = (
@@ -108,10 +110,10 @@ def test_running_statistics_take_the_unbiased_variance(start: Start, tiny_recipe
 
 def test_weights_move_by_the_rate_times_the_velocity(start: Start, tiny_recipe: Recipe) -> None:
     rates = [0.3, 0.1]
-    states = [random_state(tiny_recipe)]
+    states = [draw_state(tiny_recipe)]
     engine = start(tiny_recipe, states[0], rates=rates)
     for step in (0, 1):
-        engine.train([random_batch(tiny_recipe, seed=step)], step)
+        engine.train([draw_batch(tiny_recipe, seed=step)], step)
         states.append(engine.read())
         before = parameters(states[step])
         after = states[step + 1]
@@ -122,8 +124,8 @@ def test_weights_move_by_the_rate_times_the_velocity(start: Start, tiny_recipe: 
 
 
 def test_a_step_takes_the_rate_of_its_number(start: Start, tiny_recipe: Recipe) -> None:
-    state = random_state(tiny_recipe, step=3)
-    batch = random_batch(tiny_recipe)
+    state = draw_state(tiny_recipe, step=3)
+    batch = draw_batch(tiny_recipe)
     rates = [0.1, 0.2, 0.4, 0.3, 0.5]
     engine = start(tiny_recipe, state, rates=rates)
     engine.train([batch], 3)
@@ -150,8 +152,8 @@ def test_weight_decay_reaches_the_listed_roles_alone(
     start: Start, tiny_recipe: Recipe, roles: tuple[str, ...]
 ) -> None:
     decay = 0.5
-    state = random_state(tiny_recipe)
-    batch = random_batch(tiny_recipe)
+    state = draw_state(tiny_recipe)
+    batch = draw_batch(tiny_recipe)
     velocities = []
     for value in (0.0, decay):
         engine = start(tiny_recipe.replace(weight_decay=value, weight_decay_roles=roles), state)
@@ -172,8 +174,8 @@ def test_weight_decay_reaches_the_listed_roles_alone(
 def test_the_batch_norm_of_a_shortcut_is_not_decayed_by_default(
     start: Start, tiny_recipe: Recipe
 ) -> None:
-    state = random_state(tiny_recipe)
-    batch = random_batch(tiny_recipe)
+    state = draw_state(tiny_recipe)
+    batch = draw_batch(tiny_recipe)
     name = "layer1.0.downsample.1.weight"
     velocities = []
     for decay in (0.0, 0.5):
@@ -188,8 +190,8 @@ def test_eight_steps_at_changing_rates_lead_where_float64_goes(
     start: Start, tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int
 ) -> None:
     recipe = tiny_recipe.replace(**changes)
-    state = random_state(recipe)
-    batches = random_batches(recipe, 8, mixup=mixup)
+    state = draw_state(recipe)
+    batches = draw_batches(recipe, 8, mixup=mixup)
     engine = start(recipe, state, accumulation_steps=parts)
     engine.train(batches, 0)
     expected = oracle.train(recipe, state, batches, RATES, parts).state
@@ -199,8 +201,8 @@ def test_eight_steps_at_changing_rates_lead_where_float64_goes(
 def test_momentum_keeps_the_rate_outside_the_velocity(start: Start, tiny_recipe: Recipe) -> None:
     # At rate 0 nothing changes, so both steps have the same gradient g, and w = w0 - rate (m + 1)
     # g. With the rate inside the velocity, as in Keras' SGD, it would be w0 - rate g.
-    state = random_state(tiny_recipe)
-    batch = random_batch(tiny_recipe)
+    state = draw_state(tiny_recipe)
+    batch = draw_batch(tiny_recipe)
     engine = start(tiny_recipe.replace(weight_decay=0.0, momentum=0.75), state, rates=[0, 0.5])
     engine.train([batch], 0)
     gradient = engine.read().momentum
@@ -220,19 +222,19 @@ def test_without_momentum_the_velocity_is_the_last_gradient(
     start: Start, tiny_recipe: Recipe
 ) -> None:
     recipe = tiny_recipe.replace(momentum=0.0)
-    batches = random_batches(tiny_recipe, 2)
+    batches = draw_batches(tiny_recipe, 2)
     engine = start(recipe, rates=[0, 0])
     engine.train(batches, 0)
-    expected = oracle.train(recipe, random_state(recipe), batches[1:], RATES).state
+    expected = oracle.train(recipe, draw_state(recipe), batches[1:], RATES).state
     assert distance(engine.read().momentum, expected.momentum) < BOUNDS["gradient"].value
 
 
 def test_two_equal_parts_have_the_gradient_of_one(start: Start, tiny_recipe: Recipe) -> None:
     # Batch norm makes no difference: a part, its copy and both together have the same mean and
     # variance.
-    part = random_batch(tiny_recipe, count=8)
+    part = draw_batch(tiny_recipe, count=8)
     twice = Batch(np.concatenate([part.images] * 2), np.concatenate([part.labels] * 2))
-    state = steady_state(tiny_recipe)
+    state = draw_steady_state(tiny_recipe)
     velocities = []
     for batch, parts in ((part, 1), (twice, 1), (twice, 2)):
         engine = start(tiny_recipe, state, accumulation_steps=parts)
@@ -244,7 +246,7 @@ def test_two_equal_parts_have_the_gradient_of_one(start: Start, tiny_recipe: Rec
 
 def test_partners_are_counted_within_a_part(start: Start, tiny_recipe: Recipe) -> None:
     # With weight 0 on the image itself, each image of the batch is replaced by its partner.
-    batch = random_batch(tiny_recipe)
+    batch = draw_batch(tiny_recipe)
     partners = np.tile(np.arange(8)[::-1], 2)
     reversed_parts = Batch(batch.images, batch.labels, np.zeros(16, np.float32), partners)
     rows = np.concatenate([partners[:8], partners[8:] + 8])
@@ -264,7 +266,7 @@ def test_hits_are_counted_against_the_images_own_labels(
 ) -> None:
     # The logits decrease from class 0 to 9, so labels below 5 are among the first five.
     recipe = tiny_recipe.replace(weight_decay=0.0)
-    batch = random_batch(recipe, mixup="sample")
+    batch = draw_batch(recipe, mixup="sample")
     labels = np.array([0, 0, 0, 1, 2, 4, 5, 9, 9, 9, 9, 9, 9, 9, 9, 9])
     engine = start(
         recipe, state_with_logits(recipe, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]), accumulation_steps=parts
@@ -276,8 +278,8 @@ def test_hits_are_counted_against_the_images_own_labels(
 
 
 def test_an_interval_has_the_mean_loss_of_every_step(start: Start, tiny_recipe: Recipe) -> None:
-    state = random_state(tiny_recipe, step=2)
-    batches = random_batches(tiny_recipe, 3)
+    state = draw_state(tiny_recipe, step=2)
+    batches = draw_batches(tiny_recipe, 3)
     engine = start(tiny_recipe, state)
     interval = engine.fetch(engine.train(batches, 2))
     expected = oracle.train(tiny_recipe, state, batches, RATES)
@@ -288,14 +290,14 @@ def test_an_interval_has_the_mean_loss_of_every_step(start: Start, tiny_recipe: 
 
 def test_an_interval_sums_the_losses_of_its_images(start: Start, tiny_recipe: Recipe) -> None:
     engine = start(tiny_recipe)
-    interval = engine.fetch(engine.train(random_batches(tiny_recipe, 3), 0))
+    interval = engine.fetch(engine.train(draw_batches(tiny_recipe, 3), 0))
     assert interval.counts.loss_sum == pytest.approx(16 * interval.losses.sum())
     assert interval.counts.images == 48
 
 
 def test_a_loss_that_is_no_number_is_reported(start: Start, tiny_recipe: Recipe) -> None:
     engine = start(tiny_recipe, state_with_logits(tiny_recipe, [0.0] * 9 + [np.nan]))
-    interval = engine.fetch(engine.train([random_batch(tiny_recipe)], 0))
+    interval = engine.fetch(engine.train([draw_batch(tiny_recipe)], 0))
     assert np.isnan(interval.losses).all()
     assert interval.counts.top1 == 0
 
@@ -314,7 +316,7 @@ def test_an_interval_reports_the_loss_scale(
     start: Start, tiny_recipe: Recipe, changes: dict[str, Any], scale: float
 ) -> None:
     engine = start(tiny_recipe.replace(**changes))
-    assert engine.fetch(engine.train([random_batch(tiny_recipe)], 0)).loss_scale == scale
+    assert engine.fetch(engine.train([draw_batch(tiny_recipe)], 0)).loss_scale == scale
 
 
 def test_training_takes_batches_one_by_one_and_ends_with_them(
@@ -324,7 +326,7 @@ def test_training_takes_batches_one_by_one_and_ends_with_them(
     steps = []
 
     def until_stopped() -> Iterator[Batch]:
-        for step, batch in enumerate(random_batches(tiny_recipe, 5)):
+        for step, batch in enumerate(draw_batches(tiny_recipe, 5)):
             if step == 2:
                 return
             steps.append(step)
@@ -344,7 +346,7 @@ def test_training_on_nothing_changes_nothing(start: Start, tiny_recipe: Recipe) 
 def test_an_interval_can_be_fetched_after_the_next_was_enqueued(
     start: Start, tiny_recipe: Recipe
 ) -> None:
-    batches = random_batches(tiny_recipe, 4)
+    batches = draw_batches(tiny_recipe, 4)
     engine = start(tiny_recipe)
     other = start(tiny_recipe)
     handles = [engine.train(batches[:2], 0), engine.train(batches[2:], 2)]

@@ -26,14 +26,11 @@ from tests.backends.cases import (
     Step,
     compare_changes,
     normalise,
-    random_batch,
-    random_batches,
-    random_images,
-    random_state,
     statistics,
 )
 from tests.backends.compiled_steps import check_compiled_step
 from tests.backends.conftest import Start, make_backend_fixture
+from tests.backends.drawing import draw_batch, draw_batches, draw_images, draw_state
 from tests.backends.native.tensorflow import OfTwo
 from tests.processes import python
 from tests.soak import in_a_soak
@@ -46,18 +43,18 @@ backend = make_backend_fixture("tensorflow")
 
 @pytest.fixture
 def module(tiny_recipe: Recipe) -> Any:
-    return tensorflow_backend.load_module(tiny_recipe, random_state(tiny_recipe).tensors)
+    return tensorflow_backend.load_module(tiny_recipe, draw_state(tiny_recipe).tensors)
 
 
 def test_a_loaded_module_computes_the_same_in_a_graph(module: Any, tiny_recipe: Recipe) -> None:
-    images = normalise(random_images(4), tiny_recipe)
+    images = normalise(draw_images(4), tiny_recipe)
     traced = tf.function(module, autograph=False)(tf.constant(images))
     assert distance(traced.numpy(), module(images).numpy()) < BOUNDS["logits"].value
 
 
 def test_a_loaded_module_has_a_variable_of_float32_for_every_tensor(tiny_recipe: Recipe) -> None:
     module = tensorflow_backend.load_module(
-        tiny_recipe.replace(precision="bf16"), random_state(tiny_recipe).tensors
+        tiny_recipe.replace(precision="bf16"), draw_state(tiny_recipe).tensors
     )
     assert isinstance(module, tf.Module)
     layouts = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}
@@ -74,8 +71,8 @@ def test_a_loaded_module_has_a_variable_of_float32_for_every_tensor(tiny_recipe:
 def test_a_loaded_module_is_saved_and_restored_by_tensorflow(
     module: Any, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    other = tensorflow_backend.load_module(tiny_recipe, random_state(tiny_recipe, seed=3).tensors)
-    images = normalise(random_images(4), tiny_recipe)
+    other = tensorflow_backend.load_module(tiny_recipe, draw_state(tiny_recipe, seed=3).tensors)
+    images = normalise(draw_images(4), tiny_recipe)
     path = tf.train.Checkpoint(model=module).write(str(tmp_path / "module"))
     tf.train.Checkpoint(model=other).read(path).assert_consumed()
     assert other(images).numpy().tobytes() == module(images).numpy().tobytes()
@@ -103,7 +100,7 @@ def test_a_step_compiled_by_xla_does_what_one_does_that_is_not(
 @in_a_soak
 def test_compiled_steps_take_the_rates_of_their_numbers(start: Start, tiny_recipe: Recipe) -> None:
     recipe, state, first = XLA.begin(tiny_recipe)
-    batches = [first, random_batch(recipe, seed=1, mixup="sample")]
+    batches = [first, draw_batch(recipe, seed=1, mixup="sample")]
     engine = start(recipe, state, accumulation_steps=2, compile="on")  # the same engine as above
     engine.train(batches, 0)
     expected = oracle.train(recipe, state, batches, RATES, 2).state
@@ -117,7 +114,7 @@ from pathlib import Path
 import numpy as np
 from lockstep import backends
 from lockstep.recipes import Execution
-from tests.backends.cases import BASIC, random_batches, random_state
+from tests.backends.cases import BASIC, draw_batches, draw_state
 from tests.conftest import TINY
 
 # XLA takes long for every convolution.
@@ -126,8 +123,8 @@ backend = backends.load("tensorflow")
 execution = Execution(backend="tensorflow", device="cpu", compile="on")
 rates = np.linspace(0.1, 0.2, 8)
 with backend.engine(recipe, rates, backend.world(execution), execution) as engine:
-    engine.write(random_state(recipe))
-    for step, batch in enumerate(random_batches(recipe, 3)):
+    engine.write(draw_state(recipe))
+    for step, batch in enumerate(draw_batches(recipe, 3)):
         engine.fetch(engine.train([batch], step))
         print(len(list(Path(os.environ["WRITTEN"]).glob("*before_optimizations.txt"))))
 """
@@ -214,14 +211,14 @@ import sys
 import numpy as np
 from lockstep import backends
 from lockstep.recipes import Execution
-from tests.backends.cases import random_batch, random_state
+from tests.backends.cases import draw_batch, draw_state
 from tests.conftest import TINY
 
 backend = backends.load("tensorflow")
 execution = Execution(backend="tensorflow", device="cpu", compile="off")
 with backend.engine(TINY, np.zeros(1), backend.world(execution), execution) as engine:
-    engine.write(random_state(TINY))
-    print(engine.fetch(engine.train([random_batch(TINY)], 0)).losses.item())
+    engine.write(draw_state(TINY))
+    print(engine.fetch(engine.train([draw_batch(TINY)], 0)).losses.item())
 """
 
 
@@ -234,7 +231,7 @@ def test_a_tensorflow_without_onednn_computes_the_same(
     code, output, errors = python(STEP_WITHOUT_ONEDNN, cwd=pytestconfig.rootpath)
     assert code == 0, errors
     expected = oracle.train(
-        tiny_recipe, random_state(tiny_recipe), [random_batch(tiny_recipe)], RATES
+        tiny_recipe, draw_state(tiny_recipe), [draw_batch(tiny_recipe)], RATES
     ).losses
     assert float(output) == pytest.approx(expected.item(), rel=BOUNDS["loss"].value)
 
@@ -247,7 +244,7 @@ def test_predicting_any_number_of_images_of_any_size_traces_once(
 ) -> None:
     engine: Any = start(tiny_recipe)
     for count, size in ((1, 32), (5, 32), (3, 37), (1, 64)):
-        images = random_images(count, size)
+        images = draw_images(count, size)
         logits = engine.predict(images)
         assert (logits.dtype, logits.shape) == (np.float32, (count, tiny_recipe.logits))
     assert engine._logits.experimental_get_tracing_count() == 1
@@ -256,14 +253,14 @@ def test_predicting_any_number_of_images_of_any_size_traces_once(
 def test_evaluating_batches_of_any_size_traces_once(start: Start, tiny_recipe: Recipe) -> None:
     engine: Any = start(tiny_recipe.replace(ema_decay=0.9))
     for ema in (False, True):
-        engine.evaluate([random_batch(tiny_recipe, count) for count in (8, 8, 3)], ema=ema)
+        engine.evaluate([draw_batch(tiny_recipe, count) for count in (8, 8, 3)], ema=ema)
     assert engine._logits.experimental_get_tracing_count() == 1
     assert engine._evaluated_ema.experimental_get_tracing_count() == 1
 
 
 def test_steps_on_batches_of_one_shape_trace_once(start: Start, tiny_recipe: Recipe) -> None:
     engine: Any = start(tiny_recipe, new=True)
-    engine.train(random_batches(tiny_recipe, 3, mixup="sample"), 0)
-    engine.write(random_state(tiny_recipe, seed=2))
-    engine.train(random_batches(tiny_recipe, 2, mixup="sample"), 3)
+    engine.train(draw_batches(tiny_recipe, 3, mixup="sample"), 0)
+    engine.write(draw_state(tiny_recipe, seed=2))
+    engine.train(draw_batches(tiny_recipe, 2, mixup="sample"), 3)
     assert engine._train_step.experimental_get_tracing_count() == 1

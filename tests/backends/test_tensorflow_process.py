@@ -22,8 +22,8 @@ from lockstep.backends.tensorflow.launching import worker
 from lockstep.launch.nodes import one_machine
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import LockstepError
-from tests.backends.cases import random_batch, random_state
 from tests.backends.conftest import make_backend_fixture
+from tests.backends.drawing import draw_batch, draw_state
 from tests.backends.native.tensorflow import OfTwo
 from tests.processes import python
 
@@ -85,8 +85,8 @@ def test_the_thread_that_waits_for_a_gpu_ends_with_its_engine(
     monkeypatch.setattr(world, "on_gpu", True)
     engine = tensorflow_backend.engine(tiny_recipe, np.zeros(1), world, execution)
     with engine:
-        engine.write(random_state(tiny_recipe))
-        engine.fetch(engine.train([random_batch(tiny_recipe)], 0))
+        engine.write(draw_state(tiny_recipe))
+        engine.fetch(engine.train([draw_batch(tiny_recipe)], 0))
         (thread,) = set(threading.enumerate()) - before
     thread.join(timeout=60)
     assert not thread.is_alive()

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from lockstep.recipes import Recipe
-from tests.backends.cases import BASIC, all_bits, random_batches
+from tests.backends.cases import BASIC, all_bits
 from tests.backends.conftest import Start, make_backend_fixture
+from tests.backends.drawing import draw_batches
 
 backend = make_backend_fixture("tensorflow")
 
@@ -18,6 +19,6 @@ def test_a_run_that_computes_activations_twice_has_the_same_bits(
     ends = []
     for recompute in ("off", "blocks"):
         engine = start(recipe, recompute=recompute)
-        losses = engine.fetch(engine.train(random_batches(recipe, 2, mixup="sample"), 0)).losses
+        losses = engine.fetch(engine.train(draw_batches(recipe, 2, mixup="sample"), 0)).losses
         ends.append((losses.tobytes(), all_bits(engine.read())))
     assert ends[0] == ends[1]

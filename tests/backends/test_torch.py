@@ -23,14 +23,9 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.system.machine import Arithmetic
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import autograd
-from tests.backends.cases import (
-    BASIC,
-    random_batch,
-    random_images,
-    random_state,
-    statistics,
-)
+from tests.backends.cases import BASIC, statistics
 from tests.backends.conftest import Start, make_backend_fixture
+from tests.backends.drawing import draw_batch, draw_images, draw_state
 from tests.soak import in_a_soak
 
 SOURCE = Path(torch_backend.__file__).parent
@@ -94,12 +89,12 @@ def test_a_module_has_torchvisions_names_in_their_order(
 
 @pytest.fixture
 def module(tiny_recipe: Recipe) -> torch.nn.Module:
-    return torch_backend.load_module(tiny_recipe, random_state(tiny_recipe).tensors)
+    return torch_backend.load_module(tiny_recipe, draw_state(tiny_recipe).tensors)
 
 
 def test_a_loaded_module_can_be_trained(module: torch.nn.Module, tiny_recipe: Recipe) -> None:
     module.train()(
-        autograd.normalise(random_images(4), tiny_recipe).float()
+        autograd.normalise(draw_images(4), tiny_recipe).float()
     ).square().sum().backward()
     assert all(
         parameter.grad is not None and parameter.grad.any() for parameter in module.parameters()
@@ -110,8 +105,7 @@ def test_a_loaded_module_takes_a_state_dict_strictly(
     module: torch.nn.Module, tiny_recipe: Recipe
 ) -> None:
     other = {
-        name: torch.tensor(value)
-        for name, value in random_state(tiny_recipe, seed=3).tensors.items()
+        name: torch.tensor(value) for name, value in draw_state(tiny_recipe, seed=3).tensors.items()
     }
     counts = {
         name: torch.tensor(7)
@@ -147,7 +141,7 @@ def test_gradients_and_velocities_lie_in_memory_as_their_weights_do(
 
     for name, parameter in engine.model.named_parameters():
         parameter.register_post_accumulate_grad_hook(partial(note, name))
-    engine.train([random_batch(narrow, mixup="sample")], 0)
+    engine.train([draw_batch(narrow, mixup="sample")], 0)
     assert lying.keys() == engine.read().momentum.keys()
     for name, (weight, gradient, velocity) in lying.items():
         assert weight == gradient == velocity, name
@@ -170,7 +164,7 @@ def test_kernels_and_images_are_channels_last(start: Start, tiny_recipe: Recipe)
                 lambda conv, inputs, output: seen.extend(map(is_channels_last, (*inputs, output)))
             )
             assert is_channels_last(module.weight)
-    engine.train([random_batch(tiny_recipe, mixup="sample", size=64)], 0)
+    engine.train([draw_batch(tiny_recipe, mixup="sample", size=64)], 0)
     assert seen
     assert all(seen)
 
@@ -197,7 +191,7 @@ def test_activations_have_the_precision_of_the_recipe(
             module.register_forward_hook(
                 lambda module, _, output: seen[type(module)].add(output.dtype)
             )
-    engine.train([random_batch(tiny_recipe)], 0)
+    engine.train([draw_batch(tiny_recipe)], 0)
     assert seen == {torch.nn.Conv2d: {convolution}, torch.nn.BatchNorm2d: {norm}}
 
 
@@ -244,7 +238,7 @@ def test_no_value_is_read_while_training(
 ) -> None:
     engine = start(tiny_recipe.replace(**changes), accumulation_steps=parts)
     with _Reading() as reading:
-        engine.train([random_batch(tiny_recipe, mixup="sample")] * 2, 0)
+        engine.train([draw_batch(tiny_recipe, mixup="sample")] * 2, 0)
     assert reading.seen > 100
     assert reading.calls == []
 
@@ -310,7 +304,7 @@ def test_a_compiled_step_is_the_same(
     # graphs are the same.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiler))
-    batch = random_batch(tiny_recipe, mixup="sample")
+    batch = draw_batch(tiny_recipe, mixup="sample")
     losses = []
     states = []
     # With basic blocks, which have two convolutions: the C++ compiler needs a second for every
@@ -324,9 +318,9 @@ def test_a_compiled_step_is_the_same(
         engine.evaluate([batch])
         assert bool(counters["stats"]["unique_graphs"]) == (compile == "on")
         with torch.compiler.set_stance("fail_on_recompile"):
-            engine.train([random_batch(tiny_recipe, seed=1, mixup="sample")], 1)
+            engine.train([draw_batch(tiny_recipe, seed=1, mixup="sample")], 1)
     graphs = counters["stats"]["unique_graphs"]
-    larger = [random_batch(tiny_recipe, mixup="sample", size=size) for size in (48, 64)]
+    larger = [draw_batch(tiny_recipe, mixup="sample", size=size) for size in (48, 64)]
     engine.train(larger, 2)
     assert counters["stats"]["unique_graphs"] == graphs + 2  # none is for all sizes
     with torch.compiler.set_stance("fail_on_recompile"):
@@ -448,13 +442,13 @@ def test_all_activations_have_the_layout_that_is_asked_for(
     for module in engine.model.modules():
         if isinstance(module, torch.nn.Conv2d):
             module.register_forward_hook(note)
-    engine.fetch(engine.train([random_batch(tiny_recipe)], 0))
-    engine.predict(random_images(2))
+    engine.fetch(engine.train([draw_batch(tiny_recipe)], 0))
+    engine.predict(draw_images(2))
     assert set(seen) == {(expected, not expected)}
 
 
 def test_both_layouts_compute_the_same(start: Start, tiny_recipe: Recipe) -> None:
-    batches = [random_batch(tiny_recipe, seed=seed) for seed in range(2)]
+    batches = [draw_batch(tiny_recipe, seed=seed) for seed in range(2)]
     losses = {}
     for layout in ("nhwc", "nchw"):
         engine = start(tiny_recipe, layout=layout)

@@ -21,17 +21,9 @@ from lockstep.data import Batch
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 from tests.backends.capturer import TapeCapturer, capturer_on
-from tests.backends.cases import (
-    BINARY,
-    FP16,
-    WEIGHTED,
-    all_bits,
-    random_batch,
-    random_batches,
-    random_images,
-    random_state,
-)
+from tests.backends.cases import BINARY, FP16, WEIGHTED, all_bits
 from tests.backends.conftest import DEVICE, make_backend_fixture
+from tests.backends.drawing import draw_batch, draw_batches, draw_images, draw_state
 
 RATES = np.linspace(1e-4, 2e-3, 40)
 OVERFLOWING: dict[str, Any] = FP16 | {
@@ -64,7 +56,7 @@ def both(world: Any) -> Iterator[Built]:
                 TorchEngine(recipe, RATES, world, execution, one) for one in (None, capturer)
             ]
             for engine in engines:
-                stack.enter_context(engine).write(random_state(recipe))
+                stack.enter_context(engine).write(draw_state(recipe))
             engines[1].events = capturer.events
             return engines[0], engines[1]
 
@@ -99,7 +91,7 @@ def test_twenty_steps_have_the_bits_of_plain_steps(
     plain, captured = both(recipe, accumulation_steps=parts)
     scales = set()
     for first in range(0, 20, 5):
-        batches = [random_batch(recipe, count=8, seed=first + i, mixup=mixup) for i in range(5)]
+        batches = [draw_batch(recipe, count=8, seed=first + i, mixup=mixup) for i in range(5)]
         (losses, scale), expected = train(captured, batches, first), train(plain, batches, first)
         assert (losses, scale) == expected
         assert all_bits(captured.read()) == all_bits(plain.read())
@@ -112,7 +104,7 @@ def test_a_captured_step_takes_what_changes_between_steps(both: Built, tiny_reci
     recipe = tiny_recipe.replace(ema_decay=0.9, quantisation="int8")
     engines = both(recipe)
     masks = {"layer1.0.conv2.weight": np.arange(8 * 4 * 9).reshape(8, 4, 3, 3) % 3 > 0}
-    batches = random_batches(recipe, 5)
+    batches = draw_batches(recipe, 5)
     scales = dict.fromkeys(calibrate(engines[0], batches), 0.1)
 
     def both_do(act: Callable[[Any], object]) -> None:
@@ -124,9 +116,9 @@ def test_a_captured_step_takes_what_changes_between_steps(both: Built, tiny_reci
     both_do(lambda engine: engine.quantise(scales))  # its scales are written in place
     both_do(lambda engine: train(engine, batches, 5))
     both_do(lambda engine: engine.evaluate(batches[:1], ema=True).losses.tobytes())
-    both_do(lambda engine: engine.predict(random_images(3)).tobytes())
+    both_do(lambda engine: engine.predict(draw_images(3)).tobytes())
     both_do(lambda engine: train(engine, batches, 17))  # the number of another step
-    both_do(lambda engine: engine.write(random_state(recipe, seed=1, step=30)))
+    both_do(lambda engine: engine.write(draw_state(recipe, seed=1, step=30)))
     both_do(lambda engine: train(engine, batches, 30))
     assert engines[1].events == ["warm-up"] * WARM_UP + ["capture"] + ["replay"] * (20 - WARM_UP)
     engines[1].events.clear()
@@ -157,7 +149,7 @@ def test_other_shapes_and_columns_are_captured_again(both: Built, tiny_recipe: R
         {"count": 4, "size": 40},
     ]
     for number, kind in enumerate(kinds):
-        batches = random_batches(tiny_recipe, 5, **kind)
+        batches = draw_batches(tiny_recipe, 5, **kind)
         assert train(captured, batches, 5 * number) == train(plain, batches, 5 * number)
     assert all_bits(captured.read()) == all_bits(plain.read())
     events = ["warm-up"] * WARM_UP + ["capture"] + ["replay"] * (5 - WARM_UP)
@@ -166,14 +158,14 @@ def test_other_shapes_and_columns_are_captured_again(both: Built, tiny_recipe: R
 
 def test_shapes_that_alternate_are_never_captured(both: Built, tiny_recipe: Recipe) -> None:
     plain, captured = both(tiny_recipe)
-    batches = [random_batch(tiny_recipe, count=4 + 4 * (i % 2), seed=i) for i in range(8)]
+    batches = [draw_batch(tiny_recipe, count=4 + 4 * (i % 2), seed=i) for i in range(8)]
     assert train(captured, batches, 0) == train(plain, batches, 0)
     assert captured.events == ["warm-up"] * 8
 
 
 def test_later_steps_leave_the_sums_of_earlier_ones(both: Built, tiny_recipe: Recipe) -> None:
     plain, captured = both(tiny_recipe)
-    batches = random_batches(tiny_recipe, 9)
+    batches = draw_batches(tiny_recipe, 9)
     spans = [(first, batches[first : first + 3]) for first in (0, 3, 6)]
     handles = [captured.train(span, first) for first, span in spans]
     losses = [captured.fetch(handle).losses.tobytes() for handle in handles]
@@ -195,7 +187,7 @@ class _Calls(TorchDispatchMode):
 
 def test_the_host_calls_few_operators_for_a_captured_step(both: Built, tiny_recipe: Recipe) -> None:
     _, captured = both(tiny_recipe.replace(**FP16, ema_decay=0.9))
-    held = Batch(random_images(8), np.arange(8) % tiny_recipe.logits, is_held=True)
+    held = Batch(draw_images(8), np.arange(8) % tiny_recipe.logits, is_held=True)
     train(captured, [held] * 5, 0)
     with _Calls() as of_three:
         handle = captured.train([held] * 3, 5)
@@ -317,7 +309,7 @@ if DEVICE != "cpu" and torch.cuda.is_available():  # on a CPU, steps are done wh
     ) -> None:
         recipe = tiny_recipe.replace(**OVERFLOWING, ema_decay=0.9)
         for engine in both(recipe, accumulation_steps=parts):
-            batches = random_batches(recipe, 5, mixup="sample")
+            batches = draw_batches(recipe, 5, mixup="sample")
             train(engine, batches, 0)
             torch.cuda._sleep(2_000_000_000)  # cycles: about a second
             # One step: the host waits, too, when a stream holds about a thousand kernels.

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from lockstep.backends.torch.inputs import PINNED, Uploads
 from lockstep.recipes import Recipe
-from tests.backends.cases import all_bits, random_batch, random_batches, random_state
+from tests.backends.cases import all_bits
 from tests.backends.conftest import Start, make_backend_fixture
+from tests.backends.drawing import draw_batch, draw_batches, draw_state
 
 Built = Callable[..., "Device"]
 
@@ -196,16 +197,16 @@ def test_an_engine_that_uploads_has_the_same_bits(start: Start, tiny_recipe: Rec
     engine: Any = uploading
     engine._inputs._uploads = Uploads(device)
     batches = [
-        *random_batches(recipe, 5, mixup="sample"),
-        random_batch(recipe),
-        *random_batches(recipe, 2, mixup="cut"),
+        *draw_batches(recipe, 5, mixup="sample"),
+        draw_batch(recipe),
+        *draw_batches(recipe, 2, mixup="cut"),
     ]
     batches += [replace(batch, is_held=True) for batch in batches[:1] * 3]
     results = []
     for one in (plain, uploading):
-        one.write(random_state(recipe))
+        one.write(draw_state(recipe))
         handle = one.train(batches, 0)
-        scores = one.evaluate(random_batches(recipe, 3))
+        scores = one.evaluate(draw_batches(recipe, 3))
         results.append(
             (one.fetch(handle).losses.tobytes(), all_bits(one.read()), scores.losses.tobytes())
         )

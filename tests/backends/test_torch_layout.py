@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lockstep.recipes import Recipe
-from tests.backends.cases import random_batch
 from tests.backends.conftest import Start, make_backend_fixture
+from tests.backends.drawing import draw_batch
 
 backend = make_backend_fixture("torch")
 
@@ -62,7 +62,7 @@ def test_nothing_is_copied_to_another_layout(
 ) -> None:
     engine = start(tiny_recipe.replace(precision=precision))
     with _Seen() as seen:
-        engine.train([random_batch(tiny_recipe, mixup="sample", size=64)], 0)
+        engine.train([draw_batch(tiny_recipe, mixup="sample", size=64)], 0)
     # The gradient of the mean over pixels has no layout of its own. The ReLU's gradient, which
     # reads it, is channels_last.
     assert seen.made_nchw == {"expand": 1, "div": 1}
@@ -75,7 +75,7 @@ def test_weights_are_cast_once_in_a_part_and_so_are_their_gradients(
     recipe = tiny_recipe.replace(precision="bf16")
     engine = start(recipe, accumulation_steps=parts)
     with _Seen() as seen:
-        engine.train([random_batch(recipe)], 0)
+        engine.train([draw_batch(recipe)], 0)
     table = recipe.list_tensors()
     shapes = Counter(
         tensor.shape for tensor in table if len(tensor.shape) > 1 or tensor.name == "fc.bias"

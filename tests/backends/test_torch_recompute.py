@@ -14,8 +14,9 @@ from lockstep.backends.torch.batch_norm import synchronise
 from lockstep.backends.torch.recomputing import recompute_block
 from lockstep.models.architectures import MODELS, ModelSpec, narrow_model
 from lockstep.recipes import Recipe
-from tests.backends.cases import BASIC, all_bits, random_batch, random_batches
+from tests.backends.cases import BASIC, all_bits
 from tests.backends.conftest import Start, make_backend_fixture
+from tests.backends.drawing import draw_batch, draw_batches
 
 backend = make_backend_fixture("torch")
 
@@ -41,8 +42,8 @@ def test_a_run_that_computes_activations_twice_has_the_same_bits(
     ends = []
     for recompute in ("off", "blocks"):
         engine = start(recipe, accumulation_steps=parts, recompute=recompute)
-        losses = engine.fetch(engine.train(random_batches(recipe, 3, mixup=mixup), 0)).losses
-        scores = engine.evaluate([random_batch(recipe)])
+        losses = engine.fetch(engine.train(draw_batches(recipe, 3, mixup=mixup), 0)).losses
+        scores = engine.evaluate([draw_batch(recipe)])
         ends.append((losses.tobytes(), all_bits(engine.read()), scores.losses.tobytes()))
     assert ends[0] == ends[1]
 
@@ -56,7 +57,7 @@ def test_blocks_are_computed_twice(start: Start, tiny_recipe: Recipe) -> None:
             module.register_forward_pre_hook(
                 lambda module, inputs, name=name, seen=seen: seen.append(name)
             )
-        engine.train([random_batch(tiny_recipe)], 0)
+        engine.train([draw_batch(tiny_recipe)], 0)
         passes.append(
             [
                 seen.count(name)
@@ -95,7 +96,7 @@ def test_a_compiled_step_has_the_same_bits_and_keeps_less(
     # Without the compiler's last stage, which makes code of the graphs.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     recipe = tiny_recipe.replace(model=replace(BASIC, layers=(1, 1, 1, 1)), stochastic_depth=0.6)
-    batch = random_batch(recipe, mixup="sample")
+    batch = draw_batch(recipe, mixup="sample")
     ends = []
     kept = []
     for execution in ({"compile": "off"}, {"compile": "on", "recompute": "blocks"}):
@@ -169,7 +170,7 @@ def test_the_memory_that_a_step_keeps_is_that_of_the_shapes(
         # The difference of two batches: what does not grow with the batch, such as means and
         # deviations, falls out.
         few, many = (
-            count_kept_bytes(engine, random_batch(recipe, count, size=64)) for count in (2, 4)
+            count_kept_bytes(engine, draw_batch(recipe, count, size=64)) for count in (2, 4)
         )
         expected = 4 * count_kept_values(
             recipe.spec, 64, recipe.logits, recompute=recompute == "blocks"

@@ -14,8 +14,9 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.schedule import learning_rates
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
-from tests.backends.cases import NARROWED, compare_changes, random_batches, statistics, steady_state
+from tests.backends.cases import NARROWED, compare_changes, statistics
 from tests.backends.conftest import Start
+from tests.backends.drawing import draw_batches, draw_steady_state
 from tests.soak import SOAK
 
 STEPS_PER_EPOCH = 5
@@ -38,8 +39,8 @@ def whole_run(recipe: Recipe) -> tuple[np.ndarray, State, list[Batch], oracle.Tr
     """Return rates, first state and batches of a run, and the expected results; computed once for
     all engines."""
     rates = learning_rates(recipe, STEPS_PER_EPOCH)
-    begin = steady_state(recipe)
-    batches = random_batches(recipe, len(rates), mixup="sample")
+    begin = draw_steady_state(recipe)
+    batches = draw_batches(recipe, len(rates), mixup="sample")
     return rates, begin, batches, oracle.train(recipe, begin, batches, list(rates))
 
 

@@ -13,8 +13,9 @@ import pytest
 from lockstep.backends import LoadedBackend, World
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
-from tests.backends.cases import RATES, all_bits, random_batch, random_batches, random_state
+from tests.backends.cases import RATES, all_bits
 from tests.backends.conftest import Start, for_gpus, parametrize_backends
+from tests.backends.drawing import draw_batch, draw_batches, draw_state
 
 # The device
 
@@ -128,7 +129,7 @@ def test_too_little_memory_is_told_with_what_to_do_and_not_laid_to_a_peer(
         patched.setattr(engine, native.FACTS.step, native.exhaust_host)
         patched.setattr(world, "ranks", ranks)
         with pytest.raises(BackendError) as refused:
-            engine.train([random_batch(tiny_recipe)], 0)
+            engine.train([draw_batch(tiny_recipe)], 0)
     first, advice = str(refused.value).splitlines()
     assert first.startswith(
         f"the device has too little memory for {native.FACTS.batch} in 2 parts: "
@@ -145,7 +146,7 @@ def test_too_little_memory_of_a_gpu_is_told_with_what_to_do(
     with monkeypatch.context() as patched:
         patched.setattr(engine, native.FACTS.step, native.exhaust_gpu)
         with pytest.raises(BackendError) as refused:
-            engine.train([random_batch(tiny_recipe)], 0)
+            engine.train([draw_batch(tiny_recipe)], 0)
     first, advice = str(refused.value).splitlines()
     assert native.FACTS.full in first
     assert advice.endswith("--set accumulation_steps=4")
@@ -158,11 +159,11 @@ def test_training_goes_on_after_a_batch_that_was_too_large(
     with monkeypatch.context() as patched:
         patched.setattr(engine, native.FACTS.step, native.exhaust_host)
         with pytest.raises(BackendError, match="too little memory"):
-            engine.train([random_batch(tiny_recipe)], 0)
-    engine.train([random_batch(tiny_recipe)], 0)
+            engine.train([draw_batch(tiny_recipe)], 0)
+    engine.train([draw_batch(tiny_recipe)], 0)
     state = engine.read()
-    engine.write(random_state(tiny_recipe))
-    engine.train([random_batch(tiny_recipe)], 0)
+    engine.write(draw_state(tiny_recipe))
+    engine.train([draw_batch(tiny_recipe)], 0)
     assert all_bits(state) == all_bits(engine.read())
 
 
@@ -172,14 +173,14 @@ def test_training_goes_on_after_a_batch_that_was_too_large(
 def test_closing_an_engine_changes_no_other(
     backend: LoadedBackend, native: ModuleType, start: Start, world: World, tiny_recipe: Recipe
 ) -> None:
-    batches = random_batches(tiny_recipe, 2)
+    batches = draw_batches(tiny_recipe, 2)
     disturbed = start(tiny_recipe)
     undisturbed = start(tiny_recipe)
     disturbed.train(batches[:1], 0)
     with backend.engine(
         tiny_recipe, np.asarray(RATES), world, Execution.of({"compile": native.FACTS.compile})
     ) as other:
-        other.write(random_state(tiny_recipe, seed=1))
+        other.write(draw_state(tiny_recipe, seed=1))
     disturbed.train(batches[1:], 1)
     undisturbed.train(batches, 0)
     assert all_bits(disturbed.read()) == all_bits(undisturbed.read())

@@ -16,7 +16,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import checkpoint, open_weights
-from tests.backends.cases import random_images
+from tests.backends.drawing import draw_images
 from tests.inference.cases import CLASSES, MEAN, STD, random_tensors
 
 ENGINES_OF_EXPORTS = list_export_runtimes()
@@ -74,7 +74,7 @@ def test_an_export_turns_photos_as_its_weights_do(
     exported: Path, weights: Path, tmp_path: Path
 ) -> None:
     exif = Image.Exif()
-    pixels = random_images(1, 60)[0, :45]
+    pixels = draw_images(1, 60)[0, :45]
     exif[0x0112] = 6
     Image.fromarray(pixels).save(tmp_path / "stored.png", exif=exif)
     expected = lockstep.predict(weights, np.rot90(pixels, -1), execution=REFERENCE)
@@ -116,7 +116,7 @@ class Calibration(CalibrationDataReader):  # type: ignore[misc]
     """Sixteen images."""
 
     def __init__(self, side: int) -> None:
-        self._left = [{"images": random_images(16, side)}]
+        self._left = [{"images": draw_images(16, side)}]
 
     def get_next(self) -> dict[str, np.ndarray] | None:
         return self._left.pop() if self._left else None

@@ -20,7 +20,8 @@ from lockstep.recipes.published import RECIPES
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.system.machine import arithmetic
 from lockstep.weights import checkpoint, open_weights
-from tests.backends.cases import NARROWED, random_images
+from tests.backends.cases import NARROWED
+from tests.backends.drawing import draw_images
 from tests.inference.cases import CLASSES, random_tensors, read_as_tensorflow_1, read_squares
 from tests.soak import in_a_soak
 
@@ -154,7 +155,7 @@ def save_undecided(recipe: Recipe, folder: Path) -> Path:
     return the path."""
     tensors = random_tensors(recipe, 1)
     factor = np.float32(
-        3 / np.abs(logits(recipe, tensors, random_images(2, recipe.eval_crop, seed=9))).max()
+        3 / np.abs(logits(recipe, tensors, draw_images(2, recipe.eval_crop, seed=9))).max()
     )
     return saved(
         recipe,
@@ -216,7 +217,7 @@ def test_paddle_alone_answers_as_the_engine(tiny_recipe: Recipe, tmp_path: Path)
     lockstep.export(weights, tmp_path / "model", to="paddle-inference", compare=False)
     names = (tmp_path / "model" / "classes.txt").read_text()
     assert names.splitlines() == list(CLASSES)
-    batches = [random_images(1, 61, seed=1), random_images(3, 40, seed=3)]
+    batches = [draw_images(1, 61, seed=1), draw_images(3, 40, seed=3)]
     for batch, answer in zip(
         batches, infer_alone(tmp_path / "model", batches, tmp_path), strict=True
     ):
@@ -228,7 +229,7 @@ def test_paddle_alone_answers_as_the_engine(tiny_recipe: Recipe, tmp_path: Path)
 def test_paddle_alone_answers_as_the_engine_for_resnet50(tmp_path: Path) -> None:
     weights = save_undecided(RECIPES["resnet50-paddle-90ep"]().replace(precision="fp32"), tmp_path)
     lockstep.export(weights, tmp_path / "model", to="paddle-inference", compare=False)
-    batch = random_images(2, 224)
+    batch = draw_images(2, 224)
     [answer] = infer_alone(tmp_path / "model", [batch], tmp_path)
     assert_equal(answer["classes"], answer["probabilities"], expected(weights, batch))
 
@@ -243,7 +244,7 @@ def test_the_predictor_answers_as_the_engine(
         tiny_recipe.replace(eval_resize=48, eval_crop=40, mean=MEAN, std=STD, **changes), tmp_path
     )
     lockstep.export(weights, tmp_path / "model", to="paddle-inference", compare=False)
-    batches = [random_images(count, 40, seed=count) for count in (1, 3)]
+    batches = [draw_images(count, 40, seed=count) for count in (1, 3)]
     wanted = [expected(weights, batch) for batch in batches]
     for onednn in (True, False):
         predictor = open_predictor(tmp_path / "model", Options(onednn=onednn))
@@ -260,7 +261,7 @@ def test_the_predictor_computes_in_bf16(tiny_recipe: Recipe, tmp_path: Path) -> 
 
     weights = save_undecided(tiny_recipe.replace(eval_resize=48, eval_crop=40), tmp_path)
     lockstep.export(weights, tmp_path / "model", to="paddle-inference", compare=False)
-    batch = random_images(3, 40)
+    batch = draw_images(3, 40)
     _, probabilities = open_predictor(tmp_path / "model", Options(precision="bf16")).predict(batch)
     assert probabilities == pytest.approx(expected(weights, batch), abs=0.02)
 
@@ -271,9 +272,9 @@ def test_the_predictor_refuses_what_is_not_a_batch_of_images(weights: Path, tmp_
     lockstep.export(weights, tmp_path / "model", to="paddle-inference", compare=False)
     predictor = open_predictor(tmp_path / "model")
     for images in (
-        random_images(1, 48)[0],
-        random_images(1, 40).astype(np.float32),
-        random_images(1, 40)[:0],
+        draw_images(1, 48)[0],
+        draw_images(1, 40).astype(np.float32),
+        draw_images(1, 40)[:0],
     ):
         with pytest.raises(ValueError, match=r"images are .*, expected uint8 \(N, H, W, 3\)"):
             predictor.predict(images)

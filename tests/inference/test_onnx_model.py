@@ -19,7 +19,8 @@ from lockstep.recipes.initial_weights import zero_momentum
 from lockstep.system.errors import BackendError
 from lockstep.weights import open_weights
 from tests.backends import oracle
-from tests.backends.cases import BLURRED, MODERN, NARROWED, random_images
+from tests.backends.cases import BLURRED, MODERN, NARROWED
+from tests.backends.drawing import draw_images
 from tests.inference.cases import CLASSES, MEAN, STD, pictures, read_squares, save_random
 
 SIZES = [(40, 40), (32, 57), (71, 33)]
@@ -153,7 +154,7 @@ def test_a_checkpoint_of_mxnets_is_exported(tmp_path: Path) -> None:
     )
     weights = save_random(recipe, tmp_path)
     lockstep.convert(weights, tmp_path / "model-0090.params", to="nvidia-mxnet", certificate=False)
-    images = random_images(2, 64)
+    images = draw_images(2, 64)
     for name, source in (("own", weights), ("mxnet", tmp_path / "model-0090.params")):
         lockstep.export(source, tmp_path / name, to="onnx", compare=False)
     (_, own), (_, mxnet) = (

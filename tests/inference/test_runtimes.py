@@ -23,7 +23,8 @@ from lockstep.system.errors import BackendError
 from lockstep.system.machine import parse_arithmetic
 from lockstep.weights import Weights
 from tests.backends import oracle
-from tests.backends.cases import NARROWED, random_batch, random_images
+from tests.backends.cases import NARROWED
+from tests.backends.drawing import draw_batch, draw_images
 from tests.inference.cases import MEAN, STD, random_tensors
 
 CPU = Execution(device="cpu")
@@ -71,7 +72,7 @@ def test_logits_are_those_of_float64_for_batches_of_any_size(
     with open_runtime(name, weights, CPU, most_images=5) as runtime:
         assert (runtime.name, runtime.precision, runtime.on_gpu) == (name, "fp32", False)
         for count in (1, 5):
-            images = random_images(count, recipe.eval_crop)
+            images = draw_images(count, recipe.eval_crop)
             logits = runtime.predict(images)
             assert logits.dtype == np.float32
             # Twice the bound of `lockstep verify` for models with as many layers.
@@ -83,7 +84,7 @@ def test_weights_trained_in_int8_are_computed_in_int8(tiny_recipe: Recipe, name:
     recipe = tiny_recipe.replace(quantisation="int8", mean=MEAN, std=STD)
     scales = dict.fromkeys(layers(recipe.spec), 0.0155)
     weights = make_weights(recipe, scales=scales)
-    images = random_images(4, recipe.eval_crop)
+    images = draw_images(4, recipe.eval_crop)
     reference: Any = oracle.make_engine(recipe, [0.0])
     reference.write(State(0, weights.tensors, zero_momentum(recipe)))
     in_float = reference.predict(images)
@@ -96,7 +97,7 @@ def test_weights_trained_in_int8_are_computed_in_int8(tiny_recipe: Recipe, name:
 
 def test_a_model_in_fp16_computes_in_float16(tiny_recipe: Recipe) -> None:
     weights = make_weights(tiny_recipe)
-    images = random_images(3, tiny_recipe.eval_crop)
+    images = draw_images(3, tiny_recipe.eval_crop)
     recipe = tiny_recipe.replace(precision="fp16")
     wanted = oracle.logits(tiny_recipe, weights.tensors, images)
     whole = onnx_model.logits_model(recipe, weights.tensors), None
@@ -257,7 +258,7 @@ def test_a_gpu_computes_fp32_in_fp32_and_fp16_by_tensorrt() -> None:
 def test_scores_are_those_of_the_reference_engine(tiny_recipe: Recipe, flips: bool) -> None:
     tiny_recipe = tiny_recipe.replace(eval_flips=flips)
     weights = make_weights(tiny_recipe)
-    batch = random_batch(tiny_recipe)
+    batch = draw_batch(tiny_recipe)
     batch = replace(
         batch, labels=np.where(np.arange(len(batch.labels)) < 6, batch.labels, -1)
     )  # two are padding
@@ -278,7 +279,7 @@ def test_scores_are_those_of_the_reference_engine(tiny_recipe: Recipe, flips: bo
 def test_the_first_batch_of_an_evaluation_is_not_part_of_its_speed(
     tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch = random_batch(tiny_recipe)
+    batch = draw_batch(tiny_recipe)
     pace = Pace()
     # Given at 0, 20 and 24 s; done at 10, 22 and 30 s: 2 and 6 s of computing, 20 s from the end of
     # the first batch.

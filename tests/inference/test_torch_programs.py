@@ -17,7 +17,8 @@ from lockstep.backends.shared.resizing import crop_centre, read_geometry
 from lockstep.backends.torch.export import _Operations
 from lockstep.recipes import Recipe
 from lockstep.weights import open_weights
-from tests.backends.cases import NARROWED, random_images
+from tests.backends.cases import NARROWED
+from tests.backends.drawing import draw_images
 from tests.inference.cases import (
     CLASSES,
     MEAN,
@@ -94,7 +95,7 @@ def test_a_torchscript_program_has_the_probabilities_of_float64_for_any_batch(
     weights = save_random(tiny_recipe.replace(**SIZES, **changes), tmp_path)
     program = exported(weights, tmp_path / "model")
     for count in (1, 3):
-        squares = random_images(count, 40, seed=count)
+        squares = draw_images(count, 40, seed=count)
         answer = program(torch.from_numpy(squares))
         assert_equal(
             answer["classes"].numpy(), answer["probabilities"].numpy(), expected(weights, squares)
@@ -107,8 +108,8 @@ def test_pytorch_alone_answers_as_float64_with_both_programs(
 ) -> None:
     weights = save_random(tiny_recipe.replace(**SIZES, padding="same"), tmp_path)
     batches = [
-        random_images(1, 40, seed=1),
-        random_images(3, 40, seed=3),
+        draw_images(1, 40, seed=1),
+        draw_images(3, 40, seed=3),
         pictures(71, 33),
         pictures(40, 57)[:1],
     ]

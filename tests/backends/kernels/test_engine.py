@@ -12,7 +12,8 @@ from lockstep.backends.torch.fused_batch_norm import FusedBatchNorm
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.verification.bounds import BOUNDS, distance
-from tests.backends.cases import random_batch, random_images, statistics, steady_state
+from tests.backends.cases import statistics
+from tests.backends.drawing import draw_batch, draw_images, draw_steady_state
 from tests.backends.kernels.device import DEVICE, NARROW
 from tests.soak import in_a_soak
 
@@ -29,10 +30,10 @@ def train(
     ) as engine:
         fused = [module for module in engine.model.modules() if isinstance(module, FusedBatchNorm)]
         assert len(fused) == (12 if execution.fused == "on" else 0)
-        engine.write(steady_state(recipe))
-        batches = [random_batch(recipe, 4, seed, size=8) for seed in range(steps)]
+        engine.write(draw_steady_state(recipe))
+        batches = [draw_batch(recipe, 4, seed, size=8) for seed in range(steps)]
         losses = engine.fetch(engine.train(batches, 0)).losses
-        return losses, engine.read(), engine.predict(random_images(2, 8))
+        return losses, engine.read(), engine.predict(draw_images(2, 8))
 
 
 def check(

@@ -7,7 +7,7 @@
 | images | float32 [N, H, W, 3], normalised, as a loaded module takes them |
 | array | what a loaded module returns, as an array |
 | exhaust_host | to call instead of the step: fails as the framework does if the host lacks memory |
-| step_in_groups | weights after the framework's own optimizer with Nesterov's momentum, by rates |
+| step_in_groups | weights after a step of the framework's own optimizer with Nesterov's momentum |
 | count_differentiated_convolutions | how many convolutions a step computes backwards |
 
 If the backend's row has a module:
@@ -19,7 +19,7 @@ If the backend's row has a module:
 | gradients | by such a tensor: gradients of the sum of the squares of a loaded module's logits |
 | set_gpus | makes the framework find a number of GPUs |
 | loss_scale | the engine's loss scale |
-| take_own_steps | a decayed weight after steps of one of `FACTS.optimizers` |
+| take_own_steps | a decayed weight after steps of a recipe with one of `FACTS.optimizers` |
 | take_step | weights of 1 after a step of plain descent at a rate of 0.5, by scaled gradients |
 
 If the framework has switches for TensorFloat-32 without a GPU: `tensorfloat` returns them and
@@ -27,7 +27,7 @@ If the framework has switches for TensorFloat-32 without a GPU: `tensorfloat` re
 """
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -37,6 +37,12 @@ import numpy as np
 LEFT_TO_SOAK = {"tensorflow": ("test_full_models", "test_masks")}
 """By backend: modules of tests that `make test` has no time for, because building a step takes
 seconds. `test_sparse_runs` has masks, too. It is read before a framework is imported."""
+
+
+Groups = Sequence[tuple[np.ndarray, np.ndarray, float]]
+"""Weights, their gradient and their rate: a group of parameters for each tensor."""
+Steps = Sequence[tuple[np.ndarray, float]]
+"""Gradients of the same weights with the rates of the steps, in order."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from lockstep.backends.jax import convolutions, model, programs
 from lockstep.backends.jax.loss_scale import LossScale
 from lockstep.data import Batch
 from lockstep.recipes import Execution, Recipe
-from tests.backends.native import Facts
+from tests.backends.native import Facts, Groups
 
 FACTS = Facts(
     step="_train_step",
@@ -87,12 +87,9 @@ def take_step(scale: LossScale, gradients: list[list[float]]) -> list[list[float
     ]
 
 
-def step_in_groups(
-    weights: list[np.ndarray], gradients: list[np.ndarray], rates: list[float], momentum: float
-) -> list[np.ndarray]:
+def step_in_groups(groups: Groups, momentum: float) -> list[np.ndarray]:
     """Take a first step by the formula: JAX itself has no optimizers."""
-    rows = zip(weights, gradients, rates, strict=True)
-    return [weight - rate * (1 + momentum) * gradient for weight, gradient, rate in rows]
+    return [weight - rate * (1 + momentum) * gradient for weight, gradient, rate in groups]
 
 
 def count_differentiated_convolutions(engine: Any, batch: Batch) -> int:

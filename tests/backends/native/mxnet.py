@@ -1,6 +1,5 @@
 import json
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from lockstep.backends.mxnet.loss_scale import LossScale
 from lockstep.data import Batch
 from lockstep.recipes import Recipe
 from lockstep.system.machine import arithmetic
-from tests.backends.native import Facts
+from tests.backends.native import Facts, Groups, Steps
 
 # isort: split
 import mxnet as mx
@@ -108,14 +107,12 @@ def set_tensorfloat(used: list[bool]) -> None:
     os.environ["NVIDIA_TF32_OVERRIDE"] = str(int(*used))
 
 
-def step_in_groups(
-    weights: list[np.ndarray], gradients: list[np.ndarray], rates: list[float], momentum: float
-) -> list[np.ndarray]:
+def step_in_groups(groups: Groups, momentum: float) -> list[np.ndarray]:
     """Take a first step with MXNet's NAG, which is SGD with Nesterov's momentum."""
     optimizer = mx.optimizer.NAG(learning_rate=1.0, momentum=momentum)
-    optimizer.set_lr_mult(dict(enumerate(rates)))
+    optimizer.set_lr_mult({number: rate for number, (_, _, rate) in enumerate(groups)})
     moved = []
-    for number, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
+    for number, (weight, gradient, _) in enumerate(groups):
         array = mx.nd.array(weight)
         state = optimizer.create_state(number, array)
         optimizer.update(number, array, mx.nd.array(gradient), state)
@@ -123,13 +120,7 @@ def step_in_groups(
     return moved
 
 
-def take_own_steps(
-    optimizer: str,
-    weight: np.ndarray,
-    gradients: list[np.ndarray],
-    rates: Sequence[float],
-    recipe: Recipe,
-) -> np.ndarray:
+def take_own_steps(recipe: Recipe, weight: np.ndarray, steps: Steps) -> np.ndarray:
     own = mx.optimizer.LAMB(
         learning_rate=1.0,
         beta1=recipe.beta1,
@@ -139,7 +130,7 @@ def take_own_steps(
     )
     array = mx.nd.array(weight)
     state = own.create_state(0, array)
-    for gradient, rate in zip(gradients, rates, strict=True):
+    for gradient, rate in steps:
         own.set_learning_rate(rate)
         own.update(0, array, mx.nd.array(gradient), state)
     return array.asnumpy()

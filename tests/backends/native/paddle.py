@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ from lockstep.backends.paddle.loss_scale import LossScale
 from lockstep.backends.paddle.world import PaddleWorld
 from lockstep.data import Batch
 from lockstep.recipes import Recipe
-from tests.backends.native import Facts
+from tests.backends.native import Facts, Groups, Steps
 
 # isort: split
 import paddle
@@ -95,44 +94,32 @@ def take_step(scale: LossScale, gradients: list[list[float]]) -> list[list[float
     return [part.tolist() for part in np.split(1 - 0.5 * unscaled.numpy(), ends[:-1])]
 
 
-def step_in_groups(
-    weights: list[np.ndarray], gradients: list[np.ndarray], rates: list[float], momentum: float
-) -> list[np.ndarray]:
+def step_in_groups(groups: Groups, momentum: float) -> list[np.ndarray]:
     """Take a first step with Paddle's Momentum, a group for each tensor."""
-    parameters = []
-    for weight, gradient in zip(weights, gradients, strict=True):
+    own = []
+    for weight, gradient, rate in groups:
         initial = paddle.nn.initializer.Assign(weight)
         parameter = paddle.create_parameter(
             list(weight.shape), "float32", default_initializer=initial
         )
         parameter.grad = paddle.to_tensor(gradient)
-        parameters.append(parameter)
-    groups = [
-        {"params": [parameter], "learning_rate": rate}
-        for parameter, rate in zip(parameters, rates, strict=True)
-    ]
-    paddle.optimizer.Momentum(1.0, momentum, groups, use_nesterov=True).step()
-    return [parameter.numpy() for parameter in parameters]
+        own.append({"params": [parameter], "learning_rate": rate})
+    paddle.optimizer.Momentum(1.0, momentum, own, use_nesterov=True).step()
+    return [group["params"][0].numpy() for group in own]
 
 
-def take_own_steps(
-    optimizer: str,
-    weight: np.ndarray,
-    gradients: list[np.ndarray],
-    rates: Sequence[float],
-    recipe: Recipe,
-) -> np.ndarray:
+def take_own_steps(recipe: Recipe, weight: np.ndarray, steps: Steps) -> np.ndarray:
     initial = paddle.nn.initializer.Assign(weight)
     parameter = paddle.create_parameter(list(weight.shape), "float32", default_initializer=initial)
     own: Any
     betas = {"beta1": recipe.beta1, "beta2": recipe.beta2, "epsilon": recipe.optimizer_epsilon}
-    if optimizer == "adamw":
+    if recipe.optimizer == "adamw":
         own = paddle.optimizer.AdamW(
             1.0, weight_decay=recipe.weight_decay, parameters=[parameter], **betas
         )
     else:
         own = paddle.optimizer.Lamb(1.0, recipe.weight_decay, parameters=[parameter], **betas)
-    for gradient, rate in zip(gradients, rates, strict=True):
+    for gradient, rate in steps:
         own.set_lr(rate)
         parameter.grad = paddle.to_tensor(gradient)
         own.step()

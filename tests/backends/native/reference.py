@@ -5,7 +5,7 @@ from unittest.mock import patch
 import numpy as np
 
 from lockstep.data import Batch
-from tests.backends.native import Facts
+from tests.backends.native import Facts, Groups
 
 FACTS = Facts(
     step="_gradients",
@@ -31,12 +31,9 @@ def exhaust_host(*_: object) -> np.ndarray:
     return np.empty(2**50)
 
 
-def step_in_groups(
-    weights: list[np.ndarray], gradients: list[np.ndarray], rates: list[float], momentum: float
-) -> list[np.ndarray]:
+def step_in_groups(groups: Groups, momentum: float) -> list[np.ndarray]:
     """Take a first step by the formula, in which the velocity is the gradient."""
-    rows = zip(weights, gradients, rates, strict=True)
-    return [weight - rate * (1 + momentum) * gradient for weight, gradient, rate in rows]
+    return [weight - rate * (1 + momentum) * gradient for weight, gradient, rate in groups]
 
 
 def count_differentiated_convolutions(engine: Any, batch: Batch) -> int:

@@ -1,5 +1,4 @@
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from lockstep.backends.tensorflow.world import TensorflowWorld
 from lockstep.data import Batch
 from lockstep.recipes import Recipe
 from lockstep.system.machine import arithmetic
-from tests.backends.native import Facts
+from tests.backends.native import Facts, Groups, Steps
 
 # isort: split
 import tensorflow as tf
@@ -119,12 +118,10 @@ def set_tensorfloat(used: list[bool]) -> None:
     tf.config.experimental.enable_tensor_float_32_execution(*used)
 
 
-def step_in_groups(
-    weights: list[np.ndarray], gradients: list[np.ndarray], rates: list[float], momentum: float
-) -> list[np.ndarray]:
+def step_in_groups(groups: Groups, momentum: float) -> list[np.ndarray]:
     """Take a first step with Keras' SGD, one for each tensor: it has no groups."""
     moved = []
-    for weight, gradient, rate in zip(weights, gradients, rates, strict=True):
+    for weight, gradient, rate in groups:
         variable = tf.Variable(weight)
         optimizer = tf.keras.optimizers.SGD(rate, momentum=momentum, nesterov=True)
         optimizer.apply([tf.constant(gradient)], [variable])
@@ -132,13 +129,7 @@ def step_in_groups(
     return moved
 
 
-def take_own_steps(
-    optimizer: str,
-    weight: np.ndarray,
-    gradients: list[np.ndarray],
-    rates: Sequence[float],
-    recipe: Recipe,
-) -> np.ndarray:
+def take_own_steps(recipe: Recipe, weight: np.ndarray, steps: Steps) -> np.ndarray:
     """Take steps with Keras' AdamW, or with TensorFlow's operation of RMSProp, which has no decay.
 
     Keras' epsilon is another one, which makes no difference as long as it is tiny.
@@ -149,8 +140,8 @@ def take_own_steps(
     own = tf.keras.optimizers.AdamW(
         1.0, recipe.weight_decay, recipe.beta1, recipe.beta2, recipe.optimizer_epsilon
     )
-    for gradient, rate in zip(gradients, rates, strict=True):
-        if optimizer == "adamw":
+    for gradient, rate in steps:
+        if recipe.optimizer == "adamw":
             own.learning_rate = rate
             own.apply([tf.constant(gradient)], [variable])
             continue

@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,7 @@ import torch
 from lockstep.backends.torch.loss_scale import LossScale
 from lockstep.data import Batch
 from lockstep.recipes import Recipe
-from tests.backends.native import Facts
+from tests.backends.native import Facts, Groups, Steps
 
 FACTS = Facts(
     step="_loss",
@@ -90,28 +89,18 @@ def set_tensorfloat(used: list[bool]) -> None:
     torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = used
 
 
-def step_in_groups(
-    weights: list[np.ndarray], gradients: list[np.ndarray], rates: list[float], momentum: float
-) -> list[np.ndarray]:
+def step_in_groups(groups: Groups, momentum: float) -> list[np.ndarray]:
     """Take a first step with `torch.optim.SGD`, a group for each tensor."""
-    parameters = [torch.nn.Parameter(torch.tensor(weight)) for weight in weights]
-    for parameter, gradient in zip(parameters, gradients, strict=True):
+    own = []
+    for weight, gradient, rate in groups:
+        parameter = torch.nn.Parameter(torch.tensor(weight))
         parameter.grad = torch.tensor(gradient)
-    groups = [
-        {"params": [parameter], "lr": rate}
-        for parameter, rate in zip(parameters, rates, strict=True)
-    ]
-    torch.optim.SGD(groups, momentum=momentum, nesterov=True).step()
-    return [parameter.detach().numpy() for parameter in parameters]
+        own.append({"params": [parameter], "lr": rate})
+    torch.optim.SGD(own, momentum=momentum, nesterov=True).step()
+    return [group["params"][0].detach().numpy() for group in own]
 
 
-def take_own_steps(
-    optimizer: str,
-    weight: np.ndarray,
-    gradients: list[np.ndarray],
-    rates: Sequence[float],
-    recipe: Recipe,
-) -> np.ndarray:
+def take_own_steps(recipe: Recipe, weight: np.ndarray, steps: Steps) -> np.ndarray:
     parameter = torch.nn.Parameter(torch.tensor(weight))
     own = torch.optim.AdamW(
         [parameter],
@@ -119,7 +108,7 @@ def take_own_steps(
         eps=recipe.optimizer_epsilon,
         weight_decay=recipe.weight_decay,
     )
-    for gradient, rate in zip(gradients, rates, strict=True):
+    for gradient, rate in steps:
         own.param_groups[0]["lr"] = rate
         parameter.grad = torch.tensor(gradient)
         own.step()
