@@ -366,6 +366,22 @@ def test_a_batch_is_that_of_a_gpu_and_larger_steps_are_accumulated() -> None:
             ),
         ),
         (
+            "./runner --image-shape 3,64,64 --only-inference --model-prefix m --load-epoch 90",
+            (
+                "launch -n 8 -- evaluate m-0090.params --data DATA --backend mxnet --batch 208"
+                " --set precision=fp16 --set image_size=64"
+            ),
+        ),
+        (
+            "./runner -n 1 --mode val --data-backend mxnet --data-val-resize 250",
+            (
+                "evaluate SOURCE --data DATA --backend mxnet --batch 192 --set precision=fp16"
+                " --set eval_resize=250 --set eval_side_rounding=down"
+                " --set eval_offset_rounding=down --set eval_sampling=half_pixel"
+                " --set loader=host"
+            ),
+        ),
+        (
             (
                 "train.py --run-scope eval_only --benchmark --benchmark-steps 100"
                 " --benchmark-warmup-steps 300 --batch-size 8 --amp --image-root D"

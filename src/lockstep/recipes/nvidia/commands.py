@@ -36,8 +36,8 @@ _WORK = ("image_size", "logits", "stem_channels", "mixup_alpha", "nesterov", "em
 """Fields of a recipe that decide how much a step computes."""
 _LOGS = ("dlll_file", "nvidia_report_file")
 _PREPROCESSING = {"mean", "std", "interpolation", "eval_resize", "eval_crop", "eval_antialias"}
-_PREPROCESSING |= {"eval_side_rounding", "eval_offset_rounding", "eval_sampling"}
-"""The preprocessing of an evaluation."""
+_PREPROCESSING |= {"eval_side_rounding", "eval_offset_rounding", "eval_sampling", "image_size"}
+"""The preprocessing of an evaluation, and the size that it follows."""
 _USED_SLOTS = {
     "train": {"@step_images", "@epoch", "@layers", "@model", "@iterations", "@unit", "@backend"},
     "evaluate": {"@epoch"},
@@ -50,8 +50,15 @@ _USED_SLOTS = {
 """Slots that a kind of command always uses. Slots that are texts are used if the text is a word of
 the command."""
 _USED_FIELDS = {
-    "evaluate": {"precision", "global_batch_images", "layout", "compile", *_LOADER},
-    "predict": {"precision", "layout", "compile", "device"},
+    "evaluate": {
+        "precision",
+        "global_batch_images",
+        "layout",
+        "compile",
+        *_LOADER,
+        *_PREPROCESSING,
+    },
+    "predict": {"precision", "layout", "compile", "device", *_PREPROCESSING},
     "convert": set[str](),
     "export": set[str](),
     "benchmark": {
@@ -78,6 +85,8 @@ class Request:
     slots: dict[str, str]
     ranks: int
     """Number of processes on all machines."""
+    typed: frozenset[str] = frozenset()
+    """The fields of the recipe that the command line itself sets."""
 
     @property
     def nodes(self) -> int:
@@ -123,6 +132,8 @@ class Command:
             return used or name in _USED_SLOTS[self.kind]
         if name.startswith("@"):
             return name in _USED_SLOTS[self.kind] or (name != "@unit" and text in words)
+        if name == "--model-prefix" and "@epoch" in _USED_SLOTS[self.kind]:
+            return any(word.startswith(text) for word in words)
         if name == "--out" and text in (".", "./"):
             return self.kind == "train"
         if name == "--compile":
@@ -143,8 +154,6 @@ class Command:
             return _explain_log(kind), True
         if kind in ("evaluate", "predict") and name in ("model", "logits", "@model", "@layers"):
             return "the model is that of the weights", False
-        if kind in ("evaluate", "predict") and name in _PREPROCESSING:
-            return "the preprocessing comes with the weights", True
         if kind == "evaluate" and name == "@unit":
             return "all images are evaluated", True
         if kind == "benchmark" and name == "@nodes":
@@ -174,13 +183,14 @@ class Command:
     def _evaluate(self) -> list[str]:
         data = self.request.options.get("--data", "DATA")
         words = ["evaluate", self._source(), "--data", data, *self._backend()]
-        words += ["--batch", self._batch(), *self._precision()]
+        words += ["--batch", self._batch(), *self._precision(), *self._preprocessing()]
         return self._launch([*words, *self._how("layout", *_LOADER)])
 
     def _predict(self) -> list[str]:
         image = self.request.slots.get("image", "IMAGE")
         words = ["predict", self._source(), image, *self._backend()]
-        return [*words, *self._precision(), *self._how("layout", "device")]
+        words += [*self._precision(), *self._preprocessing()]
+        return [*words, *self._how("layout", "device")]
 
     def _convert(self) -> list[str]:
         target = self.request.slots.get("target", "TARGET")
@@ -228,6 +238,13 @@ class Command:
 
     def _precision(self) -> list[str]:
         return ["--set", f"precision={self.request.recipe.precision}"]
+
+    def _preprocessing(self) -> list[str]:
+        """Return the preprocessing that the command line names. The rest comes with the
+        weights."""
+        fields = self.request.recipe.fields()
+        typed = self.request.typed & _PREPROCESSING
+        return _write_sets({name: fields[name] for name in fields if name in typed})
 
     def _how(self, *names: str) -> list[str]:
         """Return the settings of an execution that matter without training."""

@@ -6,7 +6,7 @@ published recipes.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lockstep.recipes.execution import Execution
@@ -300,9 +300,10 @@ def _find_without_equivalent(
             not_carried.append(Remark(f"{name}={value}", reason))
     if parsed.script.not_here:
         not_carried.append(Remark(parsed.script.name, parsed.script.not_here))
-    not_needed += [
-        Remark(_write_word(word), "it is overridden later") for word in parsed.overridden
-    ]
+    for word in parsed.overridden:
+        later = parsed.typed.get(word.option.names[0], word.name)
+        reason = "it is overridden later" if later == word.name else f"{later} says it, too"
+        not_needed.append(Remark(_write_word(word), reason))
     for option in parsed.system.options(parsed.script):
         if option.names[0] in parsed.typed and not _has_effect(parsed, option):
             reason = f"NVIDIA's code ignores it without {option.needs}"
@@ -364,7 +365,8 @@ def _build_request(
     slots: dict[str, str] = {}
     for effect in effects:
         slots |= {name[1:]: text for name, text in effect.pairs if name.startswith("@")}
-    return _apply_slots(Request(recipe, execution, options, slots, ranks), not_carried)
+    typed = frozenset(name for effect in effects if effect.typed for name, _ in effect.pairs)
+    return _apply_slots(Request(recipe, execution, options, slots, ranks, typed), not_carried)
 
 
 def _apply_effects(
@@ -422,4 +424,4 @@ def _apply_slots(request: Request, not_carried: list[Remark]) -> Request:
     except RecipeError as error:
         words = ", ".join(f"{name} {value}" for name, value in fields.items())
         not_carried.append(Remark(words, str(error)))
-    return Request(recipe, execution, request.options, slots, request.ranks)
+    return replace(request, recipe=recipe, execution=execution)
