@@ -98,7 +98,7 @@ def find_source(root: Path) -> Source:
 def describe_no_folder(path: Path) -> str:
     """Return why a path is no folder, for a message."""
     if path.is_file():
-        return f"{path} is a file, not a folder (unpack an archive first)"
+        return f"{path} is a file, not a folder; give its folder, or unpack an archive first"
     return f"there is no folder {path}"
 
 
