@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TypeVar
@@ -12,6 +13,7 @@ from lockstep.data.containers import recordio
 from lockstep.data.containers.places import Places
 from lockstep.data.decoding.orientation import shown_sizes
 from lockstep.data.sources import FOLDER, Source
+from lockstep.data.stores.eviction import Reads
 from lockstep.data.stores.places import StoredPlaces, open_places
 from lockstep.data.stores.transfer import Part
 from lockstep.system.errors import DataError
@@ -174,19 +176,51 @@ class Images:
     def prefetch(self, samples: np.ndarray, most_gap: int) -> None:
         """Begin to fetch images of an object store, and what is between them if that is at most
         `most_gap` bytes."""
-        rows = self.rows[samples]
-        offsets = rows["offset"]
-        begins = np.where(offsets < 0, ~offsets, offsets)
+        begins, ends = self._find_ranges(samples)
         by_file: dict[int, list[tuple[int, int]]] = {}
-        for file, begin, length in zip(
-            rows["file"].tolist(), begins.tolist(), rows["length"].tolist(), strict=True
+        for file, begin, end in zip(
+            self.rows["file"][samples].tolist(), begins.tolist(), ends.tolist(), strict=True
         ):
-            by_file.setdefault(file, []).append((begin, begin + length))
+            by_file.setdefault(file, []).append((begin, end))
         for file, ranges in by_file.items():
             places = self._places(file)
             if isinstance(places, StoredPlaces):
                 parts = [Part(places.item, begin, end) for begin, end in ranges]
                 places.transfer.prefetch(parts, most_gap)
+
+    def _find_ranges(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the offsets of the first bytes of images in their files, and of their ends."""
+        rows = self.rows[samples]
+        begins = np.where(rows["offset"] < 0, ~rows["offset"], rows["offset"])
+        return begins, begins + rows["length"]
+
+    @contextmanager
+    def foreseeing(self, list_steps: Callable[[], np.ndarray]) -> Iterator[None]:
+        """Let the cache of an object store know, while the block runs, when images are read next.
+
+        `list_steps` returns the step of each image, int32 [images], `NEVER` if it is not known.
+        """
+        places = self._places(0)
+        assert isinstance(places, StoredPlaces)
+        transfer = places.transfer
+        transfer.list_reads = lambda: self._list_reads(list_steps())
+        try:
+            yield
+        finally:
+            transfer.list_reads = tuple
+
+    def _list_reads(self, steps: np.ndarray) -> Iterator[Reads]:
+        for file, samples in enumerate(self._samples_by_file):
+            places = self._places(file)
+            if isinstance(places, StoredPlaces):
+                yield Reads(places.item.name, *self._find_ranges(samples), steps[samples])
+
+    @cached_property
+    def _samples_by_file(self) -> list[np.ndarray]:
+        files = self.rows["file"]
+        order = np.argsort(files, kind="stable").astype(np.uint32)
+        ends = np.cumsum(np.bincount(files, minlength=len(self.source.files)))
+        return np.split(order, ends[:-1])
 
     def stop_prefetch(self) -> None:
         """Fetch no more of what is not needed yet."""

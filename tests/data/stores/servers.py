@@ -21,6 +21,8 @@ from pathlib import Path
 RCLONE = shutil.which("rclone", path=str(Path(sys.executable).parent)) or shutil.which("rclone")
 KEYS = ("lockstep", "not-so-secret")
 _STARTS_SEC = 60
+Answer = tuple[int, dict[str, str], bytes]
+"""Status, headers and body."""
 _OWN_HEADERS = ("content-length", "transfer-encoding", "date", "server", "connection")
 
 
@@ -57,8 +59,7 @@ def serve(root: Path) -> Iterator[Server]:
     try:
         _wait_for(behind, process)
         server = Server(root, 0)
-        proxy = ThreadingHTTPServer(("127.0.0.1", 0), _make_handler(server, behind))
-        proxy.daemon_threads = True
+        proxy = _Proxy(server, behind)
         server.port = proxy.server_port
         thread = threading.Thread(target=proxy.serve_forever, daemon=True)
         thread.start()
@@ -89,71 +90,77 @@ def _wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
     raise AssertionError("rclone does not serve")
 
 
-def _make_handler(server: Server, behind: int) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class _Proxy(ThreadingHTTPServer):
+    """Passes requests on to rclone at the port `behind`, or lets them fail."""
 
-        def do_GET(self) -> None:
-            self._forward()
+    daemon_threads = True
 
-        def do_HEAD(self) -> None:
-            self._forward()
+    def __init__(self, store: Server, behind: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.store = store
+        self.behind = behind
 
-        def do_PUT(self) -> None:
-            self._forward()
 
-        def log_message(self, *arguments: object) -> None:
-            pass
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Proxy
 
-        def _forward(self) -> None:
-            name = re.sub(r"\?.*", "", self.path)
-            is_object = self.command == "GET" and "?list-type" not in self.path
-            failure = None
-            if is_object:
-                wanted = self.headers.get("Range", "")
-                server.requests.append((name, wanted))
-                failure = server.fail(name, wanted)
-            if failure == "drop":
-                self.close_connection = True
-                return
-            if failure == "503":
-                self._answer(503, [], b"")
-                return
-            length = int(self.headers.get("Content-Length", 0))
-            connection = http.client.HTTPConnection("127.0.0.1", behind)
-            connection.putrequest(
-                self.command, self.path, skip_host=True, skip_accept_encoding=True
-            )
-            for key, value in self.headers.items():
-                connection.putheader(key, value)
-            connection.endheaders(self.rfile.read(length))
-            answer = connection.getresponse()
-            body = answer.read()
-            headers = answer.getheaders()
-            status = answer.status
-            connection.close()
-            if is_object and answer.getheader("Content-Range"):
-                status = 206
-            expected = self.headers.get("If-Match")
-            if is_object and status < 300 and expected not in (None, answer.getheader("Etag")):
-                status, body = 412, b""
-            self._answer(status, headers, body, cut=failure == "cut")
+    def do_GET(self) -> None:
+        if "?list-type" in self.path:
+            self._answer(*self._ask_server())
+            return
+        name = re.sub(r"\?.*", "", self.path)
+        wanted = self.headers.get("Range", "")
+        self.server.store.requests.append((name, wanted))
+        failure = self.server.store.fail(name, wanted)
+        if failure == "drop":
+            self.close_connection = True
+        elif failure == "503":
+            self._answer(503, {}, b"")
+        else:
+            self._answer(*self._get_object(), cut=failure == "cut")
 
-        def _answer(
-            self, status: int, headers: list[tuple[str, str]], body: bytes, *, cut: bool = False
-        ) -> None:
-            self.send_response(status)
-            for key, value in headers:
-                if key.lower() not in _OWN_HEADERS:
-                    self.send_header(key, value)
-            length = len(body)
-            if self.command == "HEAD":
-                length = int(dict(headers).get("Content-Length", 0))
-            self.send_header("Content-Length", str(length))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body[: len(body) // 2] if cut else body)
-            if cut:
-                self.close_connection = True
+    def do_HEAD(self) -> None:
+        self._answer(*self._ask_server())
 
-    return Handler
+    def do_PUT(self) -> None:
+        self._answer(*self._ask_server())
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+    def _get_object(self) -> Answer:
+        status, headers, body = self._ask_server()
+        if "Content-Range" in headers:
+            status = 206
+        if status < 300 and self.headers.get("If-Match") not in (None, headers.get("Etag")):
+            return 412, headers, b""
+        return status, headers, body
+
+    def _ask_server(self) -> Answer:
+        length = int(self.headers.get("Content-Length", 0))
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.behind)
+        connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for key, value in self.headers.items():
+            connection.putheader(key, value)
+        connection.endheaders(self.rfile.read(length))
+        answer = connection.getresponse()
+        body = answer.read()
+        connection.close()
+        return answer.status, dict(answer.getheaders()), body
+
+    def _answer(
+        self, status: int, headers: dict[str, str], body: bytes, *, cut: bool = False
+    ) -> None:
+        self.send_response(status)
+        for key, value in headers.items():
+            if key.lower() not in _OWN_HEADERS:
+                self.send_header(key, value)
+        if self.command == "HEAD":
+            self.send_header("Content-Length", headers.get("Content-Length", "0"))
+        else:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: len(body) // 2] if cut else body)
+        if cut:
+            self.close_connection = True

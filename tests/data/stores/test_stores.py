@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 
 from lockstep.data.index import Index, open_index
+from lockstep.data.listing import list_images
 from lockstep.data.loading.loaders import make_loader, plan_training
 from lockstep.data.packing import Packing, pack
 from lockstep.data.sources import find_split
-from lockstep.data.stores import mirror, objects
+from lockstep.data.stores import mirror, objects, places
 from lockstep.data.stores.cached_object import BLOCK_BYTES, CachedObject
 from lockstep.data.stores.mirror import find_folder, name_data
 from lockstep.data.textures import draw_data_set
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.next_steps import NEVER
 from lockstep.system.errors import DataError
 from tests.data.stores.servers import Server, serve
 
@@ -108,6 +110,20 @@ def test_an_index_needs_a_request_for_a_piece_of_a_file(
     assert len(names) in (1, 4)
 
 
+@pytest.mark.parametrize("format", ["webdataset", "tfrecord", "recordio"])
+def test_no_bytes_are_left_out_between_pieces(
+    store: Store, packed: Path, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    monkeypatch.setattr(places, "_PIECE_BYTES", 2 * BLOCK_BYTES)
+    shutil.copytree(packed / format, store.folder)
+    listing = list_images(find_split(find_folder(store.url), "train"))
+    opened = mirror._open_mirror(listing.source.root)
+    for file, name in enumerate(listing.source.files):
+        item = opened.find_item(listing.source.root / name)
+        last = int(listing.rows["offset"][listing.rows["file"] == file].max())
+        assert opened.transfer._open(item).find_missing(0, last) == []
+
+
 def test_every_byte_is_fetched_once(store: Store, packed: Path) -> None:
     shutil.copytree(packed / "webdataset", store.folder)
     _load(store.open())
@@ -187,7 +203,7 @@ def test_what_is_dropped_while_it_is_written_is_missing(
     def write_while_dropping(file: int, data: memoryview, offset: int) -> int:
         written = pwrite(file, data, offset)
         if not dropping:
-            dropping.append(threading.Thread(target=cached.drop, args=(0, BLOCK_BYTES)))
+            dropping.append(threading.Thread(target=cached.drop, args=(np.array([0]),)))
             dropping[0].start()
             dropping[0].join(0.2)  # without the lock it ends here
         return written
@@ -221,6 +237,29 @@ def test_what_was_read_is_kept_within_the_limit(
         assert np.array_equal(batch, other)
     files = (there.root / ".parts").rglob("*")
     assert sum(path.stat().st_blocks * 512 for path in files if path.suffix == "") < 150_000
+
+
+def test_the_cache_knows_the_plan(store: Store, packed: Path) -> None:
+    shutil.copytree(packed / "webdataset", store.folder)
+    index = store.open()
+    transfer = mirror._open_mirror(index.root).transfer
+    reads = {}
+    for plan in plan_training(index, RECIPE, 0):
+        reads = {
+            (images.name, begin, end): step
+            for images in transfer.list_reads()
+            for begin, end, step in zip(*(column.tolist() for column in images[1:]), strict=True)
+        }
+        assert len(reads) == len(index) == 48
+        now = min(reads.values())
+        assert now in (0, 1, 2)
+        for sample in plan.samples.tolist():
+            row = index.rows[sample]
+            name = index.source.files[row["file"]]
+            assert reads[name, row["offset"], row["offset"] + row["length"]] == now
+    assert now == 2
+    assert list(reads.values()).count(NEVER) == 32  # what the run has read
+    assert list(transfer.list_reads()) == []
 
 
 def test_an_empty_store_and_no_server_are_named(

@@ -12,6 +12,7 @@ from lockstep.data.loading.host import HostLoader
 from lockstep.data.loading.prefetch import NEAR_BYTES, WINDOW_GAP_BYTES
 from lockstep.data.loading.synthetic import SyntheticLoader
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.next_steps import foresee_steps
 from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
 from lockstep.system.errors import RecipeError
 from lockstep.system.ranks import count_ranks
@@ -58,17 +59,27 @@ def plan_training(
     index: Index, recipe: Recipe, first: int, *, rank: int = 0, ranks: int = 1, parts: int = 1
 ) -> Iterator[BatchPlan]:
     """Yield one rank's plan of every step from `first` to the end of a run, as `training_plans`
-    does, from the images of an index."""
-    return training_plans(
-        recipe,
-        index.sizes_for(recipe),
-        first,
-        labels=index.rows["label"],
-        shards=index.shards,
-        rank=rank,
-        ranks=ranks,
-        parts=parts,
-    )
+    does, from the images of an index.
+
+    While the plans are drawn, the cache of an object store knows them, too.
+    """
+    order: dict[str, Any] = {
+        "labels": index.rows["label"],
+        "shards": index.shards,
+        "rank": rank,
+        "ranks": ranks,
+        "parts": parts,
+    }
+    plans = training_plans(recipe, index.sizes_for(recipe), first, **order)
+    if not index.is_stored:
+        yield from plans
+        return
+    list_next_steps = foresee_steps(recipe, len(index), **order)
+    step = first
+    with index.foreseeing(lambda: list_next_steps(step)):
+        for plan in plans:
+            yield plan
+            step += 1
 
 
 @contextmanager

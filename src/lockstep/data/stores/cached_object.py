@@ -46,19 +46,13 @@ class CachedObject:
         finally:
             os.close(file)
 
-    def _mark(self, first: int, last: int, is_present: bool) -> None:
-        self._present[first:last] = is_present
+    def _note_present(self, first: int, last: int) -> None:
         with self._open(self._flags) as file:
             os.pwrite(file, self._present[first:last].tobytes(), first)
 
-    def count_bytes(self) -> int:
-        """Return how many bytes are on the disk."""
-        return int(np.count_nonzero(self._present)) * BLOCK_BYTES
-
-    def list_parts(self) -> list[tuple[int, int]]:
-        """Return the ranges of bytes that are on the disk."""
-        edges = np.flatnonzero(np.diff(self._present, prepend=False, append=False)) * BLOCK_BYTES
-        return [(int(begin), int(min(end, self.size))) for begin, end in edges.reshape(-1, 2)]
+    def list_blocks(self) -> np.ndarray:
+        """Return the numbers of the blocks that are on the disk: int32 [blocks]."""
+        return np.flatnonzero(self._present).astype(np.int32)
 
     def find_missing(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Return the ranges of bytes to fetch before bytes `begin` to `end` are whole."""
@@ -74,16 +68,21 @@ class CachedObject:
             for start, stop in edges.reshape(-1, 2)
         ]
 
-    def write(self, begin: int, data: memoryview) -> None:
-        """Keep fetched bytes: whole blocks, or up to the end of the object."""
+    def write(self, begin: int, data: memoryview) -> int:
+        """Keep fetched bytes: whole blocks, or up to the end of the object. Return by how many
+        bytes there are more on the disk, where each block takes its whole length."""
         offset = begin
         with self._lock, self._open(self._path) as file:
             while data:
                 written = os.pwrite(file, data, offset)
                 offset += written
                 data = data[written:]
-            # The blocks count only when they are written.
-            self._mark(begin // BLOCK_BYTES, -(-offset // BLOCK_BYTES), True)
+            first = begin // BLOCK_BYTES
+            last = -(-offset // BLOCK_BYTES)
+            added = int(np.count_nonzero(~self._present[first:last]))
+            self._present[first:last] = True  # only when they are written
+            self._note_present(first, last)
+        return added * BLOCK_BYTES
 
     def read(self, begin: int, end: int) -> bytes | None:
         """Return bytes `begin` to `end`; None if some of them are missing."""
@@ -99,19 +98,19 @@ class CachedObject:
                     data += more
         return data
 
-    def drop(self, begin: int, end: int) -> int:
-        """Free the blocks that lie whole within bytes `begin` to `end`; return how many bytes that
-        were."""
-        first = -(-begin // BLOCK_BYTES)
-        last = -(-end // BLOCK_BYTES) if end == self.size else end // BLOCK_BYTES
-        if first >= last:
-            return 0
+    def drop(self, blocks: np.ndarray) -> int:
+        """Free blocks, given by their numbers in increasing order; return by how many bytes there
+        are fewer on the disk."""
         with self._lock:
-            dropped = int(np.count_nonzero(self._present[first:last])) * BLOCK_BYTES
-            self._mark(first, last, False)
+            blocks = blocks[self._present[blocks]]
+            if not len(blocks):
+                return 0
+            self._present[blocks] = False
+            self._note_present(int(blocks[0]), int(blocks[-1]) + 1)
             with self._open(self._path) as file:
-                _punch_hole(file, first * BLOCK_BYTES, (last - first) * BLOCK_BYTES)
-        return dropped
+                for run in np.split(blocks, np.flatnonzero(np.diff(blocks) != 1) + 1):
+                    _punch_hole(file, int(run[0]) * BLOCK_BYTES, len(run) * BLOCK_BYTES)
+        return len(blocks) * BLOCK_BYTES
 
 
 def _punch_hole(file: int, offset: int, length: int) -> None:

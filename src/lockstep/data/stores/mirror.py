@@ -135,7 +135,7 @@ class Mirror:
         self._items = _read_items(folder)
         store = ObjectStore(about["url"])
         parts, self.lock = _claim_folder(folder, self._items)
-        self.transfer = Transfer(store, parts, _LIMIT_BYTES)
+        self.transfer = Transfer(store, self._items.values(), parts, _LIMIT_BYTES)
 
     def find_item(self, path: Path) -> StoredObject:
         """Return the object that a file of the folder stands for."""

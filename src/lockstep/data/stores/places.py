@@ -52,11 +52,13 @@ class StoredPlaces(Places):
         return self.transfer.read(Part(self.item, offset, end))
 
     def _read_in_order(self, offset: int, end: int) -> bytes:
-        if not self._piece_begin <= offset <= end <= self._piece_begin + len(self._piece):
+        piece_end = self._piece_begin + len(self._piece)
+        if not self._piece_begin <= offset <= end <= piece_end:
             # What a jump leaves out is fetched, too: an index decodes every image.
-            stop = min(max(end, offset + _PIECE_BYTES), self.size)
-            self._piece = self.transfer.read(Part(self.item, offset, stop))
-            self._piece_begin = offset
+            begin = min(offset, piece_end)
+            stop = min(max(end, begin + _PIECE_BYTES), self.size)
+            self._piece = self.transfer.read(Part(self.item, begin, stop))
+            self._piece_begin = begin
         return self._piece[offset - self._piece_begin : end - self._piece_begin]
 
     def read_into(self, memory: memoryview, offset: int) -> None:

@@ -2,14 +2,16 @@
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
 from lockstep.data.stores.cached_object import BLOCK_BYTES, CachedObject
+from lockstep.data.stores.eviction import Reads, await_part, choose_blocks
 from lockstep.data.stores.objects import ObjectStore, StoredObject
 from lockstep.system.errors import DataError
 
@@ -31,26 +33,44 @@ class Transfer:
     """What one process fetches and keeps of a store's objects. Threads may call everything at the
     same time."""
 
-    def __init__(self, store: ObjectStore, folder: Path, limit_bytes: int) -> None:
-        """Keep the parts in a folder that no other process uses, at most `limit_bytes` after they
-        were read. Parts that are to be read come on top of it."""
+    def __init__(
+        self, store: ObjectStore, items: Iterable[StoredObject], folder: Path, limit_bytes: int
+    ) -> None:
+        """Keep the parts in a folder that no other process uses, with those of an earlier run that
+        are there.
+
+        The blocks in the folder take at most `limit_bytes`, and besides what was to be fetched by
+        `prefetch` and is not read yet, and `CONNECTIONS` answers of `MOST_BYTES` that were fetched
+        while others were given up.
+        """
         self.limit_bytes = limit_bytes
         self.fetched_bytes = 0
         """The sum of all answers."""
+        self.kept_bytes = 0
+        """What the blocks take on the disk."""
+        self.list_reads: Callable[[], Iterable[Reads]] = tuple
+        """Lists what is read next, as far as it is known, when the cache has to choose."""
         self._store = store
         self._folder = folder
         self._lock = Lock()
-        self._cached: dict[str, CachedObject] = {}
-        self._kept_bytes = 0
+        self._shrinking = Lock()
+        self._cached: OrderedDict[str, CachedObject] = OrderedDict()
+        """What was used last is at the end."""
         self._requested: dict[tuple[str, int], Future[None]] = {}
         """The blocks that are being fetched."""
-        self._read: OrderedDict[Part, None] = OrderedDict()
-        """What was read. The front of it was not read for the longest time."""
+        self._awaited: set[Part] = set()
+        """What is to be read and stays until then."""
         self._pool = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="lockstep-store")
+        for item in items:
+            if (folder / name_file(item)).exists():
+                self._open(item)
 
     def prefetch(self, parts: Iterable[Part], most_gap: int) -> None:
         """Begin to fetch parts that are not here. Those of an object with a gap of at most
         `most_gap` bytes between them are fetched together."""
+        parts = list(parts)
+        with self._lock:
+            self._awaited.update(parts)
         for part in join_parts(parts, most_gap):
             self._request(part)
 
@@ -60,14 +80,16 @@ class Transfer:
         Raises `DataError` if the object changed or cannot be read.
         """
         cached = self._open(part.item)
+        with self._lock:
+            self._awaited.add(part)
         while (data := self._take(cached, part)) is None:
             for request in self._request(part):
                 with suppress(CancelledError):  # then it is requested again
                     request.result()
         with self._lock:
-            self._read[part] = None
-            self._read.move_to_end(part)
-        self._shrink()
+            self._awaited.discard(part)
+        if self.kept_bytes > self.limit_bytes:
+            self._pool.submit(self._shrink)
         return data
 
     def _take(self, cached: CachedObject, part: Part) -> bytes | None:
@@ -77,6 +99,7 @@ class Transfer:
     def cancel(self) -> None:
         """Leave out what was not begun to be fetched. It is fetched when it is read."""
         with self._lock:
+            self._awaited.clear()
             for place, request in list(self._requested.items()):
                 if request.cancel():
                     del self._requested[place]
@@ -103,14 +126,15 @@ class Transfer:
         try:
             data = self._store.read_range(*part)
             with self._naming_disk():
-                self._open(part.item).write(part.begin, data)
+                added = self._open(part.item).write(part.begin, data)
         finally:
             with self._lock:
                 for block in range(part.begin // BLOCK_BYTES, -(-part.end // BLOCK_BYTES)):
                     del self._requested[part.item.name, block]
         with self._lock:
             self.fetched_bytes += len(data)
-            self._kept_bytes += len(data)
+            self.kept_bytes += added
+        self._shrink()
 
     @contextmanager
     def _naming_disk(self) -> Iterator[None]:
@@ -127,28 +151,32 @@ class Transfer:
         with self._lock, self._naming_disk():
             if item.name not in self._cached:
                 cached = CachedObject(self._folder / name_file(item), item.size)
-                self._kept_bytes += cached.count_bytes()
-                for begin, end in cached.list_parts():  # of an earlier run
-                    for first in range(begin, end, MOST_BYTES):
-                        part = Part(item, first, min(first + MOST_BYTES, end))
-                        self._read[part] = None
-                        self._read.move_to_end(part, last=False)
+                self.kept_bytes += len(cached.list_blocks()) * BLOCK_BYTES
                 self._cached[item.name] = cached
+            self._cached.move_to_end(item.name)
             return self._cached[item.name]
 
     def _shrink(self) -> None:
-        """Give up what was not read for the longest time until the rest is within the limit."""
-        while True:
+        """Give up what is read last until the rest is within the limit: a sixteenth more than has
+        to be, since a choice takes as long for one block as for many."""
+        with self._shrinking:
             with self._lock:
-                if self._kept_bytes <= self.limit_bytes or not self._read:
-                    return
-                (item, begin, end), _ = self._read.popitem(last=False)
-            begin -= begin % BLOCK_BYTES
-            end = min(end + -end % BLOCK_BYTES, item.size)
-            with self._naming_disk():
-                dropped = self._open(item).drop(begin, end)
-            with self._lock:
-                self._kept_bytes -= dropped
+                excess = self.kept_bytes - self.limit_bytes
+                cached = dict(self._cached)
+                awaited = list(self._awaited)
+            if excess <= 0:
+                return
+            count = -(-excess // BLOCK_BYTES) + self.limit_bytes // BLOCK_BYTES // 16
+            kept = {name: own.list_blocks() for name, own in cached.items()}
+            reads = chain(
+                self.list_reads(),
+                (await_part(part.item.name, part.begin, part.end) for part in awaited),
+            )
+            for name, blocks in choose_blocks(kept, reads, count).items():
+                with self._naming_disk():
+                    dropped = cached[name].drop(blocks)
+                with self._lock:
+                    self.kept_bytes -= dropped
 
 
 def join_parts(parts: Iterable[Part], most_gap: int) -> list[Part]:
