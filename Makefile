@@ -32,22 +32,25 @@ test-jax:
 	  $(JAX_TESTS:%=tests/backends/test_%.py)
 JAX_TESTS := engine frozen modules quantisation ranks reading steps
 
-# Kills, signals and launches every engine in every way. `make test` checks what is the same for all engines on only one.
+# Kills, signals and launches every engine in every way. `make test` checks what is the same for all engines on only one. For root,
+# also the schedulers.
 soak: $(VENV)/.dev $(MXNET)/.made
 	LOCKSTEP_SOAK=1 $(RUN)/python -m pytest tests/backends tests/benchmark tests/cli tests/data tests/gpu tests/inference tests/weights
 	LOCKSTEP_SOAK=1 LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest tests/cli/test_train.py tests/cli/test_train_ranks.py \
 	  tests/cli/test_two_hosts.py \
 	  tests/cli/test_launch_faults.py tests/cli/test_elastic.py tests/cli/test_traffic.py tests/cli/test_growth.py \
 	  tests/backends/test_ends.py
+	$(if $(filter 0,$(shell id -u)),$(MAKE) schedulers)
 
-# Slurm itself on two hosts of this machine, which are network namespaces: docs/how-to/schedulers.md. Only root can make them. It
-# installs what is missing from Debian.
-SCHEDULERS := slurmctld slurmd munged
+# Slurm, Ray, Open MPI and sshd on two hosts of this machine, which are network namespaces: docs/how-to/schedulers.md. Only root can
+# make them. It installs what is missing from Debian, which also starts the services of these packages.
+SCHEDULERS := slurmctld slurmd munged mpirun sshd ssh ip
 schedulers: $(VENV)/.dev
 	@test "$$(id -u)" = 0 || { echo "make schedulers needs root: it makes network namespaces" >&2; exit 1; }
-	which $(SCHEDULERS) >/dev/null || \
-	  { apt-get update --quiet && apt-get install --quiet --yes --no-install-recommends slurm-wlm munge iproute2; }
+	which $(SCHEDULERS) >/dev/null || { apt-get update --quiet && apt-get install --quiet --yes --no-install-recommends \
+	  slurm-wlm munge iproute2 openmpi-bin openssh-client openssh-server; }
 	which $(SCHEDULERS) >/dev/null
+	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	$(RUN)/python -m pytest --durations=0 tests/schedulers
 
 # The JPEG decoder under its fuzzer, as it is installed and in a build with sanitizers; then the readers of weights with

@@ -155,6 +155,17 @@ def test_the_script_of_ray_hands_the_launch_in(answer: Run, tmp_path: Path) -> N
     assert command == TRAIN
 
 
+def test_a_job_for_ray_needs_ray(
+    answer: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "bash").symlink_to("/bin/bash")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    code, _, errors = answer("submit", "ray", "--now", "-n", 8, "--", *TRAIN)
+    assert code == 2
+    assert "install it: pip install 'ray[default]>=2.60'" in errors
+
+
 # Kubernetes
 
 PODS = {

@@ -2,7 +2,9 @@
 weights of an undivided run."""
 
 import json
+import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +12,8 @@ import pytest
 
 from lockstep.models.state import State
 from lockstep.weights import checkpoint
-from tests.hosts import WHY_NOT
-from tests.processes import call, wait_until
+from tests.hosts import WHY_NOT, Host
+from tests.processes import call, finish, wait_until
 
 ENDLESS = ["--set", "epochs=2000", "--set", "batch_norm=synchronised"]
 """More steps than a test trains."""
@@ -61,6 +63,25 @@ def wait_for_start(run: Path, number: int, is_over: Callable[[], str] = lambda: 
 def wait_for_checkpoint(run: Path) -> None:
     """Wait until a run has saved a checkpoint."""
     wait_until(lambda: bool(checkpoint.steps(run / "checkpoints")), BUSY_SEC)
+
+
+def why_ended(process: subprocess.Popen[str]) -> str:
+    """Return what a command has printed, if it has ended; "" if it runs."""
+    return "" if process.poll() is None else "\n".join(map(str, finish(process)))
+
+
+def list_ranks(host: Host, run: Path) -> list[int]:
+    """Return the processes on a host that train a run. Launchers are none of them."""
+    return [process for process in host.processes() if _is_rank(process, run)]
+
+
+def _is_rank(process: int, run: Path) -> bool:
+    try:
+        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    except OSError:  # it has ended
+        return False
+    is_python = Path(os.fsdecode(words[0])).name.startswith("python")  # Ray may call it python3
+    return is_python and str(run).encode() in words and b"launch" not in words
 
 
 def newest(run: Path) -> State:

@@ -8,12 +8,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from tests.hosts import Host, two_hosts
 from tests.processes import ONE_THREAD, wait_until
 
 PORT = 6379
+DASHBOARD = 8265
 TOKEN = "0123456789abcdef" * 4
 _AGENTS = (
     "dashboard-agent-grpc-port",
@@ -21,6 +23,8 @@ _AGENTS = (
     "runtime-env-agent-port",
     "metrics-export-port",
 )
+HAS_DASHBOARD = find_spec("aiohttp_cors") is not None
+"""Whether Ray was installed as `ray[default]`: its dashboard takes jobs."""
 PROGRAM = Path(sys.executable).with_name("ray")
 """Ray's command, of the Python that runs the tests."""
 
@@ -48,7 +52,12 @@ class Ray:
         """Start a node on a host, and wait until it answers. The first host's is the head."""
         host = self.hosts[number]
         place = (
-            ["--head", f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={self.folder}"]
+            [
+                "--head",
+                f"--port={PORT}",
+                f"--include-dashboard={HAS_DASHBOARD}",
+                f"--temp-dir={self.folder}",
+            ]
             if number == 0
             else [f"--address={self.address}"]
         )

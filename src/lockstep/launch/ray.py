@@ -309,6 +309,9 @@ class _Attempt:
 
 # Handing a launch in
 
+_NO_COMMAND = 127
+"""Bash's exit code where there is no such program."""
+
 
 def write_script(job: Job, address: str | None) -> str:
     """Return a shell script that hands a launch in as a job of the cluster."""
@@ -316,6 +319,7 @@ def write_script(job: Job, address: str | None) -> str:
     words += ["--nodes", str(job.nodes), "-n", str(job.processes), "--gpus", str(job.gpus)]
     words += job.launch
     place = [] if address is None else ["--address", address]
+    own = shlex.quote(str(Path(sys.executable).parent))  # of an environment that is not activated
     command = (
         f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join([*words, '--', *job.command])}"
     )
@@ -324,14 +328,18 @@ def write_script(job: Job, address: str | None) -> str:
 # The token is that of the cluster: RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token.
 set -eu
 export RAY_AUTH_MODE=token
+export PATH=$PATH:{own}
 {shlex.join(["ray", "job", "submit", "--no-wait", *place])} -- bash -c \\
     {shlex.quote(command)}
 """
 
 
 def submit(script: str) -> str:
-    """Run the script; return what it prints. Raises `LockstepError` if the job is refused."""
+    """Run the script; return what it prints. Raises `UserError` if Ray is missing, `LockstepError`
+    if the job is refused."""
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    if done.returncode == _NO_COMMAND:
+        raise UserError("--now needs Ray; install it: pip install 'ray[default]>=2.60'")
     if done.returncode:
         raise LockstepError(f"the cluster refuses the job: {done.stderr.strip()}")
     return done.stdout.strip()
