@@ -116,6 +116,11 @@ class Execution(Settings):
     format of MXNet's Module: PREFIX-symbol.json and PREFIX-0001.params, counted from 1. If it is
     empty, they are not written."""
 
+    checkpoint_store: str = ""
+    """Address in an object store to which the run is copied after every save, such as
+    s3://BUCKET/RUN (docs/how-to/object-stores.md). A command whose folder has older checkpoints, or
+    none, first fetches the copy. If it is empty, there is none."""
+
     @property
     def loggers_used(self) -> tuple[str, ...]:
         """The loggers that are named, and those whose file is."""

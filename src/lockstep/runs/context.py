@@ -1,7 +1,8 @@
 """The context of a run: what its parts (begin, loop, evaluate, save and finish) work on."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -18,6 +19,7 @@ from lockstep.recipes.best_evaluation import find_best
 from lockstep.recipes.order import steps_per_epoch
 from lockstep.runs.hooks import Hook
 from lockstep.runs.recorder import Recorder
+from lockstep.runs.run_copies import keep_copies
 from lockstep.runs.starting_weights import Start
 from lockstep.system.errors import DivergedError, Interrupted
 from lockstep.system.event_log import DivergedEvent, EvaluateEvent
@@ -46,6 +48,8 @@ class RunContext:
     """Notes for the user on how the run begins."""
     hooks: list[Hook] = field(default_factory=list)
     """Rank 0 calls them after each checkpoint."""
+    copy: Callable[[], None] = lambda: None
+    """Asks for a copy of the folder in an object store."""
     scales: Scales = field(default_factory=dict)
     """The scales of a quantised run's inputs."""
     scores: dict[str, Scores] = field(default_factory=dict)
@@ -86,6 +90,14 @@ class RunContext:
     def weights_to_evaluate(self) -> list[str]:
         """The kinds of weights that are evaluated."""
         return ["trained", "ema"] if self.recipe.ema_decay else ["trained"]
+
+    @contextmanager
+    def keep_copies(self) -> Iterator[None]:
+        """Copy the folder after each save and at the end of the block, on rank 0, if the execution
+        says where."""
+        url = self.execution.checkpoint_store if self.leads else ""
+        with keep_copies(url, self.out, self.recorder.warn) as self.copy:
+            yield
 
     def find_best(self) -> EvaluateEvent | None:
         """Return the best evaluation so far, on rank 0; None if there is none."""

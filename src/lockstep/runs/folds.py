@@ -19,7 +19,7 @@ from lockstep.system.ranks import count_ranks
 from lockstep.system.signals import StopRequests
 
 FILE = "folds.json"
-_SHARED_FILES = ("model_prefix", "dlll_file", "nvidia_report_file")
+_SHARED_FILES = ("model_prefix", "dlll_file", "nvidia_report_file", "checkpoint_store")
 """Fields of an execution that name files outside the run's folder."""
 
 

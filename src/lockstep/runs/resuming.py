@@ -25,6 +25,7 @@ from lockstep.recipes.recipe import GEOMETRY, eval_fields
 from lockstep.recipes.schedule import learning_rates
 from lockstep.runs.environment import read_environment
 from lockstep.runs.folder import holds_run
+from lockstep.runs.run_copies import FIELD, find_newer_copy
 from lockstep.system.errors import CheckpointError, DataError, RecipeError
 from lockstep.system.strict_json import is_positive
 from lockstep.weights import checkpoint
@@ -95,7 +96,7 @@ def complete_settings(
     the run's folder cannot be read.
     """
     changes = changes or {}
-    origins: dict[str, str] = {}
+    origins = find_newer_copy(_find_store(out, execution, how or {}), out)
     last: dict[str, Any] = {}
     own: Recipe | None = None
     chosen = recipe if isinstance(recipe, str) and recipe in OWN_IMAGES else ""
@@ -129,6 +130,14 @@ def complete_settings(
     return RunSettings(
         out, settled, chosen, counts_classes, changes, Path(data), execution, origins
     )
+
+
+def _find_store(out: Path, execution: Execution | None, how: Mapping[str, Any]) -> str:
+    """Return the address of the run's copy in an object store; "" if it has none."""
+    if execution is not None:
+        return execution.checkpoint_store
+    last = last_execution(out) if holds_run(out) else {}
+    return str(how.get(FIELD, last.get(FIELD, "")))
 
 
 def _list_unusual(execution: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ def save(run: RunContext) -> None:
     drop_old_checkpoints(run)
     run.recorder.send({"kind": "save", "step": state.step, "path": str(path)})
     call_hooks(run, state)
+    run.copy()
 
 
 def drop_old_checkpoints(run: RunContext) -> None:

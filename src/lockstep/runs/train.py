@@ -111,8 +111,9 @@ def run_training(
 
 def _train(run: RunContext) -> Report | None:
     """Train to the end of the run or of this command. Return the report of a finished run."""
-    state, damaged = find_state(run)
-    if run.world.any(run.leads and is_finished(run, state.step)):
-        return report_again(run)
-    begin(run, state, damaged)
-    return train_from(run, state.step)
+    with run.keep_copies():
+        state, damaged = find_state(run)
+        if run.world.any(run.leads and is_finished(run, state.step)):
+            return report_again(run)
+        begin(run, state, damaged)
+        return train_from(run, state.step)

@@ -36,7 +36,7 @@ class Server:
     """The names of objects and the ranges that were asked for, in order."""
     fail: Callable[[str, str], str | None] = lambda name, wanted: None
     """What happens to the request for a range of an object: None, "503", "cut" (the answer ends
-    before its end) or "drop" (the connection ends)."""
+    before its end) or "drop" (the connection ends). The range is "PUT" if it is written."""
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables with which its users find it."""
@@ -49,12 +49,19 @@ class Server:
 
 
 @contextmanager
-def serve(root: Path) -> Iterator[Server]:
-    """Serve a folder of buckets while the block runs."""
+def serve(root: Path, *, looks_again: bool = True) -> Iterator[Server]:
+    """Serve a folder of buckets while the block runs. If it `looks_again` at every request, it sees
+    files that tests put there, and is slow after a hundred files."""
     assert RCLONE is not None
     behind = _find_port()
     command = [RCLONE, "serve", "s3", "--auth-key", ",".join(KEYS), "--config", "/dev/null"]
-    command += ["--addr", f"127.0.0.1:{behind}", "--dir-cache-time", "0s", str(root)]
+    command += [
+        "--addr",
+        f"127.0.0.1:{behind}",
+        "--dir-cache-time",
+        "0s" if looks_again else "1h",
+        str(root),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         _wait_for(behind, process)
@@ -124,7 +131,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(*self._ask_server())
 
     def do_PUT(self) -> None:
+        if self.server.store.fail(re.sub(r"\?.*", "", self.path), "PUT") == "drop":
+            self.close_connection = True
+            return
         self._answer(*self._ask_server())
+
+    do_POST = do_DELETE = do_HEAD
 
     def log_message(self, *arguments: object) -> None:
         pass

@@ -21,6 +21,8 @@ _NOT_OF_OBSTORE = (OSError, ValueError)
 """What obstore raises besides its own errors, such as FileNotFoundError for an object."""
 _ANSWERS = 4
 """An answer that ends too early is asked for again, up to this many times in all."""
+_PIECE_BYTES = 16 * 2**20
+"""Whole objects are read in pieces of this many bytes."""
 _CONNECT_SEC = 10
 _REQUEST_SEC = 60
 
@@ -102,6 +104,33 @@ class ObjectStore:
             )
         return memoryview(data)
 
+    def read_pieces(self, item: StoredObject) -> Iterator[memoryview]:
+        """Yield an object's bytes in pieces. Raises as `read_range` does."""
+        for begin in range(0, item.size, _PIECE_BYTES):
+            yield self.read_range(item, begin, min(begin + _PIECE_BYTES, item.size))
+
+    def write_file(self, name: str, file: Path) -> None:
+        """Write a file as an object, which appears as a whole. Raises `DataError` if the store
+        refuses or does not answer, `FileNotFoundError` if there is no file."""
+        import obstore
+
+        with file.open("rb") as content:
+            try:
+                obstore.put(self._store, name, content)
+            except (obstore.exceptions.BaseError, *_NOT_OF_OBSTORE) as error:
+                raise self._explain(name, error, "written") from None
+
+    def delete(self, names: list[str]) -> None:
+        """Remove objects in this order. Raises `DataError` if the store refuses or does not
+        answer."""
+        import obstore
+
+        for name in names:
+            try:
+                obstore.delete(self._store, name)
+            except (obstore.exceptions.BaseError, *_NOT_OF_OBSTORE) as error:
+                raise self._explain(name, error, "removed") from None
+
     def _receive(self, item: StoredObject, wanted: Any) -> Any:
         """Return an answer's bytes. The library makes requests again, but takes no answer to a
         request without a range again that ended too early."""
@@ -125,10 +154,10 @@ class ObjectStore:
             " object. Put it back, or start again to index the new one"
         )
 
-    def _explain(self, name: str, error: Exception) -> DataError:
+    def _explain(self, name: str, error: Exception, action: str = "read") -> DataError:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return DataError(
-            f"{self.url}{'/' if name else ''}{name} cannot be read: {lines[0]:.300}. Check the"
+            f"{self.url}{'/' if name else ''}{name} cannot be {action}: {lines[0]:.300}. Check the"
             " address, the credentials and the network"
         )
 
