@@ -18,13 +18,13 @@ WRITERS = {
 
 COUNTED = """
 import os, sys
-from lockstep.data import index
+from lockstep.data import index, inspection
 
 def counted(data):
     os.write(log, b".")
     return check(data)
 
-check, index.check = index.check, counted
+check, inspection.check = inspection.check, counted
 log = os.open(sys.argv[2], os.O_CREAT | os.O_APPEND | os.O_WRONLY)
 print("ready", flush=True)
 sys.stdin.readline()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.data import index as module
+from lockstep.data import inspection
 from tests.data.cases import image_folder
 from tests.data.indexes import BAD, FILES
 
@@ -21,8 +21,8 @@ def decodings(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         seen.append(data)
         return check(data)
 
-    check = module.check
-    monkeypatch.setattr(module, "check", watched)
+    check = inspection.check
+    monkeypatch.setattr(inspection, "check", watched)
     return seen
 
 

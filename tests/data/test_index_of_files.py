@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.data import index as indexing
+from lockstep.data import inspection
 from lockstep.data.index import Index, open_index
 from lockstep.data.packing.splits import shard_name
 from lockstep.data.sources import find_split
@@ -20,8 +20,8 @@ from tests.data.sets import CONTAINERS
 def list_decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The images that were decoded to build an index."""
     seen: list[bytes] = []
-    check = indexing.check
-    monkeypatch.setattr(indexing, "check", lambda data: seen.append(data) or check(data))
+    check = inspection.check
+    monkeypatch.setattr(inspection, "check", lambda data: seen.append(data) or check(data))
     return seen
 
 

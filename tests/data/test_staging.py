@@ -60,7 +60,7 @@ def test_a_copy_has_the_files_and_the_index_of_the_data_set(
     assert files(target) == files(source)
     assert filecmp.cmpfiles(source, target, files(source), shallow=False)[0] == files(source)
     monkeypatch.setattr(
-        "lockstep.data.index.check", lambda data: pytest.fail("an image is decoded again")
+        "lockstep.data.inspection.check", lambda data: pytest.fail("an image is decoded again")
     )
     assert index_splits(target) == index_splits(source)
 

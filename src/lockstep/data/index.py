@@ -11,12 +11,9 @@ import json
 import os
 import shlex
 import warnings
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -28,9 +25,7 @@ from lockstep.data.class_folders import (
     list_class_folders,
     read_class_folder,
 )
-from lockstep.data.decoding.decode import check
 from lockstep.data.decoding.image_formats import MISSING, readable_formats
-from lockstep.data.decoding.orientation import UPRIGHT, read_orientation
 from lockstep.data.images import (
     ROW,
     Images,
@@ -42,13 +37,13 @@ from lockstep.data.images import (
     read_file,
     relabel,
 )
+from lockstep.data.inspection import list_and_inspect
 from lockstep.data.listing import Listing, list_images
 from lockstep.data.sources import CACHE, CLASSES, FOLDER, QUARANTINE, Source, find_source
 from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError
 from lockstep.system.files import replacing, user_cache, write_text
 from lockstep.system.locks import hold_lock
-from lockstep.system.machine import cores
 from lockstep.system.regular_files import (
     ANY_SIZE,
     RECORDS,
@@ -58,7 +53,6 @@ from lockstep.system.regular_files import (
 )
 
 VERSION = 5
-Result = TypeVar("Result")
 _ARRAYS = {
     "rows": ROW,
     "names": np.dtype("u1"),
@@ -326,14 +320,14 @@ def read_quarantine(source: Source) -> dict[str, str]:
 def _build(source: Source, progress: Progress) -> Index:
     # Taken before the listing: a file that is written in the meantime is noticed when it is read.
     states = tuple(_state(source.root / name) for name in source.files)
-    listing = list_images(source, quarantine=read_quarantine(source), progress=progress)
-    if not len(listing) and listing.skipped and not listing.left_out and not listing.damaged:
-        raise explain_no_images(source.root, listing.skipped)
     # Pillow warns about large and odd images. The filters are set here because they are per
     # process, not per thread.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        times, orientations, bad = _inspect(listing, progress)
+        listing, facts = list_and_inspect(source, read_quarantine(source), progress)
+    if not len(listing) and listing.skipped and not listing.left_out and not listing.damaged:
+        raise explain_no_images(source.root, listing.skipped)
+    times, orientations, bad = facts
     good = np.array([i for i in range(len(listing)) if i not in bad], np.int64)
     if not len(good):
         images = len(listing) + len(listing.left_out) or "its"
@@ -367,57 +361,6 @@ def _name_first(listing: Listing, bad: dict[int, str]) -> str:
         return ""
     first = min(bad)
     return f"; the first is {printable(listing.place(first))}: {bad[first]}"
-
-
-def _inspect(listing: Listing, progress: Progress) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
-    """Decode all images and fill in height, width and length; return times, orientations, and
-    reasons of bad images."""
-    rows = listing.rows
-    is_folder = listing.source.format == FOLDER
-    times = np.zeros(len(rows) if is_folder else 0, np.uint32)
-    orientations = np.full(len(rows), UPRIGHT, np.uint8)
-    bad: dict[int, str] = {}
-
-    def inspect(some: range) -> int:
-        for i in some:
-            try:
-                if is_folder:
-                    data, times[i] = read_file(listing.path(i))
-                else:
-                    data = listing.read_encoded(i)
-                height, width = check(data)
-                if max(height, width) > np.iinfo(np.uint16).max:
-                    raise ValueError(f"{width} x {height} pixels are too many")
-            except OSError as error:
-                bad[i] = str(error.strerror)
-            except ValueError as error:
-                bad[i] = str(error)
-            else:
-                rows[["length", "height", "width"]][i] = (len(data), height, width)
-                orientations[i] = read_orientation(data)
-        return some.stop
-
-    run_in_ranges(inspect, len(rows), lambda done: progress(done, len(rows)))
-    return times, orientations, bad
-
-
-def run_in_ranges(
-    work: Callable[[range], Result], count: int, finish: Callable[[Result], None]
-) -> None:
-    """Call `work` with consecutive ranges up to `count`, on all cores, and `finish` with each
-    result, in order.
-
-    One task for each image would take 2 GB for ImageNet. An interruption does not wait for tasks
-    that have not begun.
-    """
-    tasks = [range(first, min(first + 64, count)) for first in range(0, count, 64)]
-    # `results` is closed before the pool.
-    with (
-        ThreadPoolExecutor(cores()) as pool,
-        closing(pool.map(work, tasks)) as results,  # type: ignore[type-var]
-    ):
-        for result in results:
-            finish(result)
 
 
 def _digest(rows: np.ndarray, classes: tuple[str, ...]) -> str:

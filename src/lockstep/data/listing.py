@@ -29,6 +29,9 @@ SCANNERS: dict[str, Callable[[Path], Iterator[Stored | Damage]]] = {
     "tfrecord": tfrecord.scan_images,
     "webdataset": webdataset.scan_images,
 }
+Inspect = Callable[[np.ndarray], None]
+"""Called by several threads with some rows of a file when they are listed, to fill in the lengths,
+heights and widths."""
 _AT_ONCE = 2**10
 _PROGRESS_SEC = 0.2
 _IS_NUMBER = re.compile(rb"\d+(?:\.\w+)?")
@@ -54,12 +57,14 @@ def list_images(
     first_label: int = 0,
     quarantine: Mapping[str, str] | None = None,
     progress: Progress | None = None,
+    inspect: Inspect | None = None,
 ) -> Listing:
     """Return the images of a source, without those whose places are keys of `quarantine`; its
     values are the reasons.
 
     `first_label` is the number of the first class in files that have numbers as labels. `progress`
-    is called with the megabytes listed and the total; it is not called for an image folder.
+    is called with the megabytes listed and the total; it is not called for an image folder, nor is
+    `inspect`.
 
     Labels are positions in `classes`, or in the source's own list. The images of a data set have
     the same order in every format:
@@ -76,7 +81,7 @@ def list_images(
     if source.format == FOLDER:
         listing = _list_folder(source, quarantine)
     else:
-        listing = _list_files(source, first_label, quarantine, progress)
+        listing = _list_files(source, first_label, quarantine, progress, inspect)
     return listing if classes is None else relabel(listing, classes)
 
 
@@ -139,9 +144,13 @@ class _File:
 
 
 def _list_files(
-    source: Source, first_label: int, quarantine: Mapping[str, str], progress: Progress | None
+    source: Source,
+    first_label: int,
+    quarantine: Mapping[str, str],
+    progress: Progress | None,
+    inspect: Inspect | None,
 ) -> Listing:
-    files = _read_files(source, first_label, quarantine, progress)
+    files = _read_files(source, first_label, quarantine, progress, inspect)
     folders = sorted({name for file in files for name in file.folders})
     parts = [np.zeros(0, ROW)]
     numbers = [np.zeros(0, np.int64)]
@@ -176,7 +185,11 @@ def _list_files(
 
 
 def _read_files(
-    source: Source, first_label: int, quarantine: Mapping[str, str], progress: Progress | None
+    source: Source,
+    first_label: int,
+    quarantine: Mapping[str, str],
+    progress: Progress | None,
+    inspect: Inspect | None,
 ) -> list[_File]:
     read = [0] * len(source.files)
     stopped = Event()
@@ -184,7 +197,7 @@ def _read_files(
     # An interruption sets `stopped`; the threads then end at their next images.
     with ThreadPoolExecutor(cores()) as pool:
         work = [
-            pool.submit(_read_one, source, i, first_label, quarantine, read, stopped)
+            pool.submit(_read_one, source, i, first_label, quarantine, inspect, read, stopped)
             for i in range(len(source.files))
         ]
         try:
@@ -203,6 +216,7 @@ def _read_one(
     number: int,
     first_label: int,
     quarantine: Mapping[str, str],
+    inspect: Inspect | None,
     read: list[int],
     stopped: Event,
 ) -> _File:
@@ -230,7 +244,10 @@ def _read_one(
                     good.append(item)
                 else:
                     good.append(item._replace(label=item.label - first_label))
-            file.rows.append(_make_rows(good, number, file.folders))
+            rows = _make_rows(good, number, file.folders)
+            if inspect is not None:
+                inspect(rows)
+            file.rows.append(rows)
             file.numbers.append(np.array([item.number for item in good], np.int64))
             file.names += [_encode(item.name) for item in good]
             file.class_names |= {item.label: item.class_name for item in good if item.class_name}

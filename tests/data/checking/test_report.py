@@ -280,10 +280,10 @@ def test_findings_do_not_depend_on_the_timing_of_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = many(tmp_path)
-    monkeypatch.setattr("lockstep.data.index.cores", lambda: 1)
+    monkeypatch.setattr("lockstep.data.inspection.cores", lambda: 1)
     alone = examine(data)
     assert alone.count_kinds() == {"empty": 1, "duplicate": 30, "tiny": 75}
-    monkeypatch.setattr("lockstep.data.index.cores", lambda: 3)
+    monkeypatch.setattr("lockstep.data.inspection.cores", lambda: 3)
     seen = threading.Event()
 
     def late(data: bytes) -> tuple[int, int]:

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lockstep.data import listing
+from lockstep.data.containers import recordio
 from lockstep.data.index import Index, open_index
 from lockstep.data.listing import list_images
 from lockstep.data.loading.loaders import make_loader, plan_training
@@ -116,11 +118,11 @@ def test_no_bytes_are_left_out_between_pieces(
 ) -> None:
     monkeypatch.setattr(places, "_PIECE_BYTES", 2 * BLOCK_BYTES)
     shutil.copytree(packed / format, store.folder)
-    listing = list_images(find_split(find_folder(store.url), "train"))
-    opened = mirror._open_mirror(listing.source.root)
-    for file, name in enumerate(listing.source.files):
-        item = opened.find_item(listing.source.root / name)
-        last = int(listing.rows["offset"][listing.rows["file"] == file].max())
+    images = list_images(find_split(find_folder(store.url), "train"))
+    opened = mirror._open_mirror(images.source.root)
+    for file, name in enumerate(images.source.files):
+        item = opened.find_item(images.source.root / name)
+        last = int(images.rows["offset"][images.rows["file"] == file].max())
         assert opened.transfer._open(item).find_missing(0, last) == []
 
 
@@ -136,6 +138,38 @@ def test_every_byte_is_fetched_once(store: Store, packed: Path) -> None:
     _forget()
     _load(store.open())  # as the next run does
     assert store.server.requests == []
+
+
+@pytest.mark.parametrize("format", ["webdataset", "tfrecord", "recordio"])
+def test_an_index_of_more_than_the_cache_holds_fetches_once(
+    store: Store, packed: Path, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    monkeypatch.setattr(mirror, "_LIMIT_BYTES", 40 * BLOCK_BYTES)
+    monkeypatch.setattr(places, "_PIECE_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr(listing, "_AT_ONCE", 2)
+    monkeypatch.setattr(recordio, "_AT_ONCE", 2)
+    shutil.copytree(packed / format, store.folder)
+    there = store.open()
+    here = open_index(find_split(packed / format, "train"))
+    assert there.digest == here.digest
+    assert np.array_equal(there.orientations, here.orientations)
+    size = sum((store.folder / name).stat().st_size for name in there.source.files)
+    assert mirror._open_mirror(there.root).transfer.fetched_bytes < 1.1 * size
+
+
+def test_a_bad_image_of_a_store_is_named(store: Store, packed: Path) -> None:
+    shutil.copytree(packed / "webdataset", store.folder)
+    index = open_index(find_split(packed / "webdataset", "train"))
+    row = index.rows[5]
+    path = store.folder / index.source.files[row["file"]]
+    data = bytearray(path.read_bytes())
+    data[row["offset"] : row["offset"] + row["length"]] = bytes(row["length"])
+    path.write_bytes(data)
+    there = store.open()
+    assert [bad.file for bad in there.quarantined] == [index.place(5)]
+    others = np.delete(index.rows, 5)
+    for column in ("offset", "file", "length", "height", "width", "label"):
+        assert np.array_equal(there.rows[column], others[column])
 
 
 @pytest.mark.parametrize("failure", ["503", "drop", "cut"])

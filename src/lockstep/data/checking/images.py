@@ -16,7 +16,7 @@ from lockstep.data.decoding.decode import check
 from lockstep.data.decoding.image_formats import FORMAT_OF, MISSING, readable_formats
 from lockstep.data.decoding.orientation import UPRIGHT, read_orientation
 from lockstep.data.images import ROW
-from lockstep.data.index import run_in_ranges
+from lockstep.data.inspection import run_in_ranges
 
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8")
 _TRUNCATED = re.compile(r"premature end|truncated|reached eof|not enough image data", re.IGNORECASE)
