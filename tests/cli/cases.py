@@ -67,7 +67,7 @@ def read_report(run: Path) -> dict[str, Any]:
 LAUNCH = ("launch", "-n", 2, "--")
 """What launches a training in two ranks."""
 LONGER = set_fields(save_every_steps=2, log_every_steps=1, epochs=3)
-"""Options of a training that can be stopped or killed on its way."""
+"""Options of a training that can be stopped or killed before its end."""
 
 
 def measure_difference(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> float:

@@ -155,7 +155,7 @@ def test_options_that_do_not_exist_are_refused(
 def test_clients_at_the_same_time_get_their_own_answers_in_common_batches(
     weights: Path, tmp_path: Path
 ) -> None:
-    """Also: the first batch waits for an image that is on its way, until all clients have sent
+    """Also: the first batch waits for an image that is in progress, until all clients have sent
     theirs."""
     images = noise(CLIENTS, 32, seed=1)
     logits = reference_logits(weights, images)
