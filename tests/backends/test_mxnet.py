@@ -247,7 +247,8 @@ import numpy as np
 from lockstep import backends
 from lockstep.system.errors import LockstepError
 from lockstep.recipes import Execution
-from tests.backends.cases import RATES, draw_batches, draw_state
+from tests.backends.cases import RATES
+from tests.backends.drawing import draw_batches, draw_state
 from tests.conftest import TINY
 
 # A run notes the signal, and looks at it before the next batch.

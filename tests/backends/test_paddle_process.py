@@ -147,7 +147,8 @@ import os
 import numpy as np
 from lockstep import backends
 from lockstep.recipes import Execution
-from tests.backends.cases import NARROWED, draw_batch, draw_state
+from tests.backends.cases import NARROWED
+from tests.backends.drawing import draw_batch, draw_state
 from tests.conftest import TINY
 
 recipe = TINY.replace(precision=os.environ["PRECISION"], **NARROWED["narrow resnet50"])

@@ -114,7 +114,8 @@ from pathlib import Path
 import numpy as np
 from lockstep import backends
 from lockstep.recipes import Execution
-from tests.backends.cases import BASIC, draw_batches, draw_state
+from tests.backends.cases import BASIC
+from tests.backends.drawing import draw_batches, draw_state
 from tests.conftest import TINY
 
 # XLA takes long for every convolution.
@@ -211,7 +212,7 @@ import sys
 import numpy as np
 from lockstep import backends
 from lockstep.recipes import Execution
-from tests.backends.cases import draw_batch, draw_state
+from tests.backends.drawing import draw_batch, draw_state
 from tests.conftest import TINY
 
 backend = backends.load("tensorflow")

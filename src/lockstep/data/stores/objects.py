@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.system.errors import BackendError, DataError
+from lockstep.system.regular_files import ANY_SIZE, open_regular
 
 INSTALL = "pip install obstore==0.12.1"
 _URL = re.compile(r"(s3|gs|az)://?(?=[^/])")
@@ -114,7 +115,7 @@ class ObjectStore:
         refuses or does not answer, `FileNotFoundError` if there is no file."""
         import obstore
 
-        with file.open("rb") as content:
+        with open_regular(file, ANY_SIZE) as content:
             try:
                 obstore.put(self._store, name, content)
             except (obstore.exceptions.BaseError, *_NOT_OF_OBSTORE) as error:
