@@ -1,5 +1,6 @@
 """Reading the folders of runs."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,9 +8,10 @@ import pytest
 
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting.collect import open_runs
+from lockstep.reporting.page import render
 from lockstep.reporting.summary import list_results
 from lockstep.reporting.views import build_views
-from lockstep.runs.image_results import Results, write_results
+from lockstep.runs.image_results import BEST_FILE, Results, write_results
 from lockstep.runs.reading import Run
 from lockstep.system.errors import CheckpointError
 from tests.reporting.cases import STEPS, random_scores, write_run
@@ -52,6 +54,26 @@ def test_a_run_that_is_not_finished_is_shown_as_far_as_it_went(
     assert [row.name for row in view.classes] == ["a", "b"]
     recalls = [row.top1 / row.images for row in view.classes]
     assert result.balanced_accuracy == pytest.approx(sum(recalls) / 2)
+
+
+def test_the_best_evaluation_comes_before_the_newest_one(recipe: Recipe, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", recipe=recipe, classes=["a", "b"])
+    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    [older] = [entry for entry in log if entry["kind"] == "evaluate" and entry["step"] == 60]
+    older["top1_percent"] = 95.0
+    (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
+    steps = [result.step for result in list_results([open_run(folder)])]
+    assert steps == [60, STEPS], "known from the log alone"
+    assert [view.step for view in build_views([open_run(folder)])] == [STEPS]
+    scores = {"trained": random_scores(2, 400, 1, accuracy=0.95)}
+    write_results(folder, Results(60, "of no images", scores), BEST_FILE)
+    run = open_run(folder)
+    best, newest = build_views([run])
+    assert (best.step, best.is_best, newest.step, newest.is_best) == (60, True, STEPS, False)
+    hits = int((scores["trained"].ranks < 1).sum())
+    assert sum(row.top1 for row in best.classes) == hits
+    assert list_results([run])[0].calibration_error == best.calibration_error
+    assert "best: step 60, trained" in render([run])
 
 
 def test_a_run_that_diverged_says_so(recipe: Recipe, tmp_path: Path) -> None:

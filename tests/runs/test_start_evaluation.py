@@ -8,6 +8,8 @@ import pytest
 import lockstep
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_tensors
+from lockstep.reporting.collect import open_runs
+from lockstep.reporting.views import build_views
 from lockstep.weights import checkpoint
 from tests.runs.cases import read_entries
 
@@ -58,6 +60,10 @@ def test_a_training_that_ends_below_its_start_says_so_and_keeps_it(
     first = read_entries(run, "evaluate")[0]
     assert report["best"] is not None
     assert (report["best"]["step"], report["best"]["top1_percent"]) == (0, first["top1_percent"])
+    [opened] = open_runs([run])
+    shown = build_views([opened])[0]  # the report begins with the weights that predict uses
+    hits = sum(row.top1 for row in shown.classes)
+    assert (shown.step, 100 * hits / first["images"]) == (0, pytest.approx(first["top1_percent"]))
     assert any("has not improved the weights" in message for message in messages)
 
 

@@ -14,6 +14,7 @@ from lockstep.data.index import Index
 from lockstep.data.split import find_validation_index
 from lockstep.inference.grad_cam import make_explainer, overlay
 from lockstep.recipes import Execution
+from lockstep.runs.image_results import Results
 from lockstep.runs.reading import Run
 from lockstep.runs.worst_mistakes import load_evaluated_images
 from lockstep.system.errors import DataError
@@ -65,21 +66,22 @@ def encode_images(run: Run, index: Index, samples: list[int]) -> dict[int, str]:
     return dict(zip(samples, map(_encode_image, images), strict=True))
 
 
-def explain_images(run: Run, weights: str, index: Index, samples: list[int]) -> dict[int, str]:
+def explain_images(
+    run: Run, results: Results, weights: str, index: Index, samples: list[int]
+) -> dict[int, str]:
     """Return images with what speaks for the predicted class over them (Grad-CAM), as `data:`
     addresses.
 
-    `weights` are the "trained" ones or the "ema". Raises `ImagesGone` if an image was overwritten,
-    `CheckpointError` if the checkpoint that was evaluated is gone, and `BackendError` if no
-    framework that computes Grad-CAM is installed.
+    `weights` of the results are the "trained" ones or the "ema". Raises `ImagesGone` if an image
+    was overwritten, `CheckpointError` if the checkpoint that was evaluated is gone, and
+    `BackendError` if no framework that computes Grad-CAM is installed.
     """
-    assert run.results is not None
-    opened = open_weights(run.folder, checkpoint=str(run.results.step), ema=weights == "ema")
+    opened = open_weights(run.folder, checkpoint=str(results.step), ema=weights == "ema")
     backend = next(name for name, framework in backends.FRAMEWORKS.items() if framework.explains)
     world = backends.load(backend).world(Execution(backend=backend))
     try:
         images = load_evaluated_images(index, run.recipe, np.array(samples, np.int64))
-        classes = run.results.scores[weights].predictions[samples].astype(np.int64)
+        classes = results.scores[weights].predictions[samples].astype(np.int64)
         pictures = overlay(images, make_explainer(opened, backend, world).heat(images, classes))
     except DataError as error:
         raise ImagesGone(f"The images are not shown: {printable(str(error))}") from None

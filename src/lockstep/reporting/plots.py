@@ -36,7 +36,8 @@ def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
         ) from None
     figures = {chart.name: _draw_chart(chart, runs) for chart in build_charts(runs)}
     for view in build_views(runs):
-        name = f"{runs[view.run].name}-{view.weights}".replace("/", "-")
+        kind = f"{view.weights}-{view.step}" if runs[view.run].best_results else view.weights
+        name = f"{runs[view.run].name}-{kind}".replace("/", "-")
         if view.matrix is not None:
             figures[f"confusion-{name}"] = _draw_matrix(view.matrix, runs[view.run].name)
             figures[f"reliability-{name}"] = _draw_reliability(view, runs[view.run].name)

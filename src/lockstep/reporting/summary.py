@@ -12,7 +12,7 @@ from lockstep.data.images import printable
 from lockstep.models.accuracy_interval import wilson
 from lockstep.models.class_metrics import ClassCounts, summarise_classes
 from lockstep.models.latency import PERCENTILES
-from lockstep.models.metrics import WARMUP_STEPS, is_top5_informative
+from lockstep.models.metrics import WARMUP_STEPS, Scores, is_top5_informative
 from lockstep.recipes import Recipe
 from lockstep.recipes.published_accuracies import Comparison
 from lockstep.recipes.published_speeds import Measured, Row, read_speeds
@@ -44,6 +44,8 @@ class Result:
     balanced_accuracy: float | None = None
     macro_f1: float | None = None
     """Means over classes, within 0 to 1; None if they are unknown."""
+    is_best: bool = False
+    """Whether it is the result of the run's best checkpoint."""
 
 
 @dataclass
@@ -61,26 +63,30 @@ class Speed:
 
 
 def list_results(runs: Sequence[Run]) -> list[Result]:
-    """Return the newest evaluation of every run and its weights."""
+    """Return the best evaluation of every run, and the newest one of its weights."""
     results = []
     for number, run in enumerate(runs):
-        for weights, entry in run.final.items():
-            results.append(_build_result(number, run, weights, entry))
+        own = [_build_result(number, run, *item) for item in run.final.items()]
+        best = run.best
+        if best is not None and all(result.step != best["step"] for result in own):
+            own.append(_build_result(number, run, best["weights"], best))
+        results += sorted(own, key=lambda result: not result.is_best)
     return results
 
 
 def _build_result(number: int, run: Run, weights: str, entry: Evaluation | EvaluateEvent) -> Result:
     images = entry["images"]
+    best = run.best
     top1 = round(entry["top1_percent"] * images / 100)
     top5 = round(entry["top5_percent"] * images / 100)
     tells = run.class_count is None or is_top5_informative(run.class_count)
     error = None
-    if run.results is not None and weights in run.results.scores:
-        scores = run.results.scores[weights]
+    scores = _find_scores(run, weights, entry["step"])
+    if scores is not None:
         bins = image_statistics.bin_confidences(scores.confidences, scores.ranks < 1)
         error = image_statistics.measure_calibration_error(bins)
     means: list[float | None] = [None, None]
-    counts = _count_classes(run, weights)
+    counts = _count_classes(run, weights, entry["step"])
     if counts is not None:
         classes = summarise_classes(counts)
         means = [classes["balanced_accuracy_percent"], classes["macro_f1_percent"]]
@@ -98,16 +104,24 @@ def _build_result(number: int, run: Run, weights: str, entry: Evaluation | Evalu
         calibration_error=error,
         balanced_accuracy=balanced,
         macro_f1=f1,
+        is_best=best is not None and (best["step"], best["weights"]) == (entry["step"], weights),
     )
 
 
-def _count_classes(run: Run, weights: str) -> ClassCounts | None:
-    """Return the numbers of images by class of a run's newest evaluation; None if unknown."""
-    if run.report is not None:
+def _find_scores(run: Run, weights: str, step: int) -> Scores | None:
+    """Return the results of single images of an evaluation; None if they are unknown."""
+    for results in filter(None, (run.results, run.best_results)):
+        if results.step == step and weights in results.scores:
+            return results.scores[weights]
+    return None
+
+
+def _count_classes(run: Run, weights: str, step: int) -> ClassCounts | None:
+    """Return the numbers of images by class of an evaluation; None if they are unknown."""
+    if run.report is not None and run.report["steps"] == step:
         return run.report["per_class"].get(weights)
-    if run.results is None or weights not in run.results.scores:
-        return None
-    return run.results.scores[weights].per_class(len(run.classes))
+    scores = _find_scores(run, weights, step)
+    return None if scores is None else scores.per_class(len(run.classes))
 
 
 def compare_predictions(runs: Sequence[Run]) -> list[list[float | None]]:

@@ -13,6 +13,7 @@ from lockstep.models.metrics import Scores, is_top5_informative
 from lockstep.recipes.recipe import own_geometry
 from lockstep.reporting import image_statistics
 from lockstep.reporting.images import ImagesGone, encode_images, explain_images, open_images
+from lockstep.runs.image_results import Results
 from lockstep.runs.reading import Run
 
 MOST_CELLS = 50
@@ -84,6 +85,9 @@ class View:
 
     run: int
     weights: str
+    step: int
+    is_best: bool
+    """Whether it is the evaluation of the best checkpoint."""
     classes: list[ClassRow]
     matrix: Matrix | None = None
     """None if there are no results of single images. Then the fields below are empty too."""
@@ -103,17 +107,25 @@ class View:
 
 
 def build_views(runs: Sequence[Run]) -> list[View]:
-    """Return the views of all evaluated runs, without the names and images of mistakes."""
+    """Return the views of all evaluated runs, without the names and images of mistakes. The best
+    evaluation of a run is its first view."""
     views = []
     for number, run in enumerate(runs):
-        if run.results is not None:
-            for weights, scores in run.results.scores.items():
-                views.append(_build_view(run, number, weights, scores))
-        elif run.report is not None:
+        own = []
+        for results in filter(None, (run.best_results, run.results)):
+            own += [_build_view(run, number, results, weights) for weights in results.scores]
+        if run.results is None and run.report is not None:
             for weights, counts in run.report["per_class"].items():
+                step = run.report["steps"]
+                is_best = _is_best(run, step, weights)
                 rows = _count_classes(run, counts, [""] * len(run.classes))
-                views.append(View(number, weights, rows, note=_WITHOUT_RESULTS))
+                own.append(View(number, weights, step, is_best, rows, note=_WITHOUT_RESULTS))
+        views += sorted(own, key=lambda view: not view.is_best)
     return views
+
+
+def _is_best(run: Run, step: int, weights: str) -> bool:
+    return run.best is not None and (run.best["step"], run.best["weights"]) == (step, weights)
 
 
 _WITHOUT_RESULTS = (
@@ -169,7 +181,8 @@ def _count_classes(run: Run, counts: ClassCounts, taken_for: Sequence[str]) -> l
     return rows
 
 
-def _build_view(run: Run, number: int, weights: str, scores: Scores) -> View:
+def _build_view(run: Run, number: int, results: Results, weights: str) -> View:
+    scores = results.scores[weights]
     # A model may have more logits than the data has classes, and predict one of the extra ones.
     known = len(run.classes)
     count = max(known, int(scores.predictions.max(initial=0)) + 1)
@@ -187,6 +200,8 @@ def _build_view(run: Run, number: int, weights: str, scores: Scores) -> View:
     return View(
         run=number,
         weights=weights,
+        step=results.step,
+        is_best=_is_best(run, results.step, weights),
         classes=_count_classes(run, scores.per_class(known), taken_for),
         matrix=_build_matrix(matrix, names),
         pairs=pairs,
@@ -247,9 +262,11 @@ def _add_images(run: Run, views: list[View], *, explain: bool) -> tuple[list[Vie
             mistakes.append(replace(mistake, place=printable(name)))
         if explain:
             wrong = [mistake.sample for mistake in mistakes]
-            pictures = explain_images(run, view.weights, index, wrong)
+            results = run.best_results if view.is_best and run.best_results else run.results
+            assert results is not None
+            pictures = explain_images(run, results, view.weights, index, wrong)
             for number, mistake in enumerate(mistakes):
-                key = f"{image_key(run, mistake.sample)}.{view.run}.{view.weights}"
+                key = f"{image_key(run, mistake.sample)}.{view.run}.{view.weights}.{view.step}"
                 images[key] = pictures[mistake.sample]
                 mistakes[number] = replace(mistake, explanation=key)
         complete.append(replace(view, mistakes=mistakes))

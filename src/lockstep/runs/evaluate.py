@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from lockstep.data import Batch
 from lockstep.data.loading.loaders import open_evaluation
@@ -11,7 +12,7 @@ from lockstep.recipes.order import order_evaluation_samples
 from lockstep.runs import divergence
 from lockstep.runs.context import RunContext
 from lockstep.runs.finish import explain_early_stop
-from lockstep.runs.image_results import Results, write_results
+from lockstep.runs.image_results import BEST_FILE, Results, write_results
 from lockstep.runs.starting_weights import starts_as_classifier
 from lockstep.runs.step_intervals import plan_intervals
 from lockstep.system import heartbeat
@@ -30,7 +31,12 @@ def evaluate(run: RunContext, step: int) -> None:
     if run.leads and run.scores:
         index = run.sets.validation
         classes = tuple(index.classes)
-        write_results(run.out, Results(step, index.digest, run.scores, classes))
+        results = Results(step, index.digest, run.scores, classes)
+        write_results(run.out, results)
+        best = run.find_best()
+        if best is not None and best["step"] == step and best["weights"] in run.scores:
+            scores = {best["weights"]: run.scores[best["weights"]]}
+            write_results(run.out, replace(results, scores=scores), BEST_FILE)
 
 
 def _evaluate_weights(run: RunContext, step: int, weights: str) -> None:

@@ -8,7 +8,8 @@
 | report.json | the result; it exists once the run is finished |
 | checkpoints/ | see `lockstep.weights.checkpoint` |
 | tensorboard/ | the log's figures as TensorBoard events |
-| validation.npz | the result for every image, see `lockstep.runs.image_results` |
+| validation.npz | the last result for every image, see `lockstep.runs.image_results` |
+| best-validation.npz | the same of the best evaluation |
 | start.json, masks.safetensors | of runs from given weights, see `lockstep.runs.starting_weights` |
 | dlll.json, nvidia-report.json | the files of NVIDIA's examples, if these loggers are on |
 | loggers.json | the loggers' names for the run, see `lockstep.runs.loggers` |

@@ -1,8 +1,9 @@
-"""The results of a run's last evaluation for every image: `validation.npz` in the run's folder.
+"""The results for every image of a run's last evaluation, `validation.npz` in the run's folder, and
+of its best one, `best-validation.npz`.
 
-It holds `step`, the `digest` of the index of the images, the `classes`, `labels`, and for each kind
-of weights ("trained", "ema") the columns of `Scores` as `trained.losses` and so on. Row i is sample
-i of the index, whichever rank evaluated it.
+Each holds `step`, the `digest` of the index of the images, the `classes`, `labels`, and for each
+kind of weights ("trained", "ema") the columns of `Scores` as `trained.losses` and so on. Row i is
+sample i of the index, whichever rank evaluated it.
 """
 
 import zipfile
@@ -18,6 +19,7 @@ from lockstep.system.files import replacing
 from lockstep.system.regular_files import RECORDS, open_regular
 
 FILE = "validation.npz"
+BEST_FILE = "best-validation.npz"
 _COLUMNS = ("losses", "ranks", "predictions", "confidences")
 _DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 """Exceptions of NumPy and zipfile for files that are truncated or overwritten."""
@@ -37,14 +39,14 @@ class Results:
     """Names of the classes; empty in files of older versions."""
 
 
-def write_results(folder: Path, results: Results) -> None:
+def write_results(folder: Path, results: Results, file_name: str = FILE) -> None:
     """Write the results into a run's folder. A reader never sees a partial file."""
     arrays = {}
     for weights, scores in results.scores.items():
         for name in _COLUMNS:
             arrays[f"{weights}.{name}"] = getattr(scores, name)
     labels = next(iter(results.scores.values())).labels
-    with replacing(folder / FILE) as partial, partial.open("wb") as file:
+    with replacing(folder / file_name) as partial, partial.open("wb") as file:
         np.savez_compressed(
             file,
             step=results.step,
@@ -55,20 +57,20 @@ def write_results(folder: Path, results: Results) -> None:
         )
 
 
-def read_results(folder: Path) -> Results | None:
+def read_results(folder: Path, file_name: str = FILE) -> Results | None:
     """Return the results in a run's folder; None if it has none, for example because it was never
     evaluated.
 
     Raises `CheckpointError` if the file cannot be read.
     """
-    path = folder / FILE
+    path = folder / file_name
     try:
         # Opened here: NumPy does not close a file that it cannot read.
         with open_regular(path, RECORDS) as file, np.load(file, allow_pickle=False) as arrays:
             labels = arrays["labels"]
             scores = {}
-            for file_name in arrays.files:
-                weights, _, column = file_name.partition(".")
+            for key in arrays.files:
+                weights, _, column = key.partition(".")
                 if column == "losses":
                     columns = {name: arrays[f"{weights}.{name}"] for name in _COLUMNS}
                     scores[weights] = Scores(labels=labels, **columns)

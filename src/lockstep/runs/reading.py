@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from lockstep.data.images import printable
 from lockstep.recipes import Recipe, difference, load_recipe
+from lockstep.recipes.best_evaluation import find_best
 from lockstep.recipes.published import RECIPES
 from lockstep.runs.environment import Environment, read_environment
-from lockstep.runs.image_results import Results, read_results
+from lockstep.runs.image_results import BEST_FILE, Results, read_results
 from lockstep.runs.report import Evaluation, Report, read_report
 from lockstep.system.errors import CheckpointError
 from lockstep.system.event_log import EvaluateEvent, LogEvent, TrainEvent, read_log
@@ -33,6 +34,9 @@ class Run:
     results: Results | None
     """The newest evaluation; None if there is none, or if its version of Lockstep kept no results.
     """
+    best_results: Results | None = None
+    """The best evaluation, of one kind of weights, if it is older than the newest one. None also if
+    the run's version of Lockstep did not keep it."""
 
     @cached_property
     def training(self) -> list[TrainEvent]:
@@ -125,6 +129,12 @@ class Run:
         return {entry["weights"]: entry for entry in self.evaluations if entry["step"] == last}
 
     @property
+    def best(self) -> EvaluateEvent | None:
+        """The evaluation of the best checkpoint, which `predict`, `serve` and `export` use; None if
+        the run was never evaluated."""
+        return find_best(self.evaluations, self.recipe.selection)
+
+    @property
     def class_folders(self) -> tuple[str, ...]:
         """The classes of the images, by their folders; empty if they are unknown."""
         if self.report is not None:
@@ -169,7 +179,7 @@ def read_run(folder: Path, name: str = "") -> Run:
         )
     report = read_report(folder)
     log = read_log(folder / "log.jsonl", whole=True)
-    return Run(
+    run = Run(
         folder=folder,
         name=printable(name or folder.resolve().name),
         recipe=load_recipe(folder),
@@ -178,6 +188,7 @@ def read_run(folder: Path, name: str = "") -> Run:
         report=report,
         results=_read_newest_results(folder, log, is_finished=report is not None),
     )
+    return replace(run, best_results=_read_best_results(run))
 
 
 def _read_newest_results(
@@ -191,6 +202,18 @@ def _read_newest_results(
     steps = [entry["step"] for entry in log if entry["kind"] == "evaluate"]
     is_newest = steps and steps[-1] == results.step
     return results if is_newest and results.classes else None
+
+
+def _read_best_results(run: Run) -> Results | None:
+    """Return the results of the best evaluation; None if it is the newest one, or if the folder has
+    those of another one."""
+    best = run.best
+    if best is None or run.results is None or best["step"] == run.results.step:
+        return None
+    results = read_results(run.folder, BEST_FILE)
+    if results is None or (results.step, results.digest) != (best["step"], run.results.digest):
+        return None
+    return results if list(results.scores) == [best["weights"]] else None
 
 
 def _is_finite(value: float | None) -> bool:
