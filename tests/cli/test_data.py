@@ -262,7 +262,9 @@ def test_show_draws_what_the_host_loader_makes(
         *("--out", out, "--images", 8, "--split", split),
     )
     assert (code, errors) == (0, "")
-    assert output.splitlines()[-1] == f"{out}: 200 x 136 pixels"
+    assert (
+        output.splitlines()[-1] == f"{out}: images of 40 px, as {tmp_path / 'mine.yaml'} has them"
+    )
     index = open_index(textures / split)
     plans = (
         training_plans(recipe.replace(global_batch_images=8), index.sizes, 0)

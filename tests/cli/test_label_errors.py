@@ -80,7 +80,8 @@ def test_the_command_lists_and_draws_them(
     code, output, _ = answer(*arguments)
     assert code == 1
     assert "21 of 69 images are judged" in output
-    assert "labels are probably wrong" in output
+    assert "labels are doubtful" in output
+    assert "note: top-1 of these runs" not in output
     assert "val/green/red-6.png: green" in output
     assert out.read_bytes().startswith(b"\x89PNG")
     content = json.loads(answer(*arguments, "--json")[1])

@@ -49,7 +49,7 @@ def test_a_command_downloads_weights_by_their_name(
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("train", "--out", "RUN", "--weights", "NAME"),
+        ("train", "--data", "DATA", "--out", "RUN", "--weights", "NAME"),
         ("evaluate", "NAME", "--data", "DATA"),
         ("predict", "NAME", "a.jpg"),
         ("export", "NAME", "FOLDER"),
@@ -59,11 +59,22 @@ def test_a_command_downloads_weights_by_their_name(
     ],
 )
 def test_every_command_with_weights_knows_their_names(
-    arguments: tuple[str, ...], answer: Callable[..., tuple[int, str, str]], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...], answer: Callable[..., tuple[int, str, str]], textures: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     Path("a.jpg").touch()
-    code, _, errors = answer(*(word.replace("NAME", "timm/resnet5.a1_in1k") for word in arguments))
+    words = {"NAME": "timm/resnet5.a1_in1k", "DATA": str(textures)}
+    code, _, errors = answer(*(words.get(word, word) for word in arguments))
     assert code == 2
     assert "lockstep weights" in errors
+
+
+def test_missing_data_is_said_before_weights_are_downloaded(
+    answer: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    command = ("train", "--data", tmp_path / "photos", "--out", tmp_path / "run")
+    code, _, errors = answer(*command, "--weights", "https://127.0.0.1:1/a.pth")
+    assert code == 2
+    assert "photos" in errors
+    assert "127.0.0.1" not in errors

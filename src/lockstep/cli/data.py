@@ -25,6 +25,8 @@ _SHOWN = 5
 """A table lists at most this many findings of a kind."""
 _SHOWN_SUSPECTS = 20
 _DRAWN_SUSPECTS = 60
+_TRUSTED_SHARE = 0.9
+"""Runs that predict fewer labels than this share doubt many that are right."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -220,18 +222,26 @@ def _check_labels(data: Path, runs: list[str], out: Path, *, as_json: bool) -> N
     from lockstep.cli.console import Reporter
     from lockstep.data.contact_sheet import write_sheet
     from lockstep.inference.label_errors import check_labels, draw_suspects
+    from lockstep.models.accuracy_interval import format_accuracy
 
     with Reporter(to_stderr=True) as reporter:
         check = check_labels(data, runs, listener=reporter)
     suspects = check.suspects
     if as_json:
         rows = [suspect.describe() for suspect in suspects]
-        print_json({"images": check.images, "judged": check.judged, "suspects": rows})
+        counts = {"images": check.images, "judged": check.judged, "right": check.right}
+        print_json(counts | {"suspects": rows})
     else:
         print(
             f"{check.judged} of {check.images} images are judged by runs that did not train on"
-            f" them; {len(suspects)} labels are probably wrong"
+            f" them; {len(suspects)} labels are doubtful"
         )
+        if check.right < _TRUSTED_SHARE * check.judged:
+            accuracy = format_accuracy(100 * check.right / check.judged, check.judged)
+            print(
+                f"note: top-1 of these runs is {accuracy}: runs that are wrong so often also doubt"
+                " right labels; look at every image, or train better runs first"
+            )
         for suspect in suspects[:_SHOWN_SUSPECTS]:
             print(
                 f"  {escape_line(suspect.place)}: {escape_line(suspect.label)}"
@@ -307,7 +317,8 @@ def show(
         index, settled, images, evaluation=split == "val", epoch=epoch - 1, step=step - 1
     )
     write_sheet(sheet, out)
-    print(f"{out}: {sheet.width} x {sheet.height} pixels")
+    size = settled.eval_crop if split == "val" else settled.image_size
+    print(f"{out}: images of {size} px, as {recipe or 'my-images'} has them")
 
 
 def _open_shown(

@@ -12,6 +12,7 @@ from lockstep.cli.terminal import print
 
 if TYPE_CHECKING:
     from lockstep.runs.events import Event, Listener
+    from lockstep.runs.resuming import RunSettings
 
 
 def command(
@@ -58,9 +59,8 @@ def command(
         ),
     ] = None,
     weights: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            parser=options.find_weights,
             metavar="SOURCE",
             help=(
                 "Start a new run from the weights of a run, checkpoint or file, or from published"
@@ -172,9 +172,21 @@ def command(
         _train_folds(out, folds, recipe, data, changes, how, weights, resume_from)
         return
     settings = complete_settings(out, recipe, data, changes=changes, how=how)
+    source = _find_weights(weights, settings)
     options.prepare(settings.execution, out)
     with _open_listener() as listener:
-        run_training(settings, weights=weights, resume_from=resume_from, listener=listener)
+        run_training(settings, weights=source, resume_from=resume_from, listener=listener)
+
+
+def _find_weights(name: str | None, settings: "RunSettings") -> Path | None:
+    """Return the path of the weights to start from. What is wrong with the data is said before they
+    are downloaded."""
+    from lockstep.runs.opening import check_paths
+
+    if name is None:
+        return None
+    check_paths(settings, None)
+    return options.find_weights(name)
 
 
 @contextmanager
@@ -198,7 +210,7 @@ def _train_folds(
     data: Path | None,
     changes: dict[str, Any],
     how: dict[str, Any],
-    weights: Path | None,
+    weights: str | None,
     resume_from: Path | None,
 ) -> None:
     from lockstep.runs.folds import describe_folds, fold_folder, train_folds
@@ -211,8 +223,9 @@ def _train_folds(
         return complete_settings(folder, recipe, data, changes=changes | fields, how=how)
 
     first = complete(fold_folder(out, 1), {"folds": folds, "fold": 1})
+    source = _find_weights(weights, first)
     options.prepare(first.execution, out)
-    summary = train_folds(out, folds, complete, weights=weights, open_listener=_open_listener)
+    summary = train_folds(out, folds, complete, weights=source, open_listener=_open_listener)
     if summary is not None:
         print(describe_folds(summary))
 

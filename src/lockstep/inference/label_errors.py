@@ -64,6 +64,8 @@ class LabelCheck:
     """The most certain first."""
     judged: int
     """Images that some run predicted without having trained on them."""
+    right: int
+    """Of these, the images for which the label is the likeliest class."""
     images: int
     """All training and validation images."""
     recipe: Recipe
@@ -79,6 +81,10 @@ class _Judgement:
     total: np.ndarray
     """Sum of the probabilities, float64 [classes]."""
     runs: int = 0
+
+    @property
+    def label(self) -> int:
+        return int(self.index.rows["label"][self.sample])
 
 
 def check_labels(
@@ -114,7 +120,8 @@ def check_labels(
             judgement = judgements.setdefault(place, _Judgement(sets.validation, sample, empty))
             judgement.total += row
             judgement.runs += 1
-    return LabelCheck(_find_suspects(judgements), len(judgements), images, recipe)
+    right = sum(int(one.total.argmax()) == one.label for one in judgements.values())
+    return LabelCheck(_find_suspects(judgements), len(judgements), right, images, recipe)
 
 
 def _list_folders(sources: Sequence[str | Path]) -> list[Path]:
@@ -169,7 +176,7 @@ def _find_suspects(judgements: dict[str, _Judgement]) -> list[Suspect]:
         return []
     places = list(judgements)
     rows = [judgement.total / judgement.runs for judgement in judgements.values()]
-    labels = [int(one.index.rows["label"][one.sample]) for one in judgements.values()]
+    labels = [judgement.label for judgement in judgements.values()]
     errors = find_label_errors(np.stack(rows), np.array(labels))
     suspects = []
     for number, guess in zip(errors.suspects.tolist(), errors.suggestions.tolist(), strict=True):

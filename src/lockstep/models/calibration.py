@@ -83,8 +83,9 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> TemperatureFit | 
     """Return the temperature with the smallest mean cross-entropy of logits [N, classes] and labels
     [N].
 
-    None if there are too few images, or if the smallest one is outside `RANGE`, as it is when
-    every image is right. The same logits always give the same temperature.
+    None if there are too few images, if the smallest one is outside `RANGE`, as it is when every
+    image is right, or if it makes the calibration error greater, as it can on a few images. The
+    same logits always give the same temperature.
     """
     temperature = _minimise_loss(logits, labels) if len(labels) >= LEAST_IMAGES else None
     if temperature is None:
@@ -97,6 +98,8 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> TemperatureFit | 
         of_labels = np.take_along_axis(probabilities, labels[:, None], axis=1)
         losses.append(float(-np.log(np.maximum(of_labels, np.finfo(np.float64).tiny)).mean()))
         errors.append(100 * compute_calibration_error(probabilities.max(axis=1), hits))
+    if errors[1] > errors[0]:
+        return None
     return {
         "temperature": temperature,
         "images": len(labels),
@@ -127,10 +130,11 @@ def choose_threshold(confidences: np.ndarray, hits: np.ndarray, precision: float
     is_last = np.append(sorted_confidences[1:] < sorted_confidences[:-1], True)
     reached = np.flatnonzero(is_last & (shares >= precision))
     if not reached.size:
-        best = 100 * float(shares[is_last].max())
+        best = math.floor(100 * float(shares[is_last].max())) / 100
         raise DataError(
-            f"no threshold reaches a precision of {100 * precision:g} %: the surest of"
-            f" {len(hits)} images are right in {best:.2f} %; ask for less, or use more images"
+            f"no threshold reaches a precision of {100 * precision:g} %; on these {len(hits)}"
+            f" images the highest that one can reach is {100 * best:.0f} %: ask for {best:g} or"
+            " less"
         )
     last = int(reached[-1])
     count = last + 1

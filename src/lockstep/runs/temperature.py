@@ -86,7 +86,7 @@ def describe_fit(fit: TemperatureFit | None, images: int) -> str:
     if fit is None:
         return (
             "no temperature: the probabilities stay as they are, because the validation images are"
-            " all right, or no temperature improves them"
+            " all right, or no temperature brings the probabilities closer to the accuracy"
         )
     return (
         f"temperature {fit['temperature']:.3g}: the calibration error on {images} validation"
