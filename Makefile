@@ -126,7 +126,7 @@ format: $(VENV)/.dev
 
 $(VENV)/.torch: pyproject.toml constraints.txt setup.py src/lockstep/data/decoding/_jpeg.c
 	$(PYTHON) -m venv $(VENV)
-	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch]'
+	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,serve]'
 	touch $@
 
 # ExecuTorch comes without the packages that it asks for: nothing here imports 20 of them (70 MB to download).
