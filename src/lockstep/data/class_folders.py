@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.data.decoding.image_formats import BEGINS_AS_IMAGE, is_image_name
-from lockstep.data.sources import CACHE, CLASSES, QUARANTINE, is_file, is_folder, shorten_list
+from lockstep.data.sources import (
+    BUNDLE,
+    CACHE,
+    CLASSES,
+    QUARANTINE,
+    STORE_FILES,
+    is_file,
+    is_folder,
+    shorten_list,
+)
+from lockstep.data.stores.bundles import MEMBERS, is_image, read_members
 from lockstep.system.errors import DataError
 from lockstep.system.regular_files import IMAGE, open_regular
 
@@ -27,7 +37,7 @@ findings of `lockstep data check`."""
 REFUSED = (EMPTY_CLASS, NESTED_FOLDER)
 """What strict readers refuse: a data set without it has fewer images or classes than its folders
 show."""
-_OWN_FILES = (QUARANTINE, CLASSES, CACHE)
+_OWN_FILES = (QUARANTINE, CLASSES, CACHE, *STORE_FILES)
 _BEGIN = 64
 """This many bytes of a file decide whether it begins as an image."""
 _SHOWN = 5
@@ -51,6 +61,9 @@ class ClassFolder(NamedTuple):
     looping: set[str]
     """Which of them are links that lead back to themselves."""
     skipped: list[Skipped]
+    places: dict[str, tuple[int, int]]
+    """By name: where an image that is an object of a store begins in the bundle, and its length.
+    Empty on a disk."""
 
 
 def list_class_folders(root: Path) -> list[str]:
@@ -88,9 +101,13 @@ def list_beside_classes(root: Path) -> list[Skipped]:
 
 def read_class_folder(root: Path, name: str) -> ClassFolder:
     """Return the contents of a class folder of `root`."""
-    contents = ClassFolder([], set(), [])
+    contents = ClassFolder([], set(), [], {})
+    if (root / name / MEMBERS).is_file():
+        _sort_objects(root, name, contents)
     for entry in _scan(root / name):
         place = f"{name}/{entry.name}"
+        if entry.name in (BUNDLE, MEMBERS):
+            continue
         if entry.name.startswith("."):
             contents.skipped.append(Skipped(HIDDEN, place))
         elif is_folder(entry):
@@ -104,6 +121,19 @@ def read_class_folder(root: Path, name: str) -> ClassFolder:
     if not contents.files:
         contents.skipped.insert(0, Skipped(EMPTY_CLASS, name))
     return contents
+
+
+def _sort_objects(root: Path, name: str, contents: ClassFolder) -> None:
+    """Add what a class folder of an object store holds to its contents."""
+    for member in read_members(root / name):
+        inner, slash, _ = member.name.partition("/")
+        if is_image(member.name):
+            contents.files.append(member.name)
+            contents.places[member.name] = (member.begin, member.size)
+            continue
+        skipped = Skipped(NESTED_FOLDER if slash else STRAY_FILE, f"{name}/{inner}")
+        if skipped not in contents.skipped[-1:]:
+            contents.skipped.append(skipped)
 
 
 def check_layout(contents: Sequence[tuple[Path, Sequence[Skipped]]]) -> None:

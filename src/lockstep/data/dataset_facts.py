@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.index import Index
+from lockstep.data.sources import FOLDER
 
 
 def facts(index: Index) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def facts(index: Index) -> dict[str, Any]:
     names = [os.fsencode(name).decode(errors="backslashreplace") for name in index.classes]
     return {
         "format": index.source.format,
-        "files": len(index.source.files) or len(index),
+        "files": len(index) if index.source.format == FOLDER else len(index.source.files),
         "images": len(index),
         "bytes": int(index.rows["length"].sum(dtype=np.int64)),
         "quarantined": len(index.quarantined),

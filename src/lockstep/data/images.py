@@ -159,7 +159,7 @@ class Images:
     def read_encoded(self, sample: int) -> bytes:
         """Return the current bytes of an image. Raises `OSError`, or `ValueError` if its file has
         changed."""
-        if self.source.format == FOLDER:
+        if not self.source.files:
             return read_file(self.path(sample))[0]
         row = self.rows[sample]
         offset = int(row["offset"])
@@ -175,7 +175,9 @@ class Images:
 
     def prefetch(self, samples: np.ndarray, most_gap: int) -> None:
         """Begin to fetch images of an object store, and what is between them if that is at most
-        `most_gap` bytes."""
+        `most_gap` bytes. Images that are objects are fetched one by one."""
+        if self.source.format == FOLDER:
+            most_gap = 0
         begins, ends = self._find_ranges(samples)
         by_file: dict[int, list[tuple[int, int]]] = {}
         for file, begin, end in zip(

@@ -110,7 +110,7 @@ class Index(Images):
         Raises `DataError` if its file is missing, or is not the file that was indexed.
         """
         try:
-            if self.source.format != FOLDER:
+            if self.source.files:
                 file = int(self.rows["file"][sample])
                 if self._places(file).state() != self.states[file]:
                     raise self.explain_change(sample, "its file was written after indexing")

@@ -26,7 +26,7 @@ def list_and_inspect(
 ) -> tuple[Listing, Facts]:
     """Return the images of a source as `list_images` does, with lengths, heights and widths, and
     the facts about them."""
-    if not source.files or find_mirror(source.root / source.files[0]) is None:
+    if source.format == FOLDER or find_mirror(source.root / source.files[0]) is None:
         listing = list_images(source, quarantine=quarantine, progress=progress)
         return listing, inspect_images(listing, progress)
     # A store may be larger than its cache: what is listed is decoded before more is fetched.
@@ -61,15 +61,18 @@ def _arrange(rows: np.ndarray, inspected: list[tuple[np.ndarray, Facts]]) -> Fac
 def inspect_images(images: Images, progress: Progress) -> Facts:
     """Decode all images, fill in their heights, widths and lengths, and return the facts."""
     rows = images.rows
-    is_folder = images.source.format == FOLDER
-    times = np.zeros(len(rows) if is_folder else 0, np.uint32)
+    are_files = not images.source.files
+    are_objects = images.source.format == FOLDER and images.is_stored
+    times = np.zeros(len(rows) if are_files else 0, np.uint32)
     orientations = np.full(len(rows), UPRIGHT, np.uint8)
     bad: dict[int, str] = {}
 
     def inspect(some: range) -> int:
+        if are_objects:
+            images.prefetch(np.arange(some.start, some.stop), 0)
         for i in some:
             try:
-                if is_folder:
+                if are_files:
                     data, times[i] = read_file(images.path(i))
                 else:
                     data = images.read_encoded(i)

@@ -13,7 +13,7 @@ from threading import Event
 
 import numpy as np
 
-from lockstep.data.class_folders import Skipped, list_class_folders, read_class_folder
+from lockstep.data.class_folders import ClassFolder, Skipped, list_class_folders, read_class_folder
 from lockstep.data.containers import NO_LABEL, Damage, Stored, recordio, tfrecord, webdataset
 from lockstep.data.images import ROW, Images, Names, Progress, Quarantined, relabel
 from lockstep.data.sources import CLASSES, FOLDER, Source
@@ -109,6 +109,8 @@ def _list_folder(source: Source, quarantine: Mapping[str, str]) -> Listing:
                 labels.append(labels_by_class[folder])
     rows = np.zeros(len(names), ROW)
     rows["label"] = labels
+    if source.files:
+        _place_objects(source, rows, names, contents)
     return Listing(
         source,
         rows,
@@ -119,6 +121,17 @@ def _list_folder(source: Source, quarantine: Mapping[str, str]) -> Listing:
         left_out=tuple(left_out),
         skipped=tuple(chain.from_iterable(folder.skipped for folder in contents.values())),
     )
+
+
+def _place_objects(
+    source: Source, rows: np.ndarray, names: list[bytes], contents: Mapping[str, ClassFolder]
+) -> None:
+    """Fill in where images that are objects of a store are in the bundles of their folders."""
+    numbers = {file.partition("/")[0]: number for number, file in enumerate(source.files)}
+    for row, name in zip(rows, names, strict=True):
+        folder, _, file = os.fsdecode(name).partition("/")
+        row["file"] = numbers[folder]
+        row["offset"], row["length"] = contents[folder].places[file]
 
 
 def _encode(name: str) -> bytes:

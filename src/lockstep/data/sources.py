@@ -38,6 +38,11 @@ UNFINISHED = Path(CACHE) / "pack.unfinished"
 FINISHED = Path(CACHE) / "pack.finished"
 """A file with a line of JSON for each written file: the lengths, by name, of this file and of those
 that describe it."""
+BUNDLE = ".lockstep-objects"
+"""A file in a class folder whose images are objects of a store: it stands for them in one file."""
+STORE_FILES = (".store.json", ".listing.lock", ".parts")
+"""The files of a folder that stands for an object store, besides those of the data set: the list of
+objects, a lock, and the folder of what processes have fetched."""
 DALI_INDEXES = "idx"
 """The folder of DALI's indexes next to TFRecord files."""
 
@@ -51,7 +56,8 @@ class Source:
     root: Path
     """The folder to which names of files are relative."""
     files: tuple[str, ...] = ()
-    """The files that hold the images, in order. Empty for a folder, where every image is a file."""
+    """The files that hold the images, in order. Empty for a folder, where every image is a file; in
+    a folder of an object store, the bundle of each class folder."""
     split: str = ""
     """The split whose files in `root` these are; empty if all files are."""
 
@@ -91,7 +97,8 @@ def find_source(root: Path) -> Source:
     _check_written(root)
     folders, files = list_visible(root)
     if set(folders) - {DALI_INDEXES}:
-        return Source(FOLDER, root)
+        bundles = [f"{folder}/{BUNDLE}" for folder in folders]
+        return Source(FOLDER, root, tuple(name for name in bundles if (root / name).is_file()))
     return _make_source(root, files, "") or Source(FOLDER, root)
 
 

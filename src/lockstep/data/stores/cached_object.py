@@ -1,5 +1,5 @@
-"""Parts of an object on the disk: a file with holes where nothing was fetched, and a list of the
-blocks that it has."""
+"""Parts of an object on the disk: a file with holes where nothing was fetched, and a bit for each
+block, which is set if the file has it."""
 
 import ctypes
 import os
@@ -31,11 +31,12 @@ class CachedObject:
         self._flags = path.with_name(path.name + ".blocks")
         blocks = max(-(-size // BLOCK_BYTES), 1)
         flags = self._flags.read_bytes() if self._flags.exists() else b""
-        if len(flags) != blocks:
-            flags = bytes(blocks)
+        if len(flags) != -(-blocks // 8):
+            flags = bytes(-(-blocks // 8))
             self._flags.write_bytes(flags)
             path.unlink(missing_ok=True)
-        self._present = np.frombuffer(flags, np.bool_).copy()
+        bits = np.unpackbits(np.frombuffer(flags, np.uint8), count=blocks)
+        self._present = bits.astype(np.bool_)
 
     @contextmanager
     def _open(self, path: Path) -> Iterator[int]:
@@ -47,8 +48,10 @@ class CachedObject:
             os.close(file)
 
     def _note_present(self, first: int, last: int) -> None:
+        begin = first // 8
+        bits = np.packbits(self._present[begin * 8 : -(-last // 8) * 8])
         with self._open(self._flags) as file:
-            os.pwrite(file, self._present[first:last].tobytes(), first)
+            os.pwrite(file, bits.tobytes(), begin)
 
     def list_blocks(self) -> np.ndarray:
         """Return the numbers of the blocks that are on the disk: int32 [blocks]."""

@@ -1,24 +1,34 @@
 """A local folder that stands for a data set in an object store.
 
-It has an empty file of the right length for every object that holds many images, and real copies
-of the small files that describe them. So everything that lists, indexes and names the files of a
-data set works as on a disk. The time of such a file stands for the object's ETag: an index is built
-again when an object changes.
+It has an empty file of the right length for every object that holds many images, and for every
+class folder, and real copies of the small files that describe them. So everything that lists,
+indexes and names the files of a data set works as on a disk. The time of such a file stands for the
+object's ETag: an index is built again when an object changes.
 """
 
 import fcntl
 import hashlib
 import json
 import os
+import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import asdict
 from functools import lru_cache
-from itertools import count
-from pathlib import Path, PurePosixPath
+from itertools import chain, count
+from pathlib import Path
 from threading import Lock
 
-from lockstep.data.sources import CLASSES, DALI_INDEXES, QUARANTINE, group_by_format
+from lockstep.data.sources import (
+    ALIASES,
+    CLASSES,
+    DALI_INDEXES,
+    QUARANTINE,
+    STORE_FILES,
+    group_by_format,
+    list_visible,
+)
+from lockstep.data.stores.bundles import BundleReader, make_bundle, write_members
 from lockstep.data.stores.objects import ObjectStore, StoredObject, find_url
 from lockstep.data.stores.transfer import Transfer, name_file
 from lockstep.system.errors import DataError
@@ -26,10 +36,8 @@ from lockstep.system.files import replacing, user_cache, write_bytes, write_text
 from lockstep.system.locks import hold_lock
 from lockstep.system.regular_files import RECORDS, read_regular_text
 
-NOTE = ".store.json"
-"""A file in the folder: the URL and the objects."""
-_PARTS = ".parts"
-"""The folder of what processes have fetched; each has a folder in it."""
+NOTE, _LISTING_LOCK, _PARTS = STORE_FILES
+_SPLITS = tuple(chain.from_iterable(ALIASES.values()))
 _LIMIT_BYTES = 20 * 10**9
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -38,7 +46,7 @@ def find_folder(data: str | Path) -> Path:
     """Return the folder of a data set: the path itself, or for the URL of an object store the
     folder that stands for it, with the objects that are there now.
 
-    Raises `DataError` if the store cannot be listed or holds no files with images.
+    Raises `DataError` if the store cannot be listed or holds no images.
     """
     url = find_url(data)
     return Path(data) if url is None else _open_folder(url)
@@ -47,36 +55,38 @@ def find_folder(data: str | Path) -> Path:
 @lru_cache(maxsize=32)  # a run sees the objects as they were when it began
 def _open_folder(url: str) -> Path:
     store = ObjectStore(url)
-    items = sorted(_choose(store), key=lambda item: item.name)
-    if not group_by_format([item.name for item in items]):
+    items, classes = _sort_objects(store.list_objects())
+    if not classes and not group_by_format([item.name for item in items]):
         raise DataError(
-            f"{url} holds no files with images; expected names that end in .tar, .tfrecord or .rec,"
-            " or -00000-of-00001. Pack class folders first: lockstep data pack"
+            f"{url} holds no images; expected class folders of images (train/CLASS/NAME.jpg), or"
+            " names that end in .tar, .tfrecord or .rec, or -00000-of-00001"
         )
     folder = user_cache() / "stores" / hashlib.sha256(url.encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
-    with hold_lock(folder / ".listing.lock"):
-        _write_folder(folder, store, items)
+    with hold_lock(folder / _LISTING_LOCK):
+        _write_folder(folder, store, items, classes)
     return folder
 
 
-def _choose(store: ObjectStore) -> Iterator[StoredObject]:
-    """Yield the objects that are files of a data set. Others, such as the images of class folders,
-    are left out."""
-    for item in store.list_objects():
-        path = PurePosixPath(item.name)
-        parts = path.parts
-        if (
-            not parts
-            or path.is_absolute()
-            or any(part.startswith(".") for part in parts)
-            or len(parts) > 2
-        ):
+def _sort_objects(
+    listed: Iterable[StoredObject],
+) -> tuple[list[StoredObject], dict[str, list[StoredObject]]]:
+    """Return the objects that are files of a data set, and those in class folders by the names of
+    the folders, both in the order of their names. Others are left out."""
+    items = []
+    classes: dict[str, list[StoredObject]] = {}
+    for item in sorted(listed, key=lambda item: item.name):
+        parts = item.name.split("/")
+        if any(not part or part.startswith(".") for part in parts) or parts[0] == DALI_INDEXES:
             continue
-        if parts[0] == DALI_INDEXES:
-            continue
-        if _is_small(path.name) or group_by_format([path.name]):
-            yield item
+        depth = 2 if parts[0] in _SPLITS else 1
+        if len(parts) > depth:
+            # An empty object without an ending stands for a folder in some stores.
+            if item.size or "." in parts[-1]:
+                classes.setdefault("/".join(parts[:depth]), []).append(item)
+        elif _is_small(parts[-1]) or group_by_format([parts[-1]]):
+            items.append(item)
+    return items, classes
 
 
 def _is_small(name: str) -> bool:
@@ -84,31 +94,66 @@ def _is_small(name: str) -> bool:
     return name in (CLASSES, QUARANTINE) or name.endswith(".lst")
 
 
-def _write_folder(folder: Path, store: ObjectStore, items: list[StoredObject]) -> None:
+def _write_folder(
+    folder: Path,
+    store: ObjectStore,
+    items: list[StoredObject],
+    classes: dict[str, list[StoredObject]],
+) -> None:
+    bundles = {name: make_bundle(name, objects) for name, objects in classes.items()}
+    items = [*items, *bundles.values()]
     names = {item.name for item in items}
     for old in _read_items(folder):
         if old not in names:
-            (folder / old).unlink(missing_ok=True)
+            _remove(folder, old)
+    for name, bundle in bundles.items():
+        if not _is_written(folder / bundle.name, bundle):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            write_members(folder / name, name, classes[name])
+    _write_files(folder, store, items)
+    for name, bundle in bundles.items():  # by this time an index notices a change in it
+        os.utime(folder / name, ns=(_make_time(bundle),) * 2)
+    about = {"url": store.url, "objects": [asdict(item) for item in items]}
+    write_text(folder / NOTE, json.dumps(about, allow_nan=False))
+
+
+def _remove(folder: Path, name: str) -> None:
+    """Remove a file that stands for an object, and the folders in which nothing is left."""
+    path = folder / name
+    path.unlink(missing_ok=True)
+    while path.parent != folder and path.parent.is_dir():
+        path = path.parent
+        if any(list_visible(path)):
+            break
+        shutil.rmtree(path)
+
+
+def _is_written(path: Path, item: StoredObject) -> bool:
+    if not path.exists():
+        return False
+    status = path.stat()
+    return (status.st_size, status.st_mtime_ns) == (item.size, _make_time(item))
+
+
+def _write_files(folder: Path, store: ObjectStore, items: list[StoredObject]) -> None:
     for item in items:
         path = folder / item.name
-        path.parent.mkdir(exist_ok=True)
-        time = _make_time(item)
-        if path.exists() and (path.stat().st_size, path.stat().st_mtime_ns) == (item.size, time):
+        if _is_written(path, item):
             continue
+        path.parent.mkdir(exist_ok=True)
         if _is_small(path.name):
             write_bytes(path, bytes(store.read_range(item, 0, item.size)) if item.size else b"")
         else:
             with replacing(path) as partial:
                 partial.touch()
                 os.truncate(partial, item.size)
+        time = _make_time(item)
         os.utime(path, ns=(time, time))
         if path.stat().st_mtime_ns != time:
             raise DataError(
                 f"{folder} is on a file system that rounds the times of files, by which changed"
                 " objects are noticed; set XDG_CACHE_HOME to a folder of another one"
             )
-    about = {"url": store.url, "objects": [asdict(item) for item in items]}
-    write_text(folder / NOTE, json.dumps(about, allow_nan=False))
 
 
 def _read_items(folder: Path) -> dict[str, StoredObject]:
@@ -133,7 +178,7 @@ class Mirror:
         about = json.loads(read_regular_text(folder / NOTE, RECORDS))
         self._folder = folder
         self._items = _read_items(folder)
-        store = ObjectStore(about["url"])
+        store = BundleReader(ObjectStore(about["url"]), folder, self._items.values())
         parts, self.lock = _claim_folder(folder, self._items)
         self.transfer = Transfer(store, self._items.values(), parts, _LIMIT_BYTES)
 
@@ -152,7 +197,7 @@ class Mirror:
 
 def find_mirror(path: Path) -> Mirror | None:
     """Return the mirror that a file belongs to; None if it is a file with contents."""
-    for folder in (path.parent, path.parent.parent):
+    for folder in path.parents[:3]:
         if (folder / NOTE).is_file():
             with _OPENING:
                 return _open_mirror(folder)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lockstep.system.errors import BackendError, DataError
 from lockstep.system.regular_files import ANY_SIZE, open_regular
@@ -28,7 +28,7 @@ _CONNECT_SEC = 10
 _REQUEST_SEC = 60
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StoredObject:
     """An object as a store lists it."""
 
@@ -40,6 +40,13 @@ class StoredObject:
     """Its ETag: another one means other bytes."""
     modified: float
     """When it was written, in seconds since 1970."""
+
+
+class RangeReader(Protocol):
+    """Reads ranges of objects."""
+
+    def read_range(self, item: StoredObject, begin: int, end: int) -> memoryview:
+        """See `ObjectStore.read_range`."""
 
 
 def find_url(path: str | Path) -> str | None:

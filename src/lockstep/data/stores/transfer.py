@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from lockstep.data.stores.cached_object import BLOCK_BYTES, CachedObject
 from lockstep.data.stores.eviction import Reads, await_part, choose_blocks
-from lockstep.data.stores.objects import ObjectStore, StoredObject
+from lockstep.data.stores.objects import RangeReader, StoredObject
 from lockstep.system.errors import DataError
 
 CONNECTIONS = 32
@@ -34,7 +34,7 @@ class Transfer:
     same time."""
 
     def __init__(
-        self, store: ObjectStore, items: Iterable[StoredObject], folder: Path, limit_bytes: int
+        self, store: RangeReader, items: Iterable[StoredObject], folder: Path, limit_bytes: int
     ) -> None:
         """Keep the parts in a folder that no other process uses, with those of an earlier run that
         are there.

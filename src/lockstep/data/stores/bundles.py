@@ -1,0 +1,120 @@
+"""Class folders in an object store, where every image is an object.
+
+The folder that stands for the store has a folder for each class with two files: the list of its
+objects, and an empty file, the bundle, as long as all images after one another, each at the start
+of a block. So an image is a range of a file, as in other formats, and is fetched and kept in the
+same way.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from lockstep.data.decoding.image_formats import is_image_name
+from lockstep.data.sources import BUNDLE
+from lockstep.data.stores.cached_object import BLOCK_BYTES
+from lockstep.data.stores.objects import RangeReader, StoredObject
+from lockstep.system.files import write_text
+from lockstep.system.regular_files import RECORDS, read_regular
+
+MEMBERS = f"{BUNDLE}.jsonl"
+"""A file next to a bundle with a line for each object of the class folder, in the order of their
+names: its name in the folder, its size in bytes and its ETag."""
+
+
+class Member(NamedTuple):
+    """An object of a class folder."""
+
+    name: str
+    """In the class folder. If it has a slash, the object is deeper."""
+    size: int
+    version: str
+    begin: int
+    """Where the image begins in the bundle. What is no image has no place in it."""
+
+
+def is_image(name: str) -> bool:
+    """Return whether an object is an image of the class, by its name in the class folder."""
+    return "/" not in name and is_image_name(name)
+
+
+def make_bundle(folder: str, items: Sequence[StoredObject]) -> StoredObject:
+    """Return the bundle of a class folder, given by its name in the store, as if it were an object:
+    it changes when one of the objects does."""
+    images = [item.size for item in items if is_image(item.name.removeprefix(f"{folder}/"))]
+    digest = hashlib.sha256("\n".join(_write_lines(folder, items)).encode()).hexdigest()
+    modified = max(item.modified for item in items)
+    return StoredObject(f"{folder}/{BUNDLE}", sum(map(_round_up, images)), digest, modified)
+
+
+def write_members(path: Path, folder: str, items: Sequence[StoredObject]) -> None:
+    """Write the list of a class folder's objects into the folder `path`, which stands for it."""
+    write_text(path / MEMBERS, "\n".join(_write_lines(folder, items)))
+
+
+def _write_lines(folder: str, items: Iterable[StoredObject]) -> Iterator[str]:
+    for item in items:
+        yield json.dumps([item.name.removeprefix(f"{folder}/"), item.size, item.version])
+
+
+def _round_up(size: int) -> int:
+    return -(-size // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def read_members(path: Path) -> Iterator[Member]:
+    """Yield the objects of a class folder, by the list in the folder that stands for it."""
+    begin = 0
+    for line in read_regular(path / MEMBERS, RECORDS).splitlines():
+        name, size, version = json.loads(line)
+        yield Member(name, size, version, begin)
+        if is_image(name):
+            begin += _round_up(size)
+
+
+class BundleReader:
+    """Reads ranges of a store's objects, and of bundles. Threads may call it at the same time."""
+
+    def __init__(self, store: RangeReader, root: Path, items: Iterable[StoredObject]) -> None:
+        """`root` is the folder that stands for the store; `items` are its files, also those that
+        are no bundles."""
+        self._store = store
+        self._lines: dict[str, list[bytes]] = {}
+        """By the name of the bundle: the lines of its images, which take less than a fifth of their
+        parsed values."""
+        self._begins: dict[str, np.ndarray] = {}
+        """int64 [images]: where they begin in the bundle."""
+        for item in items:
+            if item.name.endswith(f"/{BUNDLE}"):
+                path = root / Path(item.name).parent
+                lines = []
+                begins = []
+                for member in read_members(path):
+                    if is_image(member.name) and member.size:
+                        lines.append(json.dumps(member).encode())
+                        begins.append(member.begin)
+                self._lines[item.name] = lines
+                self._begins[item.name] = np.array(begins, np.int64)
+
+    def read_range(self, item: StoredObject, begin: int, end: int) -> memoryview:
+        """Return bytes `begin` to `end` of an object or a bundle; raises as
+        `ObjectStore.read_range` does. Between images a bundle has zeros."""
+        if item.name not in self._begins:
+            return self._store.read_range(item, begin, end)
+        data = memoryview(bytearray(end - begin))
+        begins = self._begins[item.name]
+        first = int(np.searchsorted(begins, begin, "right")) - 1
+        last = int(np.searchsorted(begins, end, "left"))
+        for line in self._lines[item.name][max(first, 0) : last]:
+            image = Member(*json.loads(line))
+            start = max(begin, image.begin)
+            stop = min(end, image.begin + image.size)
+            if start < stop:
+                name = f"{item.name.removesuffix(BUNDLE)}{image.name}"
+                part = StoredObject(name, image.size, image.version, item.modified)
+                place = slice(start - begin, stop - begin)
+                data[place] = self._store.read_range(part, start - image.begin, stop - image.begin)
+        return data
