@@ -378,13 +378,14 @@ def _indexes(data: Path, *, anew: bool = False, quiet: bool = False) -> "list[tu
     from lockstep.data.stores.mirror import find_folder
 
     indexes: list[tuple[str, Index]] = []
+    folder = find_folder(data)
     with Reporter(is_quiet=quiet) as reporter:
-        for split, source in find_sources(find_folder(data)).items():
+        for split, source in find_sources(folder).items():
             classes = indexes[0][1].classes if indexes else None
             progress = reporter.progress(f"indexing {split}".strip())
             index = open_index(source, classes=classes, progress=progress, anew=anew)
             indexes.append((split, index))
-        for note in note_skipped(data, [index for _, index in indexes]):
+        for note in note_skipped(folder, [index for _, index in indexes]):
             reporter.say(f"note: {note}")
     return indexes
 

@@ -39,7 +39,15 @@ from lockstep.data.images import (
 )
 from lockstep.data.inspection import list_and_inspect
 from lockstep.data.listing import Listing, list_images
-from lockstep.data.sources import CACHE, CLASSES, FOLDER, QUARANTINE, Source, find_source
+from lockstep.data.sources import (
+    CACHE,
+    CLASSES,
+    FOLDER,
+    QUARANTINE,
+    Source,
+    find_source,
+    name_folder,
+)
 from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError
 from lockstep.system.files import replacing, user_cache, write_text
@@ -130,10 +138,10 @@ class Index(Images):
     def explain_change(self, sample: int, how: str) -> DataError:
         """Return the error that says how a file differs from the indexed one, and what to do."""
         name = "" if self.source.format == FOLDER else f" ({self.name(sample)})"
+        root = name_folder(self.root)
         return DataError(
-            f"{self.root}/{self.place(sample)}{name} is not the image that was indexed: {how}. Put"
-            " it back, or index the images again: lockstep data index"
-            f" {shlex.quote(str(self.root))}"
+            f"{root}/{self.place(sample)}{name} is not the image that was indexed: {how}. Put it"
+            f" back, or index the images again: lockstep data index {shlex.quote(root)}"
         )
 
 

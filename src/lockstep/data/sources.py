@@ -64,9 +64,19 @@ class Source:
     @property
     def title(self) -> str:
         """The name of the source in messages."""
+        root = name_folder(self.root)
         if self.format == FOLDER:
-            return str(self.root)
-        return f"{self.root}/{self.files[0]}{' ...' if len(self.files) > 1 else ''}"
+            return root
+        return f"{root}/{self.files[0]}{' ...' if len(self.files) > 1 else ''}"
+
+
+def name_folder(folder: Path) -> str:
+    """Return how a folder is named in messages: its path, or the URL that it stands for."""
+    for root in (folder, folder.parent):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            url = json.loads(read_regular_text(root / STORE_FILES[0], RECORDS))["url"]
+            return f"{url}{str(folder).removeprefix(str(root))}"
+    return str(folder)
 
 
 def find_split(data: Path, split: str) -> Source:

@@ -33,6 +33,7 @@ from lockstep.data.sources import (
     find_source,
     find_split,
     holds_split,
+    name_folder,
 )
 from lockstep.data.stores.mirror import find_folder, name_data
 from lockstep.recipes.folds import Fold
@@ -157,8 +158,11 @@ def note_skipped(data: Path, indexes: Sequence[Index]) -> list[str]:
         skipped += [Skipped(kind, split + printable(place)) for kind, place in list_skipped(index)]
     if not skipped:
         return []
-    command = f"lockstep data check {shlex.quote(str(data))}"
-    return [f"left out of {data}: {describe_skipped(skipped)}; {command} lists all"]
+    name = name_folder(data)
+    note = f"left out of {name}: {describe_skipped(skipped)}"
+    if name == str(data):
+        note += f"; lockstep data check {shlex.quote(name)} lists all"
+    return [note]
 
 
 def _require_split(data: Path, split: str) -> Source:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lockstep.data.stores.objects import ObjectStore, StoredObject, find_url
+from lockstep.data.stores.web import is_web
 from lockstep.system.errors import DataError, RecipeError
 from lockstep.system.locks import hold_lock
 from lockstep.weights import checkpoint
@@ -103,7 +104,7 @@ def keep_copies(
 def open_store(url: str) -> ObjectStore:
     """Return the store of a run's copy. Raises as `RunCopies` does."""
     address = find_url(url)
-    if address is None:
+    if address is None or is_web(address):
         raise RecipeError(f"{FIELD} is {url!r}, expected an address such as s3://BUCKET/RUN")
     return ObjectStore(address)
 

@@ -52,19 +52,9 @@ class Server:
 def serve(root: Path, *, looks_again: bool = True) -> Iterator[Server]:
     """Serve a folder of buckets while the block runs. If it `looks_again` at every request, it sees
     files that tests put there, and is slow after a hundred files."""
-    assert RCLONE is not None
-    behind = _find_port()
-    command = [RCLONE, "serve", "s3", "--auth-key", ",".join(KEYS), "--config", "/dev/null"]
-    command += [
-        "--addr",
-        f"127.0.0.1:{behind}",
-        "--dir-cache-time",
-        "0s" if looks_again else "1h",
-        str(root),
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        _wait_for(behind, process)
+    cache_time = "0s" if looks_again else "1h"
+    options = ["--auth-key", ",".join(KEYS), "--dir-cache-time", cache_time]
+    with run_rclone("s3", root, *options) as behind:
         server = Server(root, 0)
         proxy = _Proxy(server, behind)
         server.port = proxy.server_port
@@ -75,6 +65,20 @@ def serve(root: Path, *, looks_again: bool = True) -> Iterator[Server]:
         finally:
             proxy.shutdown()
             proxy.server_close()
+
+
+@contextmanager
+def run_rclone(protocol: str, root: Path, *options: str) -> Iterator[int]:
+    """Let rclone serve a folder while the block runs, and give the port."""
+    assert RCLONE is not None
+    port = _find_port()
+    command = [RCLONE, "serve", protocol, "--config", "/dev/null", "--addr", f"127.0.0.1:{port}"]
+    process = subprocess.Popen(
+        [*command, *options, str(root)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        _wait_for(port, process)
+        yield port
     finally:
         process.kill()
         process.wait()

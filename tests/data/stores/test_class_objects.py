@@ -11,6 +11,7 @@ import pytest
 from lockstep.data.class_folders import NESTED_FOLDER, STRAY_FILE, Skipped
 from lockstep.data.index import open_index
 from lockstep.data.sources import find_source, find_split
+from lockstep.data.split import note_skipped
 from lockstep.data.stores import mirror
 from lockstep.data.stores.mirror import find_folder, name_data
 from lockstep.data.stores.objects import StoredObject
@@ -55,6 +56,10 @@ def test_what_is_no_image_of_a_class_is_left_out(store: Store, packed: Path) -> 
         path.write_bytes(b"x" if "empty" not in name else b"")
     index = open_index(find_source(find_folder(store.url)))
     assert len(index) == 8
+    assert index.source.title == store.url
+    [note] = note_skipped(index.root, [index])
+    assert note.startswith(f"left out of {store.url}: 1 folder inside a class folder (dots/deep)")
+    assert note.endswith("(dots/notes.txt)")
     assert index.skipped == (
         Skipped(NESTED_FOLDER, "dots/deep"),
         Skipped(STRAY_FILE, "dots/notes.txt"),
@@ -106,4 +111,4 @@ class NamedStore(mirror.ObjectStore):
     """A store of which only the address is asked for."""
 
     def __init__(self) -> None:
-        self.url = "s3://bucket/images"
+        self.url = self.address = "s3://bucket/images"

@@ -67,10 +67,15 @@ def _round_up(size: int) -> int:
 
 def read_members(path: Path) -> Iterator[Member]:
     """Yield the objects of a class folder, by the list in the folder that stands for it."""
+    for _, member in _parse_lines(path):
+        yield member
+
+
+def _parse_lines(path: Path) -> Iterator[tuple[bytes, Member]]:
     begin = 0
     for line in read_regular(path / MEMBERS, RECORDS).splitlines():
         name, size, version = json.loads(line)
-        yield Member(name, size, version, begin)
+        yield line, Member(name, size, version, begin)
         if is_image(name):
             begin += _round_up(size)
 
@@ -92,9 +97,9 @@ class BundleReader:
                 path = root / Path(item.name).parent
                 lines = []
                 begins = []
-                for member in read_members(path):
+                for line, member in _parse_lines(path):
                     if is_image(member.name) and member.size:
-                        lines.append(json.dumps(member).encode())
+                        lines.append(line)
                         begins.append(member.begin)
                 self._lines[item.name] = lines
                 self._begins[item.name] = np.array(begins, np.int64)
@@ -108,13 +113,14 @@ class BundleReader:
         begins = self._begins[item.name]
         first = int(np.searchsorted(begins, begin, "right")) - 1
         last = int(np.searchsorted(begins, end, "left"))
-        for line in self._lines[item.name][max(first, 0) : last]:
-            image = Member(*json.loads(line))
-            start = max(begin, image.begin)
-            stop = min(end, image.begin + image.size)
+        for number in range(max(first, 0), last):
+            name, size, version = json.loads(self._lines[item.name][number])
+            first_byte = int(begins[number])
+            start = max(begin, first_byte)
+            stop = min(end, first_byte + size)
             if start < stop:
-                name = f"{item.name.removesuffix(BUNDLE)}{image.name}"
-                part = StoredObject(name, image.size, image.version, item.modified)
+                path = f"{item.name.removesuffix(BUNDLE)}{name}"
+                part = StoredObject(path, size, version, item.modified)
                 place = slice(start - begin, stop - begin)
-                data[place] = self._store.read_range(part, start - image.begin, stop - image.begin)
+                data[place] = self._store.read_range(part, start - first_byte, stop - first_byte)
         return data

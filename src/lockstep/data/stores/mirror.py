@@ -31,6 +31,7 @@ from lockstep.data.sources import (
 from lockstep.data.stores.bundles import BundleReader, make_bundle, write_members
 from lockstep.data.stores.objects import ObjectStore, StoredObject, find_url
 from lockstep.data.stores.transfer import Transfer, name_file
+from lockstep.data.stores.web import open_store
 from lockstep.system.errors import DataError
 from lockstep.system.files import replacing, user_cache, write_bytes, write_text
 from lockstep.system.locks import hold_lock
@@ -43,8 +44,8 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def find_folder(data: str | Path) -> Path:
-    """Return the folder of a data set: the path itself, or for the URL of an object store the
-    folder that stands for it, with the objects that are there now.
+    """Return the folder of a data set: the path itself, or for the URL of an object store, or of
+    files of a web server, the folder that stands for it, with the objects that are there now.
 
     Raises `DataError` if the store cannot be listed or holds no images.
     """
@@ -54,7 +55,7 @@ def find_folder(data: str | Path) -> Path:
 
 @lru_cache(maxsize=32)  # a run sees the objects as they were when it began
 def _open_folder(url: str) -> Path:
-    store = ObjectStore(url)
+    store = open_store(url)
     items, classes = _sort_objects(store.list_objects())
     if not classes and not group_by_format([item.name for item in items]):
         raise DataError(
@@ -113,7 +114,11 @@ def _write_folder(
     _write_files(folder, store, items)
     for name, bundle in bundles.items():  # by this time an index notices a change in it
         os.utime(folder / name, ns=(_make_time(bundle),) * 2)
-    about = {"url": store.url, "objects": [asdict(item) for item in items]}
+    about = {
+        "url": store.url,
+        "address": store.address,
+        "objects": [asdict(item) for item in items],
+    }
     write_text(folder / NOTE, json.dumps(about, allow_nan=False))
 
 
@@ -178,7 +183,7 @@ class Mirror:
         about = json.loads(read_regular_text(folder / NOTE, RECORDS))
         self._folder = folder
         self._items = _read_items(folder)
-        store = BundleReader(ObjectStore(about["url"]), folder, self._items.values())
+        store = BundleReader(open_store(about["address"]), folder, self._items.values())
         parts, self.lock = _claim_folder(folder, self._items)
         self.transfer = Transfer(store, self._items.values(), parts, _LIMIT_BYTES)
 
@@ -245,10 +250,10 @@ def _claim_folder(mirror: Path, items: dict[str, StoredObject]) -> tuple[Path, i
 
 
 def name_data(folder: Path) -> str:
-    """Return how a data set is named in another command: the URL of the store that a folder stands
-    for, or the folder's absolute path."""
+    """Return how a data set is named in another command: the address that a folder stands for, or
+    the folder's absolute path."""
     try:
-        url = json.loads(read_regular_text(folder / NOTE, RECORDS))["url"]
+        address = json.loads(read_regular_text(folder / NOTE, RECORDS))["address"]
     except (OSError, ValueError, KeyError, TypeError):
         return str(folder.resolve())
-    return str(url)
+    return str(address)

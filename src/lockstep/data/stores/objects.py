@@ -13,13 +13,15 @@ from lockstep.system.errors import BackendError, DataError
 from lockstep.system.regular_files import ANY_SIZE, open_regular
 
 INSTALL = "pip install obstore==0.12.1"
-_URL = re.compile(r"(s3|gs|az)://?(?=[^/])")
+_URL = re.compile(r"(s3|gs|az|https?)://?(?=[^/])")
 _RETRY: Any = {"max_retries": 8, "retry_timeout": timedelta(minutes=2)}
 """A store that asks for patience (503) or does not answer gets it."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
 """Environment variables with the address of a store that is not its company's own."""
-_NOT_OF_OBSTORE = (OSError, ValueError)
+NO_OBJECT = (OSError, ValueError)
 """What obstore raises besides its own errors, such as FileNotFoundError for an object."""
+CONNECTIONS = 32
+"""Requests at a time. With 100 KB each and 20 ms to the store this is 1 Gbit/s."""
 _ANSWERS = 4
 """An answer that ends too early is asked for again, up to this many times in all."""
 _PIECE_BYTES = 16 * 2**20
@@ -50,8 +52,8 @@ class RangeReader(Protocol):
 
 
 def find_url(path: str | Path) -> str | None:
-    """Return the URL of an object store that a path stands for; None if it is a path of this
-    machine. `Path` makes one slash of two.
+    """Return the URL of an object store, or of files of a web server, that a path stands for; None
+    if it is a path of this machine. `Path` makes one slash of two.
 
     >>> find_url(Path("s3://bucket/images")), find_url("images")
     ('s3://bucket/images', None)
@@ -68,6 +70,8 @@ class ObjectStore:
     def __init__(self, url: str) -> None:
         """Raises `BackendError` if the library is missing, `DataError` if it refuses the URL."""
         self.url = url
+        self.address = url
+        """How commands name the data set."""
         self._store = connect(url)
 
     def list_objects(self) -> Iterator[StoredObject]:
@@ -77,7 +81,7 @@ class ObjectStore:
         try:
             for page in obstore.list(self._store, chunk_size=1000):
                 for about in page:
-                    version = _find_version(about)
+                    version = self._find_version(about)
                     if not version:
                         raise DataError(
                             f"{self.url}/{about['path']} has no ETag; expected a store that gives"
@@ -85,7 +89,7 @@ class ObjectStore:
                         )
                     modified = about["last_modified"].timestamp()
                     yield StoredObject(about["path"], about["size"], version, modified)
-        except (obstore.exceptions.BaseError, *_NOT_OF_OBSTORE) as error:
+        except (obstore.exceptions.BaseError, *NO_OBJECT) as error:
             raise self._explain("", error) from None
 
     def read_range(self, item: StoredObject, begin: int, end: int) -> memoryview:
@@ -96,14 +100,14 @@ class ObjectStore:
         """
         import obstore
 
-        wanted: Any = {"if_match": f'"{item.version}"'}
+        wanted = self._require_version(item)
         if (begin, end) != (0, item.size):  # some servers send all bytes as no range
             wanted["range"] = (begin, end)
         try:
             data = self._receive(item, wanted)
         except obstore.exceptions.PreconditionError:
             raise self._explain_change(item) from None
-        except (obstore.exceptions.BaseError, *_NOT_OF_OBSTORE) as error:
+        except (obstore.exceptions.BaseError, *NO_OBJECT) as error:
             raise self._explain(item.name, error) from None
         if len(data) != end - begin:
             raise DataError(
@@ -125,7 +129,7 @@ class ObjectStore:
         with open_regular(file, ANY_SIZE) as content:
             try:
                 obstore.put(self._store, name, content)
-            except (obstore.exceptions.BaseError, *_NOT_OF_OBSTORE) as error:
+            except (obstore.exceptions.BaseError, *NO_OBJECT) as error:
                 raise self._explain(name, error, "written") from None
 
     def delete(self, names: list[str]) -> None:
@@ -136,7 +140,7 @@ class ObjectStore:
         for name in names:
             try:
                 obstore.delete(self._store, name)
-            except (obstore.exceptions.BaseError, *_NOT_OF_OBSTORE) as error:
+            except (obstore.exceptions.BaseError, *NO_OBJECT) as error:
                 raise self._explain(name, error, "removed") from None
 
     def _receive(self, item: StoredObject, wanted: Any) -> Any:
@@ -148,13 +152,21 @@ class ObjectStore:
         while True:
             left -= 1
             answer = obstore.get(self._store, item.name, options=wanted)
-            if _find_version(answer.meta) != item.version:  # some servers ignore if_match
+            if self._find_version(answer.meta) != item.version:  # some servers ignore if_match
                 raise self._explain_change(item)
             try:
                 return answer.bytes()
             except obstore.exceptions.GenericError:
                 if not left:
                     raise
+
+    def _find_version(self, about: Any) -> str:
+        """Return the ETag without quotation marks, which some servers leave out in lists."""
+        return str(about["e_tag"] or "").strip('"')
+
+    def _require_version(self, item: StoredObject) -> dict[str, Any]:
+        """Return the options of a request that is refused if the object has changed."""
+        return {"if_match": f'"{item.version}"'}
 
     def _explain_change(self, item: StoredObject) -> DataError:
         return DataError(
@@ -170,11 +182,6 @@ class ObjectStore:
         )
 
 
-def _find_version(about: Any) -> str:
-    """Return an object's ETag without quotation marks, which some servers leave out in lists."""
-    return str(about["e_tag"] or "").strip('"')
-
-
 @lru_cache(maxsize=8)
 def connect(url: str) -> Any:
     """Return the library's store. Raises as `ObjectStore` does."""
@@ -184,17 +191,20 @@ def connect(url: str) -> Any:
             " are found in the environment"
         )
     try:
-        from obstore.store import from_url
+        from obstore.store import HTTPStore, from_url
     except ImportError:
         raise BackendError(f"data in an object store needs obstore: {INSTALL}") from None
     client: Any = {
         "connect_timeout": timedelta(seconds=_CONNECT_SEC),
         "timeout": timedelta(seconds=_REQUEST_SEC),
         # the library would refuse an address that the user gave without TLS
-        "allow_http": any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS),
+        "allow_http": url.startswith("http://")
+        or any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS),
     }
+    # `from_url` takes some companies' https:// addresses for those of stores with credentials.
+    make_store = HTTPStore.from_url if url.startswith("http") else from_url
     try:
-        return from_url(url, retry_config=_RETRY, client_options=client)
+        return make_store(url, retry_config=_RETRY, client_options=client)
     except Exception as error:  # the library has several kinds for a wrong URL
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(f"{url} is not an object store that can be used: {reason:.300}") from None

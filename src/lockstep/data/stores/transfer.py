@@ -12,11 +12,9 @@ from typing import NamedTuple
 
 from lockstep.data.stores.cached_object import BLOCK_BYTES, CachedObject
 from lockstep.data.stores.eviction import Reads, await_part, choose_blocks
-from lockstep.data.stores.objects import RangeReader, StoredObject
+from lockstep.data.stores.objects import CONNECTIONS, RangeReader, StoredObject
 from lockstep.system.errors import DataError
 
-CONNECTIONS = 32
-"""Requests at a time. With 100 KB each and 20 ms to the store this is 1 Gbit/s."""
 MOST_BYTES = 2**23
 """The length of a request at most."""
 
