@@ -88,8 +88,8 @@ class BundleReader:
         are no bundles."""
         self._store = store
         self._lines: dict[str, list[bytes]] = {}
-        """By the name of the bundle: the lines of its images, which take less than half of what their
-        parsed values do."""
+        """By the name of the bundle: the lines of its images, which take less than half of what
+        their parsed values do."""
         self._begins: dict[str, np.ndarray] = {}
         """int64 [images]: where they begin in the bundle."""
         for item in items:
