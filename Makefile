@@ -66,7 +66,7 @@ fuzz: $(VENV)/.dev
 	LD_PRELOAD=$$($(CC) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 $(RUN)/python $(FUZZES) --seed 1 --module build/fuzz/_jpeg.so
 	$(RUN)/python -m tests.weights.formats.fuzz_weights --files $(FUZZ_FILES)
 
-# The notebooks of the documentation, without Jupyter: a folder for each, about ten minutes.
+# The notebooks of the documentation, without Jupyter. Copies with all outputs are in build/notebooks.
 notebooks: $(VENV)/.dev
 	$(RUN)/python -m tests.docs.run_notebooks
 
