@@ -1,12 +1,12 @@
 """Draw the pictures of docs/tutorial/compare-backends.md from what its commands wrote.
 
     make docs-run PAGES=docs/tutorial/compare-backends.md
-    python docs/pictures/compare_backends.py build/docs-run/docs/tutorial/compare-backends
+    python docs/pictures/compare_backends.py build/docs-run/docs/tutorial/compare-backends/five
 
-It needs Chromium and playwright (`make browser`). The roofline can be drawn alone, from any report
-of `lockstep benchmark`:
+It needs Chromium and playwright (`make browser`). The roofline can be drawn alone, without them,
+from any report of `lockstep benchmark train`:
 
-    python docs/pictures/compare_backends.py bench.json roofline.png
+    python docs/pictures/compare_backends.py five/engines.json five/roofline.png
 """
 
 import json
@@ -21,6 +21,7 @@ from shared import chromium, keep_picture, picture_part
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import LogLocator
 
 RECORD = Path(__file__).parents[2] / "benchmarks/results/grid_engines.json"
 """The figures of the page, measured while no other program ran."""
@@ -44,15 +45,17 @@ def main() -> None:
 def draw_roofline(report: Path, picture: Path) -> None:
     """Draw operations a second over operations a byte: the limits of the machine, and the cells."""
     content = json.loads(report.read_text(encoding="utf-8"))
-    cells = [cell for cell in content["cells"] if cell.get("roofline")]
-    if not cells:
+    machine = content["machine"]
+    products = {dtype: rate for dtype, rate in machine["gemm_gflops"].items() if rate}
+    copies = machine["copy_gb_per_sec"]
+    cells = [
+        cell for cell in content["cells"] if cell.get("roofline") and cell["dtype"] in products
+    ]
+    if not cells or not copies:
         raise SystemExit(f"{report} has no cell with a roofline; expected a report of training")
     figure, axis = plt.subplots(figsize=(7.5, 4.2), dpi=120)
-    machine = content["machine"]
     reached = [count_operations_per_byte(cell) for cell in cells]
     intensities = np.geomspace(min(reached) / 12, max(reached) * 6, 200)
-    products = machine["gemm_gflops"]
-    copies = machine["copy_gb_per_sec"]
     for dtype, rate in products.items():
         roof = np.minimum(rate, copies * intensities)
         axis.plot(intensities, roof, color=COLOURS[dtype], label=f"limit of the machine in {dtype}")
@@ -71,9 +74,9 @@ def draw_roofline(report: Path, picture: Path) -> None:
         axis.annotate(text, (intensity * beside, height), fontsize=8, va="center", ha=side)
     axis.set_xscale("log")
     axis.set_yscale("log")
-    ticks = [100, 200, 500, 1000]
-    axis.set_yticks(ticks, [str(tick) for tick in ticks])
-    axis.set_ylim(bottom=80)
+    axis.set_ylim(min(map(count_operations, cells)) / 1.4, 2.4 * max(products.values()))
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_minor_formatter("")
     axis.set_xlabel("operations for each byte that is moved")
     axis.set_ylabel("billion operations a second")
