@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lockstep.benchmark.cells import name_computer
+from lockstep.benchmark.describing import COMPILING, describe_kind, format_interval, list_remarks
 from lockstep.benchmark.failures import OK
 from lockstep.benchmark.iteration_times import format_rate
 from lockstep.benchmark.report_file import BenchmarkReport
@@ -15,9 +16,6 @@ from lockstep.cli.terminal import format_number
 
 Entry = dict[str, Any]
 _PERCENTILES = ("mean", "p50", "p90", "p95", "p99", "p100")
-_OTHERS = 0.05
-"""Other programs are mentioned if they used more than this share of the processors."""
-_COMPILING = ("compile", "layout")
 _WORDS = ("", "95 %", "bound by", "over", "intervals")
 _WIDTH = 500
 """Columns that a line may take. A table row is one line on any terminal, so that tools can search
@@ -31,7 +29,7 @@ def describe_cell(entry: Entry, *, kept: bool) -> str:
         name += " (kept)"
     if entry["status"] != OK:
         return f"{name}: {entry['status']}: {str(entry['reason']).splitlines()[0]}"
-    return f"{name}: {format_rate(entry['images_per_sec'])} images/s ({_format_interval(entry)})"
+    return f"{name}: {format_rate(entry['images_per_sec'])} images/s ({format_interval(entry)})"
 
 
 def show_report(report: BenchmarkReport, other: BenchmarkReport | None) -> None:
@@ -70,11 +68,11 @@ def _build_rates(entries: list[Entry]) -> Table:
         if memory is not None:
             memory *= 1e-6
         table.add_row(
-            _describe_kind(entry),
+            describe_kind(entry),
             str(entry["ranks"]),
             str(entry["batch"]),
             format_rate(entry["images_per_sec"]),
-            _format_interval(entry),
+            format_interval(entry),
             *(f"{entry['latency_ms'][name]:.1f}" for name in _PERCENTILES),
             f"{entry['data_wait_share']:.1%}",
             _describe_bound(entry),
@@ -120,7 +118,7 @@ def _build_quotients(pairs: list[Pair]) -> Table:
 def _name_pair(pair: Pair) -> str:
     entry = pair.over
     parts = {"runtime": name_computer(entry)} | {name: entry[name] for name in ("model", "dtype")}
-    for name in _COMPILING:
+    for name in COMPILING:
         if entry[name] != "auto":
             parts[name] = f"{name} {entry[name]}"
     parts |= {"ranks": f"n {entry['ranks']}", "batch": f"batch {entry['batch']}"}
@@ -161,8 +159,8 @@ def _build_pairs(pairs: list[Pair], *, divided: bool) -> Table:
     table = _make_table(*columns)
     for pair in pairs:
         rate, other, *compared = _format_pair(pair)
-        rate = f"{rate} ({_format_interval(pair.over)})"
-        other = f"{other} ({_format_interval(pair.under)})"
+        rate = f"{rate} ({format_interval(pair.over)})"
+        other = f"{other} ({format_interval(pair.under)})"
         cells = [_name_cell(pair.over), rate, other, *compared]
         table.add_row(*cells[: len(columns)])
     return table
@@ -177,35 +175,12 @@ def _show_remarks(console: Console, entries: list[Entry]) -> None:
     """Print the notes on cells. A note that several cells share is printed once."""
     remarks: dict[str, list[str]] = {}
     for entry in entries:
-        for remark in _list_remarks(entry):
+        for remark in list_remarks(entry):
             remarks.setdefault(remark, []).append(_name_cell(entry))
     for remark, names in remarks.items():
         cells = names[0] if len(names) == 1 else f"{len(names)} cells, from {names[0]} on"
         console.print(f"{cells}: {remark}", markup=False)
 
 
-def _list_remarks(entry: Entry) -> list[str]:
-    if entry["status"] != OK:
-        return [f"{entry['status']}: {entry['reason']}"]
-    remarks = []
-    if not entry["steady"]:
-        remarks.append(f"not steady: {entry['steady_reason']}")
-    share = entry["other_programs_share"] or 0
-    if share > _OTHERS:
-        remarks.append(f"other programs used {share:.0%} of the processors during the measurement")
-    return [*remarks, *entry["remarks"]]
-
-
-def _describe_kind(entry: Entry) -> str:
-    parts = [name_computer(entry), entry["model"], entry["dtype"]]
-    parts += [f"{name} {entry[name]}" for name in _COMPILING if entry[name] != "auto"]
-    return " ".join(parts)
-
-
 def _name_cell(entry: Entry) -> str:
-    return f"{entry['what']} {_describe_kind(entry)}, n {entry['ranks']}, batch {entry['batch']}"
-
-
-def _format_interval(entry: Entry) -> str:
-    low, high = entry["interval"]
-    return f"{format_rate(low)} to {format_rate(high)}"
+    return f"{entry['what']} {describe_kind(entry)}, n {entry['ranks']}, batch {entry['batch']}"

@@ -10,7 +10,11 @@ from lockstep.cli.terminal import print
 
 def command(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, finished or not.")
+        list[Path],
+        typer.Argument(
+            metavar="RUN...",
+            help="Folders of runs, finished or not; or the file of one `lockstep benchmark -o`.",
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(
         "report.html"
@@ -29,12 +33,19 @@ def command(
         ),
     ] = False,
 ) -> None:
-    """Write one HTML page about one or several runs.
+    """Write one HTML page about one or several runs, or about a benchmark.
 
-    It shows curves, accuracy, confusion, calibration, mistakes, speed and recipe.
+    It shows curves, accuracy, confusion, calibration, mistakes, speed and recipe; of a benchmark
+    the roofline and all cells.
     """
-    from lockstep import report
+    if len(runs) == 1 and runs[0].is_file():
+        from lockstep.benchmark.page import write_page
 
-    print(report(runs, out, plots=plots, explain=explain))
+        write_page(runs[0], out, plots)
+        print(out)
+    else:
+        from lockstep import report
+
+        print(report(runs, out, plots=plots, explain=explain))
     if plots is not None:
         print(plots)
