@@ -17,6 +17,7 @@ from lockstep.data.class_folders import ClassFolder, Skipped, list_class_folders
 from lockstep.data.containers import NO_LABEL, Damage, Stored, recordio, tfrecord, webdataset
 from lockstep.data.images import ROW, Images, Names, Progress, Quarantined, relabel
 from lockstep.data.sources import CLASSES, FOLDER, Source
+from lockstep.data.stores.bundles import explain_new_list
 from lockstep.system.errors import DataError
 from lockstep.system.machine import cores
 from lockstep.system.regular_files import IMAGE, RECORDS, read_regular_text
@@ -130,6 +131,8 @@ def _place_objects(
     numbers = {file.partition("/")[0]: number for number, file in enumerate(source.files)}
     for row, name in zip(rows, names, strict=True):
         folder, _, file = os.fsdecode(name).partition("/")
+        if folder not in numbers:
+            raise explain_new_list(source.root / folder)
         row["file"] = numbers[folder]
         row["offset"], row["length"] = contents[folder].places[file]
 

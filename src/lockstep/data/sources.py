@@ -72,7 +72,7 @@ class Source:
 
 def name_folder(folder: Path) -> str:
     """Return how a folder is named in messages: its path, or the URL that it stands for."""
-    for root in (folder, folder.parent):
+    for root in (folder, *folder.parents[:2]):
         with suppress(OSError, ValueError, KeyError, TypeError):
             url = json.loads(read_regular_text(root / STORE_FILES[0], RECORDS))["url"]
             return f"{url}{str(folder).removeprefix(str(root))}"

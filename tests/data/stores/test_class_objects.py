@@ -10,7 +10,8 @@ import pytest
 
 from lockstep.data.class_folders import NESTED_FOLDER, STRAY_FILE, Skipped
 from lockstep.data.index import open_index
-from lockstep.data.sources import find_source, find_split
+from lockstep.data.listing import list_images
+from lockstep.data.sources import Source, find_source, find_split
 from lockstep.data.split import note_skipped
 from lockstep.data.stores import mirror
 from lockstep.data.stores.mirror import find_folder, name_data
@@ -80,6 +81,38 @@ def test_changes_between_runs_are_noticed(store: Store, packed: Path) -> None:
     assert after.classes == ("dots",)
     assert list(after.names) == list(before.names)[:23]
     assert after.read(0) == first.read_bytes()
+
+
+@pytest.mark.parametrize("step", ["write_members", "_write_files"])
+def test_a_list_that_was_written_half_way_gives_no_image_of_another_name(
+    store: Store, packed: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    shutil.copytree(packed / "plain", store.folder)
+    before = store.open()
+    batches = load_batches(before)
+    first = store.folder / "train" / before.name(0)
+    moved = first.rename(store.server.root / "moved")
+    forget_stores()
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror, step, end_command)
+        with pytest.raises(KeyboardInterrupt):
+            find_folder(store.url)
+    with pytest.raises(DataError, match=f"{store.url}/train/.* has changed, .* Start again"):
+        read_lists(before.source)
+    moved.rename(first)
+    forget_stores()
+    for batch, other in zip(load_batches(store.open()), batches, strict=True):
+        assert np.array_equal(batch, other)
+
+
+def end_command(*arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
+def read_lists(source: Source) -> None:
+    """Read the lists of objects as a command does that began before."""
+    list_images(source)
+    mirror._open_mirror(source.root.parent)
 
 
 def test_an_image_that_changes_in_a_run_is_refused(store: Store, packed: Path) -> None:

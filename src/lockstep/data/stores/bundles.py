@@ -15,10 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from lockstep.data.decoding.image_formats import is_image_name
-from lockstep.data.sources import BUNDLE
+from lockstep.data.sources import BUNDLE, name_folder
 from lockstep.data.stores.cached_object import BLOCK_BYTES
-from lockstep.data.stores.objects import RangeReader, StoredObject
-from lockstep.system.files import write_text
+from lockstep.data.stores.objects import RangeReader, StoredObject, hash_version
+from lockstep.system.errors import DataError
+from lockstep.system.files import write_bytes
 from lockstep.system.regular_files import RECORDS, read_regular
 
 MEMBERS = f"{BUNDLE}.jsonl"
@@ -46,19 +47,27 @@ def make_bundle(folder: str, items: Sequence[StoredObject]) -> StoredObject:
     """Return the bundle of a class folder, given by its name in the store, as if it were an object:
     it changes when one of the objects does."""
     images = [item.size for item in items if is_image(item.name.removeprefix(f"{folder}/"))]
-    digest = hashlib.sha256("\n".join(_write_lines(folder, items)).encode()).hexdigest()
+    digest = _hash_list(_format_list(folder, items))
     modified = max(item.modified for item in items)
     return StoredObject(f"{folder}/{BUNDLE}", sum(map(_round_up, images)), digest, modified)
 
 
-def write_members(path: Path, folder: str, items: Sequence[StoredObject]) -> None:
-    """Write the list of a class folder's objects into the folder `path`, which stands for it."""
-    write_text(path / MEMBERS, "\n".join(_write_lines(folder, items)))
+def write_members(path: Path, bundle: StoredObject, items: Sequence[StoredObject]) -> None:
+    """Write the list of a class folder's objects into the folder `path`, which stands for it,
+    unless it is there."""
+    file = path / MEMBERS
+    if not file.is_file() or _hash_list(read_regular(file, RECORDS)) != bundle.version:
+        path.mkdir(parents=True, exist_ok=True)
+        write_bytes(file, _format_list(bundle.name.removesuffix(f"/{BUNDLE}"), items))
 
 
-def _write_lines(folder: str, items: Iterable[StoredObject]) -> Iterator[str]:
-    for item in items:
-        yield json.dumps([item.name.removeprefix(f"{folder}/"), item.size, item.version])
+def _format_list(folder: str, items: Iterable[StoredObject]) -> bytes:
+    fields = ([item.name.removeprefix(f"{folder}/"), item.size, item.version] for item in items)
+    return "\n".join(map(json.dumps, fields)).encode()
+
+
+def _hash_list(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _round_up(size: int) -> int:
@@ -66,18 +75,36 @@ def _round_up(size: int) -> int:
 
 
 def read_members(path: Path) -> Iterator[Member]:
-    """Yield the objects of a class folder, by the list in the folder that stands for it."""
-    for _, member in _parse_lines(path):
+    """Yield the objects of a class folder, by the list in the folder that stands for it. Raises
+    `DataError` if it is not the list of the bundle that is there."""
+    try:
+        time = (path / BUNDLE).stat().st_mtime_ns
+    except FileNotFoundError:
+        raise explain_new_list(path) from None
+    for _, member in _parse_list(path, time % 10**9):
         yield member
 
 
-def _parse_lines(path: Path) -> Iterator[tuple[bytes, Member]]:
+def _parse_list(path: Path, fraction: int) -> Iterator[tuple[bytes, Member]]:
+    """Yield the lines of a list and what they say. `fraction` stands for the bundle's version; see
+    `hash_version`."""
+    data = read_regular(path / MEMBERS, RECORDS)
+    if hash_version(_hash_list(data)) != fraction:
+        raise explain_new_list(path)
     begin = 0
-    for line in read_regular(path / MEMBERS, RECORDS).splitlines():
+    for line in data.splitlines():
         name, size, version = json.loads(line)
         yield line, Member(name, size, version, begin)
         if is_image(name):
             begin += _round_up(size)
+
+
+def explain_new_list(folder: Path) -> DataError:
+    """Return the error for a class folder of which another command has written another list."""
+    return DataError(
+        f"{name_folder(folder)} has changed, and another command has listed it while this one read"
+        " the list; expected the same objects. Start again"
+    )
 
 
 class BundleReader:
@@ -85,7 +112,7 @@ class BundleReader:
 
     def __init__(self, store: RangeReader, root: Path, items: Iterable[StoredObject]) -> None:
         """`root` is the folder that stands for the store; `items` are its files, also those that
-        are no bundles."""
+        are no bundles. Raises `DataError` if there are other lists than those of the bundles."""
         self._store = store
         self._lines: dict[str, list[bytes]] = {}
         """By the name of the bundle: the lines of its images, which take less than half of what
@@ -97,7 +124,7 @@ class BundleReader:
                 path = root / Path(item.name).parent
                 lines = []
                 begins = []
-                for line, member in _parse_lines(path):
+                for line, member in _parse_list(path, hash_version(item.version)):
                     if is_image(member.name) and member.size:
                         lines.append(line)
                         begins.append(member.begin)

@@ -29,7 +29,7 @@ from lockstep.data.sources import (
     list_visible,
 )
 from lockstep.data.stores.bundles import BundleReader, make_bundle, write_members
-from lockstep.data.stores.objects import ObjectStore, StoredObject, find_url
+from lockstep.data.stores.objects import ObjectStore, StoredObject, find_url, hash_version
 from lockstep.data.stores.transfer import Transfer, name_file
 from lockstep.data.stores.web import open_store
 from lockstep.system.errors import DataError
@@ -107,19 +107,18 @@ def _write_folder(
     for old in _read_items(folder):
         if old not in names:
             _remove(folder, old)
-    for name, bundle in bundles.items():
-        if not _is_written(folder / bundle.name, bundle):
-            (folder / name).mkdir(parents=True, exist_ok=True)
-            write_members(folder / name, name, classes[name])
-    _write_files(folder, store, items)
-    for name, bundle in bundles.items():  # by this time an index notices a change in it
-        os.utime(folder / name, ns=(_make_time(bundle),) * 2)
+    # Before its files, so that those of a command that is killed are removed.
     about = {
         "url": store.url,
         "address": store.address,
         "objects": [asdict(item) for item in items],
     }
     write_text(folder / NOTE, json.dumps(about, allow_nan=False))
+    for name, bundle in bundles.items():
+        write_members(folder / name, bundle, classes[name])
+    _write_files(folder, store, items)
+    for name, bundle in bundles.items():  # by this time an index notices a change in it
+        os.utime(folder / name, ns=(_make_time(bundle),) * 2)
 
 
 def _remove(folder: Path, name: str) -> None:
@@ -172,8 +171,7 @@ def _read_items(folder: Path) -> dict[str, StoredObject]:
 def _make_time(item: StoredObject) -> int:
     """Return nanoseconds since 1970: the second of the object's time, and a fraction that stands
     for its ETag."""
-    digest = hashlib.sha256(item.version.encode()).digest()
-    return int(item.modified) * 10**9 + int.from_bytes(digest[:8], "big") % 10**9
+    return int(item.modified) * 10**9 + hash_version(item.version)
 
 
 class Mirror:

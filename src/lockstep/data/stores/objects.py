@@ -1,5 +1,6 @@
 """Objects of a store: their list, and ranges of their bytes, by the library obstore."""
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -42,6 +43,12 @@ class StoredObject:
     """Its ETag: another one means other bytes."""
     modified: float
     """When it was written, in seconds since 1970."""
+
+
+def hash_version(version: str) -> int:
+    """Return nanoseconds, less than a second, that stand for an object's version in the time of a
+    file."""
+    return int.from_bytes(hashlib.sha256(version.encode()).digest()[:8], "big") % 10**9
 
 
 class RangeReader(Protocol):
