@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lockstep.data.stores.objects import ObjectStore, StoredObject, find_url
-from lockstep.data.stores.web import is_web
+from lockstep.data.stores.objects import ObjectStore, StoredObject, find_url, is_web
 from lockstep.system.errors import DataError, RecipeError
 from lockstep.system.locks import hold_lock
 from lockstep.weights import checkpoint

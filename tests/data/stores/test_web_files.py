@@ -13,7 +13,7 @@ from lockstep.data.index import Index, open_index
 from lockstep.data.sources import find_split
 from lockstep.data.stores import mirror
 from lockstep.data.stores.mirror import find_folder, name_data
-from lockstep.data.stores.objects import connect
+from lockstep.data.stores.objects import connect, may_be_plain
 from lockstep.data.stores.web import expand_braces
 from lockstep.system.errors import DataError
 from tests.data.stores.cases import forget_stores, load_batches
@@ -118,6 +118,15 @@ def test_an_address_with_a_secret_is_refused_and_not_printed(address: str) -> No
         find_folder(address)
     assert "secret" not in str(raised.value)
     assert connect.cache_info().currsize == 0
+
+
+def test_a_store_without_tls_lets_no_redirect_of_a_web_server_leave_tls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000")
+    assert may_be_plain("s3://bucket/images")
+    assert may_be_plain("http://127.0.0.1/images")
+    assert not may_be_plain("https://host.example/images")
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,11 @@ def find_url(path: str | Path) -> str | None:
     return None if scheme is None else f"{scheme[1]}://{text[scheme.end() :].rstrip('/')}"
 
 
+def is_web(url: str) -> bool:
+    """Return whether a URL is that of files of a web server."""
+    return url.startswith(("https://", "http://"))
+
+
 class ObjectStore:
     """The objects below a URL. The library finds the credentials as its documentation says; they
     are not stored or printed here."""
@@ -189,6 +194,14 @@ class ObjectStore:
         )
 
 
+def may_be_plain(url: str) -> bool:
+    """Return whether a store is asked without TLS, which the library would refuse: only at an
+    address that the user gave. A redirect from https:// to http:// is not followed."""
+    if is_web(url):
+        return url.startswith("http://")
+    return any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
+
+
 @lru_cache(maxsize=8)
 def connect(url: str) -> Any:
     """Return the library's store. Raises as `ObjectStore` does."""
@@ -204,12 +217,10 @@ def connect(url: str) -> Any:
     client: Any = {
         "connect_timeout": timedelta(seconds=_CONNECT_SEC),
         "timeout": timedelta(seconds=_REQUEST_SEC),
-        # the library would refuse an address that the user gave without TLS
-        "allow_http": url.startswith("http://")
-        or any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS),
+        "allow_http": may_be_plain(url),
     }
     # `from_url` takes some companies' https:// addresses for those of stores with credentials.
-    make_store = HTTPStore.from_url if url.startswith("http") else from_url
+    make_store = HTTPStore.from_url if is_web(url) else from_url
     try:
         return make_store(url, retry_config=_RETRY, client_options=client)
     except Exception as error:  # the library has several kinds for a wrong URL

@@ -10,18 +10,19 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from lockstep.data.sources import ALIASES, CLASSES, QUARANTINE, group_by_format
-from lockstep.data.stores.objects import CONNECTIONS, NO_OBJECT, ObjectStore, StoredObject
+from lockstep.data.stores.objects import (
+    CONNECTIONS,
+    NO_OBJECT,
+    ObjectStore,
+    StoredObject,
+    is_web,
+)
 from lockstep.system.errors import DataError
 
 EXAMPLE = "https://HOST/{train-{0000..0099},val-{00..09}}.tar"
 MOST_FILES = 100_000
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _SPLITS = {word for words in ALIASES.values() for word in words}
-
-
-def is_web(url: str) -> bool:
-    """Return whether a URL is that of files of a web server."""
-    return url.startswith(("https://", "http://"))
 
 
 def open_store(url: str) -> ObjectStore:
