@@ -1,5 +1,6 @@
 """What the tests of stores share: a data set in a store, and what a loader makes of it."""
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,14 @@ def forget_stores() -> None:
     """Forget what was listed, connected and fetched before, as the next command does."""
     for cached in (objects.connect, mirror._open_folder, mirror._open_mirror):
         cached.cache_clear()
+
+
+def forget_parts(store: Store) -> Index:
+    """Forget what was connected and fetched, but not what was listed, and return the index."""
+    shutil.rmtree(find_folder(store.url) / ".parts")
+    for cached in (objects.connect, mirror._open_mirror):
+        cached.cache_clear()
+    return store.open()
 
 
 def load_batches(index: Index) -> list[np.ndarray]:

@@ -39,5 +39,7 @@ def store(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     forget_stores()
     server.fail = lambda name, wanted: None
     server.requests.clear()
+    server.ended.clear()
     yield Store(server, tmp_path.name)
+    server.ended.set()
     forget_stores()

@@ -21,6 +21,7 @@ from pathlib import Path
 RCLONE = shutil.which("rclone", path=str(Path(sys.executable).parent)) or shutil.which("rclone")
 KEYS = ("lockstep", "not-so-secret")
 _STARTS_SEC = 60
+_HANGS_SEC = 60
 Answer = tuple[int, dict[str, str], bytes]
 """Status, headers and body."""
 _OWN_HEADERS = ("content-length", "transfer-encoding", "date", "server", "connection")
@@ -36,7 +37,10 @@ class Server:
     """The names of objects and the ranges that were asked for, in order."""
     fail: Callable[[str, str], str | None] = lambda name, wanted: None
     """What happens to the request for a range of an object: None, "503", "cut" (the answer ends
-    before its end) or "drop" (the connection ends). The range is "PUT" if it is written."""
+    before its end), "drop" (the connection ends), "hang" (there is no answer) or "stall" (its body
+    stops). The range is "PUT" if it is written."""
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Set when what hangs may end."""
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables with which its users find it."""
@@ -128,8 +132,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         elif failure == "503":
             self._answer(503, {}, b"")
+        elif failure == "hang":
+            self._hang()
         else:
-            self._answer(*self._get_object(), cut=failure == "cut")
+            self._answer(*self._get_object(), failure=failure)
+
+    def _hang(self) -> None:
+        self.server.store.ended.wait(_HANGS_SEC)
+        self.close_connection = True
 
     def do_HEAD(self) -> None:
         self._answer(*self._ask_server())
@@ -166,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
         return answer.status, dict(answer.getheaders()), body
 
     def _answer(
-        self, status: int, headers: dict[str, str], body: bytes, *, cut: bool = False
+        self, status: int, headers: dict[str, str], body: bytes, failure: str | None = None
     ) -> None:
         self.send_response(status)
         for key, value in headers.items():
@@ -177,6 +187,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body[: len(body) // 2] if cut else body)
-        if cut:
+        self.wfile.write(body[: len(body) // 2] if failure else body)
+        if failure == "cut":
             self.close_connection = True
+        elif failure == "stall":
+            self._hang()

@@ -17,7 +17,7 @@ from lockstep.data.stores import mirror
 from lockstep.data.stores.mirror import find_folder, name_data
 from lockstep.data.stores.objects import StoredObject
 from lockstep.system.errors import DataError
-from tests.data.stores.cases import Store, forget_stores, load_batches
+from tests.data.stores.cases import Store, forget_parts, forget_stores, load_batches
 
 
 def test_images_of_class_folders_are_those_of_the_files(store: Store, packed: Path) -> None:
@@ -118,9 +118,7 @@ def read_lists(source: Source) -> None:
 def test_an_image_that_changes_in_a_run_is_refused(store: Store, packed: Path) -> None:
     shutil.copytree(packed / "plain", store.folder)
     store.open()
-    shutil.rmtree(find_folder(store.url) / ".parts")
-    mirror._open_mirror.cache_clear()
-    index = store.open()
+    index = forget_parts(store)
     path = store.folder / "train" / index.name(7)
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     os.utime(path, (1, 1))

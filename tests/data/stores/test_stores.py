@@ -4,6 +4,7 @@ import os
 import shutil
 import threading
 from datetime import timedelta
+from itertools import chain, repeat
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,10 @@ from lockstep.data.sources import find_split
 from lockstep.data.stores import mirror, objects, places
 from lockstep.data.stores.cached_object import BLOCK_BYTES, CachedObject
 from lockstep.data.stores.mirror import find_folder, name_data
+from lockstep.data.stores.objects import ObjectStore
 from lockstep.recipes.next_steps import NEVER
 from lockstep.system.errors import DataError
-from tests.data.stores.cases import RECIPE, Store, forget_stores, load_batches
+from tests.data.stores.cases import RECIPE, Store, forget_parts, forget_stores, load_batches
 
 
 @pytest.mark.parametrize("format", ["webdataset", "tfrecord", "recordio"])
@@ -120,22 +122,47 @@ def test_a_request_that_fails_is_made_again(store: Store, packed: Path, failure:
     assert len(failed) == 4
 
 
+@pytest.mark.parametrize("failure", ["hang", "stall"])
+def test_a_store_that_is_silent_is_asked_again(
+    store: Store, packed: Path, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    shutil.copytree(packed / "webdataset", store.folder)
+    batches = load_batches(store.open())
+    monkeypatch.setattr(objects, "_SILENT_SEC", 1)
+    failures = chain([failure], repeat(None))
+    store.server.fail = lambda name, wanted: next(failures)
+    for batch, other in zip(load_batches(forget_parts(store)), batches, strict=True):
+        assert np.array_equal(batch, other)
+
+
+@pytest.mark.parametrize(("failure", "requests"), [("hang", 3), ("stall", 6)])
+def test_a_store_that_stays_silent_is_asked_a_few_times(
+    store: Store, monkeypatch: pytest.MonkeyPatch, failure: str, requests: int
+) -> None:
+    store.folder.mkdir()
+    (store.folder / "a.tar").write_bytes(bytes(9000))
+    [item] = ObjectStore(store.url).list_objects()
+    monkeypatch.setattr(objects, "_SILENT_SEC", 0.2)
+    objects.connect.cache_clear()
+    store.server.fail = lambda name, wanted: failure
+    with pytest.raises(DataError, match=f"{store.url}/a.tar cannot be read: .*time-out"):
+        ObjectStore(store.url).read_range(item, 0, 4096)
+    assert len(store.server.requests) == requests
+
+
 def test_a_store_that_does_not_recover_ends_in_one_error(store: Store, packed: Path) -> None:
     shutil.copytree(packed / "webdataset", store.folder)
-    index = store.open()
-    shutil.rmtree(index.root / ".parts")
-    forget_stores()
+    store.open()
+    index = forget_parts(store)
     store.server.fail = lambda name, wanted: "503"
     with pytest.raises(DataError, match=f"{store.url}/train-.*cannot be read: .*503"):
-        load_batches(store.open())
+        load_batches(index)
 
 
 def test_an_object_that_changes_in_a_run_is_refused(store: Store, packed: Path) -> None:
     shutil.copytree(packed / "webdataset", store.folder)
-    index = store.open()
-    shutil.rmtree(index.root / ".parts")
-    mirror._open_mirror.cache_clear()
-    index = store.open()
+    store.open()
+    index = forget_parts(store)
     for path in store.folder.glob("train-*.tar"):
         data = bytearray(path.read_bytes())
         data[-1] = 1

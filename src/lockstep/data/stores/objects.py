@@ -3,10 +3,12 @@
 import hashlib
 import os
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +30,13 @@ _ANSWERS = 4
 _PIECE_BYTES = 16 * 2**20
 """Whole objects are read in pieces of this many bytes."""
 _CONNECT_SEC = 10
-_REQUEST_SEC = 60
+_SILENT_SEC = 60
+"""A request is made again after this time without a byte of an answer."""
+_REQUEST_SEC = 600
+"""The longest time of a request. With 32 of 8 MB at a time, it takes 3.6 Mbit/s."""
+_CAUSE = re.compile(r'TimedOut|InvalidCertificate|(?<=message: ")[^"]+|(?<=error: ")[^"]+')
+_CAUSES = {"TimedOut": "time-out", "InvalidCertificate": "its certificate is not trusted"}
+"""What the library calls a cause, and what messages call it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,21 +164,22 @@ class ObjectStore:
                 raise self._explain(name, error, "removed") from None
 
     def _receive(self, item: StoredObject, wanted: Any) -> Any:
-        """Return an answer's bytes. The library makes requests again, but takes no answer to a
-        request without a range again that ended too early."""
+        """Return an answer's bytes. The library makes requests again, but goes on with an answer
+        that ended too early only if it has an ETag."""
         import obstore
 
-        left = _ANSWERS
-        while True:
-            left -= 1
+        end = time.monotonic() + _RETRY["retry_timeout"].total_seconds()
+        for number in count(1):
             answer = obstore.get(self._store, item.name, options=wanted)
             if self._find_version(answer.meta) != item.version:  # some servers ignore if_match
-                raise self._explain_change(item)
+                break
             try:
                 return answer.bytes()
             except obstore.exceptions.GenericError:
-                if not left:
+                # With an ETag, once more: the object may have changed.
+                if number == (2 if answer.meta["e_tag"] else _ANSWERS) or time.monotonic() > end:
                     raise
+        raise self._explain_change(item)
 
     def _find_version(self, about: Any) -> str:
         """Return the ETag without quotation marks, which some servers leave out in lists."""
@@ -187,11 +196,26 @@ class ObjectStore:
         )
 
     def _explain(self, name: str, error: Exception, action: str = "read") -> DataError:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
+        import obstore
+
+        place = f"{self.url}{'/' if name else ''}{name}"
+        if isinstance(error, obstore.exceptions.NotSupportedError):
+            return DataError(
+                f"{place}: the server does not send parts of a file; expected one that answers"
+                " requests with Range by status 206. Use another server, or download the files"
+            )
         return DataError(
-            f"{self.url}{'/' if name else ''}{name} cannot be {action}: {lines[0]:.300}. Check the"
-            " address, the credentials and the network"
+            f"{place} cannot be {action}: {_find_reason(error)}. Check the address, the credentials"
+            " and the network"
         )
+
+
+def _find_reason(error: Exception) -> str:
+    """Return the first line of what the library says, and the cause, which is in a later one."""
+    line, *others = str(error).strip().splitlines() or [type(error).__name__]
+    causes = _CAUSE.findall("\n".join(others))
+    cause = f" ({_CAUSES.get(causes[-1], causes[-1]):.100})" if causes else ""
+    return f"{line:.300}{cause}"
 
 
 def may_be_plain(url: str) -> bool:
@@ -216,6 +240,7 @@ def connect(url: str) -> Any:
         raise BackendError(f"data in an object store needs obstore: {INSTALL}") from None
     client: Any = {
         "connect_timeout": timedelta(seconds=_CONNECT_SEC),
+        "read_timeout": timedelta(seconds=_SILENT_SEC),
         "timeout": timedelta(seconds=_REQUEST_SEC),
         "allow_http": may_be_plain(url),
     }

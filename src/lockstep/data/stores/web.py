@@ -66,12 +66,6 @@ class WebFiles(ObjectStore):
 
         try:
             answer = obstore.get(self._store, name, options={"range": (0, 1)})
-        except obstore.exceptions.NotSupportedError:
-            raise DataError(
-                f"{self.url}/{name}: the server does not send parts of a file; expected one that"
-                " answers requests with Range by status 206. Use another server, or download the"
-                " files"
-            ) from None
         except (obstore.exceptions.BaseError, *NO_OBJECT) as error:
             raise self._explain(name, error) from None
         return self._describe(name, answer.meta)
