@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +127,31 @@ def test_an_image_that_changes_in_a_run_is_refused(store: Store, packed: Path) -
         load_batches(index)
 
 
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["c" * 241 + "/a.jpg"], "at most 240 bytes between slashes"),
+        (["a\0b.tar"], r"has 'a\x00b.tar', which cannot be the name of a file"),
+        (["train.tar", "train.tar/a.jpg"], "/train.tar is an object, and there are objects in a"),
+    ],
+)
+def test_names_that_no_folder_can_have_are_refused(
+    monkeypatch: pytest.MonkeyPatch, names: list[str], message: str
+) -> None:
+    store = NamedStore()
+    store.names = names
+    monkeypatch.setattr(mirror, "open_store", lambda url: store)
+    with pytest.raises(DataError) as raised:
+        find_folder(f"s3://bucket/{names[0]}")
+    assert message in str(raised.value)
+
+
+def test_names_that_lead_out_of_the_folder_are_left_out() -> None:
+    names = ["../a.tar", "train/../../b.tar", "/c.tar", "c/../../d.jpg", "./e.tar", "f/./g.jpg"]
+    items, classes = mirror._sort_objects(StoredObject(name, 5, "1", 0) for name in names)
+    assert (items, classes) == ([], {})
+
+
 def test_folders_that_have_gone_leave_nothing(tmp_path: Path) -> None:
     def write(*names: str) -> list[str]:
         items, classes = mirror._sort_objects(StoredObject(name, 5, "1", 0) for name in names)
@@ -139,7 +165,12 @@ def test_folders_that_have_gone_leave_nothing(tmp_path: Path) -> None:
 
 
 class NamedStore(mirror.ObjectStore):
-    """A store of which only the address is asked for."""
+    """A store of which only the address and the list are asked for."""
 
     def __init__(self) -> None:
         self.url = self.address = "s3://bucket/images"
+        self.names: list[str] = []
+
+    def list_objects(self) -> Iterator[StoredObject]:
+        for name in self.names:
+            yield StoredObject(name, 5, "1", 0)

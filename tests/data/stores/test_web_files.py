@@ -141,6 +141,12 @@ def test_a_store_without_tls_lets_no_redirect_of_a_web_server_leave_tls(
         ("https://host.example/train-{0,1.tar", "{0,1.tar in the address is no pattern"),
         ("https://host.example/train-{0..999999999}.tar", "names more than 100000 files"),
         ("https://host.example/{0..999}{0..999}.tar", "names more than 100000 files"),
+        ("https://host.example/{{0..99999},{0..9}}.tar", "names more than 100000 files"),
+        ("https://host.example/" + "{0..0}" * 2000, "has too many braces"),
+        ("https://host.example/{0.." + "9" * 5000 + "}.tar", "9 in the address is no pattern"),
+        ("https://host.example/%2e%2e%2ftrain.tar", "names ../train.tar; expected"),
+        ("https://host.example/%2ftrain.tar", "names /train.tar; expected"),
+        ("https://[::1/train.tar", "names no files of a server"),
     ],
 )
 def test_an_address_that_names_no_files_is_refused(address: str, message: str) -> None:

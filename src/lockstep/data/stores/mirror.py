@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from functools import lru_cache
 from itertools import chain, count
@@ -40,6 +40,8 @@ from lockstep.system.regular_files import RECORDS, read_regular_text
 NOTE, _LISTING_LOCK, _PARTS = STORE_FILES
 _SPLITS = tuple(chain.from_iterable(ALIASES.values()))
 _LIMIT_BYTES = 20 * 10**9
+_MOST_NAME_BYTES = 240
+"""A file system allows 255; a file that is being written has a longer name."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -62,6 +64,7 @@ def _open_folder(url: str) -> Path:
             f"{url} holds no images; expected class folders of images (train/CLASS/NAME.jpg), or"
             " names that end in .tar, .tfrecord or .rec, or -00000-of-00001"
         )
+    _check_names(url, [item.name for item in items], classes)
     folder = user_cache() / "stores" / hashlib.sha256(url.encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     with hold_lock(folder / _LISTING_LOCK):
@@ -88,6 +91,22 @@ def _sort_objects(
         elif _is_small(parts[-1]) or group_by_format([parts[-1]]):
             items.append(item)
     return items, classes
+
+
+def _check_names(url: str, files: Iterable[str], folders: Collection[str]) -> None:
+    """Raise `DataError` if a folder of this machine cannot have these names."""
+    for name in chain(files, folders):
+        if "\0" in name or any(len(part.encode()) > _MOST_NAME_BYTES for part in name.split("/")):
+            raise DataError(
+                f"{url} has {name!r:.300}, which cannot be the name of a file; expected at most"
+                f" {_MOST_NAME_BYTES} bytes between slashes, none of them 0. Rename the object"
+            )
+    for name in files:
+        if name in folders:
+            raise DataError(
+                f"{url}/{name} is an object, and there are objects in a folder of this name;"
+                " expected one of them. Remove the other"
+            )
 
 
 def _is_small(name: str) -> bool:

@@ -21,7 +21,7 @@ from lockstep.system.errors import DataError
 
 EXAMPLE = "https://HOST/{train-{0000..0099},val-{00..09}}.tar"
 MOST_FILES = 100_000
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
 _SPLITS = {word for words in ALIASES.values() for word in words}
 
 
@@ -39,7 +39,11 @@ class WebFiles(ObjectStore):
         base, pattern = split_address(address)
         super().__init__(base)
         self.address = address
-        self._names = sorted({unquote(name) for name in expand_braces(pattern)})
+        try:
+            self._names = sorted({unquote(name) for name in expand_braces(pattern)})
+        except RecursionError:
+            message = f"{pattern:.200} has too many braces; expected such as {EXAMPLE}"
+            raise DataError(message) from None
         for name in self._names:
             folder = PurePosixPath(name).parent.as_posix()
             if not group_by_format([name]) or folder not in (".", *_SPLITS):
@@ -133,7 +137,10 @@ def split_address(address: str) -> tuple[str, str]:
             " with credentials in the environment for files that are not public"
         )
     base = address.partition("{")[0].rpartition("/")[0]
-    parts = urlsplit(base)
+    try:
+        parts = urlsplit(base)
+    except ValueError:  # of an IPv6 address
+        parts = urlsplit("")
     if not parts.hostname:
         raise DataError(f"{address} names no files of a server; expected such as {EXAMPLE}")
     if parts.scheme != "https" and not _is_this_machine(parts.hostname):
@@ -172,11 +179,11 @@ def expand_braces(pattern: str) -> list[str]:
     elif commas:
         for first, last in zip([begin, *commas], [*commas, end], strict=True):
             middles += expand_braces(pattern[first + 1 : last])
+            _limit(pattern, len(middles))
     if not middles:
         raise _explain_braces(f"{{{inner}}}")
     ends = expand_braces(pattern[end + 1 :])
-    if len(middles) * len(ends) > MOST_FILES:
-        raise DataError(f"{pattern:.200} names more than {MOST_FILES} files; use larger ones")
+    _limit(pattern, len(middles) * len(ends))
     return [pattern[:begin] + middle + end for middle in middles for end in ends]
 
 
@@ -196,11 +203,15 @@ def _find_parts(pattern: str, begin: int) -> tuple[list[int], int]:
 
 def _count(first: str, last: str) -> list[str]:
     """Return the numbers of a range, with zeros in front if one of its ends has them."""
-    if int(last) - int(first) >= MOST_FILES:
-        raise DataError(f"{{{first}..{last}}} names more than {MOST_FILES} files; use larger ones")
+    _limit(f"{{{first}..{last}}}", int(last) - int(first) + 1)
     is_padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
     width = max(len(first), len(last)) if is_padded else 0
     return [str(number).zfill(width) for number in range(int(first), int(last) + 1)]
+
+
+def _limit(pattern: str, files: int) -> None:
+    if files > MOST_FILES:
+        raise DataError(f"{pattern:.200} names more than {MOST_FILES} files; use larger ones")
 
 
 def _explain_braces(text: str) -> DataError:
