@@ -139,9 +139,12 @@ class Index(Images):
         """Return the error that says how a file differs from the indexed one, and what to do."""
         name = "" if self.source.format == FOLDER else f" ({self.name(sample)})"
         root = name_folder(self.root)
+        again = "start again"
+        if root == str(self.root):
+            again = f"index the images again: lockstep data index {shlex.quote(root)}"
         return DataError(
             f"{root}/{self.place(sample)}{name} is not the image that was indexed: {how}. Put it"
-            f" back, or index the images again: lockstep data index {shlex.quote(root)}"
+            f" back, or {again}"
         )
 
 

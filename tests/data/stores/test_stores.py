@@ -3,6 +3,7 @@
 import os
 import shutil
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from itertools import chain, repeat
 from pathlib import Path
@@ -19,7 +20,7 @@ from lockstep.data.sources import find_split
 from lockstep.data.stores import mirror, objects, places
 from lockstep.data.stores.cached_object import BLOCK_BYTES, CachedObject
 from lockstep.data.stores.mirror import find_folder, name_data
-from lockstep.data.stores.objects import ObjectStore
+from lockstep.data.stores.objects import ObjectStore, StoredObject
 from lockstep.recipes.next_steps import NEVER
 from lockstep.system.errors import DataError
 from tests.data.stores.cases import RECIPE, Store, forget_parts, forget_stores, load_batches
@@ -170,6 +171,13 @@ def test_an_object_that_changes_in_a_run_is_refused(store: Store, packed: Path) 
         os.utime(path, (1, 1))
     with pytest.raises(DataError, match="was written again after it was listed"):
         load_batches(index)
+
+
+def test_a_weak_etag_is_no_condition(store: Store) -> None:
+    opened = ObjectStore(store.url)
+    item = StoredObject("a.tar", 5, opened._find_version({"e_tag": 'W/"1"'}), 0)
+    assert opened._require_version(item) == {}
+    assert opened._require_version(replace(item, version="1")) == {"if_match": '"1"'}
 
 
 def test_a_deleted_object_is_no_bad_image(store: Store, packed: Path) -> None:

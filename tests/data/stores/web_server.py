@@ -19,6 +19,8 @@ class WebServer:
     root: Path
     port: int = 0
     sends_parts: bool = True
+    answers_pages: bool = False
+    """Whether a page is the answer if there is no file, instead of status 404."""
     marks: tuple[str, ...] = ("ETag", "Last-Modified")
     """The headers by which a changed file is noticed."""
     requests: list[tuple[str, str]] = field(default_factory=list)
@@ -61,14 +63,17 @@ class _Handler(BaseHTTPRequestHandler):
         served.requests.append((self.path, wanted))
         path = served.root / unquote(self.path).lstrip("/")
         if not path.is_file():
-            self._answer(404, {}, b"<html>Not Found</html>")
+            page = {"Content-Type": "text/html; charset=utf-8", "ETag": '"page"'}
+            self._answer(200 if served.answers_pages else 404, page, b"<html>Not Found</html>")
             return
         data = path.read_bytes()
+        tag = f'"{hashlib.sha256(data).hexdigest()}"'
         every = {
-            "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
+            "ETag": tag,
+            "weak ETag": f"W/{tag}",
             "Last-Modified": formatdate(path.stat().st_mtime, usegmt=True),
         }
-        marks = {name: every[name] for name in served.marks}
+        marks = {name.removeprefix("weak "): every[name] for name in served.marks}
         part = re.fullmatch(r"bytes=(\d+)-(\d+)", wanted)
         if part is None or not served.sends_parts:
             self._answer(200, marks, data)

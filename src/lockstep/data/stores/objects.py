@@ -186,8 +186,10 @@ class ObjectStore:
         return str(about["e_tag"] or "").strip('"')
 
     def _require_version(self, item: StoredObject) -> dict[str, Any]:
-        """Return the options of a request that is refused if the object has changed."""
-        return {"if_match": f'"{item.version}"'}
+        """Return the options of a request that is refused if the object has changed. No server
+        takes a weak ETag as a condition; the answer's is compared in any case."""
+        is_weak = item.version.startswith("W/")
+        return {} if is_weak else {"if_match": f'"{item.version}"'}
 
     def _explain_change(self, item: StoredObject) -> DataError:
         return DataError(

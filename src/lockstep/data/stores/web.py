@@ -90,7 +90,7 @@ class WebFiles(ObjectStore):
 
         refusals = obstore.exceptions
         try:
-            meta = obstore.get(self._store, name).meta
+            answer = obstore.get(self._store, name)
         except (
             FileNotFoundError,
             refusals.PermissionDeniedError,
@@ -99,7 +99,9 @@ class WebFiles(ObjectStore):
             return None
         except (refusals.BaseError, *NO_OBJECT) as error:
             raise self._explain(name, error) from None
-        return self._describe(name, meta)
+        if str(answer.attributes.get("Content-Type")).startswith("text/html"):
+            return None  # a page that says that it is not there
+        return self._describe(name, answer.meta)
 
     def _describe(self, name: str, meta: Any) -> StoredObject:
         version = self._find_version(meta)
@@ -114,7 +116,7 @@ class WebFiles(ObjectStore):
         modified = about["last_modified"]
         if about["e_tag"]:
             return str(about["e_tag"])
-        return modified.isoformat() if modified.timestamp() else ""
+        return f"{modified.isoformat()} {about['size']}" if modified.timestamp() else ""
 
     def _require_version(self, item: StoredObject) -> dict[str, Any]:
         # Some servers refuse all conditions. The answer's version is compared in any case.
