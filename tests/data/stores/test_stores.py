@@ -129,7 +129,7 @@ def test_a_store_that_is_silent_is_asked_again(
 ) -> None:
     shutil.copytree(packed / "webdataset", store.folder)
     batches = load_batches(store.open())
-    monkeypatch.setattr(objects, "_SILENT_SEC", 1)
+    monkeypatch.setattr(objects, "_SILENT_SEC", 0.6)
     failures = chain([failure], repeat(None))
     store.server.fail = lambda name, wanted: next(failures)
     for batch, other in zip(load_batches(forget_parts(store)), batches, strict=True):
