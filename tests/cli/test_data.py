@@ -124,6 +124,7 @@ def test_progress_with_many_images_is_told_in_lines_but_not_among_json(
         (("pack", "nowhere", "target", "--format", "recordio"), "there is no folder nowhere"),
         (("pack", "source", "source", "--format", "recordio"), "source holds other things"),
         (("index", "nowhere"), "there is no folder nowhere"),
+        (("check", "s3://bucket/images"), "this command does not read object stores"),
         (("info", "flat"), "lockstep data sort-val flat --labels FILE"),
         (
             ("show", "source", "--recipe", "demo", "--split", "vall"),

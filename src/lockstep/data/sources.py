@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.data.stores.objects import find_url
 from lockstep.system.errors import DataError
 from lockstep.system.regular_files import RECORDS, read_regular_text
 
@@ -86,8 +87,7 @@ def find_split(data: Path, split: str) -> Source:
     Raises `DataError` if there is none, if a numbered file is missing, if there are two formats, or
     if the data set was not completely written.
     """
-    if not data.is_dir():
-        raise DataError(f"{describe_no_folder(data)}; expected {_layouts(data, split)}")
+    require_folder(data, f"; expected {_layouts(data, split)}")
     for alias in ALIASES[split]:
         if (data / alias).is_dir():
             return find_source(data / alias)
@@ -102,8 +102,7 @@ def find_source(root: Path) -> Source:
 
     Raises `DataError` as `find_split` does.
     """
-    if not root.is_dir():
-        raise DataError(f"{describe_no_folder(root)}; expected images in {root}/<class>/<image>")
+    require_folder(root, f"; expected images in {root}/<class>/<image>")
     _check_written(root)
     folders, files = list_visible(root)
     if set(folders) - {DALI_INDEXES}:
@@ -112,11 +111,19 @@ def find_source(root: Path) -> Source:
     return _make_source(root, files, "") or Source(FOLDER, root)
 
 
-def describe_no_folder(path: Path) -> str:
-    """Return why a path is no folder, for a message."""
+def require_folder(path: Path, purpose: str) -> None:
+    """Raise `DataError` if a path is no folder of this machine. `purpose` ends the message."""
+    if path.is_dir():
+        return
+    if find_url(path) is not None:  # not printed: it may have a password
+        raise DataError(
+            "this command does not read object stores and web servers; expected a folder of this"
+            " machine. Copy the data set to a disk first"
+        )
+    problem = f"there is no folder {path}"
     if path.is_file():
-        return f"{path} is a file, not a folder; give its folder, or unpack an archive first"
-    return f"there is no folder {path}"
+        problem = f"{path} is a file, not a folder; give its folder, or unpack an archive first"
+    raise DataError(f"{problem}{purpose}")
 
 
 def holds_split(data: Path, split: str) -> bool:

@@ -36,12 +36,12 @@ from lockstep.data.sources import (
     QUARANTINE,
     UNFINISHED,
     Source,
-    describe_no_folder,
     find_files,
     find_source,
     find_split,
     group_by_format,
     is_folder,
+    require_folder,
     shorten_list,
 )
 from lockstep.system.errors import DataError
@@ -61,8 +61,7 @@ ImageProblem = tuple[int, str, str]
 def split_sources(data: Path) -> list[tuple[str, Source, list[Problem]]]:
     """Return name, source and problems of every split; or of the folder itself, with an empty
     name."""
-    if not data.is_dir():
-        raise DataError(f"{describe_no_folder(data)} to examine")
+    require_folder(data, " to examine")
     splits = []
     for split in ALIASES:
         examined = _find_split(data, split)
