@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from lockstep.data.stores.cached_object import BLOCK_BYTES
 from lockstep.data.stores.eviction import NEVER, Reads, await_part, choose_blocks
 from lockstep.data.stores.objects import StoredObject
 from lockstep.data.stores.transfer import Part, Transfer
+from lockstep.system.errors import DataError
 
 ITEMS = [StoredObject("a.tar", 40 * BLOCK_BYTES + 100, "1", 0), StoredObject("b.tar", 9000, "2", 0)]
 CONTENTS = {
@@ -30,6 +32,19 @@ class MemoryStore:
 
     def read_range(self, item: StoredObject, begin: int, end: int) -> memoryview:
         return memoryview(CONTENTS[item.name][begin:end])
+
+
+class SilentStore(MemoryStore):
+    """A store that does not answer until `ended` is set, and then gives an error."""
+
+    def __init__(self) -> None:
+        self.ended = Event()
+        self.requests = 0
+
+    def read_range(self, item: StoredObject, begin: int, end: int) -> memoryview:
+        self.requests += 1
+        self.ended.wait(60)
+        raise DataError(f"{item.name} cannot be read")
 
 
 class KnownPool(ThreadPoolExecutor):
@@ -55,6 +70,21 @@ def _open(folder: Path, limit_blocks: int) -> tuple[Transfer, KnownPool]:
     pool = KnownPool(4)
     transfer._pool = pool
     return transfer, pool
+
+
+def test_what_waits_for_a_request_that_fails_is_not_asked_for(tmp_path: Path) -> None:
+    transfer, pool = _open(tmp_path, 100)
+    store = SilentStore()
+    transfer._store = store
+    parts = [Part(ITEMS[0], place * BLOCK_BYTES, (place + 1) * BLOCK_BYTES) for place in range(40)]
+    transfer.prefetch(parts, -1)
+    store.ended.set()
+    with pytest.raises(DataError, match=r"a\.tar cannot be read"):
+        transfer.read(parts[-1])
+    assert all(isinstance(task.exception(), DataError) for task in pool.work)
+    assert store.requests <= 4 + 1  # those of the threads, and of the read
+    transfer._store = MemoryStore()
+    assert transfer.read(parts[0]) == CONTENTS["a.tar"][:BLOCK_BYTES]
 
 
 def _measure(folder: Path) -> int:

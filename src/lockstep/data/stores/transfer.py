@@ -56,6 +56,8 @@ class Transfer:
         """What was used last is at the end."""
         self._requested: dict[tuple[str, int], Future[None]] = {}
         """The blocks that are being fetched."""
+        self._failure: DataError | None = None
+        """The last error of a request."""
         self._awaited: set[Part] = set()
         """What is to be read and stays until then."""
         self._pool = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="lockstep-store")
@@ -114,17 +116,20 @@ class Transfer:
                 for first, last in _group(wanted, MOST_BYTES // BLOCK_BYTES):
                     stop = min(last * BLOCK_BYTES, part.item.size)
                     missing = Part(part.item, first * BLOCK_BYTES, stop)
-                    request = self._pool.submit(self._fetch, missing)
+                    request = self._pool.submit(self._fetch, missing, self._failure)
                     for block in range(first, last):
                         self._requested[name, block] = request
                 requests |= {self._requested[name, block] for block in blocks}
         return requests
 
-    def _fetch(self, part: Part) -> None:
+    def _fetch(self, part: Part, last_failure: DataError | None) -> None:
+        """Fetch and keep a part. `last_failure` is the last one when it was requested: what waits
+        while another request fails fails with it, or a store that does not answer would be asked
+        for each part in turn."""
         try:
-            data = self._store.read_range(*part)
-            with self._naming_disk():
-                added = self._open(part.item).write(part.begin, data)
+            if self._failure is not last_failure:
+                raise DataError(str(self._failure))
+            data, added = self._keep(part)
         finally:
             with self._lock:
                 for block in range(part.begin // BLOCK_BYTES, -(-part.end // BLOCK_BYTES)):
@@ -133,6 +138,17 @@ class Transfer:
             self.fetched_bytes += len(data)
             self.kept_bytes += added
         self._shrink()
+
+    def _keep(self, part: Part) -> tuple[memoryview, int]:
+        """Fetch a part and write it to the disk. Return it, and by how many bytes there are more on
+        the disk."""
+        try:
+            data = self._store.read_range(*part)
+            with self._naming_disk():
+                return data, self._open(part.item).write(part.begin, data)
+        except DataError as error:
+            self._failure = error
+            raise
 
     @contextmanager
     def _naming_disk(self) -> Iterator[None]:
