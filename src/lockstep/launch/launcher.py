@@ -311,7 +311,8 @@ class _Launched:
         """Return the fault of another machine, or None."""
         if self.link is None:
             return None
-        reasons = [str(news["fault"]) for news in self.link.news() if "fault" in news]
+        states = self.link.states().values()
+        reasons = [str(state["fault"]) for state in states if "fault" in state]
         for node in self.link.lost():
             place = f"node {node} ({self.table.nodes[node].address})"
             reasons.append(f"the launcher of {place} has ended, or cannot be reached")
@@ -321,7 +322,7 @@ class _Launched:
         """Show a fault, and tell the other machines."""
         self.reason = describe_fault(fault, self.ranks, socket.gethostname(), self._now)
         if self.link is not None and fault.rank is not None:
-            self.link.tell({"fault": self.reason})
+            self.link.share({"fault": self.reason})
         if has_explained_itself(fault, self.ranks):
             return
         text = f"lockstep: {self.reason}. All ranks are ended."

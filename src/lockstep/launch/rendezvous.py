@@ -23,7 +23,6 @@ from lockstep.launch.nodes import (
     find_reachable_address,
     is_misleading,
     make_node,
-    resolve,
 )
 from lockstep.system.errors import BackendError, LockstepError, UserError
 
@@ -56,39 +55,30 @@ class Link:
         self._sending = {peer: threading.Lock() for peer in peers}
         self._heard = dict.fromkeys(peers, time.monotonic())
         self._changed = threading.Condition(threading.RLock())
-        self._news: list[dict[str, Any]] = []
-        self._states: dict[int, dict[str, Any]] = {}
+        self._states: dict[int, tuple[int, dict[str, Any]]] = {}
+        """The latest state of each other node, and the round in which the node shared it."""
         self._lost: set[int] = set()
         self._round = 0
+        """How many values this node has gathered."""
         self._given: dict[tuple[int, int], Any] = {}
         self._gathered: dict[int, list[Any]] = {}
         self._closed = threading.Event()
-        loops = [(self._listen, (peer,)) for peer in peers] + ([(self._beat, ())] if peers else [])
+        loops = [(self._listen, (peer,)) for peer in peers] + [(self._beat, ())]
         for loop, arguments in loops:
             threading.Thread(target=loop, args=arguments, name="lockstep-link", daemon=True).start()
 
-    def tell(self, message: dict[str, Any]) -> None:
-        """Send a message to every other node. It is a small object of JSON. A lost node is left
-        out."""
-        self._send_all({"kind": "news", "news": message | {"node": self.node}})
-
-    def news(self) -> list[dict[str, Any]]:
-        """Return the messages that have come since the last call, each with the number of its
-        sender as `node`."""
-        with self._changed:
-            news = self._news
-            self._news = []
-        return news
-
     def share(self, state: dict[str, Any]) -> None:
-        """Tell all other nodes this node's state, in place of the one that it shared before."""
-        self._send_all({"kind": "state", "state": state, "node": self.node})
+        """Tell all other nodes this node's state, a small object of JSON, in place of the one that
+        it shared before. A lost node is left out."""
+        message = {"kind": "state", "state": state, "node": self.node, "round": self._round}
+        self._send_all(message)
 
     def states(self) -> dict[int, dict[str, Any]]:
-        """Return the latest states of other nodes by their numbers, of those that have shared one
-        and are not lost."""
+        """Return the latest states of other nodes by their numbers. Those that were shared before
+        the last `gather` do not count."""
         with self._changed:
-            return {node: state for node, state in self._states.items() if node not in self._lost}
+            states = self._states.items()
+            return {node: state for node, (number, state) in states if number == self._round}
 
     def lost(self) -> list[int]:
         """Return the nodes that are gone: their launcher has ended or is not heard. Without node 0
@@ -173,10 +163,9 @@ class Link:
     def _take(self, peer: int, message: dict[str, Any]) -> None:
         kind = message["kind"]
         with self._changed:
-            if kind == "news":
-                self._news.append(dict(message["news"]))
-            elif kind == "state":
-                self._states[int(message["node"])] = dict(message["state"])
+            if kind == "state":
+                state = int(message["round"]), dict(message["state"])
+                self._states[int(message["node"])] = state
             elif kind == "one":
                 self._given[int(message["round"]), peer] = message["value"]
             elif kind == "all":
@@ -184,7 +173,7 @@ class Link:
             elif kind == "lost":
                 self._lose([int(node) for node in message["nodes"]])
             self._changed.notify_all()
-        if kind in ("news", "state") and self.node == 0:
+        if kind == "state" and self.node == 0:
             self._send_all(message, but=peer)
 
 
@@ -268,8 +257,6 @@ def _introduce(line: Line, meeting: Meeting) -> Line:
 
 def _choose_address(meeting: Meeting) -> str:
     """Return the address at which node 0 listens. Raises `UserError`."""
-    if meeting.nodes == 1:
-        return meeting.bind or resolve(meeting.host)
     if meeting.bind is None:
         address, note = find_reachable_address(meeting.host, meeting.other)
         if note:
