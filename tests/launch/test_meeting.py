@@ -152,10 +152,16 @@ def test_this_machine_is_node_0_of_those_it_starts() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [Options(hosts=("a",), nodes=2), Options(hosts=("a",), node_rank=0)], ids=str
+    "options",
+    [
+        Options(hosts=("a",), nodes=2),
+        Options(hosts=("a",), node_rank=0),
+        Options(hosts=("a",), secret_file=Path("secret")),
+    ],
+    ids=str,
 )
-def test_machines_that_are_started_are_not_counted_by_hand(options: Options) -> None:
-    with pytest.raises(UserError, match="leave out --nodes and --node-rank"):
+def test_machines_that_are_started_are_numbered_and_get_a_secret_here(options: Options) -> None:
+    with pytest.raises(UserError, match="leave out --nodes, --node-rank and --secret"):
         find_meeting(options, {})
 
 

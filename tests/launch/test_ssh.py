@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.launch import ssh
-from lockstep.launch.ssh import NODE, launch_over_ssh
+from lockstep.launch.ssh import launch_over_ssh
 from lockstep.system.errors import LockstepError, UserError
 from tests.backends.conftest import BACKENDS
 from tests.processes import call, wait_until
@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_each_host_runs_the_command_with_its_number_here_and_gets_the_secret_unseen(
+def test_each_host_runs_its_command_here_and_gets_the_secret_unseen(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -48,10 +48,11 @@ def test_each_host_runs_the_command_with_its_number_here_and_gets_the_secret_uns
     program = (
         "import os, sys; print(sys.argv[1:], input(), os.getcwd(), os.environ.get('OF_THIS_SHELL'))"
     )
-    with launch_over_ssh(["one", "two"], ["-c", program, NODE, "a 'word' $HOME"], SECRET):
+    words = "a 'word' $HOME"
+    commands = [["-c", program, number, words] for number in ("1", "2")]
+    with launch_over_ssh(["one", "two"], commands, SECRET):
         wait_until(lambda: len(list(folder.glob("*.arguments"))) == 2)
     lines = sorted(capfd.readouterr().out.splitlines())
-    words = "a 'word' $HOME"
     assert lines == [
         f"[one] {['1', words]} {SECRET} {folder} None",
         f"[two] {['2', words]} {SECRET} {folder} None",
@@ -65,14 +66,15 @@ def test_each_host_runs_the_command_with_its_number_here_and_gets_the_secret_uns
 def test_what_a_host_writes_as_an_error_is_written_as_one(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with launch_over_ssh(["one"], ["-c", "import sys; print('why', file=sys.stderr)"], SECRET):
+    with launch_over_ssh(["one"], [["-c", "import sys; print('why', file=sys.stderr)"]], SECRET):
         pass
     assert capfd.readouterr() == ("", "[one] why\n")
 
 
 def test_a_host_that_has_ended_is_an_error_with_its_exit_code(folder: Path) -> None:
     program = "import sys; input(); sys.argv[1] == '1' and sys.stdin.read(); sys.exit(7)"
-    with launch_over_ssh(["one", "two"], ["-c", program, NODE], SECRET) as both:
+    commands = [["-c", program, number] for number in ("1", "2")]
+    with launch_over_ssh(["one", "two"], commands, SECRET) as both:
 
         def is_over() -> bool:
             try:
@@ -86,7 +88,7 @@ def test_a_host_that_has_ended_is_an_error_with_its_exit_code(folder: Path) -> N
 
 def test_without_ssh_it_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="needs ssh"), launch_over_ssh(["one"], ["-V"], SECRET):
+    with pytest.raises(UserError, match="needs ssh"), launch_over_ssh(["one"], [["-V"]], SECRET):
         pass
 
 
@@ -110,7 +112,7 @@ FIRST = """
 import sys, time
 from pathlib import Path
 from lockstep.launch.ssh import launch_over_ssh
-with launch_over_ssh(["one"], ["-c", sys.argv[1], sys.argv[2]], "a secret of the tests"):
+with launch_over_ssh(["one"], [["-c", sys.argv[1], sys.argv[2]]], "a secret of the tests"):
     while not (Path(sys.argv[2]) / "started").exists():
         time.sleep(0.005)
     if sys.argv[3] == "is killed":

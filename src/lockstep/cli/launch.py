@@ -266,7 +266,7 @@ def _connect(
     from lockstep.launch.rendezvous import agree, meet
 
     meeting = find_meeting(meeting_options, os.environ)
-    if str(meeting_options.secret_file) == STDIN and not meeting_options.hosts:
+    if str(meeting_options.secret_file) == STDIN:
         ssh.end_with_input()
     if meeting is None:
         yield lambda: start(one_machine(processes)), None
@@ -274,9 +274,12 @@ def _connect(
     with ExitStack() as stack:
         check = None
         if meeting_options.hosts:
-            command = ssh.build_arguments(meeting, processes, watch, arguments)
+            how = (arguments, watch.patience_sec, watch.restarts)
+            job = make_job("lockstep", meeting.nodes, processes, None, *how)
+            place = f"{meeting.host}:{meeting.port}"
+            commands = [job.list_arguments(node, place) for node in range(1, meeting.nodes)]
             check = stack.enter_context(
-                ssh.launch_over_ssh(meeting_options.hosts, command, meeting.secret)
+                ssh.launch_over_ssh(meeting_options.hosts, commands, meeting.secret)
             ).refuse_loss
         link, address = stack.enter_context(meet(meeting, watch.patience_sec / 2, check))
         yield (

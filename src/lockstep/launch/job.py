@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.launch.launcher import LOCKSTEP
+from lockstep.launch.meeting import STDIN
 from lockstep.system.errors import UserError
 
 SAVING_SEC = 300
@@ -36,6 +38,19 @@ class Job:
                 f"--name is {self.name!r}, expected at most 52 lower-case letters, digits and -,"
                 " beginning with a letter"
             )
+
+    def list_arguments(self, node: int, place: str, bind: str | None = None) -> list[str]:
+        """Return the arguments of Python that start the launcher of a node. Its secret is the first
+        line of its input, and it ends when the input closes.
+
+        All meet at `place`, HOST:PORT of node 0. `bind` is where this node listens; None: its
+        address on the way to node 0.
+        """
+        words = ["-n", str(self.processes), "--nodes", str(self.nodes), "--node-rank", str(node)]
+        words += ["--rendezvous", place, "--secret-file", STDIN]
+        if bind is not None:
+            words += ["--bind", bind]
+        return [*LOCKSTEP, "launch", *words, *self.launch, "--", *self.command]
 
 
 def read_time(text: str) -> int:

@@ -3,8 +3,10 @@
 import os
 import secrets
 import stat
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,8 +112,11 @@ def find_meeting(options: Options, environment: Mapping[str, str]) -> Meeting | 
 
 def _lead(options: Options, environment: Mapping[str, str]) -> Meeting:
     """Return the meeting of node 0 with machines that it starts itself."""
-    if options.nodes is not None or options.node_rank is not None:
-        raise UserError("--hosts numbers the machines; leave out --nodes and --node-rank")
+    if (options.nodes, options.node_rank, options.secret_file) != (None, None, None):
+        raise UserError(
+            "--hosts numbers the machines and makes their secret; leave out --nodes, --node-rank"
+            " and --secret-file"
+        )
     if not all(options.hosts) or any(host.startswith("-") for host in options.hosts):
         raise UserError(
             f"--hosts is {','.join(options.hosts)!r}, expected names such as node2,node3"
@@ -122,9 +127,7 @@ def _lead(options: Options, environment: Mapping[str, str]) -> Meeting:
     else:
         host = bind or find_address(options.hosts[0].rpartition("@")[2])
         port = free_ports(1, host)[0]
-    is_given = options.secret_file is not None or bool(environment.get(SECRET))
-    secret = read_secret(options.secret_file, environment) if is_given else secrets.token_hex(16)
-    return Meeting(0, 1 + len(options.hosts), host, port, secret, bind)
+    return Meeting(0, 1 + len(options.hosts), host, port, secrets.token_hex(16), bind)
 
 
 def find_rank_meeting(environment: Mapping[str, str]) -> Meeting | None:
@@ -188,3 +191,28 @@ def read_secret(file: Path | None, environment: Mapping[str, str]) -> str:
         raise UserError(
             f"the secret file {file} cannot be read: {reason}; give a regular file, or set {SECRET}"
         ) from None
+
+
+def start_with_secret(
+    command: Sequence[str], secret: str, folder: str | None = None
+) -> subprocess.Popen[str]:
+    """Start a command with the secret as the first line of its input, in a folder (by default this
+    one). Its output and errors are pipes.
+
+    It is in a separate session: Ctrl-C reaches only this process, whose end closes the input.
+    """
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # its exit code says why
+        process.stdin.write(f"{secret}\n")
+        process.stdin.flush()
+    return process

@@ -8,21 +8,19 @@ import os
 import re
 import secrets
 import shlex
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from types import FrameType
 from typing import Any
 
 from lockstep.launch.job import Job
 from lockstep.launch.launcher import LOCKSTEP, Signals
-from lockstep.launch.meeting import STDIN
+from lockstep.launch.meeting import start_with_secret
 from lockstep.launch.watching import choose_code
 from lockstep.system.errors import BackendError, LockstepError, UserError
 from lockstep.system.ranks import free_ports
@@ -65,21 +63,8 @@ class NodeLauncher:
     ) -> Iterator[tuple[str, str | int]]:
         """Run Python with these arguments in a folder; yield each line of its output, and its exit
         code. The secret is the first line of its input, which closes when this process ends."""
-        process = subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        process = start_with_secret([sys.executable, *arguments], secret, folder)
         self._process = process
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):
-            process.stdin.write(f"{secret}\n")
-            process.stdin.flush()
         lines: SimpleQueue[tuple[str, str] | None] = SimpleQueue()
         for kind, source in ((OUTPUT, process.stdout), (ERRORS, process.stderr)):
             threading.Thread(target=_read_lines, args=(kind, source, lines), daemon=True).start()
@@ -108,8 +93,8 @@ def launch_on_ray(launch: RayLaunch, say: Callable[[str], None]) -> int:
     the run has saved a checkpoint since they started. Raises `UserError` or `BackendError` if Ray
     is not installed or no cluster can be reached.
     """
-    received: list[int] = []
-    with _connected(launch.address) as ray, _noting_signals(received):
+    with _connected(launch.address) as ray, Signals() as signals:
+        received = signals.received
         while True:
             before = _newest_checkpoint(launch.run)
             codes = _Attempt(ray, launch, received, say).run()
@@ -149,21 +134,6 @@ def _connected(address: str | None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
-
-
-@contextmanager
-def _noting_signals(received: list[int]) -> Iterator[None]:
-    """Note the signals that are passed on to ranks, in the place of what they do otherwise."""
-
-    def note(number: int, _: FrameType | None) -> None:
-        received.append(number)
-
-    before = {number: signal.signal(number, note) for number in Signals.WATCHED}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _newest_checkpoint(run: Path | None) -> str:
@@ -257,10 +227,11 @@ class _Attempt:
         """Start the launchers, print their output, pass signals on, and wait until all have
         ended."""
         places = self.ray.get([actor.find_place.remote() for actor in actors])
+        place = "{}:{}".format(*places[0])
         secret = secrets.token_hex(16)
         threads = []
         for node, actor in enumerate(actors):
-            arguments = self._arguments(node, places)
+            arguments = self.launch.job.list_arguments(node, place, places[node][0])
             lines = actor.run.options(num_returns="streaming").remote(
                 arguments, str(Path.cwd()), secret
             )
@@ -275,17 +246,6 @@ class _Attempt:
                 for actor in actors:
                     actor.send.remote(number)
                 self._passed_on += 1
-
-    def _arguments(self, node: int, places: list[tuple[str, int]]) -> list[str]:
-        """Return the arguments of Python that start a node's launcher."""
-        job = self.launch.job
-        words = ["launch", "-n", str(job.processes)]
-        if job.nodes > 1:
-            host, port = places[0]
-            words += ["--nodes", str(job.nodes), "--node-rank", str(node)]
-            words += ["--rendezvous", f"{host}:{port}", "--bind", places[node][0]]
-        words += ["--secret-file", STDIN]  # it also ends with this input
-        return [*LOCKSTEP, *words, *job.launch, "--", *job.command]
 
     def _print(self, node: int, lines: Any) -> None:
         """Print the lines of a node, and note its exit code. Node 0 has rank 0, which says what all

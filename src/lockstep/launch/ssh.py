@@ -9,34 +9,31 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from lockstep.launch.launcher import LOCKSTEP, Watch
-from lockstep.launch.meeting import STDIN, Meeting
+from lockstep.launch.meeting import start_with_secret
 from lockstep.system.errors import LockstepError, UserError
 
 _SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15")
 """BatchMode: ssh asks for no password. -T: no terminal, so that the other launcher ends when its
 input closes."""
 _TO_END_SEC = 10.0
-NODE = "{node}"
-"""Stands for a node's number in a command."""
 
 
 @contextmanager
 def launch_over_ssh(
-    hosts: Sequence[str], command: Sequence[str], secret: str
+    hosts: Sequence[str], commands: Sequence[Sequence[str]], secret: str
 ) -> Iterator["Remotes"]:
-    """Run a command on other machines, in this folder and with this Python, as nodes 1, 2, ....
+    """Run a command on each of other machines, in this folder and with this Python.
 
-    `command` are the arguments of Python (see `build_arguments`). The secret is the first line of
-    the command's standard input. The input closes when the context is left or this process ends.
-    Output is printed with the host's name before each line.
+    Commands are arguments of Python. The secret is the first line of their standard input. The
+    input closes when the context is left or this process ends. Output is printed with the host's
+    name before each line.
     """
     remotes = Remotes(hosts)
     try:
-        for node, host in enumerate(hosts, start=1):
-            remotes.start(host, [str(node) if word == NODE else word for word in command], secret)
+        for host, command in zip(hosts, commands, strict=True):
+            remotes.start(host, command, secret)
         yield remotes
     finally:
         remotes.end()
@@ -47,31 +44,19 @@ class Remotes:
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self._hosts = hosts
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._running: list[subprocess.Popen[str]] = []
         self._printing: list[threading.Thread] = []
 
     def start(self, host: str, command: Sequence[str], secret: str) -> None:
         """Start a command on a host."""
         line = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join([sys.executable, *command])}"
         try:
-            started = subprocess.Popen(
-                [*_SSH, "--", host, line],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C ends this launch, which ends the others
-            )
+            started = start_with_secret([*_SSH, "--", host, line], secret)
         except FileNotFoundError:
             raise UserError(
                 "--hosts needs ssh, which is not installed here; start the launchers yourself"
             ) from None
         self._running.append(started)
-        assert started.stdin is not None
-        assert started.stdout is not None
-        assert started.stderr is not None
-        with suppress(BrokenPipeError):  # `refuse_loss` reports it
-            started.stdin.write(f"{secret}\n".encode())
-            started.stdin.flush()
         for source, target in ((started.stdout, sys.stdout), (started.stderr, sys.stderr)):
             thread = threading.Thread(target=_print, args=(host, source, target), daemon=True)
             thread.start()
@@ -101,10 +86,10 @@ class Remotes:
             thread.join(_TO_END_SEC)
 
 
-def _print(host: str, source: IO[bytes], target: IO[str]) -> None:
+def _print(host: str, source: Any, target: IO[str]) -> None:
     with source:
         for line in source:
-            target.write(f"[{host}] {line.decode(errors='replace')}")
+            target.write(f"[{host}] {line}")
             target.flush()
 
 
@@ -118,15 +103,3 @@ def end_with_input() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=follow, name="lockstep-input", daemon=True).start()
-
-
-def build_arguments(
-    meeting: Meeting, processes: int, watch: Watch, arguments: Sequence[str]
-) -> list[str]:
-    """Return the arguments of Python that start the launcher of another node; {node} in them stands
-    for its number."""
-    place = f"{meeting.host}:{meeting.port}"
-    nodes = ["--nodes", str(meeting.nodes), "--node-rank", NODE]
-    nodes += ["--rendezvous", place, "--secret-file", STDIN]
-    alike = ["--patience", str(watch.patience_sec), "--restarts", str(watch.restarts)]
-    return [*LOCKSTEP, "launch", "-n", str(processes), *nodes, *alike, "--", *arguments]
