@@ -13,12 +13,10 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from lockstep.system.errors import UserError
 from lockstep.system.ranks import LISTEN_ADDRESS, LOOPBACK, free_ports
-from lockstep.system.regular_files import SETTINGS, open_regular
 from lockstep.system.version import version
 
 
@@ -283,7 +281,6 @@ def find_address(host: str) -> str:
 
 # Names of this machine that stand for loopback
 
-HOSTS = Path("/etc/hosts")
 _ANYWHERE = "192.0.2.1"
 """An address that no machine has (RFC 5737). The way to it is the default route."""
 
@@ -305,31 +302,19 @@ def find_reachable_address(host: str, other: str | None = None) -> tuple[str, st
     address = resolve(host)
     if not is_misleading(host, address):
         return address, ""
-    reason = f"{host} is {address} on this machine{_quote_hosts(host, address)}"
+    reason = f"{host} is {address} on this machine (see /etc/hosts)"
     own = {place: name for place, name in list_addresses().items() if not place.startswith("127.")}
-    routed = None
+    candidates = []
     for target in filter(None, (other, _ANYWHERE)):
         with suppress(UserError):
-            routed = routed or _choose(find_address(target), own)
-    if routed is None and len(own) == 1:
-        (routed,) = own
-    if routed is None:
-        raise UserError(
-            f"{reason}, which other machines cannot reach; give --bind with an address that they"
-            f" reach, of {_format(own) or 'none: this machine has loopback alone'}"
-        )
-    return routed, f"{reason}; other machines reach it at {routed}, which is used instead"
-
-
-def _choose(address: str, own: Mapping[str, str]) -> str | None:
-    return address if address in own else None
-
-
-def _quote_hosts(host: str, address: str) -> str:
-    """Return where the hosts file gives a host this address; "" if it does not."""
-    with suppress(OSError, UnicodeDecodeError), open_regular(HOSTS, SETTINGS) as file:
-        for number, line in enumerate(file.read().decode("utf-8").splitlines(), start=1):
-            words = line.partition("#")[0].split()
-            if words[:1] == [address] and host in words:
-                return f" (line {number} of {HOSTS}: {' '.join(words)})"
-    return ""
+            candidates.append(find_address(target))
+    if len(own) == 1:
+        candidates += own
+    for candidate in candidates:
+        if candidate in own:
+            note = f"{reason}; other machines reach it at {candidate}, which is used instead"
+            return candidate, note
+    raise UserError(
+        f"{reason}, which other machines cannot reach; give --bind with an address that they"
+        f" reach, of {_format(own) or 'none: this machine has loopback alone'}"
+    )
