@@ -263,10 +263,11 @@ class _Launched:
         self._looked_at = looked_at
         self.ranks = list(map(self._update, self.ranks, self.signals.running))
         if self.ending.fault is None:
-            self._look_elsewhere()
+            reasons = self._look_elsewhere()
             patience = self.watch.patience_sec
             fault = find_fault(self.ranks, self._now, patience, self._elsewhere)
-            fault = fault or self._find_fault_elsewhere()
+            if fault is None and reasons:
+                fault = Fault("elsewhere", self._now, reason=reasons[0])
             if fault is not None:
                 self.ending = replace(self.ending, fault=fault, found_at=self._now)
                 self._explain(fault)
@@ -294,29 +295,24 @@ class _Launched:
             reported=None if code is None else _read_number(self.folder / str(rank.number)),
         )
 
-    def _look_elsewhere(self) -> None:
+    def _look_elsewhere(self) -> list[str]:
         """Exchange with the other machines whether a rank is busy with what the ranks of all
-        machines wait for."""
+        machines wait for; return their faults."""
         if self.link is None:
-            return
+            return []
         here = is_busy(self.ranks)
         if here != self._shared:
             self._shared = here
             self.link.share({"is_busy": here})
-        others = any(state.get("is_busy") is True for state in self.link.states().values())
+        states = self.link.states().values()
+        others = any(state.get("is_busy") is True for state in states)
         if others != self._elsewhere.is_busy:
             self._elsewhere = Elsewhere(others, self._now)
-
-    def _find_fault_elsewhere(self) -> Fault | None:
-        """Return the fault of another machine, or None."""
-        if self.link is None:
-            return None
-        states = self.link.states().values()
         reasons = [str(state["fault"]) for state in states if "fault" in state]
         for node in self.link.lost():
             place = f"node {node} ({self.table.nodes[node].address})"
             reasons.append(f"the launcher of {place} has ended, or cannot be reached")
-        return Fault("elsewhere", self._now, reason=reasons[0]) if reasons else None
+        return reasons
 
     def _explain(self, fault: Fault) -> None:
         """Show a fault, and tell the other machines."""
