@@ -248,7 +248,7 @@ def test_ranks_on_both_hosts_start_again_after_one_was_killed(
     hosts: tuple[Host, Host], train: list[object], tmp_path: Path
 ) -> None:
     how = ["--set", "save_every_steps=2", "--set", "epochs=3"]
-    options = ["--restarts", 2, "--patience", PATIENCE_SEC]
+    options = ["--restarts", 1, "--patience", PATIENCE_SEC]
     launchers = launch(hosts, [*train, *how, "--out", tmp_path / "two"], *options)
     wait_until(lambda: bool(checkpoint.steps(tmp_path / "two" / "checkpoints")), seconds=300)
     os.kill(ranks_on(hosts[1])[0], signal.SIGKILL)
