@@ -34,7 +34,9 @@ _SILENT_SEC = 60
 """A request is made again after this time without a byte of an answer."""
 _REQUEST_SEC = 600
 """The longest time of a request. With 32 of 8 MB at a time, it takes 3.6 Mbit/s."""
-_CAUSE = re.compile(r'TimedOut|InvalidCertificate|(?<=message: ")[^"]+|(?<=error: ")[^"]+')
+_CAUSE = re.compile(
+    r'TimedOut|InvalidCertificate|(?<=<Code>)\w+|(?<=message: ")[^"]+|(?<=error: ")[^"]+'
+)
 _CAUSES = {"TimedOut": "time-out", "InvalidCertificate": "its certificate is not trusted"}
 """What the library calls a cause, and what messages call it."""
 
@@ -206,16 +208,18 @@ class ObjectStore:
                 f"{place}: the server does not send parts of a file; expected one that answers"
                 " requests with Range by status 206. Use another server, or download the files"
             )
-        return DataError(
-            f"{place} cannot be {action}: {_find_reason(error)}. Check the address, the credentials"
-            " and the network"
-        )
+        reason = _find_reason(error)
+        advice = "Check the address, the credentials and the network"
+        if "object with invalid path" in reason:
+            advice = "The library allows no //, ., .. and control characters in names. Rename it"
+        return DataError(f"{place} cannot be {action}: {reason}. {advice}")
 
 
 def _find_reason(error: Exception) -> str:
     """Return the first line of what the library says, and the cause, which is in a later one."""
-    line, *others = str(error).strip().splitlines() or [type(error).__name__]
-    causes = _CAUSE.findall("\n".join(others))
+    text = str(error).strip() or type(error).__name__
+    line = re.sub(r":? *<\?xml.*", "", text.splitlines()[0])
+    causes = _CAUSE.findall(text)
     cause = f" ({_CAUSES.get(causes[-1], causes[-1]):.100})" if causes else ""
     return f"{line:.300}{cause}"
 
