@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import lockstep
+from lockstep.backends.protocol import HostQuestions
 from lockstep.data.textures import draw_data_set
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import CheckpointError, DataError, Interrupted, RecipeError
@@ -47,6 +48,14 @@ def test_a_run_does_not_resume_with_other_images(
     next((data / split / "dots").glob("*.jpg")).unlink()
     with pytest.raises(CheckpointError, match="other images"):
         lockstep.train(tiny_recipe, data, tmp_path / "run")
+
+
+def test_ranks_with_other_images_do_not_begin(
+    textures: Path, tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostQuestions, "same", lambda world, value: False)
+    with pytest.raises(DataError, match=f"ranks find different images in {textures}"):
+        lockstep.train(tiny_recipe, textures, tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """The state that a run begins or resumes with: of its newest checkpoint, of given weights, or the
 initial one."""
 
+import hashlib
+
 from lockstep.data.split import UNREAD, same_images
 from lockstep.models.state import State
 from lockstep.recipes.initial_weights import initial_state
@@ -11,13 +13,14 @@ from lockstep.runs.save import open_hooks, write_checkpoint
 from lockstep.runs.scale_calibration import calibrate
 from lockstep.runs.starting_weights import Start
 from lockstep.runs.unfolding import unfold_start
-from lockstep.system.errors import CheckpointError
+from lockstep.system.errors import CheckpointError, DataError
 from lockstep.weights import checkpoint
 
 
 def find_state(run: RunContext) -> tuple[State, list[str]]:
     """Return the state that a run begins or resumes with, and the reasons why newer checkpoints
     were skipped."""
+    _require_same_images(run)
     start_from_probe(run)
     if run.leads:
         open_hooks(run)
@@ -29,6 +32,17 @@ def find_state(run: RunContext) -> tuple[State, list[str]]:
             f"ranks find different checkpoints in {run.out}; all ranks must share this folder"
         )
     return state, damaged
+
+
+def _require_same_images(run: RunContext) -> None:
+    """Raise `DataError` if another rank has other images: a step would have some twice, and others
+    not. Ranks on several machines each list a store."""
+    digest = hashlib.sha256(run.data_digest.encode()).digest()
+    if not run.world.same(int.from_bytes(digest[:7], "big")):
+        raise DataError(
+            f"ranks find different images in {run.sets.name}; expected the same on every machine."
+            " Start again when nothing writes to the data set"
+        )
 
 
 def _write_first_checkpoint(run: RunContext, start: Start | None) -> None:
