@@ -22,7 +22,7 @@ def report(
     SVG.
 
     With `explain`, the page also shows which parts of a mistaken image speak for the class that was
-    predicted (Grad-CAM). This opens the checkpoints that were evaluated last, in PyTorch.
+    predicted (Grad-CAM). This opens the checkpoints of the evaluations shown, in PyTorch.
 
     Raises `CheckpointError` if a folder holds no run, `UserError` if the page cannot be written.
 
