@@ -27,6 +27,7 @@ from tests.schedulers.ssh import NAMES, Machines, machines
 
 pytestmark = needs("sshd", "ssh", "ssh-keygen")
 
+HOROVOD = Path(__file__).parents[2] / ".venv-tensorflow-horovod/bin"
 MEETING = {"LOCKSTEP_RENDEZVOUS": f"{NAMES[0]}:{PORT}", "LOCKSTEP_SECRET": SECRET}
 
 
@@ -135,6 +136,22 @@ def own_launcher(both: Machines, backend: str, number: int) -> tuple[list[object
     task = {"type": "worker", "index": number}
     config = json.dumps({"cluster": {"worker": workers}, "task": task})
     return ["-m", "lockstep"], {"TF_CONFIG": config}
+
+
+@pytest.mark.skipif(not HOROVOD.exists(), reason="not built: run make tensorflow-horovod")
+def test_ranks_of_horovodrun_meet(
+    both: Machines, train: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    python = HOROVOD / "python"
+    train += ["--backend", "tensorflow", "--distributed", "horovod"]
+    words = [python, "-m", "lockstep", *train, "--out", run, "--stop-after-steps", 8]
+    hosts = ",".join(f"{name}:1" for name in NAMES)
+    running = both.start(0, HOROVOD / "horovodrun", "-np", 2, "-H", hosts, *words)
+    code, output, errors = finish(running, BUSY_SEC)
+    assert code == 0, output + errors
+    monkeypatch.setattr("tests.processes.sys.executable", str(python))  # the same TensorFlow
+    assert_undivided(run, train, tmp_path)
 
 
 @pytest.mark.parametrize("backend", ["torch", "paddle", "tensorflow"])
