@@ -242,7 +242,8 @@ def load(data: str, who: str) -> dict[str, float]:
 
 
 def measure_rate(counts: Iterator[int]) -> dict[str, float]:
-    """Return the images a second of an iterator of numbers of images, after its first seconds."""
+    """Return the images a second of an iterator of numbers of images, after its first seconds and
+    until it ends, or `LOADED_SECONDS` later."""
     began = time.perf_counter()
     images = 0
     counted_from = 0.0
@@ -254,6 +255,8 @@ def measure_rate(counts: Iterator[int]) -> dict[str, float]:
             images += count
             if now - counted_from > LOADED_SECONDS:
                 break
+    if not images:
+        raise SystemExit(f"the images are loaded within {SETTLING_SECONDS} s: raise COPIES")
     return {"images_per_sec": images / (time.perf_counter() - counted_from)}
 
 

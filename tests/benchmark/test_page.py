@@ -40,7 +40,9 @@ def test_cells_without_a_roof_are_not_drawn() -> None:
     assert figure is not None
     assert [text.get_text() for text in figure.axes[0].texts] == ["torch: 50% of the limit"]
     assert draw_roofline(make_report(*cells[1:])) is None
-    assert draw_roofline(make_report(cells[0], copy_gb_per_sec=None)) is None
+    without_copies = make_report(cells[0], copy_gb_per_sec=None)
+    assert draw_roofline(without_copies) is None
+    assert "10.00" in render(without_copies, "")
 
 
 def test_names_of_a_report_are_text_on_the_page() -> None:

@@ -108,6 +108,6 @@ def test_of_all_thresholds_with_the_precision_the_one_that_answers_most_is_chose
 
 def test_a_precision_that_no_threshold_reaches_is_an_error() -> None:
     with pytest.raises(
-        DataError, match=r"reaches a precision of 99 %.*can reach is 66 %: ask for 0\.66"
+        DataError, match=r"reaches a precision of 99 %.*can reach is 66\.66 %: ask for 0\.6666"
     ):
         choose_threshold(np.array([0.9, 0.8, 0.7]), np.array([False, True, True]), 0.99)

@@ -179,3 +179,21 @@ def test_classes_whose_names_look_alike_are_noted() -> None:
     )
     assert [note for note in notes if "Cat, cat ;" in note]
     assert len(notes) == 2  # the other is about top-5
+
+
+@pytest.mark.parametrize(
+    ("recipe", "images", "is_noted"),
+    [
+        (Recipe(logits=2).rename("fine-tune"), 19, True),
+        (Recipe(logits=2).rename("my-images"), 19, True),
+        (Recipe(logits=2).rename("my-images"), 60, False),
+        (Recipe(logits=2, folds=5, fold=1).rename("fine-tune"), 19, False),
+        (Recipe(logits=2).rename("demo"), 19, False),
+    ],
+)
+def test_few_validation_images_of_ones_own_are_noted(
+    recipe: Recipe, images: int, is_noted: bool
+) -> None:
+    facts = RunFacts(["cat", "dog"], np.array([50, 50]), np.array([9, images - 9]), 12)
+    notes = [note for note in list_unusual_settings(recipe, facts) if "--folds 5" in note]
+    assert [note.partition(" ")[0] for note in notes] == [str(images)] * is_noted

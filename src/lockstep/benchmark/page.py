@@ -26,8 +26,9 @@ _SHOWN = ("processor", "device", "lockstep", "python")
 """What a page shows of an environment, besides the framework's version."""
 
 
-def write_page(report: Path, out: Path, plots: Path | None = None) -> None:
-    """Write the page of a report. With `plots`, the roofline is also written there, as PNG and SVG.
+def write_page(report: Path, out: Path, plots: Path | None = None) -> list[Path]:
+    """Write the page of a report. With `plots`, the roofline is also written there, as PNG and SVG,
+    if there is one. Return the files.
 
     Raises `DataError` if the file is no report, and `UserError` if the page cannot be written.
     """
@@ -39,9 +40,12 @@ def write_page(report: Path, out: Path, plots: Path | None = None) -> None:
             plots.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write {error.filename}: {error.strerror}") from None
+    written = [out]
     if plots is not None and figure is not None:
-        for suffix in ("png", "svg"):
-            save(figure, plots / f"roofline.{suffix}")
+        written += [plots / "roofline.png", plots / "roofline.svg"]
+        for picture in written[1:]:
+            save(figure, picture)
+    return written
 
 
 def render(report: BenchmarkReport, roofline: str) -> str:

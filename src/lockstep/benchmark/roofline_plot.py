@@ -22,8 +22,8 @@ Entry = Mapping[str, Any]
 
 def select_cells(report: BenchmarkReport) -> list[Entry]:
     """Return the cells that have a place under a roof: training on one rank, in a precision of
-    which the machine's fastest product is known."""
-    products = _list_products(report)
+    which the machine's fastest product is known. None if its rate of copies is not."""
+    products = _list_products(report) if report["machine"].get("copy_gb_per_sec") else {}
     return [
         cell
         for cell in report["cells"]
@@ -42,7 +42,7 @@ def share_of_machine(report: BenchmarkReport, cell: Entry) -> float:
 def draw_roofline(report: BenchmarkReport) -> "Figure | None":
     """Draw operations a second over operations a byte; None if no cell has a place."""
     cells = select_cells(report)
-    if not cells or not report["machine"].get("copy_gb_per_sec"):
+    if not cells:
         return None
     from matplotlib.figure import Figure
 

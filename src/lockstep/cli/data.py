@@ -310,6 +310,7 @@ def show(
     The images are cropped, flipped, resized and mixed, as in the steps of a run.
     """
     from lockstep.data.contact_sheet import contact_sheet, write_sheet
+    from lockstep.recipes.image_sizes import find_size
 
     changes, _ = options.read_fields(assignments)
     index, settled = _open_shown(data, recipe, changes, split)
@@ -317,8 +318,9 @@ def show(
         index, settled, images, evaluation=split == "val", epoch=epoch - 1, step=step - 1
     )
     write_sheet(sheet, out)
-    size = settled.eval_crop if split == "val" else settled.image_size
-    print(f"{out}: images of {size} px, as {recipe or 'my-images'} has them")
+    size = settled.eval_crop if split == "val" else find_size(settled, epoch - 1)
+    changed = ", with the fields of --set" if changes else ""
+    print(f"{out}: images of {size} px, as {recipe or 'my-images'} has them{changed}")
 
 
 def _open_shown(

@@ -38,14 +38,18 @@ def command(
     It shows curves, accuracy, confusion, calibration, mistakes, speed and recipe; of a benchmark
     the roofline and all cells.
     """
-    if len(runs) == 1 and runs[0].is_file():
+    if any(run.is_file() for run in runs):
         from lockstep.benchmark.page import write_page
 
-        write_page(runs[0], out, plots)
-        print(out)
-    else:
-        from lockstep import report
+        if len(runs) > 1 or explain:
+            raise typer.BadParameter(
+                "a file of a benchmark has a page of its own; give it alone, without --explain"
+            )
+        for written in write_page(runs[0], out, plots):
+            print(written)
+        return
+    from lockstep import report
 
-        print(report(runs, out, plots=plots, explain=explain))
+    print(report(runs, out, plots=plots, explain=explain))
     if plots is not None:
         print(plots)

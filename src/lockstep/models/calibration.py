@@ -130,11 +130,11 @@ def choose_threshold(confidences: np.ndarray, hits: np.ndarray, precision: float
     is_last = np.append(sorted_confidences[1:] < sorted_confidences[:-1], True)
     reached = np.flatnonzero(is_last & (shares >= precision))
     if not reached.size:
-        best = math.floor(100 * float(shares[is_last].max())) / 100
+        best = math.floor(1e4 * float(shares[is_last].max()) + 1e-6) / 1e4
+        advice = f"ask for {best:g} or less" if best else "train a better model first"
         raise DataError(
             f"no threshold reaches a precision of {100 * precision:g} %; on these {len(hits)}"
-            f" images the highest that one can reach is {100 * best:.0f} %: ask for {best:g} or"
-            " less"
+            f" images the highest that one can reach is {100 * best:g} %: {advice}"
         )
     last = int(reached[-1])
     count = last + 1

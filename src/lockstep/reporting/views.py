@@ -120,8 +120,18 @@ def build_views(runs: Sequence[Run]) -> list[View]:
                 is_best = _is_best(run, step, weights)
                 rows = _count_classes(run, counts, [""] * len(run.classes))
                 own.append(View(number, weights, step, is_best, rows, note=_WITHOUT_RESULTS))
+        if own and run.best is not None and not any(view.is_best for view in own):
+            own = [replace(view, note=view.note or _explain_missing(run, view)) for view in own]
         views += sorted(own, key=lambda view: not view.is_best)
     return views
+
+
+def _explain_missing(run: Run, view: View) -> str:
+    assert run.best is not None
+    return (
+        f"Classes, confusion and mistakes are those of step {view.step}: the run has no results of"
+        f" single images of its best checkpoint, step {run.best['step']}."
+    )
 
 
 def _is_best(run: Run, step: int, weights: str) -> bool:

@@ -223,10 +223,10 @@ def _check_classes(facts: RunFacts) -> Iterator[str]:
 
 def _check_validation(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
     images = int(facts.validation.sum())
-    if recipe.based_on in OWN_IMAGES and 0 < images < _ROUGH:
+    if recipe.based_on in OWN_IMAGES and not recipe.folds and 0 < images < _ROUGH:
         yield (
-            f"{images} validation images tell little, as the intervals show: --folds 5 judges the"
-            " model on all images, and --split 0.3 sets more of them apart"
+            f"{images} validation images tell little, as the intervals show: --folds 5 trains five"
+            " runs in another folder, which together judge every training image"
         )
 
 

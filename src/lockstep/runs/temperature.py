@@ -85,8 +85,8 @@ def describe_fit(fit: TemperatureFit | None, images: int) -> str:
         return f"no temperature: {images} validation images are fewer than {LEAST_IMAGES}"
     if fit is None:
         return (
-            "no temperature: the probabilities stay as they are, because the validation images are"
-            " all right, or no temperature brings the probabilities closer to the accuracy"
+            "no temperature is used: the validation images are all right, or the one with the"
+            " smallest loss makes the calibration error greater"
         )
     return (
         f"temperature {fit['temperature']:.3g}: the calibration error on {images} validation"
