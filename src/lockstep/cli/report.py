@@ -33,7 +33,7 @@ def command(
         ),
     ] = False,
 ) -> None:
-    """Write one HTML page about one or several runs, or about a benchmark.
+    """Write one HTML page about runs, or about a benchmark.
 
     It shows curves, accuracy, confusion, calibration, mistakes, speed and recipe; of a benchmark
     the roofline and all cells.

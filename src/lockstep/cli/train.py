@@ -182,10 +182,12 @@ def _find_weights(name: str | None, settings: "RunSettings") -> Path | None:
     """Return the path of the weights to start from. What is wrong with the data is said before they
     are downloaded."""
     from lockstep.runs.opening import check_paths
+    from lockstep.weights.remote_weights import is_remote
 
     if name is None:
         return None
-    check_paths(settings, None)
+    if is_remote(name):
+        check_paths(settings, None)
     return options.find_weights(name)
 
 
