@@ -42,6 +42,7 @@ ALLOWED = {
     "benchmark/cell_process.py": OWN,
     "benchmark/contention.py": KERNEL,
     "benchmark/failures.py": KERNEL,
+    "benchmark/page.py render": PACKAGE,
     "benchmark/fingerprint.py": KERNEL,
     "benchmark/grid.py": OWN,
     "benchmark/largest_batch.py": OWN,
