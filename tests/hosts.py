@@ -119,12 +119,13 @@ class Host:
 def two_hosts(number: int = 0) -> Iterator[tuple[Host, Host]]:
     """Make two hosts with a cable between them, and remove them with all their processes.
 
-    The name of each is an address of loopback there, as in /etc/hosts of many systems.
+    The name of each is an address of loopback there, as in /etc/hosts of many systems. Their ends
+    of the cable have one name, as Horovod wants it.
     """
     names = [f"lockstep-{os.getpid()}-{number}-{end}" for end in "ab"]
     one, other = hosts = tuple(
-        Host(name, f"ls{os.getpid() % 10**6}{end}{number}", f"10.{77 + number}.0.{place}")
-        for place, (name, end) in enumerate(zip(names, "ab", strict=True), start=1)
+        Host(name, f"ls{os.getpid() % 10**6}-{number}", f"10.{77 + number}.0.{place}")
+        for place, name in enumerate(names, start=1)
     )
     try:
         for host in hosts:

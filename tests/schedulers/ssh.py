@@ -53,6 +53,20 @@ class Machines:
             env=ONE_THREAD | os.environ | more,
         )
 
+    @contextmanager
+    def routed_names(self) -> Iterator[None]:
+        """Give both hosts their names at their addresses, and not at 127.0.1.1, in the block."""
+        lines = [f"{host.address} {name}" for host, name in zip(self.hosts, NAMES, strict=True)]
+        files = [host.files / "hosts" for host in self.hosts]
+        before = files[0].read_text(), files[1].read_text()
+        for file in files:
+            file.write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")
+        try:
+            yield
+        finally:
+            for file, text in zip(files, before, strict=True):
+                file.write_text(text)
+
 
 @contextmanager
 def machines(folder: Path) -> Iterator[Machines]:
