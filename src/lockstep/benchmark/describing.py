@@ -1,6 +1,6 @@
 """What a report says of a cell, in words."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lockstep.benchmark.cells import name_computer
@@ -20,10 +20,28 @@ def describe_kind(entry: Mapping[str, Any]) -> str:
     return " ".join(parts)
 
 
+def name_cell(entry: Mapping[str, Any]) -> str:
+    """Return a cell's name, which is that of no other cell of a report."""
+    return f"{entry['what']} {describe_kind(entry)}, n {entry['ranks']}, batch {entry['batch']}"
+
+
 def format_interval(entry: Mapping[str, Any]) -> str:
     """Return the 95 % interval of a cell's images per second."""
     low, high = entry["interval"]
     return f"{format_rate(low)} to {format_rate(high)}"
+
+
+def collect_remarks(entries: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return the remarks on cells, each with the cells that share it."""
+    remarks: dict[str, list[str]] = {}
+    for entry in entries:
+        for remark in list_remarks(entry):
+            remarks.setdefault(remark, []).append(name_cell(entry))
+    return [(_name_cells(names), remark) for remark, names in remarks.items()]
+
+
+def _name_cells(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} cells, from {names[0]} on"
 
 
 def list_remarks(entry: Mapping[str, Any]) -> list[str]:

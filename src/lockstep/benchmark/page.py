@@ -11,11 +11,11 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from lockstep.benchmark.describing import describe_kind, format_interval, list_remarks
+from lockstep.benchmark.describing import collect_remarks, describe_kind, format_interval
 from lockstep.benchmark.failures import OK
 from lockstep.benchmark.iteration_times import format_rate
 from lockstep.benchmark.report_file import BenchmarkReport, find_environment, read_benchmark
-from lockstep.benchmark.roofline_plot import draw_roofline, select_cells, share_of_machine
+from lockstep.benchmark.roofline_plot import draw_roofline, share_of_machine
 from lockstep.system.errors import UserError
 from lockstep.system.files import write_text
 from lockstep.system.html import colours
@@ -62,7 +62,7 @@ def render(report: BenchmarkReport, roofline: str) -> str:
             what: [_describe_cell(report, cell) for cell in measured if cell["what"] == what]
             for what in dict.fromkeys(cell["what"] for cell in measured)
         },
-        remarks=_collect_remarks(report),
+        remarks=collect_remarks(report["cells"]),
         environments=[(name, _describe_environment(report, name)) for name in backends],
         roofline=roofline,
         style=Markup(colours()),
@@ -73,9 +73,7 @@ def render(report: BenchmarkReport, roofline: str) -> str:
 def _describe_cell(report: BenchmarkReport, cell: Mapping[str, Any]) -> list[str]:
     """Return a row of the table: what is measured, ranks, batch, rate, interval, latency, share of
     the machine's limit and what bounds it."""
-    share = ""
-    if any(cell is other for other in select_cells(report)):
-        share = f"{share_of_machine(report, cell):.0%}"
+    share = share_of_machine(report, cell)
     return [
         describe_kind(cell),
         str(cell["ranks"]),
@@ -84,17 +82,9 @@ def _describe_cell(report: BenchmarkReport, cell: Mapping[str, Any]) -> list[str
         format_interval(cell),
         f"{cell['latency_ms']['p50']:.1f}",
         f"{cell['latency_ms']['p99']:.1f}",
-        share or "\N{EN DASH}",
+        "\N{EN DASH}" if share is None else f"{share:.0%}",
         str(cell["bound_by"]),
     ]
-
-
-def _collect_remarks(report: BenchmarkReport) -> list[tuple[str, str]]:
-    remarks = []
-    for cell in report["cells"]:
-        name = f"{cell['what']} {describe_kind(cell)}, n {cell['ranks']}, batch {cell['batch']}"
-        remarks += [(name, remark) for remark in list_remarks(cell)]
-    return remarks
 
 
 def _describe_environment(report: BenchmarkReport, backend: str) -> str:

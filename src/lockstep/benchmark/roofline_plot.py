@@ -20,28 +20,23 @@ _LINE = 1.09
 Entry = Mapping[str, Any]
 
 
-def select_cells(report: BenchmarkReport) -> list[Entry]:
-    """Return the cells that have a place under a roof: training on one rank, in a precision of
-    which the machine's fastest product is known. None if its rate of copies is not."""
-    products = _list_products(report) if report["machine"].get("copy_gb_per_sec") else {}
-    return [
-        cell
-        for cell in report["cells"]
-        if cell["status"] == OK
-        and (cell["what"], cell["ranks"]) == (TRAIN, 1)
-        and (cell.get("roofline") or {}).get("bytes_per_image")
-        and cell["dtype"] in products
-    ]
+def share_of_machine(report: BenchmarkReport, cell: Entry) -> float | None:
+    """Return a cell's rate over what the machine's fastest product and copy allow.
 
-
-def share_of_machine(report: BenchmarkReport, cell: Entry) -> float:
-    """Return a cell's rate over what the machine's fastest product and copy allow."""
+    None for a cell that has no place under a roof: one that is not of training on one rank, or
+    where the rate of products in its precision, or of copies, is not known.
+    """
+    has_work = cell["status"] == OK and (cell.get("roofline") or {}).get("bytes_per_image")
+    is_alone = (cell["what"], cell["ranks"]) == (TRAIN, 1)
+    is_known = report["machine"].get("copy_gb_per_sec") and cell["dtype"] in _list_products(report)
+    if not (has_work and is_alone and is_known):
+        return None
     return count_operations(cell) / _find_limit(report, cell["dtype"], count_per_byte(cell))
 
 
 def draw_roofline(report: BenchmarkReport) -> "Figure | None":
     """Draw operations a second over operations a byte; None if no cell has a place."""
-    cells = select_cells(report)
+    cells = [cell for cell in report["cells"] if share_of_machine(report, cell) is not None]
     if not cells:
         return None
     from matplotlib.figure import Figure

@@ -6,7 +6,13 @@ from rich.console import Console
 from rich.table import Table
 
 from lockstep.benchmark.cells import name_computer
-from lockstep.benchmark.describing import COMPILING, describe_kind, format_interval, list_remarks
+from lockstep.benchmark.describing import (
+    COMPILING,
+    collect_remarks,
+    describe_kind,
+    format_interval,
+    name_cell,
+)
 from lockstep.benchmark.failures import OK
 from lockstep.benchmark.iteration_times import format_rate
 from lockstep.benchmark.report_file import BenchmarkReport
@@ -24,7 +30,7 @@ and cut it."""
 
 def describe_cell(entry: Entry, *, kept: bool) -> str:
     """Return a cell's result in one line. `kept` says that the result was already in the report."""
-    name = _name_cell(entry)
+    name = name_cell(entry)
     if kept:
         name += " (kept)"
     if entry["status"] != OK:
@@ -161,7 +167,7 @@ def _build_pairs(pairs: list[Pair], *, divided: bool) -> Table:
         rate, other, *compared = _format_pair(pair)
         rate = f"{rate} ({format_interval(pair.over)})"
         other = f"{other} ({format_interval(pair.under)})"
-        cells = [_name_cell(pair.over), rate, other, *compared]
+        cells = [name_cell(pair.over), rate, other, *compared]
         table.add_row(*cells[: len(columns)])
     return table
 
@@ -173,14 +179,5 @@ def _format_pair(pair: Pair) -> tuple[str, str, str, str]:
 
 def _show_remarks(console: Console, entries: list[Entry]) -> None:
     """Print the notes on cells. A note that several cells share is printed once."""
-    remarks: dict[str, list[str]] = {}
-    for entry in entries:
-        for remark in list_remarks(entry):
-            remarks.setdefault(remark, []).append(_name_cell(entry))
-    for remark, names in remarks.items():
-        cells = names[0] if len(names) == 1 else f"{len(names)} cells, from {names[0]} on"
+    for cells, remark in collect_remarks(entries):
         console.print(f"{cells}: {remark}", markup=False)
-
-
-def _name_cell(entry: Entry) -> str:
-    return f"{entry['what']} {describe_kind(entry)}, n {entry['ranks']}, batch {entry['batch']}"
