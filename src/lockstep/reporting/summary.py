@@ -12,7 +12,7 @@ from lockstep.data.images import printable
 from lockstep.models.accuracy_interval import wilson
 from lockstep.models.class_metrics import ClassCounts, summarise_classes
 from lockstep.models.latency import PERCENTILES
-from lockstep.models.metrics import WARMUP_STEPS, Scores, is_top5_informative
+from lockstep.models.metrics import WARMUP_STEPS, is_top5_informative
 from lockstep.recipes import Recipe
 from lockstep.recipes.published_accuracies import Comparison
 from lockstep.recipes.published_speeds import Measured, Row, read_speeds
@@ -76,13 +76,13 @@ def list_results(runs: Sequence[Run]) -> list[Result]:
 
 def _build_result(number: int, run: Run, weights: str, entry: Evaluation | EvaluateEvent) -> Result:
     images = entry["images"]
-    best = run.best
     top1 = round(entry["top1_percent"] * images / 100)
     top5 = round(entry["top5_percent"] * images / 100)
     tells = run.class_count is None or is_top5_informative(run.class_count)
     error = None
-    scores = _find_scores(run, weights, entry["step"])
-    if scores is not None:
+    results = run.find_results(entry["step"], weights)
+    if results is not None:
+        scores = results.scores[weights]
         bins = image_statistics.bin_confidences(scores.confidences, scores.ranks < 1)
         error = image_statistics.measure_calibration_error(bins)
     means: list[float | None] = [None, None]
@@ -104,24 +104,16 @@ def _build_result(number: int, run: Run, weights: str, entry: Evaluation | Evalu
         calibration_error=error,
         balanced_accuracy=balanced,
         macro_f1=f1,
-        is_best=best is not None and (best["step"], best["weights"]) == (entry["step"], weights),
+        is_best=run.is_best(entry["step"], weights),
     )
-
-
-def _find_scores(run: Run, weights: str, step: int) -> Scores | None:
-    """Return the results of single images of an evaluation; None if they are unknown."""
-    for results in filter(None, (run.results, run.best_results)):
-        if results.step == step and weights in results.scores:
-            return results.scores[weights]
-    return None
 
 
 def _count_classes(run: Run, weights: str, step: int) -> ClassCounts | None:
     """Return the numbers of images by class of an evaluation; None if they are unknown."""
     if run.report is not None and run.report["steps"] == step:
         return run.report["per_class"].get(weights)
-    scores = _find_scores(run, weights, step)
-    return None if scores is None else scores.per_class(len(run.classes))
+    results = run.find_results(step, weights)
+    return None if results is None else results.scores[weights].per_class(len(run.classes))
 
 
 def compare_predictions(runs: Sequence[Run]) -> list[list[float | None]]:

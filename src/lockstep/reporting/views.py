@@ -117,7 +117,7 @@ def build_views(runs: Sequence[Run]) -> list[View]:
         if run.results is None and run.report is not None:
             for weights, counts in run.report["per_class"].items():
                 step = run.report["steps"]
-                is_best = _is_best(run, step, weights)
+                is_best = run.is_best(step, weights)
                 rows = _count_classes(run, counts, [""] * len(run.classes))
                 own.append(View(number, weights, step, is_best, rows, note=_WITHOUT_RESULTS))
         if own and run.best is not None and not any(view.is_best for view in own):
@@ -132,10 +132,6 @@ def _explain_missing(run: Run, view: View) -> str:
         f"Classes, confusion and mistakes are those of step {view.step}: the run has no results of"
         f" single images of its best checkpoint, step {run.best['step']}."
     )
-
-
-def _is_best(run: Run, step: int, weights: str) -> bool:
-    return run.best is not None and (run.best["step"], run.best["weights"]) == (step, weights)
 
 
 _WITHOUT_RESULTS = (
@@ -211,7 +207,7 @@ def _build_view(run: Run, number: int, results: Results, weights: str) -> View:
         run=number,
         weights=weights,
         step=results.step,
-        is_best=_is_best(run, results.step, weights),
+        is_best=run.is_best(results.step, weights),
         classes=_count_classes(run, scores.per_class(known), taken_for),
         matrix=_build_matrix(matrix, names),
         pairs=pairs,
@@ -272,7 +268,7 @@ def _add_images(run: Run, views: list[View], *, explain: bool) -> tuple[list[Vie
             mistakes.append(replace(mistake, place=printable(name)))
         if explain:
             wrong = [mistake.sample for mistake in mistakes]
-            results = run.best_results if view.is_best and run.best_results else run.results
+            results = run.find_results(view.step, view.weights)
             assert results is not None
             pictures = explain_images(run, results, view.weights, index, wrong)
             for number, mistake in enumerate(mistakes):

@@ -128,11 +128,23 @@ class Run:
         last = self.evaluations[-1]["step"] if self.evaluations else None
         return {entry["weights"]: entry for entry in self.evaluations if entry["step"] == last}
 
-    @property
+    @cached_property
     def best(self) -> EvaluateEvent | None:
         """The evaluation of the best checkpoint, which `predict`, `serve` and `export` use; None if
         the run was never evaluated."""
         return find_best(self.evaluations, self.recipe.selection)
+
+    def is_best(self, step: int, weights: str) -> bool:
+        """Return whether an evaluation is the best one."""
+        best = self.best
+        return best is not None and (best["step"], best["weights"]) == (step, weights)
+
+    def find_results(self, step: int, weights: str) -> Results | None:
+        """Return what the run has kept of an evaluation; None if it has not."""
+        for results in filter(None, (self.results, self.best_results)):
+            if results.step == step and weights in results.scores:
+                return results
+        return None
 
     @property
     def class_folders(self) -> tuple[str, ...]:
