@@ -179,8 +179,7 @@ def command(
 
 
 def _find_weights(name: str | None, settings: "RunSettings") -> Path | None:
-    """Return the path of the weights to start from. What is wrong with the data is said before they
-    are downloaded."""
+    """Return the path of the weights to start from. Errors of the data come before a download."""
     from lockstep.runs.opening import check_paths
     from lockstep.weights.remote_weights import is_remote
 
