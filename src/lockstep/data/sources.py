@@ -74,10 +74,18 @@ class Source:
 def name_folder(folder: Path) -> str:
     """Return how a folder is named in messages: its path, or the URL that it stands for."""
     for root in (folder, *folder.parents[:2]):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            url = json.loads(read_regular_text(root / STORE_FILES[0], RECORDS))["url"]
+        url = read_store_field(root, "url")
+        if url is not None:
             return f"{url}{str(folder).removeprefix(str(root))}"
     return str(folder)
+
+
+def read_store_field(folder: Path, name: str) -> str | None:
+    """Return what the list of objects in a folder that stands for a store says of the store: its
+    `url`, or the `address` that commands name. None in other folders."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads(read_regular_text(folder / STORE_FILES[0], RECORDS))[name])
+    return None
 
 
 def find_split(data: Path, split: str) -> Source:

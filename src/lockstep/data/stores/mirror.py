@@ -27,6 +27,7 @@ from lockstep.data.sources import (
     STORE_FILES,
     group_by_format,
     list_visible,
+    read_store_field,
 )
 from lockstep.data.stores.bundles import BundleReader, make_bundle, write_members
 from lockstep.data.stores.objects import ObjectStore, StoredObject, find_url, hash_version
@@ -269,8 +270,4 @@ def _claim_folder(mirror: Path, items: dict[str, StoredObject]) -> tuple[Path, i
 def name_data(folder: Path) -> str:
     """Return how a data set is named in another command: the address that a folder stands for, or
     the folder's absolute path."""
-    try:
-        address = json.loads(read_regular_text(folder / NOTE, RECORDS))["address"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return str(folder.resolve())
-    return str(address)
+    return read_store_field(folder, "address") or str(folder.resolve())
