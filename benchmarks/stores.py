@@ -20,8 +20,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -70,7 +70,7 @@ def main() -> None:
         photos = (work / "served/bucket").glob("*.tar")
         os.environ["NEEDED_BYTES"] = str(count_photo_bytes(photos))
         indexed = {source: index(source, work) for source in ("disk", "store")}
-        loaders = LOADED if can_import("webdataset") else LOADED[:-1]
+        loaders = LOADED if find_spec("webdataset") else LOADED[:-1]
         turns = take_turns((*TRAINED, *loaders), TURNS, "--work", folder)
     rates = list_figures(turns, "images_per_sec")
     medians = {who: median(own) for who, own in rates.items()}
@@ -106,13 +106,6 @@ def count_photo_bytes(tars: Iterator[Path]) -> int:
     return total
 
 
-def can_import(name: str) -> bool:
-    return (
-        subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True).returncode
-        == 0
-    )
-
-
 def pack(data: Path, work: Path) -> None:
     """Write the photos into tars, `work/served/bucket`."""
     folders = work / "folders"
@@ -126,9 +119,9 @@ def pack(data: Path, work: Path) -> None:
     shutil.rmtree(folders)
 
 
-def lockstep(*words: object, **options: Any) -> None:
+def lockstep(*words: object) -> None:
     command = [sys.executable, "-m", "lockstep", *map(str, words)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, **options)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 @contextmanager
