@@ -13,6 +13,7 @@ torch. Contenders that cannot be imported there are reported as not measured.
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ import time
 from collections.abc import Iterable
 from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -29,13 +31,15 @@ import lockstep
 from fine_tune_contenders import CONTENDERS
 from lockstep.data.textures import PATTERNS, SHORTER_PIXELS, draw_texture
 from lockstep.models.accuracy_interval import wilson
-from measuring import record
+from measuring import median, record, round_all
 
 SOURCE_IMAGES = 60
 """Training and validation images of each class from which weights are made."""
 TARGET_CLASSES = 10
 TARGET_IMAGES = 30
 """Training and validation images of each class for the fine-tuning."""
+Curve = list[dict[str, float]]
+"""The evaluations of one contender in one round, in their order."""
 
 
 def main() -> None:
@@ -45,18 +49,20 @@ def main() -> None:
         data = arguments.data or draw_target(folder / "target")
         weights = arguments.weights or make_weights(folder, arguments)
         images = sum(1 for path in (data / "val").rglob("*.*") if path.is_file())
-        curves: dict[str, list[dict[str, float]]] = {}
+        curves: dict[str, list[Curve]] = {}
         missing = {}
-        for contender in arguments.contenders:
-            # Other programs take hidden folders for classes, and write into the data set.
-            own = folder / f"data-{contender}"
-            subprocess.run(["cp", "-r", str(data), str(own)], check=True)
-            curve, error = run_contender(contender, own, weights, arguments, folder)
-            if error:
-                missing[contender] = error
-            else:
-                curves[contender] = curve
-            print(contender, error or curve[-1], flush=True)
+        for seed in range(arguments.rounds):
+            for contender in arguments.contenders:
+                # Other programs take hidden folders for classes, and write into the data set.
+                own = folder / f"{contender}-{seed}"
+                own.mkdir()
+                subprocess.run(["cp", "-r", str(data), str(own / "data")], check=True)
+                curve, error = run_contender(contender, seed, weights, arguments, own)
+                if error:
+                    missing[contender] = error
+                else:
+                    curves.setdefault(contender, []).append(curve)
+                print(contender, seed, error or curve[-1], flush=True)
     record(
         arguments.name,
         {
@@ -80,6 +86,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--size", type=int, default=64, help="Image size of the others in pixels.")
     parser.add_argument("--epochs", type=int, default=30, help="Epochs in which weights are made.")
+    parser.add_argument("--rounds", type=int, default=3, help="Runs of each, alternately.")
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
     parser.add_argument("--contenders-python", default=sys.executable)
     parser.add_argument("--name", default="fine_tune", help="Name of the result.")
@@ -135,17 +142,19 @@ def make_weights(folder: Path, arguments: argparse.Namespace) -> Path:
 
 
 def run_contender(
-    contender: str, data: Path, weights: Path, arguments: argparse.Namespace, folder: Path
-) -> tuple[list[dict[str, float]], str]:
-    """Run a contender in a process of its own and return its evaluations, or why there are none."""
-    out = folder / f"{contender}.jsonl"
+    contender: str, seed: int, weights: Path, arguments: argparse.Namespace, folder: Path
+) -> tuple[Curve, str]:
+    """Run a contender in a process of its own on `folder/data`, and return its evaluations, or why
+    there are none."""
+    out = folder / "evaluations.jsonl"
     is_ours = contender == "lockstep"
     command = [
         *(sys.executable if is_ours else arguments.contenders_python,),
         str(Path(__file__).with_name("fine_tune_contenders.py")),
         contender,
-        *("--data", str(data), "--weights", str(weights), "--model", arguments.model),
-        *("--size", str(arguments.size), "--out", str(out), "--began", str(time.time())),
+        *("--data", str(folder / "data"), "--weights", str(weights), "--model", arguments.model),
+        *("--size", str(arguments.size), "--seed", str(seed)),
+        *("--out", str(out), "--began", str(time.time())),
     ]
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     if result.returncode:
@@ -153,24 +162,40 @@ def run_contender(
     return [json.loads(line) for line in out.read_text().splitlines()], ""
 
 
-def compare(curves: dict[str, list[dict[str, float]]], images: int) -> dict[str, Any]:
+def compare(curves: dict[str, list[Curve]], images: int) -> dict[str, Any]:
     """Return the accuracy that all contenders have to reach, and the seconds of each to it.
 
-    It is the end of the slowest contender less its 95 % interval.
+    It is the mean end of the slowest contender less the 95 % interval of one of its runs.
     """
-    slowest = max(curves, key=lambda name: curves[name][-1]["seconds"])
-    end = curves[slowest][-1]["top1_percent"]
+    seconds = {name: median([c[-1]["seconds"] for c in own]) for name, own in curves.items()}
+    slowest = max(seconds, key=lambda name: seconds[name])
+    end = mean_end(curves[slowest])
     goal = 100 * wilson(round(end / 100 * images), images)[0]
     rows = {}
-    for name, curve in curves.items():
-        reached = [point["seconds"] for point in curve if point["top1_percent"] >= goal]
+    for name, own in curves.items():
+        reached = [find_seconds_to(goal, curve) for curve in own]
         rows[name] = {
-            "seconds_to_goal": reached[0] if reached else None,
-            "seconds": curve[-1]["seconds"],
-            "top1_percent": round(curve[-1]["top1_percent"], 2),
-            "best_top1_percent": round(max(point["top1_percent"] for point in curve), 2),
+            "seconds_to_goal": finite_or_none(median(reached)),
+            "all_seconds_to_goal": [finite_or_none(value) for value in reached],
+            "seconds": seconds[name],
+            "top1_percent": round(mean_end(own), 2),
+            "all_top1_percent": round_all([curve[-1]["top1_percent"] for curve in own]),
         }
     return {"slowest": slowest, "goal_top1_percent": round(goal, 2), "contenders": rows}
+
+
+def mean_end(curves: list[Curve]) -> float:
+    """Return the mean top-1 of the last evaluations, in percent."""
+    return fmean(curve[-1]["top1_percent"] for curve in curves)
+
+
+def find_seconds_to(goal: float, curve: Curve) -> float:
+    """Return the seconds to the first evaluation with this top-1, infinite if there is none."""
+    return min((p["seconds"] for p in curve if p["top1_percent"] >= goal), default=math.inf)
+
+
+def finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 if __name__ == "__main__":

@@ -34,9 +34,11 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, required=True, help="A state dict of torchvision.")
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--size", type=int, required=True, help="Image size in pixels.")
+    parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True, help="File of JSON lines.")
     parser.add_argument("--began", type=float, required=True, help="time.time() at the start.")
     job = parser.parse_args()
+    torch.manual_seed(job.seed)
     if job.contender != "lockstep":
         declare_operators()
     job.classes = len([folder for folder in (job.data / "train").iterdir() if folder.is_dir()])
@@ -69,7 +71,8 @@ def load_model(job: Job, classes: int | None = None) -> torch.nn.Module:
 
 
 def fine_tune_lockstep(job: Job, report: Report) -> None:
-    """Run `lockstep train --data DATA --weights FILE --out RUN`, without any other option."""
+    """Run `lockstep train --data DATA --weights FILE --out RUN`, without any option but the
+    seed."""
     import lockstep
 
     def listener(event: dict[str, Any]) -> None:
@@ -77,7 +80,11 @@ def fine_tune_lockstep(job: Job, report: Report) -> None:
             report(event["top1_percent"] / 100)
 
     lockstep.train(
-        data=job.data, weights=job.weights, out=job.out.with_suffix(".run"), listener=listener
+        data=job.data,
+        weights=job.weights,
+        out=job.out.with_suffix(".run"),
+        changes={"seed": job.seed},
+        listener=listener,
     )
 
 
@@ -240,6 +247,7 @@ def fine_tune_ultralytics(job: Job, report: Report) -> None:
         data=str(job.data),
         imgsz=job.size,
         epochs=TUTORIAL_EPOCHS,
+        seed=job.seed,
         workers=2,
         device="cpu",
         project=str(job.out.parent),

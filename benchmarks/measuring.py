@@ -135,7 +135,8 @@ def record(name: str, result: dict[str, Any], backend: str = "torch") -> None:
         print(f"{key:<32} {value}")
     command = ["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
     shown_paths = (("--data", "DIR"), ("--runs", "RUNS"), ("--weights", "FILE"))
-    for option, shown in (*shown_paths, ("--baseline", "OLD/src")):
+    others = (("--baseline", "OLD/src"), ("--contenders-python", "VENV/bin/python"))
+    for option, shown in (*shown_paths, *others):
         if option in command:
             command[command.index(option) + 1] = shown  # the path means nothing on other machines
     about = {"command": shlex.join(command), "environment": describe_environment(backend)}

@@ -1,11 +1,12 @@
 """The recipe `fine-tune`: your own images, from weights that are trained already. Its values are
 chosen from the weights, the images and the device."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.models.architectures import MODELS
+from lockstep.models.operations import forward_macs
 from lockstep.recipes.my_images import Facts, check_changes, choose_batch, choose_regularisation
 from lockstep.recipes.recipe import Recipe, following_fields
 
@@ -21,7 +22,8 @@ class _Device:
 
     batch: int
     passes: int
-    """Training images times epochs. `epochs` is the range that the number of epochs is kept in."""
+    """Training images times epochs, of ResNet-50 at 224 px; a network that computes less per image
+    has more. `epochs` is the range that the number of epochs is kept in."""
     epochs: tuple[int, int]
 
 
@@ -31,7 +33,9 @@ _LEAST_PATIENCE = 10
 """Epochs without a better evaluation that end a run: three quarters of the epochs, at least this
 many, because the small rates at the end often bring the best one."""
 _RATE = 0.004
-"""Peak learning rate at 8 images; it grows with the square root of the batch."""
+"""Peak learning rate at 8 images; it grows with the batch, up to `_LARGEST_BATCH_OF_RATE`."""
+_LARGEST_BATCH_OF_RATE = 32
+"""Images in a step above which the rate stays: it is measured up to here."""
 _KNOWN_RATE = 0.0005
 """The same for weights that name the same classes, and have little to learn."""
 
@@ -51,10 +55,11 @@ def choose_recipe(
     batch = choose_batch(facts, device.batch)
     if "global_batch_images" in changes:
         batch = checked.global_batch_images
-    passes = max(round(device.passes / max(facts.images, 1)), device.epochs[0])
-    epochs = checked.epochs if "epochs" in changes else min(passes, device.epochs[1])
-    rate = _KNOWN_RATE if facts.is_known else _RATE
     size = checked.image_size if "image_size" in changes else _choose_size(weights)
+    passes = _count_passes(device, weights, size) / max(facts.images, 1)
+    own_epochs = min(max(round(passes), device.epochs[0]), device.epochs[1])
+    epochs = checked.epochs if "epochs" in changes else own_epochs
+    rate = _KNOWN_RATE if facts.is_known else _RATE
     recipe = Recipe(
         model=weights.model,
         padding=weights.padding,
@@ -62,7 +67,7 @@ def choose_recipe(
         logits=facts.classes,
         epochs=epochs,
         global_batch_images=batch,
-        lr=float(f"{rate * math.sqrt(batch / 8):.3g}"),
+        lr=float(f"{rate * min(batch, _LARGEST_BATCH_OF_RATE) / 8:.3g}"),
         lr_scaling="none",
         lr_depth_decay=0.9,
         momentum=0.9,
@@ -93,6 +98,13 @@ def _choose_size(weights: Recipe) -> int:
     return trained if trained <= evaluated <= _LARGEST_RATIO * trained else evaluated
 
 
+def _count_passes(device: _Device, weights: Recipe, size: int) -> float:
+    """Return the training images times epochs that a device has time for, never fewer than with
+    ResNet-50 at 224 px."""
+    largest = forward_macs(MODELS["resnet50"], 224, 1000)
+    return device.passes * max(largest / forward_macs(weights.spec, size, weights.logits), 1.0)
+
+
 def _prepare_images_as(weights: Recipe, *, keeps_size: bool) -> dict[str, Any]:
     """Return the fields of a recipe that prepare images as for the weights, with or without the
     sizes of evaluation."""
@@ -117,10 +129,11 @@ def fine_tune() -> Recipe:
     - exif_orientation: true, because phones store photos on their side.
     - precision, global_batch_images, crop_area, dct_scaling and weight_decay: as in `my-images`, at
       most 64 images on a GPU.
-    - epochs: 5,000 image passes in 5 to 20 epochs on a CPU, 100,000 in 10 to 20 epochs on a GPU.
+    - epochs: 5,000 image passes in 5 to 20 epochs on a CPU, 100,000 in 10 to 20 epochs on a GPU;
+      more passes for networks and image sizes that need fewer operations than ResNet-50 at 224 px.
     - lr: 0.004 at 8 images, and 0.0005 for weights that name the same classes: both are
-      measured (benchmarks/notes/fine-tuning.md). It grows with the square root of the batch
-      (arXiv:1404.5997), with momentum 0.9.
+      measured (benchmarks/notes/fine-tuning.md). It grows with the batch (arXiv:1706.02677), up to
+      32 images, with momentum 0.9.
     - lr_depth_decay: 0.9, so that the stem of ResNet-50 has a sixth of the classifier's rate: lower
       layers fit other images as they are (arXiv:1801.06146, section 3.2).
     - warmup_epochs: 1.
