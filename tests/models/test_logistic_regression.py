@@ -72,9 +72,11 @@ def test_features_that_classes_can_be_told_apart_by_are_told_apart() -> None:
 
 def test_a_search_can_be_ended_within_a_step_of_newtons_method() -> None:
     features = GENERATOR.normal(size=(100, 40)) * np.logspace(0, 2, 40)
-    steps: list[int] = []
-    fit_classifier(features, np.arange(100) % 5, 5, 1e-5, begin_step=lambda: steps.append(1))
+    steps: list[float] = []
+    fit_classifier(features, np.arange(100) % 5, 5, 1e-5, begin_step=steps.append)
     assert len(steps) > 50, "there are at most 50 steps of Newton's method"
+    assert steps[0] == 0
+    assert 0.8 < steps[-1] <= 1
 
 
 def test_features_that_are_all_equal_give_the_shares_of_the_classes() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lockstep
-from lockstep.data.index import find_cache_folder, open_index
+from lockstep.data.index import find_cache_folder, open_index, subset
 from lockstep.data.loading.loaders import make_loader
 from lockstep.data.sources import find_split
 from lockstep.data.textures import draw_data_set
@@ -16,7 +16,8 @@ from lockstep.models.accuracy_interval import wilson
 from lockstep.models.logistic_regression import fit_classifier
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import evaluation_plans
-from lockstep.system.errors import RecipeError
+from lockstep.runs import linear_probe
+from lockstep.system.errors import CheckpointError, DataError, RecipeError
 from lockstep.weights import checkpoint
 from tests.runs.cases import (
     Event,
@@ -208,7 +209,9 @@ def test_a_classifier_of_unknown_classes_stays_if_it_is_as_good_as_a_probe(
     about = {"recipe": lockstep.load_recipe(weights).fields(), "classes": []}
     checkpoint.write_weights(unnamed, read_state(weights).tensors, about)
     for data, out in (("others", "probe"), ("others", "kept"), ("data", "replaced")):
-        start(tmp_path / data, tmp_path / out, unnamed)
+        events = start(tmp_path / data, tmp_path / out, unnamed)
+        answers = [event for event in events if event["kind"] == "linear_probe"]
+        assert len(answers) == (out != "kept")
         before = checkpoint.read_weights(unnamed)[0]["fc.weight"]
         after = read_state(tmp_path / out, 0).tensors
         assert (after["fc.weight"].tobytes() == before.tobytes()) == (out == "kept")
@@ -233,7 +236,53 @@ def test_with_a_frozen_backbone_the_linear_probe_is_the_run(
     assert len(read_entries(tmp_path / "augmented", "train")) == 1
 
 
-def test_one_image_of_each_class_is_enough(weights: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("outputs", [2, 3, 4], ids="{} outputs".format)
+@pytest.mark.parametrize("classes", ["named", "unnamed"])
+def test_one_image_of_each_class_is_enough(
+    outputs: int, classes: str, weights: Path, tmp_path: Path
+) -> None:
+    """Weights of fewer, as many and more classes, which are others than those of the images."""
     draw_data_set(tmp_path / "data", train_images=3, val_images=3, kinds=OTHERS)
-    events = start(tmp_path / "data", tmp_path / "run", weights)
+    tensors = read_state(weights).tensors
+    tensors |= {name: tensors[name][:outputs] for name in ("fc.weight", "fc.bias")}
+    recipe = lockstep.load_recipe(weights).replace(logits=outputs)
+    about = {"recipe": recipe.fields(), "classes": KINDS[:outputs] if classes == "named" else []}
+    checkpoint.write_weights(tmp_path / "w.safetensors", tensors, about)
+    events = start(tmp_path / "data", tmp_path / "run", tmp_path / "w.safetensors")
     assert any(event["kind"] == "linear_probe" for event in events)
+
+
+def test_a_class_that_only_validation_has_is_named(weights: Path, tmp_path: Path) -> None:
+    draw_data_set(tmp_path / "data", train_images=9, val_images=9, kinds=OTHERS)
+    for path in (tmp_path / "data/train/grid").iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match=r"grid.*(?s:.)*remove"):
+        lockstep.train(data=tmp_path / "data", out=tmp_path / "run", weights=weights)
+
+
+def test_images_of_a_probe_are_of_all_classes(
+    monkeypatch: pytest.MonkeyPatch, few_images: Path
+) -> None:
+    monkeypatch.setattr(linear_probe, "MOST_IMAGES", 10)
+    index = open_index(find_split(few_images, "train"))
+    small = index.rows["label"] == 2
+    rare = subset(index, np.flatnonzero(~small | (np.cumsum(small) == 1)))
+    labels = linear_probe.choose_images(rare).rows["label"]
+    assert np.bincount(labels).tolist() == [4, 3, 1, 3]
+
+
+def test_features_that_are_not_finite_are_refused(
+    weights: Path, other_images: Path, tmp_path: Path
+) -> None:
+    tensors = read_state(weights).tensors
+    tensors = tensors | {"conv1.weight": np.full_like(tensors["conv1.weight"], np.nan)}
+    about = {"recipe": lockstep.load_recipe(weights).fields(), "classes": list(KINDS)}
+    checkpoint.write_weights(tmp_path / "w.safetensors", tensors, about)
+    with pytest.raises(CheckpointError, match=r"features .* not finite"):
+        start(other_images, tmp_path / "run", tmp_path / "w.safetensors")
+
+
+def test_a_linear_probe_needs_weights(weights: Path, other_images: Path, tmp_path: Path) -> None:
+    start(other_images, tmp_path / "run", weights)
+    with pytest.raises(RecipeError, match=r"linear_probe .* --weights"):
+        lockstep.train(tmp_path / "run" / "recipe.yaml", other_images, tmp_path / "new")

@@ -22,9 +22,11 @@ CHANGES = {"precision": "fp32", "epochs": 2, "seed": 5}
 MOMENTS: dict[str, dict[str, Any]] = {
     "features": {"kind": "progress", "what": "computing features"},
     "probe": {"kind": FITTING},
-    "evaluation of the probe": {"kind": "linear_probe"},
+    "evaluation of the probe": {"kind": "progress", "what": "evaluating trained weights"},
+    "answer of the probe": {"kind": "linear_probe"},
     "training": {"kind": "train", "first_step": 3},
     "last evaluation": {"kind": "evaluate", "step": 6},
+    "calibration": {"kind": "progress", "what": "calibrating ema"},
     "second fold": {"run": 2, "kind": "train", "first_step": 1},
 }
 
@@ -36,7 +38,7 @@ def killed(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dic
     recipe = tiny_recipe.replace(logits=4, precision="fp32")
     about = {"recipe": recipe.fields(), "classes": list("abcd")}
     checkpoint.write_weights(root / "weights.safetensors", initial_tensors(recipe), about)
-    draw_data_set(root / "data", train_images=24, val_images=6, kinds=("dots", "grid", "rays"))
+    draw_data_set(root / "data", train_images=24, val_images=24, kinds=("dots", "grid", "rays"))
     cases = {}
     for number, name in enumerate(MOMENTS):
         place = root / str(number)
@@ -86,4 +88,14 @@ def test_a_killed_fine_tuning_resumes_bit_for_bit(
     for part in parts if case["folds"] else [Path()]:
         assert find_same_parts(run / part, other / part) == ["tensors", "momentum", "ema"]
         assert read_losses(run / part) == read_losses(other / part)
-        assert read_entries(run / part, "evaluate")[-1]["step"] == len(read_losses(run / part))
+        assert read_outcome(run / part) == read_outcome(other / part)
+
+
+def read_outcome(run: Path) -> dict[str, Any]:
+    """Return the evaluations, and the temperatures of all checkpoints."""
+    figures = ("step", "weights", "loss", "top1_percent", "images")
+    files = sorted(run.glob("checkpoints/*/calibration.json"))
+    return {
+        "evaluations": [[row[name] for name in figures] for row in read_entries(run, "evaluate")],
+        "temperatures": {file.parent.name: file.read_text() for file in files},
+    }

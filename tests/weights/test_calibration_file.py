@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.models.calibration import UNCALIBRATED, Calibration
+from lockstep.models.calibration import UNCALIBRATED, Calibration, Threshold
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -34,6 +34,23 @@ def test_the_trained_weights_and_their_average_have_an_entry_each(saved: Path) -
     write_calibration(saved / "ema.safetensors", FIT | {"temperature": 0.5})
     assert open_weights(saved).calibration == Calibration(3.0)
     assert open_weights(saved, ema=True).calibration == Calibration(0.5)
+
+
+def test_a_threshold_stays_until_the_temperature_changes(saved: Path) -> None:
+    file = saved / "model.safetensors"
+    threshold: Threshold = {
+        "wanted_percent": 95.0,
+        "unknown_below": 0.75,
+        "precision_percent": 96.0,
+        "precision_interval_percent": [90.0, 99.0],
+        "answered": 60,
+        "answered_percent": 60.0,
+    }
+    write_calibration(file, FIT, threshold)
+    write_calibration(file, FIT)
+    assert open_weights(saved).calibration == Calibration(3.0, 0.75)
+    write_calibration(file, FIT | {"temperature": 0.5})
+    assert open_weights(saved).calibration == Calibration(0.5)
 
 
 def test_a_copied_checkpoint_keeps_its_temperature(saved: Path, tmp_path: Path) -> None:

@@ -305,7 +305,8 @@ def relabel(images: AnyImages, classes: tuple[str, ...]) -> AnyImages:
     unknown = sorted(used - set(classes))
     if unknown:
         raise DataError(
-            f"{title} has classes that the training images do not have: {', '.join(unknown[:5])}"
+            f"{title} has classes that the training images do not have:"
+            f" {', '.join(unknown[:5])}; add training images of them, or leave them out"
         )
     positions = {name: i for i, name in enumerate(classes)}
     rows = np.array(images.rows)

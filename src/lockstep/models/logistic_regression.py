@@ -10,7 +10,9 @@ method finds it; each step is a system of equations that conjugate gradients sol
 Wright, Numerical Optimization, algorithm 7.1). Everything is computed in float64 and in one order.
 """
 
+import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -27,12 +29,13 @@ def fit_classifier(
     classes: int,
     penalty: float,
     *,
-    begin_step: Callable[[], None] = lambda: None,
+    begin_step: Callable[[float], None] = lambda done: None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return weight, float64 [classes, features], and bias, float64 [classes], of the best
     classifier of features [images, features] with labels, int64 [images].
 
-    `begin_step` is called before each step of conjugate gradients; it may raise an error to end
+    `begin_step` is called before each step of conjugate gradients with the share of the search that
+    is done, 0 to 1: how far the logarithm of the gradient has fallen. It may raise an error to end
     the search.
     """
     mean = features.mean(axis=0, dtype=np.float64)
@@ -59,7 +62,7 @@ def _minimise(
     labels: np.ndarray,
     classes: int,
     penalty: float,
-    begin_step: Callable[[], None],
+    begin_step: Callable[[float], None],
 ) -> np.ndarray:
     """Return the weight of rows [images, columns] with the least loss, float64 [classes,
     columns]."""
@@ -72,7 +75,9 @@ def _minimise(
         smallest = smallest or _TOLERANCE * length
         if length <= smallest:
             break
-        step = _solve(_curvature(shares, rows, penalty), -gradient, begin_step)
+        left = math.log(smallest / length) / math.log(_TOLERANCE)
+        begin = partial(begin_step, min(max(1 - left, 0.0), 1.0))
+        step = _solve(_curvature(shares, rows, penalty), -gradient, begin)
         slope = float((gradient * step).sum())
         size = 1.0
         while True:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.backends import Engine
+from lockstep.backends import FRAMEWORKS, Engine
 from lockstep.data.index import Index, find_cache_folder
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_state
@@ -77,11 +77,12 @@ def _compute(
 def _hash_inputs(run: RunContext, backbone: dict[str, np.ndarray], images: Index) -> str:
     """Return a text that is another one for other features: a hash of weights, recipe, images and
     what computes."""
+    fields = ("backend", "loader", "compile", "fused", "layout", "deterministic")
     about = {
         "recipe": feature_recipe(run.recipe).fields(),
-        "backend": run.execution.backend,
+        "execution": {name: getattr(run.execution, name) for name in fields},
+        "framework": FRAMEWORKS[run.execution.backend].version(),
         "device": run.world.device,
-        "loader": run.execution.loader,
         "images": [images.digest, images.states],
     }
     sha = hashlib.sha256(json.dumps(about, sort_keys=True, allow_nan=False).encode())

@@ -19,7 +19,9 @@ from lockstep.runs.context import RunContext, stop_before_training
 from lockstep.runs.features import feature_recipe, load_features
 from lockstep.runs.starting_weights import Start
 from lockstep.system import heartbeat
+from lockstep.system.errors import CheckpointError
 from lockstep.weights import checkpoint
+from lockstep.weights.opening import make_printable_names
 
 MOST_IMAGES = 10_000
 """With more training images, the classifier is fitted on this many, from all classes in proportion:
@@ -45,7 +47,8 @@ def start_from_probe(run: RunContext) -> None:
     with backend.engine(recipe, np.zeros(1), run.world, run.execution) as engine:
         if run.leads and run.start is not None:
             run.start = _fit(run, engine, run.start)
-            run.probe_began = began
+            if run.start.is_probe:
+                run.probe_began = began
         run.world.wait()
 
 
@@ -53,30 +56,42 @@ def _is_due(run: RunContext, start: Start) -> bool:
     if not run.recipe.linear_probe or start.resumed is not None:
         return False
     has_begun = bool(checkpoint.steps(run.checkpoints))
-    return not has_begun and start.classes != tuple(run.sets.training.classes)
+    return not has_begun and start.classes != make_printable_names(run.sets.training.classes)
 
 
 def _fit(run: RunContext, engine: Engine, start: Start) -> Start:
-    """Return the weights with a classifier of the run's classes."""
-    images = _choose_images(run.sets.training)
+    """Return the weights with a classifier of the run's classes. Raises `CheckpointError` if their
+    features are not finite."""
+    images = choose_images(run.sets.training)
     labels = images.labels(np.arange(len(images)))
     features = load_features(run, engine, start.tensors, images)
+    if not np.isfinite(features).all():
+        raise CheckpointError(
+            f"the weights {start.name} give features of the training images that are not finite,"
+            " so they cannot be trained: give other weights, or check their preprocessing"
+        )
     logits = run.recipe.logits
     penalty = _PENALTY / logits
-    classes = tuple(run.sets.training.classes)
+    classes = make_printable_names(run.sets.training.classes)
 
-    def begin_step() -> None:
-        stop_before_training(run.stop, "fitting the linear probe")
-        heartbeat.note("evaluating", moved=True)
+    def fit(some: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray]:
+        progress = run.recorder.progress(what)
 
-    def fit(some: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        def begin_step(done: float) -> None:
+            stop_before_training(run.stop, what)
+            heartbeat.note("evaluating", moved=True)
+            progress(int(100 * done), 100)
+
         return fit_classifier(features[some], labels[some], logits, penalty, begin_step=begin_step)
 
     if start.classes == ():  # the file does not say which classes it knows
+        # A probe has not seen the class of an image that is left out, if it is the only one.
+        counted = np.bincount(labels)[labels] > 1
         own = features @ start.tensors["fc.weight"].T + start.tensors["fc.bias"]
-        if _count_hits(own, labels) >= _cross_validate(fit, features, labels):
+        hits = _count_hits(own[counted], labels[counted])
+        if counted.any() and not _is_probe_better(fit, features, labels, counted, hits):
             return start
-    weight, bias = fit(np.arange(len(labels)))
+    weight, bias = fit(np.arange(len(labels)), "fitting the linear probe")
     note = f"the classifier starts from a linear probe of {len(images):,} training images"
     classifier = {"fc.weight": weight.astype(np.float32), "fc.bias": bias.astype(np.float32)}
     return replace(
@@ -88,32 +103,41 @@ def _fit(run: RunContext, engine: Engine, start: Start) -> Start:
     )
 
 
-def _choose_images(training: Index) -> Index:
-    """Return the images to fit on: all, or `MOST_IMAGES` at equal distances in the index, which
-    lists them by class."""
+def choose_images(training: Index) -> Index:
+    """Return the images to fit on: all, or `MOST_IMAGES` at equal distances in their order by
+    class, and one more of each class that is too small for these."""
     if len(training) <= MOST_IMAGES:
         return training
-    order = np.argsort(training.rows["label"], kind="stable")
+    labels = training.rows["label"]
+    order = np.argsort(labels, kind="stable")
     places = np.arange(MOST_IMAGES) * len(training) // MOST_IMAGES
+    classes, firsts = np.unique(labels[order], return_index=True)
+    places = np.union1d(places, firsts[~np.isin(classes, labels[order[places]])])
     return subset(training, np.sort(order[places]))
 
 
-def _cross_validate(
-    fit: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+def _is_probe_better(
+    fit: Callable[[np.ndarray, str], tuple[np.ndarray, np.ndarray]],
     features: np.ndarray,
     labels: np.ndarray,
-) -> int:
-    """Return how many images are classified rightly by a probe that `fit` finds without them."""
+    counted: np.ndarray,
+    own_hits: int,
+) -> bool:
+    """Return whether more than `own_hits` of the `counted` images are classified rightly by a probe
+    that `fit` finds without them."""
     folds = np.empty(len(labels), np.int64)
     folds[np.argsort(labels, kind="stable")] = np.arange(len(labels)) % _FOLDS
     hits = 0
     for fold in range(_FOLDS):
+        if hits > own_hits:
+            break
         left_out = np.flatnonzero(folds == fold)
         others = np.flatnonzero(folds != fold)
         if len(left_out) and len(others):
-            weight, bias = fit(others)
+            weight, bias = fit(others, f"trying linear probe {fold + 1} of {_FOLDS}")
+            left_out = left_out[counted[left_out]]
             hits += _count_hits(features[left_out] @ weight.T + bias, labels[left_out])
-    return hits
+    return hits > own_hits
 
 
 def _count_hits(logits: np.ndarray, labels: np.ndarray) -> int:

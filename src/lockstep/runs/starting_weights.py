@@ -33,6 +33,7 @@ from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import appearing
 from lockstep.system.regular_files import TEXT, read_regular_text
 from lockstep.weights import Weights, checkpoint, locate_weights, open_weights
+from lockstep.weights.opening import make_printable_names
 from lockstep.weights.recognition import check_exists
 from lockstep.weights.sparsity import make_masks, prune_tensors
 
@@ -53,8 +54,9 @@ class Start:
     resumed: Weights | None = None
     """What another program stored in addition to the weights, if the run resumes from there."""
     classes: tuple[str, ...] | None = None
-    """Names of the classes that the classifier of the weights tells apart, empty if they are
-    unknown; None if the classifier is the recipe's initial one."""
+    """Names of the classes that the classifier of the weights tells apart, as
+    `make_printable_names` has them, empty if they are unknown; None if the classifier is the
+    recipe's initial one."""
 
     is_probe: bool = False
     """Whether the classifier is a linear probe of the run's images."""
@@ -96,7 +98,7 @@ class StartSource:
         """
         weights = self.weights
         fits = weights.has_classifier and weights.recipe.logits == len(classes)
-        return fits and weights.classes == tuple(classes)
+        return fits and weights.classes == make_printable_names(classes)
 
 
 INVISIBLE_FIELDS = ("model", "padding", "bn_epsilon", "mean", "std", "interpolation")
@@ -156,6 +158,11 @@ def _check_need(source: StartSource | None, recipe: Recipe, run: Path) -> None:
         raise RecipeError(
             f"frozen ({', '.join(recipe.frozen)}) keeps trained weights, but none are given: pass"
             " them as --weights, or use --set frozen=[]"
+        )
+    if recipe.linear_probe and is_random:
+        raise RecipeError(
+            "linear_probe fits a classifier on trained weights, but none are given: pass them as"
+            " --weights, or use --set linear_probe=false"
         )
     for field, verb in (("sparsity", "prunes"), ("quantisation", "calibrates")):
         value = getattr(recipe, field)
@@ -225,7 +232,8 @@ def write_start(
     description: dict[str, Any] = {
         "weights": start.name,
         "weights_sha256": start.digest,
-        "is_classifier": start.classes is not None and start.classes in ((), tuple(classes)),
+        "is_classifier": start.classes is not None
+        and start.classes in ((), make_printable_names(classes)),
     }
     if start.is_probe:
         description["is_probe"] = True

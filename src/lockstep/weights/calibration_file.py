@@ -25,11 +25,19 @@ def write_calibration(
     file: Path, fit: TemperatureFit | None, threshold: Threshold | None = None
 ) -> None:
     """Keep what was found for a checkpoint's file of weights next to it, in place of older results.
-    Raises `CheckpointError` if it cannot be written."""
+    Without a new threshold the older one stays if it is of the same temperature. Raises
+    `CheckpointError` if it cannot be written."""
     path = file.parent / FILE
     entries = _read_entries(path)
     entry: dict[str, Any] = {"sha256": read_digest(file), "temperature": 1.0}
-    entries[file.name] = entry | dict(fit or {}) | dict(threshold or {})
+    entry |= dict(fit or {})
+    older: Any = entries.get(file.name)
+    is_same = isinstance(older, dict) and all(
+        older.get(name) == entry[name] for name in ("sha256", "temperature")
+    )
+    if threshold is None and is_same:
+        entry = older | entry
+    entries[file.name] = entry | dict(threshold or {})
     try:
         write_json(path, entries)
     except OSError as error:

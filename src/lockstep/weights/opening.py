@@ -1,5 +1,6 @@
 """Open trained weights of any origin: a run, a checkpoint, or a file of another program."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,10 +109,15 @@ def _make_printable(weights: Weights) -> Weights:
     stored = [replace(array, name=escape_halves(array.name)) for array in weights.stored]
     return replace(
         weights,
-        classes=tuple(map(escape_halves, weights.classes)),
+        classes=make_printable_names(weights.classes),
         remarks=tuple(map(escape_halves, weights.remarks)),
         stored=tuple(stored),
     )
+
+
+def make_printable_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of classes as opened weights have them."""
+    return tuple(map(escape_halves, names))
 
 
 def escape_halves(text: str) -> str:
