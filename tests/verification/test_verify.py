@@ -418,6 +418,17 @@ def test_a_loader_that_mirrors_images_drops_no_blocks_and_rotates_none_is_caught
 
 
 @pytest.mark.slow
+def test_a_loader_that_draws_every_image_once_is_caught(wrong_python: Any) -> None:
+    wrong_python(
+        "import numpy as np\nfrom lockstep.recipes import epoch_order\n"
+        "epoch_order.draw_by_class = lambda *arguments: np.arange(len(arguments[-1]))"
+    )
+    report = lockstep.verify(["torch"], steps=3)
+    assert not report["engines"]["torch"]["loader"]["samples"]
+    assert not report["passed"]
+
+
+@pytest.mark.slow
 def test_an_engine_that_fails_is_reported_with_its_own_words(wrong_python: Any) -> None:
     wrong_python("raise SystemExit('no such instruction')")
     result = lockstep.verify(["torch"], steps=3)["engines"]["torch"]
