@@ -252,6 +252,17 @@ def test_one_image_of_each_class_is_enough(
     assert any(event["kind"] == "linear_probe" for event in events)
 
 
+def test_a_classifier_of_other_classes_that_a_named_recipe_keeps_is_noted(
+    weights: Path, tmp_path: Path
+) -> None:
+    others = ("blobs", "grid", "rings", "zigzag")
+    draw_data_set(tmp_path / "data", train_images=8, val_images=4, kinds=others)
+    recipe = lockstep.load_recipe(weights).replace(epochs=1, global_batch_images=8)
+    events = train_and_listen(recipe, tmp_path / "data", tmp_path / "run", weights=weights)
+    (note,) = [note for note in read_notes(events) if "name other classes" in note]
+    assert "(checks, dots, rays)" in note
+
+
 def test_a_class_that_only_validation_has_is_named(weights: Path, tmp_path: Path) -> None:
     draw_data_set(tmp_path / "data", train_images=9, val_images=9, kinds=OTHERS)
     for path in (tmp_path / "data/train/grid").iterdir():
