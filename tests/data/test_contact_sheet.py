@@ -1,6 +1,8 @@
 """The contact sheet, pixel by pixel, and the facts about a data set."""
 
+import base64
 import os
+import re
 from itertools import islice
 from pathlib import Path
 
@@ -177,10 +179,15 @@ def test_a_letter_that_the_usual_font_lacks_is_drawn_in_another() -> None:
 
 def test_a_sheet_is_written_as_png_into_a_new_folder(tmp_path: Path) -> None:
     sheet = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8))
-    write_sheet(sheet, tmp_path / "new" / "sheet")
+    write_sheet(sheet, tmp_path / "new" / "sheet", "<images>")
     with Image.open(tmp_path / "new" / "sheet") as written:
         assert written.format == "PNG"
         assert np.array_equal(np.asarray(written), np.asarray(sheet))
+    write_sheet(sheet, tmp_path / "sheet.html", "<images>")
+    page = (tmp_path / "sheet.html").read_text("utf-8")
+    (picture,) = re.findall(r"base64,([^\"]+)", page)
+    assert base64.b64decode(picture) == (tmp_path / "new" / "sheet").read_bytes()
+    assert page.count("&lt;images&gt;") == 3
 
 
 FILES = {

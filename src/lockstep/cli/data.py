@@ -251,7 +251,7 @@ def _check_labels(data: Path, runs: list[str], out: Path, *, as_json: bool) -> N
         if len(suspects) > _SHOWN_SUSPECTS:
             print(f"  ... and {len(suspects) - _SHOWN_SUSPECTS} more; --json lists all")
     if suspects:
-        write_sheet(draw_suspects(check, _DRAWN_SUSPECTS), out)
+        write_sheet(draw_suspects(check, _DRAWN_SUSPECTS), out, "images whose label may be wrong")
         if not as_json:
             print(f"wrote {out}; look at the images before you change a label")
         raise typer.Exit(1)
@@ -296,7 +296,9 @@ def show(
             help="A published recipe, a YAML file or a run's folder; by default my-images."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("sheet.png"),
+    out: Annotated[Path, typer.Option(help="The PNG to write, or a page of HTML.")] = Path(
+        "sheet.png"
+    ),
     images: Annotated[int, typer.Option(min=1, max=1000, help="Number of images.")] = 32,
     split: Annotated[
         str, typer.Option(help="train (as training sees it) or val (as an evaluation does).")
@@ -317,10 +319,11 @@ def show(
     sheet = contact_sheet(
         index, settled, images, evaluation=split == "val", epoch=epoch - 1, step=step - 1
     )
-    write_sheet(sheet, out)
     size = settled.eval_crop if split == "val" else find_size(settled, epoch - 1)
     changed = ", with the fields of --set" if changes else ""
-    print(f"{out}: images of {size} px, as {recipe or 'my-images'} has them{changed}")
+    caption = f"images of {size} px, as {recipe or 'my-images'} has them{changed}"
+    write_sheet(sheet, out, caption)
+    print(f"{out}: {caption}")
 
 
 def _open_shown(

@@ -1,6 +1,9 @@
 """A contact sheet: images of a data set as the model sees them, after the recipe's cropping,
 flipping, resizing and MixUp."""
 
+import base64
+import html
+import io
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -16,12 +19,35 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.mixing import weigh_pixels
 from lockstep.recipes.order import BatchPlan, evaluation_plans, steps_per_epoch
 from lockstep.system.errors import DataError
+from lockstep.system.files import write_text
+from lockstep.system.html import colours
 from lockstep.system.plotting import find_font
 
 _MARGIN = 8
 _LINE = 16
 _LETTERS = 11
 """Height of the letters in pixels."""
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{title}</title>
+<style>
+{colours}
+body {{ margin: 0; padding: 20px; background: var(--page); color: var(--text);
+  font: 15px/1.5 system-ui, sans-serif; }}
+img {{ max-width: 100%; image-rendering: pixelated; background: #fff; }}
+</style>
+</head>
+<body>
+<p>{title}</p>
+<img src="data:image/png;base64,{picture}" alt="{title}">
+</body>
+</html>
+"""
 
 
 def contact_sheet(
@@ -128,7 +154,14 @@ def _write_line(draw: ImageDraw.ImageDraw, place: tuple[int, int], text: str, wi
     draw.text(place, text, fill="black", font=font)
 
 
-def write_sheet(sheet: Image.Image, path: Path) -> None:
-    """Write a sheet as PNG."""
+def write_sheet(sheet: Image.Image, path: Path, caption: str) -> None:
+    """Write a sheet as PNG; as a page of HTML with a caption if the path ends with ".html"."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(path, "PNG")
+    if path.suffix != ".html":
+        sheet.save(path, "PNG")
+        return
+    file = io.BytesIO()
+    sheet.save(file, "PNG")
+    picture = base64.b64encode(file.getvalue()).decode("ascii")
+    title = html.escape(printable(caption))
+    write_text(path, _PAGE.format(colours=colours(), title=title, picture=picture))
