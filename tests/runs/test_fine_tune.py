@@ -259,7 +259,7 @@ def test_a_classifier_of_other_classes_that_a_named_recipe_keeps_is_noted(
     draw_data_set(tmp_path / "data", train_images=8, val_images=4, kinds=others)
     recipe = lockstep.load_recipe(weights).replace(epochs=1, global_batch_images=8)
     events = train_and_listen(recipe, tmp_path / "data", tmp_path / "run", weights=weights)
-    (note,) = [note for note in read_notes(events) if "name other classes" in note]
+    (note,) = [note for note in read_notes(events) if "classes differently" in note]
     assert "(checks, dots, rays)" in note
 
 

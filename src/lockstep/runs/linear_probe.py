@@ -24,7 +24,7 @@ from lockstep.weights import checkpoint
 from lockstep.weights.opening import make_printable_names
 
 MOST_IMAGES = 10_000
-"""With more training images, the classifier is fitted on this many, from all classes in proportion:
+"""With more training images, the classifier is fitted on about this many (`choose_images`):
 so that features and solver fit into memory (about 0.5 GB for ResNet-50)."""
 _PENALTY = 0.005
 """Penalty of the regression, divided by the number of classes: 0.001 for five. Between a third and

@@ -237,10 +237,11 @@ def write_start(
     }
     if start.is_probe:
         description["is_probe"] = True
-    if start.classes and not description["is_classifier"]:
+    if start.classes and not description["is_classifier"] and start.resumed is None:
         notes.append(
-            f"the weights name other classes ({', '.join(start.classes[:3])}), and training starts"
-            " from their classifier; --set linear_probe=true fits one to your images"
+            f"the weights name their classes differently ({', '.join(start.classes[:3])}), and"
+            " training starts from their classifier; --set linear_probe=true fits one to your"
+            " images"
         )
     try:
         if recipe.sparsity != "none":
