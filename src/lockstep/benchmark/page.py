@@ -1,7 +1,6 @@
 """Write a benchmark report as one page of HTML: its roofline, its cells and where they were
 measured."""
 
-import base64
 import io
 from collections.abc import Mapping
 from importlib.resources import files
@@ -18,7 +17,7 @@ from lockstep.benchmark.report_file import BenchmarkReport, find_environment, re
 from lockstep.benchmark.roofline_plot import draw_roofline, share_of_machine
 from lockstep.system.errors import UserError
 from lockstep.system.files import write_text
-from lockstep.system.html import colours
+from lockstep.system.html import colours, data_address
 from lockstep.system.plotting import save
 from lockstep.system.version import version
 
@@ -99,4 +98,4 @@ def _encode(figure: Any) -> str:
         return ""
     file = io.BytesIO()
     figure.savefig(file, format="svg")
-    return "data:image/svg+xml;base64," + base64.b64encode(file.getvalue()).decode("ascii")
+    return data_address("image/svg+xml", file.getvalue())

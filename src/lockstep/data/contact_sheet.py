@@ -1,7 +1,6 @@
 """A contact sheet: images of a data set as the model sees them, after the recipe's cropping,
 flipping, resizing and MixUp."""
 
-import base64
 import html
 import io
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from lockstep.recipes.mixing import weigh_pixels
 from lockstep.recipes.order import BatchPlan, evaluation_plans, steps_per_epoch
 from lockstep.system.errors import DataError
 from lockstep.system.files import write_text
-from lockstep.system.html import colours
+from lockstep.system.html import colours, data_address
 from lockstep.system.plotting import find_font
 
 _MARGIN = 8
@@ -44,7 +43,7 @@ img {{ max-width: 100%; image-rendering: pixelated; background: #fff; }}
 </head>
 <body>
 <p>{title}</p>
-<img src="data:image/png;base64,{picture}" alt="{title}">
+<img src="{picture}" alt="{title}">
 </body>
 </html>
 """
@@ -162,6 +161,6 @@ def write_sheet(sheet: Image.Image, path: Path, caption: str) -> None:
         return
     file = io.BytesIO()
     sheet.save(file, "PNG")
-    picture = base64.b64encode(file.getvalue()).decode("ascii")
+    picture = data_address("image/png", file.getvalue())
     title = html.escape(printable(caption))
     write_text(path, _PAGE.format(colours=colours(), title=title, picture=picture))

@@ -1,7 +1,6 @@
 """The images of a report: images that a model got wrong are read again from the data set and put
 into the page."""
 
-import base64
 import io
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from lockstep.runs.image_results import Results
 from lockstep.runs.reading import Run
 from lockstep.runs.worst_mistakes import load_evaluated_images
 from lockstep.system.errors import DataError
+from lockstep.system.html import data_address
 from lockstep.weights import open_weights
 
 LARGEST_PIXELS = 160
@@ -95,4 +95,4 @@ def _encode_image(pixels: np.ndarray) -> str:
     image.thumbnail((LARGEST_PIXELS, LARGEST_PIXELS))
     file = io.BytesIO()
     image.save(file, "JPEG", quality=88)
-    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode("ascii")
+    return data_address("image/jpeg", file.getvalue())

@@ -10,6 +10,11 @@ def colours() -> str:
     return (files("lockstep.system") / "colours.css").read_text(encoding="utf-8")
 
 
+def data_address(media_type: str, content: bytes) -> str:
+    """Return the `data:` address that holds a file, such as a picture in a page."""
+    return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
+
+
 def hash_source(text: str) -> str:
     """Return the source by which a content security policy allows this script or style and no other
     one."""

@@ -1,7 +1,6 @@
 """The routes that compute: `/predict`, and `infer` of the Open Inference Protocol."""
 
 import asyncio
-import base64
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -32,6 +31,7 @@ from lockstep.inference.serving.metrics import Metrics
 from lockstep.inference.serving.model import About
 from lockstep.models.calibration import compute_probabilities
 from lockstep.system.errors import DivergedError
+from lockstep.system.html import data_address
 from lockstep.system.strict_json import to_json
 from lockstep.weights.class_names import describe_class
 
@@ -263,7 +263,7 @@ def _draw_heat(images: np.ndarray, heat: np.ndarray) -> str:
     [picture] = overlay(images, heat)
     is_encoded, data = cv2.imencode(".png", picture[:, :, ::-1])
     assert is_encoded
-    return "data:image/png;base64," + base64.b64encode(data.tobytes()).decode("ascii")
+    return data_address("image/png", data.tobytes())
 
 
 class Infer(_Route):
