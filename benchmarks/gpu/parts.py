@@ -149,6 +149,7 @@ def list_parts() -> list[Part]:
         _conformance("'torch or kernels'"),
         Part("verify", 120, tuple(map(_verify, ("fp32", "tf32", "bf16", "fp16")))),
         _measure("killed", 120, "runs what=killed precisions=bf16,fp16-dynamic"),
+        _measure("fine-tuned", 60, "runs what=fine-tuned precisions=fp32,bf16"),
         _train(RESNET, "fp16", 256, 140),
         Part("precisions", 100, (_benchmark(precisions, contender="precisions"),)),
         _train(RESNET, "bf16", 256, 150, "reduce-overhead"),
@@ -192,6 +193,7 @@ def list_tiny_parts() -> list[Part]:
         Part("inference", 60, (_benchmark(inference, size),)),
         _measure("repeated", 60, "runs what=repeated precisions=fp32"),
         _measure("killed", 60, "runs what=killed precisions=fp32"),
+        _measure("fine-tuned", 60, "runs what=fine-tuned precisions=fp32"),
         _measure("profile-resnet50", 60, f"{profile} trace={{out}}/trace.json.gz"),
         _measure("kernels", 60, "kernels tiny=1"),
     ]

@@ -1,5 +1,5 @@
-"""Runs of `lockstep train` that must end with the same bits: repeated, from a CUDA graph, and
-killed and resumed."""
+"""Runs of `lockstep train` that must end with the same bits: repeated, from a CUDA graph, killed
+and resumed, and fine-tuned from weights."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ KILLED_AT = (3, 9)
 
 def measure(device: str, what: str, precisions: str) -> Rows:
     """Yield a row for every precision, such as fp16, fp16-dynamic or bf16-fused."""
-    compare = partial(_repeat if what == "repeated" else _kill, device)
+    compare = partial(COMPARISONS[what], device)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
         draw_data_set(Path(folder) / "data", train_images=160, val_images=10)
         runs = [Runs(device, Path(folder), precision) for precision in precisions.split(",")]
@@ -40,15 +40,24 @@ class Runs:
         self._folder = folder / precision
         self._folder.mkdir()
         (self._folder / "recipe.yaml").write_text(recipe.format_yaml(), encoding="utf-8")
-        words = f"-m lockstep train --recipe {self._folder}/recipe.yaml --data {folder}/data"
-        words += f" --no-tensorboard --train-only --backend torch --set device={device}"
-        words += " --set save_every_steps=2 --set log_every_steps=1"
+        words = f"-m lockstep train --data {folder}/data --no-tensorboard --backend torch"
+        words += f" --set device={device} --set save_every_steps=2 --set log_every_steps=1"
         words += " --set fused=on" if precision.endswith("fused") else ""
         self._words = [sys.executable, *words.split()]
+        self._from_start = ("--train-only", "--recipe", str(self._folder / "recipe.yaml"))
 
     def finish(self, name: str, *more: str, killed_at: int = 0, cache: str = "cache") -> Path:
-        """Start or resume a run that keeps what it compiles in a folder. Kill it once it has logged
-        a step, if there is one. Return its folder."""
+        """Start or resume a run of the recipe that keeps what it compiles in a folder. Kill it once
+        it has logged a step, if there is one. Return its folder."""
+        return self._finish(name, *self._from_start, *more, killed_at=killed_at, cache=cache)
+
+    def fine_tune(self, name: str, weights: Path, killed_at: int = 0) -> Path:
+        """Start or resume a run of two epochs from the weights of another one, as `finish` does."""
+        more = ["--weights", str(weights), "--set", "epochs=2"]
+        more += ["--set", f"precision={self.precision}"]
+        return self._finish(name, *more, killed_at=killed_at)
+
+    def _finish(self, name: str, *more: str, killed_at: int, cache: str = "cache") -> Path:
         run = self._folder / name
         place = self._folder / cache
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(place), "TRITON_CACHE_DIR": str(place / "triton")}
@@ -84,6 +93,19 @@ def _kill(device: str, runs: Runs) -> dict[str, Any]:
         late = runs.finish("late", cache="empty-cache")
         row["same_with_an_empty_cache"] = are_same(whole, late)
     return row
+
+
+def _fine_tune(device: str, runs: Runs) -> dict[str, Any]:
+    """Fine-tune on the device from a run's weights: the classifier on features, then all layers."""
+    weights = runs.finish("weights")
+    whole = runs.fine_tune("tuned", weights)
+    for step in KILLED_AT:
+        runs.fine_tune("tuned-killed", weights, killed_at=step)
+    resumed = runs.fine_tune("tuned-killed", weights)
+    return {"precision": runs.precision, "same": are_same(whole, resumed)}
+
+
+COMPARISONS = {"repeated": _repeat, "killed": _kill, "fine-tuned": _fine_tune}
 
 
 def _read_losses(run: Path) -> list[float]:

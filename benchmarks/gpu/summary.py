@@ -94,6 +94,7 @@ def _judge_exactness(rows: Sequence[Row], device: str) -> list[Line]:
         count("repeated", "from a CUDA graph", lambda row: row.get("same_from_a_graph")),
         count("killed", "killed and resumed, bit for bit", lambda row: row["same"]),
         count("killed", "with an empty cache of the compiler", lambda row: row.get(empty)),
+        count("fine-tuned", "fine-tuning, killed and resumed", lambda row: row["same"]),
         count("verify", "lockstep verify in every precision", is_verified),
         count("conformance", "conformance suite on the device", is_passed),
         count("largest batch", "the message when memory is short", has_advice),
