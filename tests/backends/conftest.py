@@ -148,6 +148,10 @@ class Kept:
         self._stack.close()
 
 
+def _device(backend: LoadedBackend) -> str:
+    return DEVICE if FRAMEWORKS[backend.name].on_gpu is not None else "cpu"
+
+
 def starter(
     backend: LoadedBackend, world: World, stack: ExitStack, kept: Kept | None = None
 ) -> Start:
@@ -171,7 +175,8 @@ def starter(
         if obstacle := native.find_obstacle(recipe.precision):
             pytest.skip(obstacle)
         how = Execution.of(
-            {"compile": native.FACTS.compile, "device": DEVICE, "reference_dtype": "float32"}
+            {"compile": native.FACTS.compile, "device": _device(backend)}
+            | {"reference_dtype": "float32"}
             | execution
         )
         table = np.asarray(rates, np.float64)
@@ -196,7 +201,7 @@ def grounds() -> Iterator[Grounds]:
 
     def find_ground(backend: LoadedBackend) -> tuple[World, Kept]:
         if backend.name not in grounds:
-            grounds[backend.name] = backend.world(Execution.of({"device": DEVICE})), Kept()
+            grounds[backend.name] = backend.world(Execution(device=_device(backend))), Kept()
         return grounds[backend.name]
 
     yield find_ground

@@ -108,10 +108,11 @@ class Lender:
         self._array[:] = 0
 
 
-def check_lent(start: Any, recipe: Recipe, *, borrows: bool) -> None:
+def check_lent(start: Any, recipe: Recipe, *, borrows: bool, ahead: int) -> None:
     """Check that images that are lent are trained and evaluated as others, and given back.
 
-    `borrows` says whether the engine reads them by DLPack.
+    `borrows` says whether the engine reads them by DLPack, `ahead` how many batches it takes before
+    it reads one.
     """
     batches = draw_batches(recipe, 3, mixup="sample")
     given_back = []
@@ -122,7 +123,8 @@ def check_lent(start: Any, recipe: Recipe, *, borrows: bool) -> None:
         for number, batch in enumerate(batches):
             lenders.append(Lender(batch.pixels, given_back, f"batch {number}"))
             yield replace(batch, images=lenders[-1])
-            lenders[-1].overwrite()
+            if number >= ahead:
+                lenders[-1 - ahead].overwrite()
 
     for make in (lambda: batches, lent):
         engine = start(recipe)

@@ -32,7 +32,8 @@ def test_lent_images_are_taken_and_given_back(
     native: ModuleType, world: World, start: Start, tiny_recipe: Recipe
 ) -> None:
     # They are in main memory. Engines on a GPU copy them there as other images.
-    check_lent(start, tiny_recipe, borrows=native.FACTS.borrows and not world.on_gpu)
+    borrows = native.FACTS.borrows and not world.on_gpu
+    check_lent(start, tiny_recipe, borrows=borrows, ahead=int(world.on_gpu))
 
 
 @pytest.mark.parametrize("mixup", ["none", "sample"])

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from lockstep.backends import LoadedBackend
 from lockstep.backends.torch.inputs import PINNED, Uploads
-from lockstep.recipes import Recipe
+from lockstep.recipes import Execution, Recipe
 from tests.backends.cases import all_bits
-from tests.backends.conftest import Start, make_backend_fixture
+from tests.backends.conftest import Start, make_backend_fixture, starter
 from tests.backends.drawing import draw_batch, draw_batches, draw_state
 
 Built = Callable[..., "Device"]
@@ -189,9 +191,17 @@ class AtOnce(Device):
         assert done.over.is_set()
 
 
-def test_an_engine_that_uploads_has_the_same_bits(start: Start, tiny_recipe: Recipe) -> None:
+def test_an_engine_that_uploads_has_the_same_bits(
+    backend: LoadedBackend, tiny_recipe: Recipe
+) -> None:
+    world = backend.world(Execution(device="cpu"))
+    with ExitStack() as stack:
+        check_uploading(starter(backend, world, stack), tiny_recipe)
+
+
+def check_uploading(start: Start, recipe: Recipe) -> None:
     device = AtOnce(upload_ms=1)
-    recipe = tiny_recipe.replace(dropout=0.4, stochastic_depth=0.6)
+    recipe = recipe.replace(dropout=0.4, stochastic_depth=0.6)
     plain = start(recipe, new=True, device="cpu")
     uploading = start(recipe, new=True, device="cpu")
     engine: Any = uploading

@@ -99,8 +99,8 @@ def test_a_compiled_step_has_the_same_bits_and_keeps_less(
     batch = draw_batch(recipe, mixup="sample")
     ends = []
     kept = []
-    for execution in ({"compile": "off"}, {"compile": "on", "recompute": "blocks"}):
-        engine = start(recipe, new=True, **execution)
+    for recompute in ("off", "blocks"):
+        engine = start(recipe, new=True, compile="on", recompute=recompute)
         kept.append(count_kept_bytes(engine, batch))
         engine.fetch(engine.train([batch], 1))
         ends.append(all_bits(engine.read()))

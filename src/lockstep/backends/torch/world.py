@@ -42,6 +42,8 @@ class TorchWorld(HostQuestions):
             try:
                 self._host_group = self._meet(backend)
             except (RuntimeError, OSError) as error:  # also if a disk is full or has no locks
+                if dist.is_initialized():  # NCCL connects later than gloo
+                    dist.destroy_process_group()
                 raise BackendError(
                     f"the ranks cannot meet at {_place_and_advice(error)}"
                 ) from error
