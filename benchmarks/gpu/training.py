@@ -42,7 +42,8 @@ COMPILERS: dict[str, dict[str, Any]] = {
 that a loop runs."""
 OPTIMIZERS: dict[str, dict[str, Any]] = {"SGD": {}, "fused SGD": {"fused": True}}
 MODES = {
-    "default": ("plain", "deterministic", "fused", "eager", "compile"),
+    "default": ("plain", "eager", "compile"),
+    "engines": ("plain", "deterministic", "fused"),
     "max-autotune": ("plain", "max-autotune"),
     "reduce-overhead": ("plain", "graph", "reduce-overhead"),
     "tiny": ("plain", "deterministic", "eager", "traced"),
