@@ -19,9 +19,13 @@ RUNTIMES = "onnxruntime,tensorrt,openvino,paddle-inference"
 
 def read_rows(printed: str, report: Path) -> list[Row]:
     """Return the JSON objects that a module printed, one a line. A line that a kill cut off is left
-    out."""
-    lines = re.findall(r'^{"what":.*\n', printed, re.MULTILINE)
-    return list(map(json.loads, lines))
+    out, and a row over some rounds if there is one over more."""
+    rows: dict[str, Row] = {}
+    for line in re.findall(r'^{"what":.*\n', printed, re.MULTILINE):
+        row = json.loads(line)
+        key = f"{row['what']} {row['contender']}" if "rounds" in row else line
+        rows[key] = row
+    return list(rows.values())
 
 
 def read_lines(printed: str, report: Path) -> list[Row]:
@@ -143,21 +147,21 @@ def list_parts() -> list[Part]:
     precisions = f"train --dtype bf16,tf32,fp32 -b 128 {plain}"
     return [
         Part("machine", 15, (Command("lockstep doctor", read_lines, {"what": "doctor"}),)),
-        _train(RESNET, "bf16", 256, 150),
+        _train(RESNET, "bf16", 256, 240),
         _measure("repeated", 120, f"runs what=repeated precisions={REPEATED}"),
         _profile("profile-resnet50", RESNET, 256, 60),
         _conformance("'torch or kernels'"),
         Part("verify", 120, tuple(map(_verify, ("fp32", "tf32", "bf16", "fp16")))),
-        _measure("killed", 120, "runs what=killed precisions=bf16,fp16-dynamic"),
-        _measure("fine-tuned", 60, "runs what=fine-tuned precisions=bf16"),
-        _train(RESNET, "bf16", 256, 150, "engines"),
+        _measure("killed", 150, "runs what=killed precisions=bf16,fp16-dynamic"),
+        _measure("fine-tuned", 120, "runs what=fine-tuned precisions=bf16"),
+        _train(RESNET, "bf16", 256, 240, "engines"),
         _train(RESNET, "fp16", 256, 140),
         Part("precisions", 100, (_benchmark(precisions, contender="precisions"),)),
         _train(RESNET, "bf16", 256, 150, "reduce-overhead"),
         Part("jpegs", 160, (photos, *map(_load, (1, 2, 4, 8)), loaders, from_jpegs)),
         _train(RESNET, "bf16", 256, 200, "max-autotune"),
-        _train(RESNEXT, "bf16", 128, 200),
-        _train(RESNEXT, "bf16", 128, 200, "engines"),
+        _train(RESNEXT, "bf16", 128, 300),
+        _train(RESNEXT, "bf16", 128, 300, "engines"),
         _train(RESNEXT, "bf16", 128, 240, "max-autotune"),
         Part("memory", 120, (_find_batch("off"), _find_batch("blocks"))),
         Part("inference", 120, (in_float, _benchmark(f"{inference} {RUNTIMES} --dtype int8"))),
@@ -195,7 +199,7 @@ def list_tiny_parts() -> list[Part]:
         Part("inference", 60, (_benchmark(inference, size),)),
         _measure("repeated", 60, "runs what=repeated precisions=fp32"),
         _measure("killed", 60, "runs what=killed precisions=fp32"),
-        _measure("fine-tuned", 60, "runs what=fine-tuned precisions=fp32"),
+        _measure("fine-tuned", 120, "runs what=fine-tuned precisions=fp32"),
         _measure("profile-resnet50", 60, f"{profile} trace={{out}}/trace.json.gz"),
         _measure("kernels", 60, "kernels tiny=1"),
     ]

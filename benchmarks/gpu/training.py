@@ -3,9 +3,10 @@ or heat reaches all of them; and traces. Contenders are Lockstep's engine and lo
 
 import gzip
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -159,42 +160,47 @@ def select_kernels(contender: Contender, device: str) -> None:
 
 
 def measure_rates(device: str, model: str, precision: str, batch: int, mode: str) -> Rows:
-    """Yield images per second of every contender: the mean, and that of every round. An error while
-    contenders are built ends only those that share a network."""
+    """Yield images per second of every contender: the mean, and that of every round. They are
+    yielded after each round from the second on, so that minutes that end early leave figures. An
+    error while contenders are built ends only those that share a network."""
     is_tiny = mode == "tiny"
     recipe = make_recipe(model, precision, batch, tiny=is_tiny)
     same = {"what": "train", "model": model, "precision": precision, "batch": batch, "mode": mode}
     contenders: dict[str, Contender] = {}
     for kind in MODES[mode]:
+        began = time.perf_counter()
         try:
             contenders |= build_contenders(recipe, device, kind)
+            print(f"{kind}: ready in {time.perf_counter() - began:.1f} s", file=sys.stderr)
         except Exception as error:  # too little memory, or a compiler's own errors
             reason = f"{type(error).__name__}: {error!s:.600}"
             yield same | {"contender": kind, "status": "failed", "reason": reason}
     if not contenders:
         raise RuntimeError("no contender could be built; the rows say why")
-    times = alternate(contenders, device, *((2, 0.0) if is_tiny else (ROUNDS, TURN_MS)))
-    for name, milliseconds in times.items():
-        rates = [1000 * batch / ms for ms in milliseconds]
-        row = {"contender": name, "status": "ok", "images_per_sec": sum(rates) / len(rates)}
-        yield same | row | {"rounds": rates}
+    for times in alternate(contenders, device, *((2, 0.0) if is_tiny else (ROUNDS, TURN_MS))):
+        for name, milliseconds in times.items():
+            rates = [1000 * batch / ms for ms in milliseconds]
+            row = {"contender": name, "status": "ok", "images_per_sec": sum(rates) / len(rates)}
+            yield same | row | {"rounds": rates}
 
 
 def alternate(
     contenders: Mapping[str, Contender], device: str, rounds: int, turn_ms: float
-) -> dict[str, list[float]]:
-    """Return the milliseconds of a step of every contender in every round. A turn takes about
-    `turn_ms`, and at least two steps. Each round begins with another contender."""
+) -> Iterator[dict[str, list[float]]]:
+    """Yield the milliseconds of a step of every contender in every round so far, after the second
+    round and every later one. A turn takes about `turn_ms`, and at least two steps. Each round
+    begins with another contender."""
     steps = {}
     for name, contender in contenders.items():
         steps[name] = max(round(turn_ms / _take_turn(contender, device, 2)), 2)
     times: dict[str, list[float]] = {name: [] for name in contenders}
     order = list(contenders)
-    for _ in range(rounds):
+    for number in range(rounds):
         for name in order:
             times[name].append(_take_turn(contenders[name], device, steps[name]))
         order.append(order.pop(0))
-    return times
+        if number:
+            yield times
 
 
 def _take_turn(contender: Contender, device: str, steps: int) -> float:

@@ -84,7 +84,7 @@ def test_contenders_alternate_and_each_round_begins_with_another_one() -> None:
 
     turns: list[tuple[str, int]] = []
     sleepers: dict[str, Any] = {name: Sleeper(name) for name in "abc"}
-    times = alternate(sleepers, "cpu", 2, turn_ms=0)
+    *_, times = alternate(sleepers, "cpu", 2, turn_ms=0)
     assert [len(times[name]) for name in "abc"] == [2, 2, 2]
     counted = [name for name, steps in turns if steps == 2]
     assert counted == list("abcabcbca")

@@ -18,7 +18,7 @@ def profile(folder: Path) -> Iterator[None]:
     a GPU."""
     on_gpu = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with torch.profiler.profile(activities=activities) as trace:
+    with torch.profiler.profile(activities=activities, acc_events=True) as trace:
         yield
         if on_gpu:
             torch.cuda.synchronize()
