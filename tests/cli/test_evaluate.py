@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import lockstep
@@ -75,6 +76,29 @@ def test_json_is_the_whole_result(answer: Run, run_folder: Path, textures: Path)
     assert content["speed"].keys() == wanted["speed"].keys()
     wanted |= {"loss": pytest.approx(expected["loss"], rel=1e-6), "speed": content["speed"]}
     assert content == wanted
+
+
+def test_predictions_are_unknown_below_the_threshold_for_a_precision(
+    answer: Run, run_folder: Path, textures: Path
+) -> None:
+    """The threshold answers as many images as any can with this precision."""
+    images = sorted((textures / "val").glob("[!.]*/*"))
+    precision = 0.2
+    words = ("evaluate", run_folder, "--data", textures, "--json")
+    code, output, _ = answer(*words, "--precision-at", precision)
+    threshold = json.loads(output)["threshold"]
+    rows = json.loads(answer("predict", run_folder, *images, "--json")[1])
+    assert (code, threshold["wanted_percent"]) == (0, 20.0)
+    rows.sort(key=lambda row: -row["probabilities"][0])
+    hits = np.cumsum([row["classes"][0] == Path(row["path"]).parent.name for row in rows])
+    best = max(count for count in range(1, 21) if hits[count - 1] / count >= precision)
+    known = [row for row in rows if not row["unknown"]]
+    assert 0 < len(known) < len(rows)
+    assert len(known) == best == threshold["answered"]
+    assert threshold["precision_percent"] == pytest.approx(100 * hits[best - 1] / best)
+    code, _, errors = answer(*words, "--precision-at", 0.99)
+    assert code == 2
+    assert "no threshold reaches a precision of 99 %" in errors
 
 
 def test_a_run_of_a_published_recipe_on_other_images_is_not_compared(

@@ -393,6 +393,7 @@ def test_a_spec_stands_for_itself() -> None:
         ({"stem_width": 0}, "at least 1"),
         ({"expansion": -1}, "at least 1"),
         ({"layers": (3, 4, 0, 3)}, "at least 1"),
+        ({"layers": (3, 4)}, r"layers of a model is \[3, 4\]; expected four numbers"),
         ({"widths": (0, 0, 0, 0)}, "at least 1"),
         ({"block": "basic", "groups": 2}, "basic block has no grouped convolution"),
         ({"squeeze_widths": (4, -1, 4, 4)}, "squeeze_widths of a model must be at least 0"),

@@ -19,11 +19,14 @@ from lockstep.recipes import Execution
 from lockstep.runs import linear_probe
 from lockstep.runs.folds import train_folds
 from lockstep.runs.resuming import complete_settings
+from lockstep.weights import checkpoint
 
 FOLDS = 2
 EXECUTION = Execution(save_every_steps=2, log_every_steps=1, loggers=())
 FITTING = "fitting"
 """The moment when the linear probe is fitted, of which there is no event."""
+WRITING = "writing"
+"""The moment when the first checkpoint is written, of which there is no event either."""
 
 
 def die(*_: Any, **__: Any) -> NoReturn:
@@ -56,6 +59,8 @@ def train_and_die(moment: dict[str, Any], **options: Any) -> None:
     """Train until the first event that has all items of `moment`, in the run `moment["run"]`."""
     if moment.get("kind") == FITTING:
         linear_probe.fit_classifier = die  # type: ignore[assignment]
+    if moment.get("kind") == WRITING:
+        checkpoint.flush = die  # type: ignore[assignment]
     runs = []
 
     def listen(event: dict[str, Any]) -> None:

@@ -15,11 +15,12 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.weights import checkpoint
 from tests.runs.cases import find_same_parts, read_entries, read_losses
-from tests.runs.killing import FITTING, FOLDS, train
+from tests.runs.killing import FITTING, FOLDS, WRITING, train
 
 ROOT = Path(__file__).parents[2]
 CHANGES = {"precision": "fp32", "epochs": 2, "seed": 5}
 MOMENTS: dict[str, dict[str, Any]] = {
+    "first checkpoint": {"kind": WRITING},
     "features": {"kind": "progress", "what": "computing features"},
     "probe": {"kind": FITTING},
     "evaluation of the probe": {"kind": "progress", "what": "evaluating trained weights"},

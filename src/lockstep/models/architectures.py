@@ -178,6 +178,12 @@ class ModelSpec:
     padded with mirrored pixels (timm)."""
 
     def __post_init__(self) -> None:
+        for name in ("layers", "widths", "squeeze_widths"):
+            numbers = getattr(self, name)
+            if len(numbers) != 4:
+                raise RecipeError(
+                    f"{name} of a model is {list(numbers)}; expected four numbers, one a stage"
+                )
         if min(*self.layers, *self.widths, self.stem_width, self.groups, self.expansion) < 1:
             raise RecipeError(
                 "layers, widths, stem_width, groups and expansion of a model must be at least 1"

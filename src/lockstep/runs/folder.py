@@ -29,6 +29,7 @@ from lockstep.recipes import Recipe, difference, load_recipe
 from lockstep.recipes.field_validation import format_value, list_changes, shorten_text
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import write_text
+from lockstep.weights import checkpoint
 
 LOGS = "logs"
 """The folder of the ranks' output. A launcher makes it before the run begins."""
@@ -136,11 +137,11 @@ def _make_recipe_error(path: Path, changed: Changed, reason: str) -> RecipeError
 
 def holds_run(path: Path) -> bool:
     """Return whether a folder holds a run that has begun. A folder left by a command that then
-    refused to train does not."""
+    refused to train does not, nor one whose first checkpoint a kill cut off."""
     checkpoints = path / "checkpoints"
     is_fresh = (
         checkpoints.is_dir()
-        and not any(checkpoints.iterdir())
+        and not checkpoint.steps(checkpoints)
         and not (path / "log.jsonl").exists()
     )
     return (path / "recipe.yaml").is_file() and not is_fresh
