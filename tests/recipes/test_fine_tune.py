@@ -50,6 +50,14 @@ def test_any_number_of_images_gives_a_run_at_a_small_rate(
     assert 0 < peak_lr(recipe) <= (0.002 if is_known else 0.016)
 
 
+@pytest.mark.parametrize(("is_known", "few", "many"), [(False, 0.008, 0.016), (True, 0.002, 0.002)])
+def test_the_rate_of_few_epochs_is_half(is_known: bool, few: float, many: float) -> None:
+    facts = replace(PHOTOS, is_known=is_known)
+    for epochs, rate in ((2, few), (7, few), (8, many), (20, many)):
+        changes = {"epochs": epochs, "global_batch_images": 32}
+        assert choose_recipe(facts, Recipe(), changes).lr == rate
+
+
 def test_the_weights_decide_the_network_and_how_images_are_prepared() -> None:
     recipe = choose_recipe(PHOTOS, WEIGHTS)
     decided = {*WEIGHTS.preprocessing(), "model", "padding", "bn_epsilon", "image_size"}

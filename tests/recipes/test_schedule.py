@@ -66,7 +66,7 @@ FORMULAS: dict[str, tuple[Formula, int, int, float]] = {
     "resnext101-32x4d-tensorflow-90ep": (tensorflow, 90, 5, 2.048),
     "resnext101-32x4d-tensorflow-250ep": (tensorflow, 250, 5, 1.024),
     "my-images": (paddle, 50, 3, 0.032),
-    "fine-tune": (paddle, 5, 1, 0.016),
+    "fine-tune": (paddle, 5, 1, 0.008),
     "demo": (paddle, 5, 1, 0.02),
 }
 

@@ -33,11 +33,15 @@ _LEAST_PATIENCE = 10
 """Epochs without a better evaluation that end a run: three quarters of the epochs, at least this
 many, because the small rates at the end often bring the best one."""
 _RATE = 0.004
-"""Peak learning rate at 8 images; it grows with the batch, up to `_LARGEST_BATCH_OF_RATE`."""
+"""Peak learning rate at 8 images and `_MANY_EPOCHS`; it grows with the batch, up to
+`_LARGEST_BATCH_OF_RATE`."""
 _LARGEST_BATCH_OF_RATE = 32
 """Images in a step above which the rate stays: it is measured up to here."""
+_MANY_EPOCHS = 8
+"""With fewer epochs the peak rate is half: the first epochs at a large rate cost accuracy that only
+more epochs make up for."""
 _KNOWN_RATE = 0.0005
-"""The same for weights that name the same classes, and have little to learn."""
+"""The same for weights that name the same classes, and have little to learn, with any epochs."""
 
 
 def choose_recipe(
@@ -59,7 +63,9 @@ def choose_recipe(
     passes = _count_passes(device, weights, size) / max(facts.images, 1)
     own_epochs = min(max(round(passes), device.epochs[0]), device.epochs[1])
     epochs = checked.epochs if "epochs" in changes else own_epochs
-    rate = _KNOWN_RATE if facts.is_known else _RATE
+    rate = _RATE if epochs >= _MANY_EPOCHS else _RATE / 2
+    if facts.is_known:
+        rate = _KNOWN_RATE
     recipe = Recipe(
         model=weights.model,
         padding=weights.padding,
@@ -131,9 +137,9 @@ def fine_tune() -> Recipe:
       most 64 images on a GPU.
     - epochs: 5,000 image passes in 5 to 20 epochs on a CPU, 100,000 in 10 to 20 epochs on a GPU;
       more passes for networks and image sizes that need fewer operations than ResNet-50 at 224 px.
-    - lr: 0.004 at 8 images, and 0.0005 for weights that name the same classes: both are
-      measured (benchmarks/notes/fine-tuning.md). It grows with the batch (arXiv:1706.02677), up to
-      32 images, with momentum 0.9.
+    - lr: 0.004 at 8 images, half of it with fewer than 8 epochs, and 0.0005 for weights that name
+      the same classes: all are measured (benchmarks/notes/fine-tuning.md). It grows with the batch
+      (arXiv:1706.02677), up to 32 images, with momentum 0.9.
     - lr_depth_decay: 0.9, so that the stem of ResNet-50 has a sixth of the classifier's rate: lower
       layers fit other images as they are (arXiv:1801.06146, section 3.2).
     - warmup_epochs: 1.
