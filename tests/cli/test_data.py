@@ -172,7 +172,7 @@ def test_indexing_says_what_is_left_out_and_always_begins_anew(few: Path, answer
         assert output.splitlines()[-3:] == [
             "train: 3 images of 2 classes, 1 left out",
             "  left out: cat/bad.jpg: not an image in a known format",
-            "val: 1 images of 2 classes, 0 left out",
+            "val: 1 image of 2 classes, 0 left out",
         ]
         time = (few / ".lockstep" / "train" / "index.json").stat().st_mtime_ns
         image_folder(few, {"train/cat/z.jpg": jpeg(41, 10)})

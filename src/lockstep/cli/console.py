@@ -18,7 +18,7 @@ from rich.table import Column
 from rich.text import Text
 
 from lockstep.cli.outlook import Outlook
-from lockstep.cli.terminal import escape_line, make_console
+from lockstep.cli.terminal import escape_line, format_count, make_console
 from lockstep.data.images import printable
 from lockstep.models.accuracy_interval import format_accuracy
 from lockstep.models.class_metrics import format_means
@@ -69,10 +69,6 @@ def format_time_left(seconds: float) -> str:
     if hours < 48:
         return f"{hours} h {rest} min"
     return f"{hours // 24} d {hours % 24} h"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _list_accuracies(report: Report) -> list[tuple[str, str]]:
@@ -249,16 +245,15 @@ class Reporter:
                 f"  {split}/{escape_line(image['file'])}: {image['reason']}" for image in images
             ]
         if lines:
-            self.say(
-                f"{_count(len(lines), 'bad image')} {'is' if len(lines) == 1 else 'are'} left out:"
-            )
+            verb = "is" if len(lines) == 1 else "are"
+            self.say(f"{format_count(len(lines), 'bad image')} {verb} left out:")
         for line in lines[:10]:
             self.say(line)
         if len(lines) > 10:
             self.say(f"  ... and {len(lines) - 10} more, all in environment.json")
 
     def _describe_recipe(self, name: str, changed: dict[str, Any]) -> str:
-        length = f"{_count(self._epochs, 'epoch')} of {_count(self._per_epoch, 'step')}"
+        length = f"{format_count(self._epochs, 'epoch')} of {format_count(self._per_epoch, 'step')}"
         if not name:
             return f"a recipe of {length}"
         text = f"recipe {printable(name)}"

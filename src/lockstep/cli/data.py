@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.cli import options
-from lockstep.cli.terminal import escape_line, print, print_json
+from lockstep.cli.terminal import escape_line, format_count, print, print_json
 
 if TYPE_CHECKING:
     from lockstep.data.checking import Report
@@ -112,7 +112,7 @@ def index(data: Data) -> None:
     """
     for split, index in _indexes(data, anew=True):
         print(
-            f"{split}: {len(index)} images of {len(index.classes)} classes,"
+            f"{split}: {_format_size(len(index), len(index.classes))},"
             f" {len(index.quarantined)} left out"
         )
         _print_quarantined(index)
@@ -257,16 +257,18 @@ def _check_labels(data: Path, runs: list[str], out: Path, *, as_json: bool) -> N
         raise typer.Exit(1)
 
 
+def _format_size(images: int, classes: int) -> str:
+    return f"{format_count(images, 'image')} of {format_count(classes, 'class', 'classes')}"
+
+
 def _report_lines(report: "Report") -> Iterator[str]:
     from lockstep.data.checking import KINDS
     from lockstep.data.images import printable
 
     for split in report.splits:
         left_out = f", {split.left_out} already left out" if split.left_out else ""
-        what = (
-            f"{split.images} images of {split.classes} classes, {split.total_bytes / 1e6:,.1f}"
-            f" MB{left_out}"
-        )
+        megabytes = f"{split.total_bytes / 1e6:,.1f} MB"
+        what = f"{_format_size(split.images, split.classes)}, {megabytes}{left_out}"
         yield f"{split.name or split.root} ({split.format or 'two formats'}): {what}"
     for kind, count in report.count_kinds().items():
         about = KINDS[kind]
@@ -282,7 +284,7 @@ def _report_lines(report: "Report") -> Iterator[str]:
             yield f"         ... and {len(findings) - _SHOWN} more; --json lists all"
         yield f"         -> {about.remedy}"
     if report.findings:
-        yield f"{len(report.findings)} findings"
+        yield format_count(len(report.findings), "finding")
     else:
         yield "nothing found"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.cli import options
-from lockstep.cli.terminal import escape_line, print
+from lockstep.cli.terminal import escape_line, format_count, print
 from lockstep.system.defaults import DEFAULT_BACKEND
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ def command(
         if path is not None and path.exists():
             file = sys.stderr if output is None and is_printed else sys.stdout
             features = f" of {predictor.features} features" if path == embeddings else ""
-            print(f"wrote {path}: {len(named) - failed} images{features}", file=file)
+            count = format_count(len(named) - failed, "image")
+            print(f"wrote {path}: {count}{features}", file=file)
     if failed:
         raise LockstepError(f"{failed} of {len(named)} images could not be read")
 

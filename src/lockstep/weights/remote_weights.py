@@ -128,15 +128,24 @@ def _fetch_from_hub(name: str) -> Path:
 
 @contextmanager
 def _naming_the_hub(name: str) -> Iterator[None]:
-    """Turn the errors of the hub's client into one message. Its exceptions have no common class."""
+    """Turn the errors of the hub's client into one message. Its exceptions have no common class.
+
+    Its warnings of each try are left out.
+    """
+    from huggingface_hub import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
     try:
         yield
     except Exception as error:
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error.__cause__ or error).split()).rstrip(".")
         raise CheckpointError(
             f"hf:{name} cannot be downloaded: {reason:.300}. Elsewhere, hf download"
             f" {name.partition('@')[0]} downloads it; name the folder of its files"
         ) from None
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def _check_hub_digest(file: Path) -> None:
