@@ -84,7 +84,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--weights", type=Path, help="A state dict in torchvision's names (.pth).")
     parser.add_argument("--keep-weights", type=Path, help="Where to keep weights that are made.")
     parser.add_argument("--model", default="resnet18")
-    parser.add_argument("--size", type=int, default=64, help="Image size of the others in pixels.")
+    parser.add_argument(
+        "--size",
+        type=int,
+        default=64,
+        help="Image size of the others in pixels. Give that of the weights, which Lockstep takes.",
+    )
     parser.add_argument("--epochs", type=int, default=30, help="Epochs in which weights are made.")
     parser.add_argument("--rounds", type=int, default=3, help="Runs of each, alternately.")
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)

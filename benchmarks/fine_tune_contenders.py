@@ -2,9 +2,9 @@
 and Ultralytics. `fine_tune.py` starts this file.
 
 Each takes the same weights (a state dict in torchvision's names), the same folders `train/<class>`
-and `val/<class>` and the same image size, and has its own defaults otherwise. After each evaluation
-it appends a line to `--out`: seconds since `--began` and the share of validation images that are
-right.
+and `val/<class>` and an image size (Lockstep takes that of the weights), and has its own defaults
+otherwise. After each evaluation it appends a line to `--out`: seconds since `--began` and the share
+of validation images that are right.
 """
 
 import argparse
