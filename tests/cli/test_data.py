@@ -131,6 +131,7 @@ def test_progress_with_many_images_is_told_in_lines_but_not_among_json(
             "no images called vall. Did you mean val?",
         ),
         (("show", "source", "--recipe", "demoo"), "demo"),
+        (("show", "source", "--recipe", "fine-tune"), "none are given: add --weights"),
         (("sort-val", "flat", "--labels", "none"), "none cannot be read"),
     ],
 )
@@ -245,6 +246,17 @@ def test_names_that_are_not_utf8_are_printed_with_replacements(tmp_path: Path) -
         code, output, errors = call("data", arguments[0], folder, *arguments[1:])
         assert (code, errors) == (0, "")
         assert "\ufffd" in output or "\\xfc" in output or arguments[0] == "show"
+
+
+def test_show_draws_a_fine_tuning_at_the_size_of_its_weights(
+    run_folder: Path, tiny_recipe: Recipe, textures: Path, tmp_path: Path, answer: Run
+) -> None:
+    for split, size in (("train", tiny_recipe.image_size), ("val", tiny_recipe.eval_crop)):
+        out = tmp_path / f"{split}.png"
+        command = ("data", "show", textures, "--weights", run_folder, "--split", split)
+        code, output, _ = answer(*command, "--out", out, "--images", 4)
+        assert code == 0
+        assert output.splitlines()[-1] == f"{out}: images of {size} px, as fine-tune has them"
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -295,7 +295,14 @@ def show(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="A published recipe, a YAML file or a run's folder; by default my-images."
+            help="A published recipe, a YAML file or a run's folder; by default as train."
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="Show the images as a fine-tuning of these weights has them: `train --weights`.",
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The PNG to write, or a page of HTML.")] = Path(
@@ -317,31 +324,29 @@ def show(
     from lockstep.recipes.image_sizes import find_size
 
     changes, _ = options.read_fields(assignments)
-    index, settled = _open_shown(data, recipe, changes, split)
+    index, settled = _open_shown(data, recipe, weights, changes, split)
     sheet = contact_sheet(
         index, settled, images, evaluation=split == "val", epoch=epoch - 1, step=step - 1
     )
     size = settled.eval_crop if split == "val" else find_size(settled, epoch - 1)
     changed = ", with the fields of --set" if changes else ""
-    caption = f"images of {size} px, as {recipe or 'my-images'} has them{changed}"
+    caption = f"images of {size} px, as {recipe or settled.based_on} has them{changed}"
     write_sheet(sheet, out, caption)
     print(f"{out}: {caption}")
 
 
 def _open_shown(
-    data: Path, name: str | None, changes: dict[str, Any], split: str
+    data: Path, name: str | None, weights: str | None, changes: dict[str, Any], split: str
 ) -> "tuple[Index, Recipe]":
-    """Return the index of a split, and the recipe of a name. If the recipe has a validation share
-    or a fold, the images are divided as in its runs."""
-    from lockstep import backends
+    """Return the index of a split, and the recipe that `train` has with these options. If the
+    recipe has a validation share or a fold, the images are divided as in its runs."""
     from lockstep.data.split import divide_index
-    from lockstep.recipes import Execution, load_recipe, my_images
-    from lockstep.runs.recipe_from_images import collect_facts
+    from lockstep.recipes import load_recipe, my_images
     from lockstep.system.errors import DataError, nearest
 
     recipe = None
     division = my_images.check_changes(changes).division
-    if name is not None and name != my_images.NAME:
+    if name is not None and name not in my_images.OWN_IMAGES:
         recipe = load_recipe(name).replace(**changes)
         division = recipe.division
     indexes = dict(_indexes(data))
@@ -353,9 +358,34 @@ def _open_shown(
         raise DataError(f"{data} has no images called {split}. {nearest(split, indexes)}")
     index = indexes[named]
     if recipe is None:
-        world = backends.load("reference").world(Execution(backend="reference"))  # a CPU
-        recipe = my_images.choose_recipe(collect_facts(index, Execution(), world), changes)
+        training = indexes.get("train", index)
+        recipe = _choose_recipe(name or "", weights, training, changes)
     return index, recipe
+
+
+def _choose_recipe(
+    name: str, weights: str | None, training: "Index", changes: dict[str, Any]
+) -> "Recipe":
+    """Return the recipe that `train` chooses from the images, on PyTorch's device. Without PyTorch
+    it is that of a CPU."""
+    from contextlib import closing
+
+    from lockstep import backends
+    from lockstep.recipes import Execution
+    from lockstep.runs.recipe_from_images import choose_from_images
+    from lockstep.runs.recorder import Recorder
+    from lockstep.runs.starting_weights import StartSource
+    from lockstep.system.errors import BackendError
+
+    source = None if weights is None else StartSource(options.find_weights(weights))
+    how = Execution()
+    try:
+        backend = backends.load(how.backend)
+    except BackendError:
+        how = Execution(backend="reference")
+        backend = backends.load(how.backend)
+    with closing(backend.world(how)) as world, Recorder(None) as recorder:
+        return choose_from_images(name, source, training, changes, how, world, recorder, Path())
 
 
 @app.command("sort-val")
