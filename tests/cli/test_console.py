@@ -249,6 +249,15 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         ],
     ),
     "a finish": ([event("finish", report=REPORT, out="runs/[a]")], SUMMARY),
+    "a finish after a linear probe": (
+        [event("finish", report=REPORT | {"steps": 0, "stopped_early": "so"}, out="runs/[a]")],
+        [
+            "stopped early at step 0: so",
+            "to train the classifier on augmented images: the same command with --set"
+            " flip_probability=0.5 and another --out",
+            *SUMMARY,
+        ],
+    ),
     "a finish next to published accuracies": (
         [event("finish", report=REPORT | {"published": PUBLISHED}, out="runs/[a]")],
         [

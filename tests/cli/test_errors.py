@@ -63,6 +63,8 @@ WRONG = [
         "train --data DATA --split 0.1 --out OUT",
         "has validation images, .* leave out --split, or use --data .*/train",
     ),
+    # The data come before the download, which would fail here.
+    ("find lr --data MISSING --weights timm/resnet50.a1_in1k", "there is no folder .*missing"),
     ("train --data DATA/train --split 1 --out OUT", "validation_share: .* less than 1, not 1"),
     ("train --data DATA --set epochs=0 --out OUT", "epochs: .* greater than or equal to 1, not 0"),
     (

@@ -11,6 +11,8 @@ import lockstep
 from lockstep.models.accuracy_interval import format_accuracy
 from lockstep.models.class_metrics import format_means
 from lockstep.recipes import Recipe
+from lockstep.weights.calibration_file import write_calibration
+from tests.inference.cases import FIT
 from tests.lines import check_lines
 from tests.processes import python
 
@@ -99,6 +101,26 @@ def test_predictions_are_unknown_below_the_threshold_for_a_precision(
     code, _, errors = answer(*words, "--precision-at", 0.99)
     assert code == 2
     assert "no threshold reaches a precision of 99 %" in errors
+
+
+def test_a_threshold_of_too_few_images_for_a_temperature_is_that_of_the_stored_one(
+    answer: Run, run_folder: Path, textures: Path, tmp_path: Path
+) -> None:
+    checkpoint = run_folder / "checkpoints" / "step-00000007"
+    write_calibration(checkpoint / "model.safetensors", FIT)
+    for folder in sorted((textures / "val").glob("[!.]*")):
+        (tmp_path / "val" / folder.name).mkdir(parents=True)
+        for image in sorted(folder.iterdir())[:1]:
+            shutil.copy(image, tmp_path / "val" / folder.name)
+    words = ("evaluate", run_folder, "--data", tmp_path / "val", "--precision-at", 0.1)
+    code, output, _ = answer(*words, "--json")
+    assert code == 0
+    images = sorted((tmp_path / "val").glob("*/*"))
+    rows = json.loads(answer("predict", run_folder, *images, "--json")[1])
+    known = [row for row in rows if not row.get("unknown")]
+    assert len(known) == json.loads(output)["threshold"]["answered"]
+    stored = json.loads((checkpoint / "calibration.json").read_text())["model.safetensors"]
+    assert stored["temperature"] == FIT["temperature"]
 
 
 def test_a_run_of_a_published_recipe_on_other_images_is_not_compared(

@@ -61,7 +61,8 @@ def test_int8_after_training_shows_top_1_before_and_after(
     )
     assert code == 0
     assert re.search(
-        r"^top-1 of 20 images: [\d.]+ % before int8, [\d.]+ % after \(minmax on 8 images\)$",
+        r"^top-1 of 20 images: [\d.]+ % \(.*\) before int8, [\d.]+ % \(.*\) after"
+        r" \(minmax on 8 images\)$",
         output,
         re.MULTILINE,
     )

@@ -98,7 +98,7 @@ def test_a_shown_run_stands_beside_the_published_accuracies(answer: Run, tmp_pat
         "based_on: resnet50-paddle-90ep\n" + (folder / "recipe.yaml").read_text()
     )
     first, second = answer("recipes", "show", folder)[1].splitlines()[:2]
-    assert first.endswith("% of 400 images")
+    assert first.endswith(") of 400 images")
     assert second.startswith("# published not compared: ")
     report = json.loads((folder / "report.json").read_text())
     (folder / "report.json").write_text(json.dumps(report | {"final": {}, "best": None}))

@@ -41,7 +41,9 @@ def test_a_run_that_is_not_finished_is_shown_as_far_as_it_went(
 ) -> None:
     opened = open_run(write_run(tmp_path / "part", recipe=recipe, classes=["a", "b"], steps=65))
     start = "not finished: at step 65 of 120"
-    assert opened.trouble == f"{start}; lockstep evaluate RUN shows its accuracy and classes"
+    assert opened.trouble == (
+        f"{start}; lockstep evaluate {opened.folder} shows its accuracy and classes"
+    )
     assert opened.final["trained"]["step"] == 60
     assert opened.results is None
     write_results(opened.folder, Results(40, "", {"trained": random_scores(2, 400, 1)}, ("a", "b")))

@@ -51,6 +51,8 @@ def test_a_threshold_stays_until_the_temperature_changes(saved: Path) -> None:
     assert open_weights(saved).calibration == Calibration(3.0, 0.75)
     write_calibration(file, FIT | {"temperature": 0.5})
     assert open_weights(saved).calibration == Calibration(0.5)
+    write_calibration(file, None, threshold)
+    assert open_weights(saved).calibration == Calibration(0.5, 0.75)
 
 
 def test_a_copied_checkpoint_keeps_its_temperature(saved: Path, tmp_path: Path) -> None:

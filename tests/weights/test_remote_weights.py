@@ -92,6 +92,15 @@ def test_an_address_with_another_digest_is_refused(server: Server) -> None:
         fetch_weights(server.address + "#sha256=0123abcd")
 
 
+@pytest.mark.parametrize("fragment", ["#", "#main", "#sha256=", "#sha256=0123xyz0", "#sha256=0123"])
+def test_an_address_whose_digest_is_none_is_refused_before_a_download(
+    fragment: str, server: Server
+) -> None:
+    with pytest.raises(CheckpointError, match="#sha256= and the first 8 to 64 hexadecimal digits"):
+        fetch_weights(server.address + fragment)
+    assert server.requests == []
+
+
 def test_a_file_takes_precedence_over_known_weights(server: Server, tmp_path: Path) -> None:
     assert is_remote(NAME)
     (tmp_path / "torchvision").mkdir()

@@ -71,6 +71,19 @@ def format_time_left(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
+def _advise_on_ending(step: int, out: str) -> str:
+    """Return how to train on, for a run that stopped early at a step."""
+    if step == 0:  # after its linear probe
+        return (
+            "to train the classifier on augmented images: the same command with --set"
+            " flip_probability=0.5 and another --out"
+        )
+    return (
+        f"to train on: lockstep train --out {shlex.quote(out)} --set early_stopping_epochs=0, or a"
+        " greater number"
+    )
+
+
 def _list_accuracies(report: Report) -> list[tuple[str, str]]:
     """Return the rows of a summary that an evaluation fills."""
     rows = []
@@ -349,11 +362,7 @@ class Reporter:
         speed = report["images_per_sec"]
         if "stopped_early" in report:
             self.say(f"stopped early at step {report['steps']}: {report['stopped_early']}")
-            out = shlex.quote(event["out"])
-            self.say(
-                f"to train on: lockstep train --out {out} --set early_stopping_epochs=0, or a"
-                " greater number"
-            )
+            self.say(_advise_on_ending(report["steps"], event["out"]))
         throughput = "too few steps to measure"
         if speed:
             throughput = f"{speed:.1f} images/s (first steps left out)"

@@ -157,6 +157,12 @@ def _show(result: dict[str, Any]) -> None:
 def describe_threshold(threshold: "Threshold") -> str:
     """Return a chosen threshold for a person to read."""
     low, high = threshold["precision_interval_percent"]
+    if not threshold["unknown_below"]:
+        return (
+            "no threshold is needed: all images are answered, and"
+            f" {threshold['precision_percent']:.2f} % ({low:.1f} to {high:.1f}) of"
+            f" {threshold['answered']} are right"
+        )
     return (
         f"unknown below {100 * threshold['unknown_below']:.2f} %:"
         f" {threshold['precision_percent']:.2f} % ({low:.1f} to {high:.1f}) of the"

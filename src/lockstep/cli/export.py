@@ -105,14 +105,19 @@ def command(
 
 
 def _show(result: dict[str, Any]) -> None:
+    from lockstep.models.accuracy_interval import format_accuracy
+
     print(f"wrote {result['written']}")
     print(f"takes {result['takes']}")
     loss = result["int8"]
     if loss is not None:
+        images = loss["validation_images"]
+        before, after = (
+            format_accuracy(loss[key], images) for key in ("top1_before", "top1_after")
+        )
         print(
-            f"top-1 of {loss['validation_images']} images: {loss['top1_before']:.2f} % before int8,"
-            f" {loss['top1_after']:.2f} % after ({loss['method']} on {loss['calibration_images']}"
-            " images)"
+            f"top-1 of {images} images: {before} before int8, {after} after ({loss['method']} on"
+            f" {loss['calibration_images']} images)"
         )
     comparison = result["comparison"]
     if comparison is not None:

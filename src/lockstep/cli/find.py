@@ -117,11 +117,9 @@ Data = Annotated[
     Path, typer.Option(help="Training images, in any storage format (docs/reference/data.md).")
 ]
 Weights = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        parser=options.find_weights,
-        metavar="SOURCE",
-        help="Start from these weights, as `lockstep train --weights` does.",
+        metavar="SOURCE", help="Start from these weights, as `lockstep train --weights` does."
     ),
 ]
 RecipeOrNone = Annotated[
@@ -169,6 +167,7 @@ def lr(
     with tempfile.TemporaryDirectory(prefix="lockstep-find-lr-") as folder:
         run = Path(folder) / "run"
         settings = complete_settings(run, recipe, data, changes=changes, how=how)
+        source = options.find_start_weights(weights, settings)
         options.prepare(settings.execution, run)
         with Reporter() as reporter:
 
@@ -182,7 +181,7 @@ def lr(
                     lines = [line.removesuffix(where) for line in event["lines"]]
                     reporter({"kind": "settled", "lines": lines})
 
-            result = find_rate(settings, weights, steps=steps, low=low, high=high, listener=show)
+            result = find_rate(settings, source, steps=steps, low=low, high=high, listener=show)
     out.mkdir(parents=True, exist_ok=True)
     draw_curve(result, out / "lr.png")
     write_json(out / "lr.json", describe_range(result))

@@ -14,6 +14,7 @@ from lockstep.cli.terminal import print
 if TYPE_CHECKING:
     from lockstep.recipes import Execution
     from lockstep.runs.events import Event
+    from lockstep.runs.resuming import RunSettings
 
 Backend = Annotated[str, typer.Option(help="Framework: see `lockstep doctor`.")]
 UnknownBelow = Annotated[
@@ -113,6 +114,19 @@ def find_weights(name: str) -> Path:
 
     with show_download(name) as progress:
         return fetch_weights(name, progress=progress)
+
+
+def find_start_weights(name: str | None, settings: "RunSettings") -> Path | None:
+    """Return the path of the weights that a run starts from. Errors of the data come before a
+    download."""
+    from lockstep.runs.opening import check_paths
+    from lockstep.weights.remote_weights import is_remote
+
+    if name is None:
+        return None
+    if is_remote(name):
+        check_paths(settings, None)
+    return find_weights(name)
 
 
 WeightsArgument = Annotated[

@@ -73,6 +73,7 @@ def _list_accuracies(name: str) -> list[str]:
 def _compare_run(folder: Path) -> list[str]:
     """Return the lines that put the top-1 of a finished run next to the published ones; none for
     anything else."""
+    from lockstep.models.accuracy_interval import format_accuracy
     from lockstep.recipes import load_recipe
     from lockstep.recipes.published_accuracies import describe_comparison
     from lockstep.runs.report import compare_with_published, read_report
@@ -84,8 +85,9 @@ def _compare_run(folder: Path) -> list[str]:
     if not rows:
         return []
     final = report["final"]["trained"]
+    accuracy = format_accuracy(final["top1_percent"], final["images"])
     return [
-        f"top-1 {final['top1_percent']:.2f} % of {final['images']} images",
+        f"top-1 {accuracy} of {final['images']} images",
         *map(" ".join, rows),
     ]
 

@@ -12,7 +12,6 @@ from lockstep.cli.terminal import print
 
 if TYPE_CHECKING:
     from lockstep.runs.events import Event, Listener
-    from lockstep.runs.resuming import RunSettings
 
 
 def command(
@@ -172,22 +171,10 @@ def command(
         _train_folds(out, folds, recipe, data, changes, how, weights, resume_from)
         return
     settings = complete_settings(out, recipe, data, changes=changes, how=how)
-    source = _find_weights(weights, settings)
+    source = options.find_start_weights(weights, settings)
     options.prepare(settings.execution, out)
     with _open_listener() as listener:
         run_training(settings, weights=source, resume_from=resume_from, listener=listener)
-
-
-def _find_weights(name: str | None, settings: "RunSettings") -> Path | None:
-    """Return the path of the weights to start from. Errors of the data come before a download."""
-    from lockstep.runs.opening import check_paths
-    from lockstep.weights.remote_weights import is_remote
-
-    if name is None:
-        return None
-    if is_remote(name):
-        check_paths(settings, None)
-    return options.find_weights(name)
 
 
 @contextmanager
@@ -224,7 +211,7 @@ def _train_folds(
         return complete_settings(folder, recipe, data, changes=changes | fields, how=how)
 
     first = complete(fold_folder(out, 1), {"folds": folds, "fold": 1})
-    source = _find_weights(weights, first)
+    source = options.find_start_weights(weights, first)
     options.prepare(first.execution, out)
     summary = train_folds(out, folds, complete, weights=source, open_listener=_open_listener)
     if summary is not None:

@@ -180,7 +180,8 @@ def _require_split(data: Path, split: str) -> Source:
         else:
             raise
         raise DataError(
-            f"{error}. To set a share of {where} apart for validation, use --split {TYPICAL_SHARE}"
+            f"{error}. To set a share of {where} apart for validation, use --split {TYPICAL_SHARE},"
+            " or 0.3 with fewer than some 500 images"
         ) from None
 
 

@@ -21,7 +21,7 @@ from lockstep.runs.temperature import collect_logits
 from lockstep.system.errors import CheckpointError, UserError
 from lockstep.system.ranks import count_ranks
 from lockstep.weights import Weights
-from lockstep.weights.calibration_file import write_calibration
+from lockstep.weights.calibration_file import read_calibration, write_calibration
 
 
 class Calibrator:
@@ -61,7 +61,8 @@ class Calibrator:
 
     def store(self) -> dict[str, Any]:
         """Fit a temperature, choose a threshold if one is wanted, and store them with the
-        checkpoint. If there is neither, what is stored stays.
+        checkpoint. If there is neither, what is stored stays. Without a new temperature, the
+        threshold is that of the stored one.
 
         The result has them as `calibration` and `threshold`. Raises `DataError` if no threshold
         reaches the precision.
@@ -69,7 +70,8 @@ class Calibrator:
         fit = fit_temperature(self._logits, self._labels)
         threshold = None
         if self._precision is not None:
-            temperature = 1.0 if fit is None else fit["temperature"]
+            stored, _ = read_calibration(self._file)
+            temperature = stored.temperature if fit is None else fit["temperature"]
             probabilities = compute_probabilities(self._logits, temperature)
             hits = self._logits.argmax(axis=1) == self._labels
             threshold = choose_threshold(probabilities.max(axis=1), hits, self._precision)

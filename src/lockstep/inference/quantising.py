@@ -32,6 +32,7 @@ from lockstep.inference.comparison import open_engine
 from lockstep.inference.evaluation_images import check_classes
 from lockstep.inference.targets import Program, Target, Wanted
 from lockstep.inference.targets.onnx_file import Session
+from lockstep.models.accuracy_interval import format_accuracy
 from lockstep.recipes import Execution
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import BackendError, CheckpointError, DataError, nearest
@@ -111,10 +112,11 @@ def quantise(
     if not before - after <= how.tolerance:
         advice = f"another --method ({', '.join(methods)}), " if len(methods) > 1 else ""
         raise CheckpointError(
-            f"int8 loses {before - after:.2f} points of top-1: {before:.2f} % before and"
-            f" {after:.2f} % after, of {len(validation)} images; expected to lose at most"
-            f" {how.tolerance:g} (--tolerance). Nothing is written. Try {advice}more"
-            " --calibration-images, or train with quantisation"
+            f"int8 loses {before - after:.2f} points of top-1:"
+            f" {format_accuracy(before, len(validation))} before and"
+            f" {format_accuracy(after, len(validation))} after, of {len(validation)} images;"
+            f" expected to lose at most {how.tolerance:g} (--tolerance). Nothing is written. Try"
+            f" {advice}more --calibration-images, or train with quantisation"
         )
     loss: Loss = {
         "method": how.method,

@@ -12,6 +12,7 @@ from lockstep.models.metrics import is_top5_informative
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.my_images import NAME as MY_IMAGES
 from lockstep.recipes.my_images import OWN_IMAGES
+from lockstep.recipes.published import OWN_RECIPES, RECIPES
 from lockstep.recipes.schedule import learning_rates, peak_lr, warmup_epochs
 from lockstep.runs import last_step
 from lockstep.runs.context import RunContext
@@ -106,22 +107,24 @@ def list_unusual_settings(recipe: Recipe, facts: RunFacts) -> list[str]:
 
 
 def suggest_weights(recipe: Recipe, images: int) -> list[str]:
-    """Return a note for a run of one's own images from random weights, if published weights of its
-    model would probably help.
+    """Return a note for a run of few images from random weights, if published weights of its model
+    would probably help. With a recipe that the user wrote, or the demo's, there is none.
 
     >>> suggest_weights(Recipe(model="resnet50").rename("my-images"), 500)[0][:68]
     'with 500 images, training from published weights is usually better a'
     """
-    if recipe.based_on != MY_IMAGES or images >= FEW_IMAGES:
+    is_published = recipe.based_on in set(RECIPES) - set(OWN_RECIPES)
+    if not (is_published or recipe.based_on == MY_IMAGES) or images >= FEW_IMAGES:
         return []
     known = read_known_weights()
     names = [
         name for name, weights in known.items() if weights.model == recipe.model and weights.is_free
     ]
+    without = " without --recipe" if is_published else ""
     best = max(names, key=lambda name: known[name].top1_percent, default=_USUAL_WEIGHTS)
     return [
         f"with {images:,} images, training from published weights is usually better and faster than"
-        f" from random ones: --weights {best}; lockstep weights lists others"
+        f" from random ones: --weights {best}{without}; lockstep weights lists others"
     ]
 
 

@@ -15,7 +15,7 @@ from lockstep.runs.begin import load_state
 from lockstep.runs.context import RunContext, stop_before_training
 from lockstep.runs.events import Listener
 from lockstep.runs.first_state import find_state
-from lockstep.runs.opening import open_run
+from lockstep.runs.opening import check_paths, open_run
 from lockstep.runs.recorder import Recorder
 from lockstep.runs.resuming import RunSettings
 from lockstep.runs.starting_weights import StartSource
@@ -49,6 +49,7 @@ def find_rate(
     if count_ranks() > 1:
         raise UserError("the range test computes in one process; start it without a launcher")
     source = None if weights is None else StartSource(weights, resumes=False)
+    check_paths(settings, source)
     rates = np.geomspace(low, high, steps)
     with StopRequests() as stop:
         world = backends.load(settings.execution.backend).world(settings.execution)

@@ -1,6 +1,7 @@
 """Read the folder of a run, whether the run is finished, stopped or still training."""
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -79,7 +80,8 @@ class Run:
             return f"{trouble}; classes and mistakes are those of step {self.results.step}"
         if not self.step:
             return trouble
-        return f"{trouble}; lockstep evaluate RUN shows its accuracy and classes"
+        run = shlex.quote(str(self.folder))
+        return f"{trouble}; lockstep evaluate {run} shows its accuracy and classes"
 
     @property
     def ending(self) -> str | None:

@@ -74,8 +74,13 @@ class StartSource:
 
     def __init__(self, name: str | Path, *, resumes: bool = False) -> None:
         """With `resumes`, the run resumes where the program of a checkpoint stopped."""
-        self.path = locate_weights(name)
+        self._name = name
         self.resumes = resumes
+
+    @cached_property
+    def path(self) -> Path:
+        """Where the weights are. The first use downloads those that are somewhere else."""
+        return locate_weights(self._name)
 
     def check_exists(self) -> None:
         """Raise `CheckpointError` if there is nothing at the path."""

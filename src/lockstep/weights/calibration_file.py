@@ -24,20 +24,18 @@ KEY = "calibration"
 def write_calibration(
     file: Path, fit: TemperatureFit | None, threshold: Threshold | None = None
 ) -> None:
-    """Keep what was found for a checkpoint's file of weights next to it, in place of older results.
-    Without a new threshold the older one stays if it is of the same temperature. Raises
-    `CheckpointError` if it cannot be written."""
+    """Keep what was found for a checkpoint's file of weights next to it. What is not found anew
+    stays as it is, but a threshold of another temperature does not. Raises `CheckpointError` if it
+    cannot be written."""
     path = file.parent / FILE
     entries = _read_entries(path)
-    entry: dict[str, Any] = {"sha256": read_digest(file), "temperature": 1.0}
-    entry |= dict(fit or {})
-    older: Any = entries.get(file.name)
-    is_same = isinstance(older, dict) and all(
-        older.get(name) == entry[name] for name in ("sha256", "temperature")
-    )
-    if threshold is None and is_same:
-        entry = older | entry
-    entries[file.name] = entry | dict(threshold or {})
+    digest = read_digest(file)
+    entry: Any = entries.get(file.name)
+    if not isinstance(entry, dict) or entry.get("sha256") != digest:
+        entry = {"sha256": digest, "temperature": 1.0}
+    if fit is not None and fit["temperature"] != entry.get("temperature"):
+        entry = {"sha256": digest}
+    entries[file.name] = entry | dict(fit or {}) | dict(threshold or {})
     try:
         write_json(path, entries)
     except OSError as error:

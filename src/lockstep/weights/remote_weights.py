@@ -9,8 +9,9 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging import ERROR
 from pathlib import Path, PurePosixPath
-from urllib.parse import urldefrag, urlsplit
+from urllib.parse import urlsplit
 
 from lockstep.system.errors import CheckpointError, nearest
 from lockstep.system.files import user_cache
@@ -24,6 +25,7 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _CONFIGURATION = "config.json"
 _HUB_FILES = (_CONFIGURATION, "model.safetensors", "pytorch_model.bin")
 """The files of a model that are downloaded: its configuration, and the first weights there are."""
+_DIGEST = re.compile(r"sha256=[0-9a-fA-F]{8,64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -50,8 +52,13 @@ def fetch_weights(name: str, *, progress: Progress | None = None) -> Path:
         path = locate_cached(known)
         download(known.address, path, sha256=known.sha256_start, progress=progress)
         return path
-    address, fragment = urldefrag(name)
+    address, has_fragment, fragment = name.partition("#")
     check_address(address)
+    if has_fragment and not _DIGEST.fullmatch(fragment):
+        raise CheckpointError(
+            f"{name:.200} ends with #{fragment:.80}; expected nothing after the address, or"
+            " #sha256= and the first 8 to 64 hexadecimal digits of the file's SHA-256"
+        )
     file_name = PurePosixPath(urlsplit(address).path).name
     if not file_name:
         raise CheckpointError(f"{name:.200} names no file; expected https://HOST/FOLDER/FILE")
@@ -135,7 +142,7 @@ def _naming_the_hub(name: str) -> Iterator[None]:
     from huggingface_hub import logging
 
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
+    logging.set_verbosity(ERROR)
     try:
         yield
     except Exception as error:
