@@ -132,6 +132,8 @@ def test_progress_with_many_images_is_told_in_lines_but_not_among_json(
         ),
         (("show", "source", "--recipe", "demoo"), "demo"),
         (("show", "source", "--recipe", "fine-tune"), "none are given: add --weights"),
+        (("show", "source", "--recipe", "demo", "--weights", "w.pth"), "leave out --weights or"),
+        (("show", "source", "--weights", "w.pth"), "there is no run, no file and no checkpoint"),
         (("sort-val", "flat", "--labels", "none"), "none cannot be read"),
     ],
 )

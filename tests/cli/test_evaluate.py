@@ -106,21 +106,25 @@ def test_predictions_are_unknown_below_the_threshold_for_a_precision(
 def test_a_threshold_of_too_few_images_for_a_temperature_is_that_of_the_stored_one(
     answer: Run, run_folder: Path, textures: Path, tmp_path: Path
 ) -> None:
-    checkpoint = run_folder / "checkpoints" / "step-00000007"
-    write_calibration(checkpoint / "model.safetensors", FIT)
-    for folder in sorted((textures / "val").glob("[!.]*")):
-        (tmp_path / "val" / folder.name).mkdir(parents=True)
-        for image in sorted(folder.iterdir())[:1]:
-            shutil.copy(image, tmp_path / "val" / folder.name)
-    words = ("evaluate", run_folder, "--data", tmp_path / "val", "--precision-at", 0.1)
-    code, output, _ = answer(*words, "--json")
-    assert code == 0
+    file = run_folder / "checkpoints" / "step-00000007" / "model.safetensors"
+    write_calibration(file, FIT)
+    shutil.copytree(textures / "val", tmp_path / "val", ignore=shutil.ignore_patterns(".*"))
     images = sorted((tmp_path / "val").glob("*/*"))
+    images.pop(0).unlink()
     rows = json.loads(answer("predict", run_folder, *images, "--json")[1])
-    known = [row for row in rows if not row.get("unknown")]
-    assert len(known) == json.loads(output)["threshold"]["answered"]
-    stored = json.loads((checkpoint / "calibration.json").read_text())["model.safetensors"]
+    rows.sort(key=lambda row: -row["probabilities"][0])
+    hits = [row["classes"][0] == Path(row["path"]).parent.name for row in rows]
+    shares = np.cumsum(hits) / np.arange(1, 20)
+    last = int(shares.argmax())
+    assert last < 18, "not all images are answered"
+    words = ("evaluate", run_folder, "--data", tmp_path / "val", "--precision-at", shares[last])
+    code, output, _ = answer(*words)
+    assert code == 0
+    assert "19 validation images are fewer than 20; 3, which was stored before, stays" in output
+    stored = json.loads(file.with_name("calibration.json").read_text())[file.name]
     assert stored["temperature"] == FIT["temperature"]
+    probabilities = [rows[place]["probabilities"][0] for place in (last, last + 1)]
+    assert stored["unknown_below"] == pytest.approx(np.mean(probabilities), rel=1e-5)
 
 
 def test_a_run_of_a_published_recipe_on_other_images_is_not_compared(

@@ -1,11 +1,13 @@
 """Reading the folders of runs."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
+from lockstep.data.images import printable
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting.collect import open_runs
 from lockstep.reporting.page import render
@@ -14,6 +16,7 @@ from lockstep.reporting.views import build_views
 from lockstep.runs.image_results import BEST_FILE, Results, write_results
 from lockstep.runs.reading import Run
 from lockstep.system.errors import CheckpointError
+from tests.data.sets import NOT_UTF8
 from tests.reporting.cases import STEPS, random_scores, write_run
 
 
@@ -39,11 +42,13 @@ def test_a_finished_run_has_its_results(run: Path) -> None:
 def test_a_run_that_is_not_finished_is_shown_as_far_as_it_went(
     recipe: Recipe, tmp_path: Path
 ) -> None:
-    opened = open_run(write_run(tmp_path / "part", recipe=recipe, classes=["a", "b"], steps=65))
-    start = "not finished: at step 65 of 120"
-    assert opened.trouble == (
-        f"{start}; lockstep evaluate {opened.folder} shows its accuracy and classes"
+    opened = open_run(
+        write_run(tmp_path / NOT_UTF8[1], recipe=recipe, classes=["a", "b"], steps=65)
     )
+    start = "not finished: at step 65 of 120"
+    folder = shlex.quote(printable(str(opened.folder)))
+    assert opened.trouble == f"{start}; lockstep evaluate {folder} shows its accuracy and classes"
+    assert opened.trouble.isprintable()
     assert opened.final["trained"]["step"] == 60
     assert opened.results is None
     write_results(opened.folder, Results(40, "", {"trained": random_scores(2, 400, 1)}, ("a", "b")))

@@ -33,7 +33,6 @@ def test_all_folds_together_have_the_interval_of_all_images() -> None:
     assert describe_folds(summary) == (
         "3 folds: mean top-1 29.15 %, 17.46 % to 40.00 % in single folds, standard deviation"
         " 11.29 %; top-1 of all 263 images together 30.80 % (25.5 to 36.6, Wilson's 95 % interval)"
-        "\nfor a model to use: the same command without --folds, into another --out"
     )
 
 

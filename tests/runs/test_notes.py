@@ -169,8 +169,9 @@ def test_few_images_get_the_best_free_weights_of_their_model(model: str, name: s
     (note,) = suggest_weights(recipe, 500)
     assert f"--weights {name};" in note
     assert suggest_weights(recipe, FEW_IMAGES) == []
-    (note,) = suggest_weights(recipe.rename("resnet50-paddle-90ep"), 500)
-    assert f"--weights {name} without --recipe;" in note
+    for published in ("resnet50-paddle-90ep", "resnext101-32x4d-rsb-a1"):
+        (note,) = suggest_weights(recipe.rename(published), 500)
+        assert f"--weights {name} without --recipe;" in note
     for written in ("demo", "tiny", ""):
         assert suggest_weights(recipe.rename(written), 500) == []
 

@@ -189,3 +189,4 @@ def test_a_model_of_the_hub_is_downloaded_and_verified(hub: Callable[..., list[s
     assert downloaded == "['config.json', 'pytorch_model.bin']"
     assert "is damaged" in damaged
     assert "hf download owner/other" in unknown
+    assert "Repository Not Found" in unknown

@@ -1,5 +1,6 @@
 """`lockstep data`: inspect and check data sets, and write them in another storage format."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from lockstep.data.images import Quarantined
     from lockstep.data.index import Index
     from lockstep.recipes import Recipe
+    from lockstep.runs.starting_weights import StartSource
 
 app = typer.Typer(help="Index, inspect, check and convert data sets.", no_args_is_help=True)
 
@@ -342,11 +344,18 @@ def _open_shown(
     recipe has a validation share or a fold, the images are divided as in its runs."""
     from lockstep.data.split import divide_index
     from lockstep.recipes import load_recipe, my_images
-    from lockstep.system.errors import DataError, nearest
+    from lockstep.system.errors import DataError, UserError, nearest
 
-    recipe = None
+    recipe = source = None
     division = my_images.check_changes(changes).division
-    if name is not None and name not in my_images.OWN_IMAGES:
+    if name is None or name in my_images.OWN_IMAGES:
+        source = _find_source(data, name, weights)
+    elif weights is not None:
+        raise UserError(
+            f"the recipe {name:.100} decides how images are prepared, not the weights: leave out"
+            " --weights or --recipe"
+        )
+    else:
         recipe = load_recipe(name).replace(**changes)
         division = recipe.division
     indexes = dict(_indexes(data))
@@ -358,30 +367,45 @@ def _open_shown(
         raise DataError(f"{data} has no images called {split}. {nearest(split, indexes)}")
     index = indexes[named]
     if recipe is None:
-        training = indexes.get("train", index)
-        recipe = _choose_recipe(name or "", weights, training, changes)
+        recipe = _choose_recipe(name or "", source, indexes.get("train", index), changes)
     return index, recipe
 
 
+def _find_source(data: Path, name: str | None, weights: str | None) -> "StartSource | None":
+    """Return the weights of `data show`, before images are read. Errors of the data come before a
+    download."""
+    from lockstep.data.sources import find_sources
+    from lockstep.data.stores.mirror import find_folder
+    from lockstep.runs.recipe_from_images import check_has_weights
+    from lockstep.runs.starting_weights import StartSource
+
+    find_sources(find_folder(data))
+    source = None if weights is None else StartSource(options.find_weights(weights))
+    check_has_weights(name, source)
+    if source is not None:
+        source.check_exists()
+    return source
+
+
 def _choose_recipe(
-    name: str, weights: str | None, training: "Index", changes: dict[str, Any]
+    name: str, source: "StartSource | None", training: "Index", changes: dict[str, Any]
 ) -> "Recipe":
     """Return the recipe that `train` chooses from the images, on PyTorch's device. Without PyTorch
-    it is that of a CPU."""
+    it is that of a CPU, and a note says so."""
     from contextlib import closing
 
     from lockstep import backends
     from lockstep.recipes import Execution
     from lockstep.runs.recipe_from_images import choose_from_images
     from lockstep.runs.recorder import Recorder
-    from lockstep.runs.starting_weights import StartSource
     from lockstep.system.errors import BackendError
 
-    source = None if weights is None else StartSource(options.find_weights(weights))
     how = Execution()
+    options.go_where_installed(how.backend)
     try:
         backend = backends.load(how.backend)
     except BackendError:
+        print("note: PyTorch is not installed, so sizes are those of a CPU", file=sys.stderr)
         how = Execution(backend="reference")
         backend = backends.load(how.backend)
     with closing(backend.world(how)) as world, Recorder(None) as recorder:

@@ -140,7 +140,11 @@ def _show(result: dict[str, Any]) -> None:
     for name, text in describe_comparison(result["published"]):
         print(f"  {name} {text}")
     if "calibration" in result:
-        print(f"  stored  {describe_fit(result['calibration'], result['images'])}")
+        fit = result["calibration"]
+        stays = ""
+        if fit is None and result["temperature"] != 1:
+            stays = f"; {result['temperature']:.3g}, which was stored before, stays"
+        print(f"  stored  {describe_fit(fit, result['images'])}{stays}")
     if result.get("threshold") is not None:
         print(f"  stored  {describe_threshold(result['threshold'])}")
     for remark in result["remarks"]:

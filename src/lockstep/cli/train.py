@@ -216,6 +216,10 @@ def _train_folds(
     summary = train_folds(out, folds, complete, weights=source, open_listener=_open_listener)
     if summary is not None:
         print(describe_folds(summary))
+        print(
+            "for a model to use: the same command without --folds, into another --out, with --split"
+            " 0.3 if there are no validation images"
+        )
 
 
 def _choose_loggers(tensorboard: bool | None, others: list[str] | None) -> list[str] | None:

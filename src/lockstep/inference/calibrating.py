@@ -64,17 +64,18 @@ class Calibrator:
         checkpoint. If there is neither, what is stored stays. Without a new temperature, the
         threshold is that of the stored one.
 
-        The result has them as `calibration` and `threshold`. Raises `DataError` if no threshold
+        The result has them as `calibration` and `threshold`, and the temperature that counts now as
+        `temperature`, 1 without one. Raises `DataError` if no threshold
         reaches the precision.
         """
         fit = fit_temperature(self._logits, self._labels)
+        stored, _ = read_calibration(self._file)
+        temperature = stored.temperature if fit is None else fit["temperature"]
         threshold = None
         if self._precision is not None:
-            stored, _ = read_calibration(self._file)
-            temperature = stored.temperature if fit is None else fit["temperature"]
             probabilities = compute_probabilities(self._logits, temperature)
             hits = self._logits.argmax(axis=1) == self._labels
             threshold = choose_threshold(probabilities.max(axis=1), hits, self._precision)
         if fit is not None or threshold is not None:
             write_calibration(self._file, fit, threshold)
-        return {"calibration": fit, "threshold": threshold}
+        return {"calibration": fit, "temperature": temperature, "threshold": threshold}

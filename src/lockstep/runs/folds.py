@@ -132,7 +132,7 @@ def summarise_folds(reports: Sequence[Report]) -> FoldsReport:
 
 
 def describe_folds(summary: FoldsReport) -> str:
-    """Return what all folds say, and how to get a model of all images."""
+    """Return what all folds say, in a line."""
     low, high = summary["top1_interval_percent"]
     selection = summary["selection"]
     lowest, highest, mean, deviation = (
@@ -147,6 +147,5 @@ def describe_folds(summary: FoldsReport) -> str:
     return (
         f"{summary['folds']} folds: mean {NAMES[selection]} {mean}, {lowest} to {highest} in single"
         f" folds, standard deviation {deviation}; top-1 of all {summary['images']} images together"
-        f" {summary['top1_percent']:.2f} % ({low:.1f} to {high:.1f}, Wilson's 95 % interval)\n"
-        "for a model to use: the same command without --folds, into another --out"
+        f" {summary['top1_percent']:.2f} % ({low:.1f} to {high:.1f}, Wilson's 95 % interval)"
     )

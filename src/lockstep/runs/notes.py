@@ -12,7 +12,7 @@ from lockstep.models.metrics import is_top5_informative
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.my_images import NAME as MY_IMAGES
 from lockstep.recipes.my_images import OWN_IMAGES
-from lockstep.recipes.published import OWN_RECIPES, RECIPES
+from lockstep.recipes.published import RECIPES
 from lockstep.recipes.schedule import learning_rates, peak_lr, warmup_epochs
 from lockstep.runs import last_step
 from lockstep.runs.context import RunContext
@@ -113,7 +113,7 @@ def suggest_weights(recipe: Recipe, images: int) -> list[str]:
     >>> suggest_weights(Recipe(model="resnet50").rename("my-images"), 500)[0][:68]
     'with 500 images, training from published weights is usually better a'
     """
-    is_published = recipe.based_on in set(RECIPES) - set(OWN_RECIPES)
+    is_published = recipe.based_on in set(RECIPES) - {*OWN_IMAGES, "demo"}
     if not (is_published or recipe.based_on == MY_IMAGES) or images >= FEW_IMAGES:
         return []
     known = read_known_weights()

@@ -80,7 +80,7 @@ class Run:
             return f"{trouble}; classes and mistakes are those of step {self.results.step}"
         if not self.step:
             return trouble
-        run = shlex.quote(str(self.folder))
+        run = shlex.quote(printable(str(self.folder)))
         return f"{trouble}; lockstep evaluate {run} shows its accuracy and classes"
 
     @property

@@ -42,12 +42,8 @@ def choose_from_images(
         name = fine_tune.NAME if starts else my_images.NAME
     is_known = source is not None and source.knows(training.classes)
     facts = collect_facts(training, execution, world, is_known=is_known)
-    if name == fine_tune.NAME:
-        if weights is None:
-            raise RecipeError(
-                f"the recipe {name} starts from trained weights, but none are given: add --weights"
-                " NAME (lockstep weights lists names), or leave out --recipe"
-            )
+    check_has_weights(name, source)
+    if weights is not None and name == fine_tune.NAME:
         recipe = fine_tune.choose_recipe(facts, weights, changes)
         decided = [*INVISIBLE_FIELDS, "image_size", *PREPROCESSING]
     else:
@@ -62,6 +58,15 @@ def choose_from_images(
         lines += _explain_weights_fields(recipe, weights, decided)
     recorder.send({"kind": "settled", "lines": lines})
     return recipe
+
+
+def check_has_weights(name: str | None, source: StartSource | None) -> None:
+    """Raise `RecipeError` if `fine-tune` has no weights."""
+    if name == fine_tune.NAME and source is None:
+        raise RecipeError(
+            f"the recipe {name} starts from trained weights, but none are given: add --weights NAME"
+            " (lockstep weights lists names), or leave out --recipe"
+        )
 
 
 def _explain_weights_fields(recipe: Recipe, weights: Recipe, names: list[str]) -> list[str]:

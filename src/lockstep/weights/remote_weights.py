@@ -6,10 +6,10 @@ time they are used. Files of Hugging Face's hub are in its own cache.
 """
 
 import hashlib
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from logging import ERROR
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
@@ -137,22 +137,28 @@ def _fetch_from_hub(name: str) -> Path:
 def _naming_the_hub(name: str) -> Iterator[None]:
     """Turn the errors of the hub's client into one message. Its exceptions have no common class.
 
-    Its warnings of each try are left out.
+    Without a connection, its message of each try is left out.
     """
-    from huggingface_hub import logging
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(ERROR)
+    logger = logging.getLogger("huggingface_hub.utils._http")
+    logger.addFilter(_is_no_try)
     try:
         yield
     except Exception as error:
-        reason = " ".join(str(error.__cause__ or error).split()).rstrip(".")
+        cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else None
+        reason = " ".join(str(cause or error).split()).rstrip(".")
         raise CheckpointError(
             f"hf:{name} cannot be downloaded: {reason:.300}. Elsewhere, hf download"
             f" {name.partition('@')[0]} downloads it; name the folder of its files"
         ) from None
     finally:
-        logging.set_verbosity(verbosity)
+        logger.removeFilter(_is_no_try)
+
+
+def _is_no_try(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    return "thrown while requesting" not in message and not message.startswith("Retrying in")
 
 
 def _check_hub_digest(file: Path) -> None:
