@@ -18,7 +18,7 @@ from rich.table import Column
 from rich.text import Text
 
 from lockstep.cli.outlook import Outlook
-from lockstep.cli.terminal import escape_line, format_count, make_console
+from lockstep.cli.terminal import escape_line, make_console
 from lockstep.data.images import printable
 from lockstep.models.accuracy_interval import format_accuracy
 from lockstep.models.class_metrics import format_means
@@ -40,6 +40,7 @@ from lockstep.runs.events import (
 from lockstep.runs.report import Report
 from lockstep.system.event_log import EvaluateEvent, RestartEvent, StartEvent, TrainEvent
 from lockstep.system.ranks import is_leading
+from lockstep.system.text import format_count
 
 
 class _TimeLeft(TimeRemainingColumn):

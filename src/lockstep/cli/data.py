@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.cli import options
-from lockstep.cli.terminal import escape_line, format_count, print, print_json
+from lockstep.cli.terminal import escape_line, print, print_json
+from lockstep.system.text import format_count
 
 if TYPE_CHECKING:
     from lockstep.data.checking import Report

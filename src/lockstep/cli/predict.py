@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.cli import options
-from lockstep.cli.terminal import escape_line, format_count, print
+from lockstep.cli.terminal import escape_line, print
 from lockstep.system.defaults import DEFAULT_BACKEND
+from lockstep.system.text import format_count
 
 if TYPE_CHECKING:
     from lockstep.cli.predict_forms import Form as OutputForm

@@ -67,15 +67,6 @@ def format_number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def format_count(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun.
-
-    >>> format_count(1, "epoch"), format_count(5, "class", "classes")
-    ('1 epoch', '5 classes')
-    """
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
-
-
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
     builtins.print(format_json(value, indent=1))  # noqa: T201

@@ -16,6 +16,7 @@ from lockstep.reporting.curves import build_charts
 from lockstep.reporting.views import add_images, build_views, image_key, select_data
 from lockstep.runs.reading import Run
 from lockstep.system.html import colours, hash_source
+from lockstep.system.text import format_count
 from lockstep.system.version import version
 
 TEMPLATE = "report.html.j2"
@@ -88,7 +89,7 @@ def _prepare_environment() -> Environment:
         "number": _format_number,
         "duration": _format_duration,
         "loss": format_loss,
-        "counted": _format_count,
+        "counted": format_count,
     }
     return environment
 
@@ -99,15 +100,6 @@ def _read_template(name: str) -> str:
 
 def _format_percent(share: float | None, digits: int = 2) -> str:
     return MISSING if share is None else f"{100 * share:.{digits}f}"
-
-
-def _format_count(count: int, noun: str) -> str:
-    """Return a number with its noun, in the plural if needed.
-
-    >>> _format_count(1, "epoch"), _format_count(90, "epoch")
-    ('1 epoch', '90 epochs')
-    """
-    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _format_number(value: float | None, digits: int = 1) -> str:

@@ -17,6 +17,7 @@ from lockstep.runs.image_results import BEST_FILE, Results, read_results
 from lockstep.runs.report import Evaluation, Report, read_report
 from lockstep.system.errors import CheckpointError
 from lockstep.system.event_log import EvaluateEvent, LogEvent, TrainEvent, read_log
+from lockstep.system.text import format_count
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,8 @@ class Run:
         if "stopped_early" in self.report:
             parts.append(f"stopped early at {place}: {self.report['stopped_early']}")
         if times := self.report.get("restarts", 0):
-            plural = "" if times == 1 else "s"
-            parts.append(f"its ranks were started again {times} time{plural} after a failure")
+            count = format_count(times, "time")
+            parts.append(f"its ranks were started again {count} after a failure")
         if not self.report["final"]:
             parts.append(f"finished at {place}, and not evaluated there")
         return "; ".join(parts) or None
