@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lockstep import backends
+from lockstep.backends import Framework
 from lockstep.data.index import open_index
 from lockstep.data.loading.host import HostLoader
 from lockstep.recipes import Recipe, load_recipe
@@ -259,6 +261,18 @@ def test_show_draws_a_fine_tuning_at_the_size_of_its_weights(
         code, output, _ = answer(*command, "--out", out, "--images", 4)
         assert code == 0
         assert output.splitlines()[-1] == f"{out}: images of {size} px, as fine-tune has them"
+
+
+def test_show_needs_no_framework(
+    textures: Path, tmp_path: Path, answer: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = Framework(("no-such-distribution",), "")
+    monkeypatch.setitem(backends.FRAMEWORKS, "torch", missing)
+    out = tmp_path / "sheet.png"
+    code, output, errors = answer("data", "show", textures, "--out", out, "--images", 4)
+    assert (code, out.is_file()) == (0, True)
+    assert errors == "note: PyTorch is not installed, so sizes are those of a CPU\n"
+    assert output.splitlines()[-1] == f"{out}: images of 64 px, as my-images has them"
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -9,6 +9,7 @@ import typer
 
 from lockstep.cli import options
 from lockstep.cli.terminal import escape_line, print, print_json
+from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.text import format_count
 
 if TYPE_CHECKING:
@@ -350,6 +351,7 @@ def _open_shown(
     recipe = source = None
     division = my_images.check_changes(changes).division
     if name is None or name in my_images.OWN_IMAGES:
+        options.go_where_installed(DEFAULT_BACKEND)  # before anything is read or printed
         source = _find_source(data, name, weights)
     elif weights is not None:
         raise UserError(
@@ -399,17 +401,12 @@ def _choose_recipe(
     from lockstep.recipes import Execution
     from lockstep.runs.recipe_from_images import choose_from_images
     from lockstep.runs.recorder import Recorder
-    from lockstep.system.errors import BackendError
 
-    how = Execution()
-    options.go_where_installed(how.backend)
-    try:
-        backend = backends.load(how.backend)
-    except BackendError:
+    how = Execution(backend=DEFAULT_BACKEND)
+    if backends.FRAMEWORKS[how.backend].version() is None:
         print("note: PyTorch is not installed, so sizes are those of a CPU", file=sys.stderr)
         how = Execution(backend="reference")
-        backend = backends.load(how.backend)
-    with closing(backend.world(how)) as world, Recorder(None) as recorder:
+    with closing(backends.load(how.backend).world(how)) as world, Recorder(None) as recorder:
         return choose_from_images(name, source, training, changes, how, world, recorder, Path())
 
 

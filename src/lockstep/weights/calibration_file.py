@@ -24,9 +24,11 @@ KEY = "calibration"
 def write_calibration(
     file: Path, fit: TemperatureFit | None, threshold: Threshold | None = None
 ) -> None:
-    """Keep what was found for a checkpoint's file of weights next to it. What is not found anew
-    stays as it is, but a threshold of another temperature does not. Raises `CheckpointError` if it
-    cannot be written."""
+    """Write the calibration of a checkpoint's file of weights next to it.
+
+    Without `fit` the stored temperature stays. Without `threshold` the stored threshold stays, if
+    it belongs to the same temperature. Raises `CheckpointError` if the file cannot be written.
+    """
     path = file.parent / FILE
     entries = _read_entries(path)
     digest = read_digest(file)

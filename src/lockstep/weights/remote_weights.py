@@ -137,12 +137,12 @@ def _fetch_from_hub(name: str) -> Path:
 def _naming_the_hub(name: str) -> Iterator[None]:
     """Turn the errors of the hub's client into one message. Its exceptions have no common class.
 
-    Without a connection, its message of each try is left out.
+    Its warnings before each retry are left out.
     """
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     logger = logging.getLogger("huggingface_hub.utils._http")
-    logger.addFilter(_is_no_try)
+    logger.addFilter(_is_no_retry_warning)
     try:
         yield
     except Exception as error:
@@ -153,10 +153,10 @@ def _naming_the_hub(name: str) -> Iterator[None]:
             f" {name.partition('@')[0]} downloads it; name the folder of its files"
         ) from None
     finally:
-        logger.removeFilter(_is_no_try)
+        logger.removeFilter(_is_no_retry_warning)
 
 
-def _is_no_try(record: logging.LogRecord) -> bool:
+def _is_no_retry_warning(record: logging.LogRecord) -> bool:
     message = record.getMessage()
     return "thrown while requesting" not in message and not message.startswith("Retrying in")
 
