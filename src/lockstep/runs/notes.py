@@ -113,14 +113,13 @@ def suggest_weights(recipe: Recipe, images: int) -> list[str]:
     >>> suggest_weights(Recipe(model="resnet50").rename("my-images"), 500)[0][:68]
     'with 500 images, training from published weights is usually better a'
     """
-    is_published = recipe.based_on in set(RECIPES) - {*OWN_IMAGES, "demo"}
-    if not (is_published or recipe.based_on == MY_IMAGES) or images >= FEW_IMAGES:
+    if recipe.based_on not in RECIPES or recipe.based_on == "demo" or images >= FEW_IMAGES:
         return []
     known = read_known_weights()
     names = [
         name for name, weights in known.items() if weights.model == recipe.model and weights.is_free
     ]
-    without = " without --recipe" if is_published else ""
+    without = "" if recipe.based_on == MY_IMAGES else " without --recipe"
     best = max(names, key=lambda name: known[name].top1_percent, default=_USUAL_WEIGHTS)
     return [
         f"with {images:,} images, training from published weights is usually better and faster than"
