@@ -63,8 +63,8 @@ WRONG = [
         "train --data DATA --split 0.1 --out OUT",
         "has validation images, .* leave out --split, or use --data .*/train",
     ),
-    # The data come before the download, which would fail here.
-    ("find lr --data MISSING --weights timm/resnet50.a1_in1k", "there is no folder .*missing"),
+    # Errors of the data come before a download.
+    ("find lr --data MISSING --weights https://127.0.0.1:9/w.pth", "there is no folder .*missing"),
     ("train --data DATA/train --split 1 --out OUT", "validation_share: .* less than 1, not 1"),
     ("train --data DATA --set epochs=0 --out OUT", "epochs: .* greater than or equal to 1, not 0"),
     (
@@ -263,6 +263,8 @@ def test_one_of_several_ranks_says_who_it_is_and_leaves_its_exit_code(
     [
         ("train --data MISSING --out OUT", "there is no folder .*missing"),
         ("train --data DATA --weights MISSING --out OUT", "there is no run, no file .*missing"),
+        ("find lr --data DATA --weights MISSING", "there is no run, no file .*missing"),
+        ("data show DATA --weights MISSING", "there is no run, no file .*missing"),
         ("predict MISSING a.jpg", "there is no run, no file .*missing"),
         ("predict DATA/train MISSING", "missing: No such file or directory"),
         ("serve MISSING", "there is no run, no file .*missing"),

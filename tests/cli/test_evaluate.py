@@ -98,6 +98,8 @@ def test_predictions_are_unknown_below_the_threshold_for_a_precision(
     assert 0 < len(known) < len(rows)
     assert len(known) == best == threshold["answered"]
     assert threshold["precision_percent"] == pytest.approx(100 * hits[best - 1] / best)
+    output = answer(*words[:-1], "--precision-at", hits[-1] / 20)[1]
+    assert "  stored  no threshold is needed: all images are answered, and" in output
     code, _, errors = answer(*words, "--precision-at", 0.99)
     assert code == 2
     assert "no threshold reaches a precision of 99 %" in errors

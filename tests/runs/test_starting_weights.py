@@ -15,7 +15,7 @@ from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.runs.starting_weights import StartSource, fit_start, hash_tensors
-from lockstep.system.errors import CheckpointError
+from lockstep.system.errors import CheckpointError, DataError
 from lockstep.weights import checkpoint
 from tests.runs.cases import (
     Event,
@@ -40,6 +40,13 @@ def convert(run: Path, folder: Path) -> Path:
 def convert_to_tensorflow(run: Path, folder: Path) -> Path:
     lockstep.convert(run, folder / "model.ckpt-7", to="nvidia-tensorflow", certificate=False)
     return folder / "model.ckpt-7"
+
+
+def test_errors_of_the_data_come_before_a_download(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no folder"):
+        lockstep.train(
+            data=tmp_path / "none", weights="https://127.0.0.1:9/w.pth", out=tmp_path / "run"
+        )
 
 
 SOURCES: dict[str, Callable[[Path, Path], Path]] = {

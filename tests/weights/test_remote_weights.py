@@ -169,6 +169,22 @@ for name in sys.argv[1:]:
 """
 
 
+def test_without_a_hub_there_is_one_message() -> None:
+    pytest.importorskip("huggingface_hub")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import time\ntime.sleep = lambda seconds: None\n{HUB}", "hf:a/b"],
+        env=os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    assert done.stdout == (
+        "hf:a/b cannot be downloaded: [Errno 111] Connection refused. Elsewhere, hf download a/b"
+        " downloads it; name the folder of its files\n"
+    )
+
+
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
     """Start Lockstep with a hub on this machine, which has files of owner/model."""
