@@ -13,7 +13,9 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.weights.class_names import Classes, check_classes
 from lockstep.weights.formats import dtype_name
+from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import Shape
+from lockstep.weights.preprocessing import FIELDS
 
 LOCKSTEP = "Lockstep"
 """`Weights.origin` of weights that Lockstep wrote."""
@@ -57,8 +59,14 @@ class Weights:
     original."""
     epochs: int | None = None
     """Number of whole epochs done; None if it is unknown."""
-    has_preprocessing: bool = False
-    """Whether the file has all of the preprocessing, so that nothing of the recipe's is assumed."""
+    stated: frozenset[str] = frozenset()
+    """The fields of the preprocessing that the file says; others are assumed."""
+    assumed_as: str = ""
+    """The row of `known_preprocessing.KNOWN` that is assumed for other fields, if the reader knows
+    it better than the origin says; "" otherwise."""
+    parts: tuple[Part, ...] = ()
+    """What the reader did with nodes, layers and tensors of the file, as far as it is more than to
+    compute with them. Next to `stored`, this accounts for all of the file."""
     stored: tuple[Stored, ...] = ()
     """The arrays next to the weights in the file, in its order, used or not; those of an optimizer
     or of a moving average are left out."""
@@ -70,6 +78,11 @@ class Weights:
     """What turns the logits into probabilities."""
     checkpoint_file: Path | None = None
     """The file of Lockstep's checkpoint that they are in; None if they are from elsewhere."""
+
+    @property
+    def has_preprocessing(self) -> bool:
+        """Whether the file says all of the preprocessing, so that nothing of it is assumed."""
+        return self.stated.issuperset(FIELDS)
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:

@@ -22,6 +22,7 @@ from lockstep.weights.preprocessing import (
 )
 from lockstep.weights.recognition import recognise
 from lockstep.weights.remote_weights import locate_weights
+from lockstep.weights.weights_choice import DEFAULT_CHOICE
 
 
 def open_weights(
@@ -80,7 +81,7 @@ def _read(path: Path, settings: Changes, *, ema: bool, momentum: bool) -> Weight
     if lockstep_files.is_checkpoint(path):
         return lockstep_files.read_checkpoint(path, ema=ema, momentum=momentum)
     format, place = recognise(path)
-    weights = format.read(place, momentum=momentum or ema)
+    weights = format.read(place, momentum=momentum or ema, choice=DEFAULT_CHOICE)
     if ema:
         if not weights.state.ema:
             is_own = weights.origin == LOCKSTEP

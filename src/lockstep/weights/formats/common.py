@@ -12,6 +12,7 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing
 from lockstep.weights.formats import dtype_name, numbers, refuse_existing, refuse_many
+from lockstep.weights.formats.account import refuse_leftover
 
 FOURTH_CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 
@@ -52,45 +53,41 @@ class Matching:
     """A model that a file may hold."""
 
     model: str
+    """Its name."""
+    spec: ModelSpec
     names: Names
     logits: int
     problems: list[str]
     """Messages about what does not fit."""
+    unexpected: list[str]
+    """Names of tensors that the model does not have."""
 
     def map_tensors(self) -> dict[Tensor, str]:
         """Return the names in the file by the model's tensors."""
-        return {
-            tensor: self.names[tensor.name]
-            for tensor in MODELS[self.model].list_tensors(self.logits)
-        }
+        return {tensor: self.names[tensor.name] for tensor in self.spec.list_tensors(self.logits)}
 
 
 def match_model(
-    model: str,
+    model: tuple[str, ModelSpec],
     names: Names,
     shapes: Mapping[str, Shape],
     list_shapes: Callable[[Tensor], Sequence[Shape]],
-    is_networks: Callable[[str], bool],
 ) -> Matching:
-    """Compare a model with these names to the shapes in a file.
+    """Compare a model, its name and its spec, with these names to the shapes in a file.
 
     `list_shapes` returns the shapes that a tensor may have in the file, the usual one first.
-    `is_networks` returns whether a network would compute with a variable that is left over, given
-    its name.
     """
     bias = shapes.get(names["fc.bias"], ())
     logits = bias[0] if len(bias) == 1 else 0
     problems = []
-    for tensor in MODELS[model].list_tensors(logits):
+    for tensor in model[1].list_tensors(logits):
         name = names[tensor.name]
         usual = list_shapes(tensor)
         if name not in shapes:
             problems.append(f"{name} is missing")
         elif shapes[name] not in usual and (logits or tensor.role != "fc_weight"):
             problems.append(f"{name} is {list(shapes[name])}, expected {list(usual[0])}")
-    others = filter(is_networks, sorted(shapes.keys() - names.values()))
-    problems += [f"{name} is unexpected" for name in others]
-    return Matching(model, names, logits, problems)
+    return Matching(*model, names, logits, problems, sorted(shapes.keys() - names.values()))
 
 
 def choose_model(
@@ -99,14 +96,17 @@ def choose_model(
     """Return a matching without problems. Raises `CheckpointError` that names the problems of the
     nearest model."""
     refuse_many(path, len(stored))
-    nearest = min(matchings, key=lambda matching: len(matching.problems))
-    if not nearest.problems:
-        return nearest
-    raise CheckpointError(
-        f"{path} is not a complete ResNet as {framework} saves it. {nearest.model} is nearest, but"
-        f" {'; '.join(nearest.problems[:3])}. The first of its {len(stored)} arrays are"
-        f" {sorted(stored)[:3]}."
-    )
+    nearest = min(matchings, key=lambda matching: len(matching.problems + matching.unexpected))
+    if nearest.problems:
+        unexpected = [f"{name} is unexpected" for name in nearest.unexpected]
+        problems = "; ".join([*nearest.problems, *unexpected][:3])
+        raise CheckpointError(
+            f"{path} is not a complete ResNet as {framework} saves it. {nearest.model} is nearest,"
+            f" but {problems}. The first of its {len(stored)} arrays are {sorted(stored)[:3]}."
+        )
+    if nearest.unexpected:
+        raise refuse_leftover(path, f"{framework}'s {nearest.model}", nearest.unexpected)
+    return nearest
 
 
 def name_model(spec: ModelSpec) -> str | ModelSpec:

@@ -33,6 +33,7 @@ from lockstep.weights.formats.common import (
 )
 from lockstep.weights.formats.torch_models import read_state_dict
 from lockstep.weights.opened_weights import Weights
+from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = "Flax and JAX"
 
@@ -74,7 +75,7 @@ def find(path: Path) -> Path | None:
     return last if last.is_file() else None
 
 
-def read(path: Path, *, momentum: bool = True) -> Weights:
+def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_CHOICE) -> Weights:
     """Read Flax's variables, or arrays by PyTorch's names. Raises `CheckpointError` if the file is
     damaged, incomplete or of another model."""
     arrays = load(path)

@@ -57,6 +57,7 @@ from lockstep.weights.formats.common import (
     name_convolutions,
 )
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
+from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 ORIGIN = "Flax"
 _PARAMETERS = "params"
@@ -97,7 +98,13 @@ def are_flax(names: Mapping[str, Any]) -> bool:
     return any(name.replace(".", "/").rpartition("/")[2] == "kernel" for name in names)
 
 
-def read_variables(path: Path, stored: Mapping[str, Any], *, momentum: bool) -> Weights:
+def read_variables(
+    path: Path,
+    stored: Mapping[str, Any],
+    *,
+    momentum: bool,
+    choice: WeightsChoice = DEFAULT_CHOICE,
+) -> Weights:
     """Return the weights of a file's arrays by path, with step and velocities if `momentum` is
     true. Raises `CheckpointError` if they are not a model of the example."""
     names = {name.replace(".", "/"): name for name in stored}
@@ -167,16 +174,14 @@ def _find_places(arrays: Mapping[str, np.ndarray]) -> _Places:
 
 def _match_model(path: Path, arrays: Mapping[str, np.ndarray], places: _Places) -> Matching:
     """Return the model that has exactly the tensors of the two trees."""
-    shapes = {name: value.shape for name, value in arrays.items()}
-
-    def is_networks(name: str) -> bool:
-        return name.startswith((places.parameters, places.statistics)) and not (
-            places.velocities and name.startswith(places.velocities)
-        )
-
+    shapes = {}
+    for name, value in arrays.items():
+        is_velocity = places.velocities and name.startswith(places.velocities)
+        if name.startswith((places.parameters, places.statistics)) and not is_velocity:
+            shapes[name] = value.shape
     matchings = (
-        match_model(model, name_tensors(spec, places), shapes, _list_shapes, is_networks)
-        for model, spec in plain_models().items()
+        match_model(model, name_tensors(model[1], places), shapes, _list_shapes)
+        for model in plain_models().items()
     )
     return choose_model(matchings, path, ORIGIN, arrays)
 

@@ -6,6 +6,7 @@ from lockstep.weights import checkpoint
 from lockstep.weights.formats.flax_models import are_flax, read_variables
 from lockstep.weights.formats.torch_models import read_state_dict
 from lockstep.weights.opened_weights import Weights
+from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = "safetensors"
 
@@ -22,7 +23,7 @@ def find(path: Path) -> Path | None:
     return path if path.suffix == ".safetensors" and path.is_file() else None
 
 
-def read(path: Path, *, momentum: bool = True) -> Weights:
+def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_CHOICE) -> Weights:
     """Read a file of tensors. Raises `CheckpointError` if it is damaged, incomplete or of another
     model."""
     stored, _ = checkpoint.read_weights(path, as_stored=True)

@@ -17,6 +17,7 @@ from lockstep.weights.formats import (
     torch_models,
 )
 from lockstep.weights.opened_weights import Weights
+from lockstep.weights.weights_choice import WeightsChoice
 
 
 class Format(Protocol):
@@ -34,9 +35,9 @@ class Format(Protocol):
         """Return the file or prefix to read if the name of a path is one of this format; None
         otherwise. The path may be a file, a folder, or a prefix of several files."""
 
-    def read(self, path: Path, *, momentum: bool) -> Weights:
+    def read(self, path: Path, *, momentum: bool, choice: WeightsChoice) -> Weights:
         """Return the weights of a file or prefix, with velocities and moving average if `momentum`
-        is true and the format has them."""
+        is true and the format has them. Of `choice` a reader uses `model` and `ignore`."""
 
 
 HEAD_BYTES = 4096

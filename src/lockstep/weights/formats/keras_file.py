@@ -56,6 +56,7 @@ from lockstep.weights.formats.common import (
 from lockstep.weights.formats.keras_variables import Layers, Variables
 from lockstep.weights.formats.structure import BATCH_NORM
 from lockstep.weights.opened_weights import Weights, list_arrays
+from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = "Keras"
 
@@ -81,7 +82,7 @@ def find(path: Path) -> Path | None:
     return path if path.suffix in (".h5", ".keras") and path.is_file() else None
 
 
-def read(path: Path, *, momentum: bool = False) -> Weights:
+def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_CHOICE) -> Weights:
     """Read a ResNet of `keras.applications`: weights or a whole model, also one with another
     classifier on top.
 
@@ -99,7 +100,7 @@ def read(path: Path, *, momentum: bool = False) -> Weights:
 def _read_network(path: Path, variables: Variables, *, is_old: bool) -> Weights:
     """Read a ResNet from variables with later names, also of a file with old ones."""
     matching, head = _match_model(path, variables)
-    spec = replace(MODELS[matching.model], stride_in=_find_stride(path, variables.layers))
+    spec = replace(matching.spec, stride_in=_find_stride(path, variables.layers))
     epsilon = _find_epsilon(path, variables.layers, keras_branches.EPSILON if is_old else EPSILON)
     recipe = Recipe(
         model=name_model(spec),
@@ -217,12 +218,10 @@ def _match_model(path: Path, variables: Variables) -> tuple[Matching, str]:
     if not head:
         shapes |= {f"{_HEAD}/kernel": (inputs, 1), f"{_HEAD}/bias": (1,)}
 
-    def is_kernel(name: str) -> bool:
-        return len(shapes[name]) >= 2
-
+    used = {name: shape for name, shape in shapes.items() if not name.endswith("_conv/bias")}
     matchings = [
         match_model(
-            name, _name_tensors(MODELS[name], head or _HEAD), shapes, _list_shapes, is_kernel
+            (name, MODELS[name]), _name_tensors(MODELS[name], head or _HEAD), used, _list_shapes
         )
         for name in _MODELS
     ]

@@ -21,6 +21,8 @@ from lockstep.weights import calibration_file, checkpoint
 from lockstep.weights.formats import dtype_name, foreign_safetensors, numbers, refuse_existing
 from lockstep.weights.formats.common import map_shapes, redirect_file
 from lockstep.weights.opened_weights import LOCKSTEP, Weights, describe_arrays, list_arrays
+from lockstep.weights.preprocessing import FIELDS
+from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = LOCKSTEP
 
@@ -36,7 +38,7 @@ def find(path: Path) -> Path | None:
     return None
 
 
-def read(path: Path, *, momentum: bool = False) -> Weights:
+def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_CHOICE) -> Weights:
     """Read a file, which has no velocities, whatever `momentum` is. Raises `CheckpointError` if it
     is damaged, or not of Lockstep."""
     arrays, metadata = checkpoint.read_weights(path, as_stored=True)
@@ -131,7 +133,7 @@ def _build_weights(path: Path, state: State, metadata: dict[str, Any]) -> Weight
         classes,
         path,
         LOCKSTEP,
-        has_preprocessing=True,
+        stated=frozenset(FIELDS),
         stored=stored,
         scales=scales,
         calibration=calibration,

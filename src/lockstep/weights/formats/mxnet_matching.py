@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.models.architectures import MODELS, ModelSpec, Tensor, plain_models
+from lockstep.models.architectures import ModelSpec, Tensor, plain_models
 from lockstep.weights.formats.common import (
     Matching,
     Names,
@@ -33,22 +33,21 @@ def match_arrays(
     layouts = symbol.layouts if symbol else {}
     missing = [f"{bias} is missing" for bias in biases if bias not in arrays]
 
-    def match_table(model: str, table: Names) -> Matching:
+    def match_table(model: tuple[str, ModelSpec], table: Names) -> Matching:
         matching = match_model(
             model,
             table,
             shapes,
             lambda tensor: list_shapes(tensor, layouts.get(table[tensor.name])),
-            lambda name: True,
         )
-        spec = MODELS[model]
+        spec = model[1]
         unlike = _compare_graph(spec, table, symbol) if symbol else _compare_strides(spec, layers)
         return replace(matching, problems=[*matching.problems, *missing, *unlike])
 
     matchings = [
         match_table(model, table)
-        for model, spec in plain_models().items()
-        for table in _list_tables(spec, layers)
+        for model in plain_models().items()
+        for table in _list_tables(model[1], layers)
     ]
     return choose_model(matchings, path, "MXNet", arrays)
 

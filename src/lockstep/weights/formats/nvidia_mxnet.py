@@ -38,7 +38,6 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.models.architectures import (
-    MODELS,
     ModelSpec,
     Tensor,
 )
@@ -75,6 +74,7 @@ from lockstep.weights.formats.mxnet_layers import (
 from lockstep.weights.formats.mxnet_matching import list_shapes, match_arrays, name_tensors
 from lockstep.weights.formats.mxnet_symbol import Symbol
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
+from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = "MXNet"
 
@@ -145,7 +145,7 @@ def _count_epochs(file: Path) -> int | None:
     return None
 
 
-def read(path: Path, *, momentum: bool = True) -> Weights:
+def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_CHOICE) -> Weights:
     """Read a ResNet that has a name here, by its graph or, without a graph, by the names of its
     layers.
 
@@ -159,7 +159,7 @@ def read(path: Path, *, momentum: bool = True) -> Weights:
     symbol = mxnet_symbol.load(graph) if graph is not None and graph.is_file() else None
     layers = read_layers(symbol) if symbol else order_layers(arrays)
     matching = match_arrays(path, arrays, symbol, layers)
-    spec = MODELS[matching.model]
+    spec = matching.spec
     table = matching.map_tensors()
     layouts = _find_layouts(path, arrays, table, symbol)
     values = _convert_arrays(path, arrays, table, layouts)

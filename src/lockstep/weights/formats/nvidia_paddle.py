@@ -73,6 +73,7 @@ from lockstep.weights.formats.common import (
     write_new,
 )
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
+from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = "Paddle"
 
@@ -152,7 +153,7 @@ def _find_last_epoch(folder: Path) -> Path | None:
     return None
 
 
-def read(prefix: Path, *, momentum: bool = True) -> Weights:
+def read(prefix: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_CHOICE) -> Weights:
     """Read a ResNet that has a name here. Its variables have the names of a static program or of
     layers.
 
@@ -253,15 +254,11 @@ def _find_slot(parameter: str, optimizer: Mapping[str, np.ndarray]) -> str:
 
 def _match_model(prefix: Path, arrays: Mapping[str, np.ndarray]) -> Matching:
     """Return the model that has exactly the tensors that a network would compute with."""
-    shapes = {name: value.shape for name, value in arrays.items()}
-
-    def is_kernel(name: str) -> bool:
-        return len(shapes[name]) >= 2 and _MASK not in name
-
+    shapes = {name: value.shape for name, value in arrays.items() if _MASK not in name}
     matchings = [
-        match_model(model, names, shapes, _list_shapes, is_kernel)
-        for model, spec in plain_models().items()
-        for names in _list_tables(spec, list(shapes))
+        match_model(model, names, shapes, _list_shapes)
+        for model in plain_models().items()
+        for names in _list_tables(model[1], list(shapes))
     ]
     return choose_model(matchings, str(_find_parameters(prefix)), "Paddle", arrays)
 

@@ -58,6 +58,7 @@ from lockstep.weights.formats.common import (
 from lockstep.weights.formats.structure import BATCH_NORM
 from lockstep.weights.formats.tensor_bundle import Bundle
 from lockstep.weights.opened_weights import Weights, list_arrays
+from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = "TensorFlow"
 
@@ -118,7 +119,7 @@ def find(path: Path) -> Path | None:
     return tensor_bundle.find(path)
 
 
-def read(prefix: Path, *, momentum: bool = True) -> Weights:
+def read(prefix: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_CHOICE) -> Weights:
     """Read the variables of a bottleneck ResNet: by NVIDIA's names below any scope, otherwise by
     their structure.
 

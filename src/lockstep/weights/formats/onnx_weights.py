@@ -16,6 +16,8 @@ from lockstep.weights.formats.network_walk import follow
 from lockstep.weights.formats.onnx_graph import Graph
 from lockstep.weights.formats.onnx_metadata import KEY, read_preprocessing, read_threshold
 from lockstep.weights.opened_weights import Weights, list_arrays
+from lockstep.weights.preprocessing import FIELDS
+from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = "ONNX"
 
@@ -36,7 +38,7 @@ def find(path: Path) -> Path | None:
     return file if file.suffix == ".onnx" and file.is_file() else None
 
 
-def read(path: Path, *, momentum: bool = False) -> Weights:
+def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_CHOICE) -> Weights:
     """Read a ResNet or ResNeXt. A model has no velocities, whatever `momentum` is.
 
     Raises `CheckpointError` if the file is damaged or computes something else, and `BackendError`
@@ -64,7 +66,7 @@ def read(path: Path, *, momentum: bool = False) -> Weights:
         path,
         "ONNX",
         remarks,
-        has_preprocessing=has_preprocessing,
+        stated=frozenset(FIELDS if has_preprocessing else ()),
         stored=list_arrays(graph.describe_arrays(), resnet.list_sources(graph)),
         others=graph.list_files(),
         calibration=read_threshold(graph.metadata),

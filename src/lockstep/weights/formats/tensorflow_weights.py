@@ -26,6 +26,8 @@ from lockstep.weights.formats.tensor_bundle import DTYPE_NAMES
 from lockstep.weights.formats.tensorflow_graph import FLOATS, FlatGraph
 from lockstep.weights.formats.tensorflow_nodes import Nodes
 from lockstep.weights.opened_weights import Weights, list_arrays
+from lockstep.weights.preprocessing import FIELDS
+from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = "TensorFlow's graphs"
 
@@ -59,7 +61,7 @@ def find(path: Path) -> Path | None:
     return path if path.suffix == ".pb" and path.is_file() else None
 
 
-def read(path: Path, *, momentum: bool = False) -> Weights:
+def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_CHOICE) -> Weights:
     """Read a ResNet or ResNeXt. A graph has no velocities, whatever `momentum` is.
 
     Raises `CheckpointError` if the file is damaged or computes something else.
@@ -93,7 +95,7 @@ def read(path: Path, *, momentum: bool = False) -> Weights:
         path,
         "NVIDIA TensorFlow" if is_nvidias else "TensorFlow",
         tuple(remarks),
-        has_preprocessing=has_preprocessing or is_nvidias,
+        stated=frozenset(FIELDS if has_preprocessing or is_nvidias else ()),
         stored=list_arrays(_describe_arrays(graph), sources),
         others=(*_list_bundle(graph), *files),
     )

@@ -38,6 +38,8 @@ from lockstep.weights.formats.common import (
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 from lockstep.weights.formats.timm_config import build_timm_config, read_timm_config
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
+from lockstep.weights.preprocessing import FIELDS
+from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = "timm"
 
@@ -87,7 +89,7 @@ def _is_timms(config: Any) -> bool:
     return isinstance(config, dict) and ("architecture" in config or "pretrained_cfg" in config)
 
 
-def read(path: Path, *, momentum: bool = True) -> Weights:
+def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_CHOICE) -> Weights:
     """Read the weights file that `find` returns, and the `config.json` next to it. There are no
     velocities.
 
@@ -129,7 +131,7 @@ def read(path: Path, *, momentum: bool = True) -> Weights:
         path,
         NAME,
         tuple(remarks),
-        has_preprocessing=True,
+        stated=frozenset(FIELDS),
         stored=list_arrays(describe_arrays(arrays), zip(stored, stored, strict=True)),
         others=(path.parent / CONFIG,),
     )

@@ -69,6 +69,7 @@ from lockstep.weights.formats.torch_training import (
 )
 from lockstep.weights.known_preprocessing import find_published
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
+from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = "PyTorch"
 
@@ -122,7 +123,7 @@ def find(path: Path) -> Path | None:
     return path if path.name.endswith(_ENDINGS) and path.is_file() else None
 
 
-def read(path: Path, *, momentum: bool = True) -> Weights:
+def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_CHOICE) -> Weights:
     """Read a ResNet that has a name here, as torchvision, timm or NVIDIA's code saves it.
 
     Tensors and velocities become new float32 arrays. The moving average is in `State.ema` if the
@@ -153,7 +154,7 @@ def read_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Weight
     prefix = _find_shared_prefix(stored)
     names = _map_names(path, stored, prefix)
     matching, has_classifier = _match_model(path, stored, names)
-    model = MODELS[matching.model].list_tensors(matching.logits)
+    model = matching.spec.list_tensors(matching.logits)
     expected = {tensor: names[tensor.name] for tensor in model if tensor.name in names}
     parameters = {tensor.name: tensor for tensor in expected if tensor.is_trained}
     trained = [parameters[name] for name in names if name in parameters]
@@ -185,7 +186,7 @@ def read_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Weight
         origin,
         tuple(remarks),
         epochs,
-        has_preprocessing=published is not None,
+        stated=frozenset(published or ()),
         stored=list_arrays(arrays, zip(values, expected.values(), strict=True)),
     )
 
@@ -339,7 +340,7 @@ def _match_model(
         for tensor in spec.list_tensors(_LOGITS):
             missing = to_nvidia_name(tensor.name) if is_nvidias else tensor.name
             table[tensor.name] = names.get(tensor.name, missing)
-        return match_model(model, table, shapes | head, _list_shapes, lambda name: True)
+        return match_model((model, spec), table, shapes | head, _list_shapes)
 
     blurs = _check_blur_filters(path, stored)
     models = {name: spec for name, spec in MODELS.items() if (spec.blur == "before") == blurs}
@@ -435,7 +436,7 @@ def _choose_recipe(path: Path, origin: str, matching: Matching) -> Recipe:
         )
     except RecipeError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    if MODELS[matching.model].groups > 1:
+    if matching.spec.groups > 1:
         return recipe
     # configs.yml: ResNet-50 is trained with another batch and weight decay.
     return recipe.replace(global_batch_images=2048, weight_decay=1 / 32768)

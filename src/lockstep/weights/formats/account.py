@@ -1,0 +1,51 @@
+"""The account of a file: what a reader did with every node, layer and tensor of it.
+
+A reader computes with a part, folds it into the network's own tensors or preprocessing, or knows
+that it changes nothing in inference. The user may leave out others. A file with any other part is
+refused, with the name of the part.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lockstep.system.errors import CheckpointError
+from lockstep.weights.weights_choice import WeightsChoice
+
+Treatment = Literal["folded", "without effect", "ignored"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A node, a layer or a tensor of a file that no tensor of the network is made of alone."""
+
+    name: str
+    """Its name in the file, after its operator or class if it has one: `Gather 'y'`."""
+    treatment: Treatment
+    reason: str = ""
+    """Into what it is folded, or why it has no effect: "into the classifier"."""
+
+
+def split_ignored(
+    shapes: Mapping[str, tuple[int, ...]], choice: WeightsChoice
+) -> tuple[dict[str, tuple[int, ...]], tuple[Part, ...]]:
+    """Return the tensors that a network may have, by name, and the account of those that the user
+    leaves out."""
+    kept = {name: shape for name, shape in shapes.items() if not choice.is_ignored(name)}
+    return kept, tuple(Part(name, "ignored") for name in shapes if name not in kept)
+
+
+def refuse_leftover(path: Path | str, network: str, names: Iterable[str]) -> CheckpointError:
+    """Return the error for a file whose tensors are those of a network and others, with these
+    names."""
+    first, *others = names
+    more = f" and {len(others)} more" if others else ""
+    ignored = " ".join(f"--ignore '{name}'" for name in (first, *others)[:3])
+    if len(others) > 2:
+        ignored += " ..."
+    return CheckpointError(
+        f"{path} is {network} with tensors that this network does not compute with: {first}{more};"
+        " they may change its results. If they have no effect on inference, leave them out:"
+        f" lockstep convert {path} weights.safetensors {ignored}"
+    )
