@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.models.architectures import MODELS
+from lockstep.recipes.published import RECIPES
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import known_preprocessing, known_weights, open_weights, remote_weights
 from lockstep.weights.known_weights import KnownWeights, read_known_weights
@@ -61,6 +62,23 @@ def test_timms_sizes_follow_from_its_crop_share() -> None:
         (224, 224),
         (320, 320),
     }
+
+
+def test_torchvisions_preprocessing_is_that_of_its_recipes() -> None:
+    """Its models without a recipe here were trained as its ResNet-50 of the same evaluation."""
+    for name, row in read_known_weights().items():
+        if name.startswith("torchvision/"):
+            end = f"torchvision-v{2 if row.eval_resize == 232 else 1}"
+            recipe = f"{row.model.replace('_', '-')}-{end}"
+            fields = RECIPES.get(recipe, RECIPES[f"resnet50-{end}"])().fields()
+            assert row.preprocessing.items() <= fields.items(), name
+
+
+def test_timms_sizes_in_training_are_those_of_its_recipes() -> None:
+    for name, row in read_known_weights().items():
+        procedure = name.partition(".")[2].removesuffix("_in1k")
+        if procedure in {"a1", "a2", "a3"}:
+            assert row.image_size == RECIPES[f"resnet50-rsb-{procedure}"]().image_size, name
 
 
 def test_known_weights_are_downloaded_once(server: Server) -> None:

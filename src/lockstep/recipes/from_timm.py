@@ -1,18 +1,19 @@
 """The procedures A1, A2 and A3 of "ResNet strikes back" (arXiv:2110.00476), trained with timm.
 
-Their source is the paper's table of ingredients and hyper-parameters. What it does not give is what
-timm does, or the default of its train.py. Lockstep has not re-run any of them at full length.
+Their source is the paper's table of ingredients and hyper-parameters. The rest is what timm 0.5.4 does
+and the defaults of its train.py. Lockstep has not re-run any of them at full length.
 
 Notes on all of them:
 
 - The rates of a step are those of timm's cosine, which changes once an epoch and counts from epoch
-  0 on, so the rate jumps down where the warm-up ends. In 2021, train.py added 10 epochs at the
-  lowest rate, which the paper's 600, 300 and 100 epochs do not have.
+  0 on, so the rate jumps down where the warm-up ends. train.py adds 10 epochs at the lowest rate,
+  which the paper's 600, 300 and 100 epochs do not have.
 - timm's LAMB limits the norm of all gradients to 1.
 - Every batch is mixed, half of the batches by CutMix, and the first image with the last one.
+- A CutMix box has an even side before it is cut off at the edge. In timm 1.0.31 it may be odd.
+- MixUp's pixels are not rounded. The default loader of timm, also of 1.0.31, rounds to uint8.
 - Training images are resized by a bilinear or bicubic filter, drawn for each image, as train.py
   does by default; the paper names none.
-- Evaluation cuts 224 of 235 pixels: a crop ratio of 0.95.
 """
 
 from typing import Any
@@ -34,7 +35,7 @@ def _rand_augment(magnitude: int) -> dict[str, Any]:
 def resnet50_rsb_a1() -> Recipe:
     """ResNet-50 v1.5, "ResNet strikes back" A1, 600 epochs: 80.4.
 
-    Source: arXiv:2110.00476, procedure A1. Cost: 600 epochs at 224 px, 4.6 days on 4 V100.
+    Source: arXiv:2110.00476, procedure A1, and timm 0.5.4. Cost: 4.6 days on 4 V100, at 224 px.
 
     The paper smooths labels by 0.1 in this procedure alone. The threshold of `resnet50-rsb-a2`
     would remove the smoothing, so this recipe has none: targets stay as they are after smoothing
@@ -52,7 +53,7 @@ def resnet50_rsb_a1() -> Recipe:
 def resnet50_rsb_a2() -> Recipe:
     """ResNet-50 v1.5, "ResNet strikes back" A2, 300 epochs: 79.8.
 
-    Source: arXiv:2110.00476, procedure A2. Cost: 300 epochs at 224 px, half of `resnet50-rsb-a1`.
+    Source: arXiv:2110.00476, procedure A2, and timm 0.5.4. Cost: half of `resnet50-rsb-a1`.
 
     A class is a target of 1 if its share of the mixed image is above 0.2. The paper does not give
     this number; timm's commands for A2 have `--bce-target-thresh 0.2`.
@@ -89,7 +90,7 @@ def resnet50_rsb_a2() -> Recipe:
         interpolation="bicubic",
         training_interpolation="random",
         antialias=True,
-        eval_resize=235,
+        eval_resize=235,  # a crop ratio of 0.95
         eval_crop=224,
     ).replace(augmentations=[_rand_augment(magnitude=7)])
 
@@ -97,7 +98,7 @@ def resnet50_rsb_a2() -> Recipe:
 def resnet50_rsb_a3() -> Recipe:
     """ResNet-50 v1.5, "ResNet strikes back" A3, 100 epochs at 160 px: 78.1.
 
-    Source: arXiv:2110.00476, procedure A3. Cost: 100 epochs at 160 px, 15 h on 4 V100.
+    Source: arXiv:2110.00476, procedure A3, and timm 0.5.4. Cost: 15 h on 4 V100, at 160 px.
 
     It has no stochastic depth and no repeated augmentation, and a weaker RandAugment.
     """
