@@ -5,7 +5,7 @@ that it changes nothing in inference. The user may leave out others. A file with
 refused, with the name of the part.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -49,3 +49,21 @@ def refuse_leftover(path: Path | str, network: str, names: Iterable[str]) -> Che
         " they may change its results. If they have no effect on inference, leave them out:"
         f" lockstep convert {path} weights.safetensors {ignored}"
     )
+
+
+def check_outputs(path: Path | str, logits: int) -> None:
+    """Raise `CheckpointError` if a network has one output, of which a softmax is always 1."""
+    if logits == 1:
+        raise CheckpointError(
+            f"{path} has one output; expected at least 2, since a softmax of one output is always"
+            " 100 %, and the file does not say whether its program takes the sigmoid or the number"
+            " itself"
+        )
+
+
+def describe_ignored(parts: Iterable[Part]) -> Iterator[str]:
+    """Yield a remark that names what the user leaves out of a file; none if that is nothing."""
+    names = [part.name for part in parts if part.treatment == "ignored"]
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        yield f"left out, as --ignore says: {', '.join(names[:3])}{more}"
