@@ -1,7 +1,7 @@
 """The procedures A1, A2 and A3 of "ResNet strikes back" (arXiv:2110.00476), trained with timm.
 
-Their source is the paper's table of ingredients and hyper-parameters. The rest is what timm 0.5.4 does
-and the defaults of its train.py. Lockstep has not re-run any of them at full length.
+Their source is the paper's table of ingredients and hyper-parameters. The rest is what timm 0.5.4
+does, and the defaults of its train.py. Lockstep has not re-run any of them at full length.
 
 Notes on all of them:
 
