@@ -276,6 +276,7 @@ def relu_to_gelu(graph: Any) -> None:
 
 def second_classifier(graph: Any) -> None:
     graph.node.append(onnx.helper.make_node("Gemm", ["probabilities", "fc.weight"], ["more"]))
+    graph.output.add(name="more")
 
 
 def dilate(graph: Any) -> None:
@@ -321,9 +322,9 @@ def close_circle(graph: Any) -> None:
 REFUSED = {
     "another activation": (
         relu_to_gelu,
-        r"is used by Gelu, expected Relu or Add|is used by Gelu, expected Relu",
+        r"is used by Gelu 'layer1.0.bn1.relu'; a ResNet has Relu or Add there",
     ),
-    "more weights": (second_classifier, "it has 1 more nodes with weights, such as Gemm 'more'"),
+    "more weights": (second_classifier, "Gemm 'more' follows the probabilities"),
     "dilations": (dilate, r"has strides \[1, 1\] and dilations \[2, 2\]"),
     "another stride": (
         another_stride,
@@ -331,10 +332,10 @@ REFUSED = {
     ),
     "two paddings": (another_padding, "its windows are padded in 2 ways"),
     "a padding that is no text": (pad_with_a_number, "has the auto_pad 3, expected a text"),
-    "a resize": (resize, "is used by Resize, expected Conv or Cast or Transpose"),
-    "a division by 0": (divide_by_zero, "images are divided or multiplied by 0"),
+    "a resize": (resize, "is used by Resize 'float images'; a ResNet has a convolution"),
+    "a division by 0": (divide_by_zero, "divides or multiplies images by 0"),
     "a lying shape": (lying, "is not a ResNet that can be read"),
-    "a circle": (close_circle, "its nodes form a circle|maximum recursion depth"),
+    "a circle": (close_circle, "'images' is used by nothing"),
 }
 
 

@@ -3,11 +3,12 @@
 Names in such graphs may be anything, so the order of nodes and the shapes of their constants
 decide. A model is
 
-    [Cast, Transpose, Sub, Div, Mul, Add]     preprocessing, read as the recipe's mean and std
+    [Cast, Transpose, Sub, Div, Mul, Add,     preprocessing, read as the recipe's mean and std, and
+     BatchNormalization, Gather]              folded into the stem's kernel
     unit, Relu, MaxPool                       the stem
     unit, Relu, ..., unit, Add, Relu          blocks
     GlobalAveragePool or ReduceMean           or an AveragePool of a fixed size
-    Gemm, or MatMul and Add                   the classifier
+    Gemm, or MatMul and Add                   the classifier, as `network_head` describes
 
 A unit is Conv and perhaps BatchNormalization. The other input of Add is the block's input, perhaps
 after a unit.
@@ -16,7 +17,8 @@ A model for inference often has its batch norms folded into its convolutions. Th
 batch norm is the identity apart from its bias: scale 1, running mean 0, and a variance that is 1
 together with epsilon.
 
-If something does not fit, it is an error. Operators and layouts are ONNX's (NCHW, kernels OIHW);
+Every node on a path from the images to an output is one of these. If something does not fit, it is
+an error that names the node. Operators and layouts are ONNX's (NCHW, kernels OIHW);
 `onnx_graph` and `tensorflow_graph` give their nodes like this.
 """
 
@@ -28,6 +30,7 @@ import numpy as np
 
 from lockstep.models.architectures import Conv, ModelSpec
 from lockstep.recipes import Recipe
+from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import name_model
 
 Padding = Literal["symmetric", "same"]
@@ -39,6 +42,8 @@ ASSUMPTION = (
 )
 """A remark on graphs without preprocessing."""
 _EPSILON = 1e-5
+_FLOAT_TYPES = (1, 10, 11, 16)
+"""ONNX's numbers of float, float16, double and bfloat16."""
 _BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
 """What the inputs of a BatchNormalization are, after the values that it normalises."""
 
@@ -53,6 +58,22 @@ class Graph(Protocol):
     @property
     def inputs(self) -> Sequence[str]:
         """Names of the inputs that are not constants."""
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """Names of the values that the graph returns."""
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether constants are added to images and features in the order NHWC."""
+
+    @property
+    def takes_bytes(self) -> bool:
+        """Whether the images are integers from 0 to 255."""
+
+    @property
+    def image_size(self) -> int | None:
+        """Height and width of the images; None if the graph does not fix them."""
 
     @property
     def users(self) -> Mapping[str, Sequence[Any]]:
@@ -71,6 +92,29 @@ class Graph(Protocol):
     def place(self, name: str) -> tuple[str | None, Any]:
         """Return the name under which a file stores a constant; None if it is none. The rest is for
         the graph alone."""
+
+
+def label_node(node: Any) -> str:
+    """Return what a node is called in messages: its operator and what it computes."""
+    return f"{node.op_type} {node.output[0]!r:.80}"
+
+
+def is_same(graph: Graph, node: Any) -> bool:
+    """Return whether a node changes nothing in inference, apart from rounding."""
+    if node.op_type == "Cast":
+        return graph.attribute(node, "to", 1) in _FLOAT_TYPES
+    if node.op_type == "Dropout":
+        training = graph.constant(node.input[2]) if "".join(node.input[2:3]) else None
+        return training is None or not training.any()
+    return node.op_type in ("Identity", *ROUNDING)
+
+
+def read_axes(graph: Graph, node: Any, rank: int) -> list[int]:
+    """Return the axes of a node, sorted and counted from 0; empty if it names none."""
+    axes = graph.attribute(node, "axes", None)
+    if axes is None and len(node.input) > 1:
+        axes = graph.constant(node.input[1])
+    return [] if axes is None else sorted(int(axis) % rank for axis in np.ravel(axes))
 
 
 @dataclass(frozen=True)
@@ -102,6 +146,22 @@ Branches = tuple[list[Unit], list[Unit]]
 
 
 @dataclass(frozen=True)
+class Head:
+    """The classifier of a graph."""
+
+    weight: np.ndarray
+    """float32 [classes, features]."""
+    bias: np.ndarray
+    """float32 [classes]."""
+    sources: tuple[tuple[str, str], ...]
+    """Pairs of a canonical tensor and the constant of the graph that is in it."""
+    order: np.ndarray | None
+    """The outputs of the graph's own classifier that the classes are; None: all, in its order."""
+    parts: tuple[Part, ...]
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Network:
     """What a graph computes."""
 
@@ -112,11 +172,13 @@ class Network:
     mean: Colour
     std: Colour
     normalises: bool
-    """Whether the graph normalises its images; otherwise mean and std are not in it."""
-    head: tuple[np.ndarray, np.ndarray]
-    """Weight (out, in) and bias of the classifier."""
-    constants: tuple[str, ...]
-    """The values that the classifier's arrays are in the graph."""
+    """Whether the graph says mean and std; otherwise they are ImageNet's."""
+    has_keras_names: bool
+    """Whether the names are those of Keras' ResNets."""
+    head: Head
+    """The classifier."""
+    parts: tuple[Part, ...]
+    """What of the graph is more than the network."""
     remarks: tuple[str, ...]
 
     @property
@@ -143,7 +205,7 @@ class Network:
         """Return the default recipe with what the graph has. Raises `ValueError`, `RecipeError`."""
         return Recipe(
             model=self.model,
-            logits=self.head[1].size,
+            logits=self.head.bias.size,
             precision="fp32",
             padding=self.padding,
             bn_epsilon=self.epsilon,
@@ -156,12 +218,12 @@ class Network:
         values: dict[str, np.ndarray] = {}
         for conv, unit in zip(self.spec.list_convolutions(), self.units, strict=True):
             values |= _build_unit_tensors(conv, unit, self.epsilon)
-        return values | {"fc.weight": self.head[0], "fc.bias": self.head[1]}
+        return values | {"fc.weight": self.head.weight, "fc.bias": self.head.bias}
 
     def list_sources(self, graph: Graph) -> Iterator[tuple[str, str]]:
         """Yield every canonical tensor and the name of a stored constant of the graph that it is
         made of."""
-        pairs = [*zip(("fc.weight", "fc.bias"), self.constants, strict=False)]
+        pairs = [*self.head.sources]
         for conv, unit in zip(self.spec.list_convolutions(), self.units, strict=True):
             tensors = [f"{conv.name}.weight", f"{conv.bn_name}.bias"]
             if unit.norm:
@@ -172,6 +234,14 @@ class Network:
             place, _ = graph.place(value)
             if place is not None:
                 yield tensor, place
+
+    def permute_classes(self, classes: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names of the classes that the graph returns, given those of its own
+        classifier; none if their number is another one."""
+        order = self.head.order
+        if order is None:
+            return classes if len(classes) <= self.head.bias.size else ()
+        return tuple(classes[i] for i in order) if max(order) < len(classes) else ()
 
     def describe_units(self) -> Iterator[str]:
         """Yield remarks on batch norms and biases."""

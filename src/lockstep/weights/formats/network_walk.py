@@ -3,13 +3,15 @@
 If something does not fit, it is an error: `ValueError`, unless another one is documented.
 """
 
+import re
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
 from lockstep.recipes import Recipe
+from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.network import (
-    ROUNDING,
     Branches,
     Colour,
     Graph,
@@ -18,15 +20,34 @@ from lockstep.weights.formats.network import (
     Unit,
     build_spec,
     check_units,
+    is_same,
+    label_node,
+    read_axes,
+)
+from lockstep.weights.formats.network_head import (
+    find_places,
+    follow_head,
+    read_constant,
+    read_norm,
 )
 
 _EPSILON = 1e-5
-_PASSED = ("Identity", "Dropout", *ROUNDING)
-"""Nodes that change nothing during inference, or that are left out with a remark."""
 _POOLS = ("GlobalAveragePool", "ReduceMean", "AveragePool")
-_RESHAPES = ("Flatten", "Reshape", "Squeeze")
-_COMPUTING = ("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization")
-"""Nodes that have weights."""
+_ARITHMETIC = ("Sub", "Div", "Mul", "Add")
+_PREPARING = ("Conv", "Pad", "Transpose", *_ARITHMETIC, "BatchNormalization", "Gather", "Slice")
+"""The first convolution and what may stand before it."""
+_NO_PADS = [0] * 4
+_KERAS_EPSILON = 1.001e-5
+_OF_KERAS = re.compile(r"\bconv[2-5]_block[0-9]+_[0-3]_(conv|bn)(_|\b)")
+"""Names of layers of Keras' ResNets."""
+KERAS_MEAN = (123.68, 116.779, 103.939)
+KERAS_STD = (1.0, 1.0, 1.0)
+"""Preprocessing of keras.applications' ResNets, as RGB; their images are BGR."""
+KERAS_ASSUMPTION = (
+    "its layers are those of Keras' ResNets, so it is assumed that images are as"
+    " keras.applications.resnet.preprocess_input prepares them: BGR minus 103.939, 116.779, 123.68;"
+    " the stem's input channels were turned to RGB, and the recipe's mean and std are set for that"
+)
 
 
 def follow(graph: Graph) -> Network:
@@ -43,38 +64,64 @@ class _Walk:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._steps = 8 * len(graph.nodes)
-        self._used: set[str] = set()
+        self._inner: set[str] = set()
         self._paddings: set[Padding] = set()
         self._remarks: list[str] = []
-        self._normalises = True
+        self._parts: list[Part] = []
+        self._mean = np.zeros(3)
+        self._std = np.ones(3)
+        self._order = np.arange(3)
 
     def follow(self) -> Network:
         """Return what the graph computes."""
-        value, mean, std = self._follow_preprocessing()
-        first, value = self._read_unit(self._take_next(value, "Conv"))
+        value = self._follow_preprocessing()
+        node, pads = self._take_window(value, "Conv")
+        first, value = self._read_unit(node, pads)
         value = self._take_next(value, "Relu").output[0]
-        value = self._follow_max_pool(self._take_next(value, "MaxPool"))
+        value = self._follow_max_pool(*self._take_window(value, "MaxPool"))
         units = [first]
         branches: list[Branches] = []
         while not any(node.op_type in _POOLS for node in self._find_users(value)):
             main, shortcut, value = self._follow_block(value)
             branches.append((main, shortcut))
             units += [*main, *shortcut]
-        head, constants = self._read_head(value)
-        self._check_complete()
         spec = build_spec(first, branches)
         check_units(spec, units)
+        pool = self._take_next(value, *_POOLS)
+        rank = self._check_pool(pool)
+        head = follow_head(self._graph, pool.output[0], spec.features, rank, self._inner)
+        has_keras_names = self._has_keras_names(units)
+        mean, std, normalises = self._choose_colours(has_keras_names)
+        units[0] = self._turn_stem(first)
         return Network(
             units,
             spec,
             self._choose_padding(units),
             mean,
             std,
-            self._normalises,
+            normalises,
+            has_keras_names,
             head,
-            constants,
-            tuple(self._remarks),
+            (*self._parts, *head.parts),
+            (*self._remarks, *head.remarks),
         )
+
+    def _has_keras_names(self, units: list[Unit]) -> bool:
+        """Return whether layers have the names, or batch norms the epsilon, of Keras' ResNets."""
+        if any(unit.epsilon == _KERAS_EPSILON for unit in units):
+            return True
+        names = (name for node in self._graph.nodes for name in (*node.input, *node.output))
+        return any(map(_OF_KERAS.search, map(str, names)))
+
+    def _turn_stem(self, stem: Unit) -> Unit:
+        """Return the stem with a kernel for images in RGB and a positive std."""
+        kernel = stem.weight
+        signs = np.sign(self._std)
+        if (signs < 0).any():
+            kernel = kernel * signs[:, None, None].astype(np.float32)
+        if list(self._order) != [0, 1, 2]:
+            kernel = kernel[:, np.argsort(self._order)]
+        return stem if kernel is stem.weight else replace(stem, weight=np.ascontiguousarray(kernel))
 
     def _choose_padding(self, units: list[Unit]) -> Literal[Padding, "flax"]:
         """Return how the windows of the network are padded."""
@@ -91,13 +138,14 @@ class _Walk:
         return paddings.pop()
 
     def _find_users(self, value: str) -> list[Any]:
-        """Return the nodes that compute with a value, behind nodes of `_PASSED`."""
+        """Return the nodes that compute with a value, behind nodes that change nothing."""
         self._steps -= 1
         if self._steps < 0:
             raise ValueError("its nodes form a circle")
+        self._inner.add(value)
         users = []
         for node in self._graph.users.get(value, ()):
-            if node.op_type in _PASSED:
+            if is_same(self._graph, node):
                 users += self._find_users(node.output[0])
             elif node.op_type != "Shape":
                 users.append(node)
@@ -107,119 +155,153 @@ class _Walk:
         """Return the only node that uses a value. It must be of an expected type."""
         users = self._find_users(value)
         if len(users) != 1 or users[0].op_type not in expected:
-            kinds = _join_kinds(users)
-            raise ValueError(f"{value!r} is used by {kinds}, expected {' or '.join(expected)}")
-        self._used.add(users[0].output[0])
+            names = "a convolution, or arithmetic with mean and std,"
+            if expected != _PREPARING:
+                names = " or ".join(expected)
+            raise ValueError(
+                f"{value!r:.80} is used by {_join_labels(users)}; a ResNet has {names} there, so"
+                " its answers would be others"
+            )
         return users[0]
 
-    def _follow_preprocessing(self) -> tuple[str, Colour, Colour]:
-        """Return the value that the first convolution takes, and the mean and std that the nodes
-        before it apply."""
+    def _take_window(self, value: str, kind: str) -> tuple[Any, list[int]]:
+        """Return the only node that uses a value, a window, and how a node Pad before it pads."""
+        node = self._take_next(value, kind, "Pad")
+        if node.op_type == kind:
+            return node, _NO_PADS
+        pads = self._read_pad(node)
+        return self._take_next(node.output[0], kind), pads
+
+    def _read_pad(self, node: Any) -> list[int]:
+        """Return the zeros that a node adds to height and width: top, left, bottom, right."""
+        graph = self._graph
+        sizes = graph.attribute(node, "pads", None)
+        if sizes is None and len(node.input) > 1:
+            sizes = graph.constant(node.input[1])
+        number = graph.constant(node.input[2]) if "".join(node.input[2:3]) else None
+        mode = graph.attribute(node, "mode", b"constant")
+        zeros = [] if sizes is None else [int(size) for size in np.ravel(sizes)]
+        is_zero = number is None or not number.any()
+        if len(zeros) != 8 or any(zeros[i] for i in (0, 1, 4, 5)) or mode != b"constant":
+            raise ValueError(f"{label_node(node)} pads otherwise than a ResNet's windows")
+        if not is_zero or graph.attribute(node, "value", 0) or min(zeros) < 0 or node.input[3:]:
+            raise ValueError(f"{label_node(node)} pads with other numbers than 0")
+        return [zeros[2], zeros[3], zeros[6], zeros[7]]
+
+    # Images
+
+    def _follow_preprocessing(self) -> str:
+        """Return the value that the first convolution takes, and note what the nodes before it
+        compute."""
         if len(self._graph.inputs) != 1:
             raise ValueError(f"it has the inputs {list(self._graph.inputs)}, expected one: images")
         value = self._graph.inputs[0]
         nodes = []
         while True:
-            node = self._take_next(value, "Conv", "Cast", "Transpose", "Sub", "Div", "Mul", "Add")
-            if node.op_type == "Conv":
+            node = self._take_next(value, *_PREPARING)
+            if node.op_type in ("Conv", "Pad"):
                 break
-            nodes.append((node, value))
+            nodes.append(node)
             value = node.output[0]
-        mean = np.zeros(3)
-        std = np.ones(3)
-        for i, (node, before) in enumerate(nodes):
-            if node.op_type == "Transpose":
-                if list(self._graph.attribute(node, "perm", [])) != [0, 3, 1, 2]:
-                    raise ValueError(
-                        f"{node.output[0]!r} transposes images otherwise than from NHWC to NCHW"
-                    )
-            elif node.op_type != "Cast":
-                channels_last = any(later.op_type == "Transpose" for later, _ in nodes[i:])
-                mean, std = self._apply_constant(node, before, channels_last, mean, std)
-        return value, *self._choose_colours(mean, std)
+        transposes = [node for node in nodes if node.op_type == "Transpose"]
+        for node in transposes:
+            if len(transposes) > 1 or list(self._graph.attribute(node, "perm", [])) != [0, 3, 1, 2]:
+                raise ValueError(
+                    f"{label_node(node)} transposes images otherwise than from NHWC to NCHW"
+                )
+        for i, node in enumerate(nodes):
+            if node.op_type != "Transpose":
+                is_last = any(later in transposes for later in nodes[i:])
+                self._prepare(node, -1 if is_last else -3)
+        return value
 
-    def _apply_constant(
-        self, node: Any, before: str, channels_last: bool, mean: np.ndarray, std: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and std after a node that computes with a constant of one value, or of one a
-        channel."""
-        others = [name for name in node.input if name != before]
-        is_reversed = node.op_type in ("Sub", "Div") and node.input[0] != before
-        if len(node.input) != 2 or len(others) != 1 or is_reversed:
-            raise ValueError(
-                f"{node.output[0]!r}: preprocessing by {node.op_type} is not images and a constant,"
-                " in this order"
-            )
-        constant = self._graph.floats(others[0], f"the constant of {node.op_type}")
-        axes = [axis - constant.ndim for axis, size in enumerate(constant.shape) if size != 1]
-        if constant.size not in (1, 3) or axes not in ([], [-1 if channels_last else -3]):
-            raise ValueError(
-                f"{node.output[0]!r}: a constant of shape {list(constant.shape)} is not a value for"
-                " each channel"
-            )
-        # The shortest decimal number that rounds to the float32 is the one that a recipe had.
-        values = np.array([float(str(value)) for value in constant.ravel()])
-        if node.op_type in ("Div", "Mul") and not values.all():
-            raise ValueError(f"{node.output[0]!r}: images are divided or multiplied by 0")
-        if node.op_type == "Sub":
-            return mean + values * std, std
-        if node.op_type == "Add":
-            return mean - values * std, std
-        return mean, std * values if node.op_type == "Div" else std / values
+    def _prepare(self, node: Any, channel: int) -> None:
+        """Fold a node before the first convolution into mean, std and the order of colours."""
+        kind = node.op_type
+        reason = "into mean and std"
+        if kind in ("Gather", "Slice"):
+            places = find_places(self._graph, node, 4, channel, 3)
+            if places is None or sorted(places.tolist()) != [0, 1, 2]:
+                raise ValueError(f"{label_node(node)} takes other parts of images than 3 colours")
+            self._mean, self._std = self._mean[places], self._std[places]
+            self._order = self._order[places]
+            reason = "into the order of the stem's input channels"
+        elif kind == "BatchNormalization":
+            factors, terms, _ = read_norm(self._graph, node, 3)
+            self._std = self._std / _refuse_zeros(node, factors)
+            self._mean = self._mean - terms * self._std
+        else:
+            self._apply_constant(node, read_constant(self._graph, node, channel, 3))
+        self._parts.append(Part(label_node(node), "folded", reason))
 
-    def _choose_colours(self, mean: np.ndarray, std: np.ndarray) -> tuple[Colour, Colour]:
-        """Return the recipe's mean and std. Without preprocessing in the graph they are those of
-        ImageNet."""
-        if not mean.any() and (std == 1).all():
-            self._normalises = False
+    def _apply_constant(self, node: Any, constant: tuple[np.ndarray, str, bool] | None) -> None:
+        """Note arithmetic of images with a constant."""
+        kind = node.op_type
+        if constant is None or (kind == "Div" and constant[2]):
+            raise ValueError(
+                f"{label_node(node)} before the first convolution is not arithmetic of images with"
+                " a constant, one number or one a channel"
+            )
+        numbers, _, is_first = constant
+        if kind == "Mul":
+            self._std = self._std / _refuse_zeros(node, numbers)
+        elif kind == "Div":
+            self._std = self._std * _refuse_zeros(node, numbers)
+        elif kind == "Sub" and not is_first:
+            self._mean = self._mean + numbers * self._std
+        else:
+            self._std = -self._std if kind == "Sub" else self._std
+            self._mean = self._mean - numbers * self._std
+
+    def _choose_colours(self, has_keras_names: bool) -> tuple[Colour, Colour, bool]:
+        """Return the recipe's mean and std in RGB, and whether the graph says them. Without
+        preprocessing in the graph they are those of Keras or of ImageNet."""
+        mean = self._mean[np.argsort(self._order)]
+        std = np.abs(self._std)[np.argsort(self._order)]
+        if not mean.any() and (std == 1).all() and not self._graph.takes_bytes:
+            if has_keras_names:
+                self._order = self._order[::-1]
+                self._remarks.append(KERAS_ASSUMPTION)
+                return KERAS_MEAN, KERAS_STD, False
             default = Recipe()
-            return default.mean, default.std
-        if max(*np.abs(mean), *std) <= 1:
+            return default.mean, default.std, False
+        if max(*np.abs(mean), *std) <= 1 and not self._graph.takes_bytes:
             self._remarks.append(
                 "its mean and std are for images from 0 to 1; the recipe's are 255 times as large"
             )
             mean = mean * 255
             std = std * 255
-        if min(*mean, *std) <= 0:
-            raise ValueError(
-                f"its preprocessing has mean {mean.tolist()} and std {std.tolist()}, expected"
-                " positive numbers. Export the model without preprocessing"
-            )
         means = (float(mean[0]), float(mean[1]), float(mean[2]))
-        return means, (float(std[0]), float(std[1]), float(std[2]))
+        return means, (float(std[0]), float(std[1]), float(std[2])), True
 
-    def _read_unit(self, node: Any) -> tuple[Unit, str]:
-        """Return the unit of a convolution, and the value after it."""
-        self._used.add(node.output[0])
-        weight = self._graph.floats(node.input[1], "a kernel")
+    def _read_unit(self, node: Any, before: list[int]) -> tuple[Unit, str]:
+        """Return the unit of a convolution, whose images are already padded by `before`, and the
+        value after it."""
+        graph = self._graph
+        weight = graph.floats(node.input[1], "a kernel")
         if weight.ndim != 4 or weight.shape[2] != weight.shape[3]:
             raise ValueError(
                 f"{node.input[1]!r} has the shape {list(weight.shape)}, expected a square kernel"
             )
         biases = list(filter(None, node.input[2:3]))
-        bias = self._graph.floats(biases[0], "a bias") if biases else None
+        bias = graph.floats(biases[0], "a bias") if biases else None
         stride = self._read_stride(node)
-        padding = self._read_padding(node, weight.shape[2], stride)
-        groups = int(self._graph.attribute(node, "group", 1))
+        padding = self._read_padding(node, weight.shape[2], stride, before)
+        groups = int(graph.attribute(node, "group", 1))
         value = node.output[0]
         after = self._find_users(value)
         norm: tuple[np.ndarray, ...] = ()
         norms: tuple[str, ...] = ()
         epsilon = None
         if len(after) == 1 and after[0].op_type == "BatchNormalization":
+            read_norm(graph, after[0], len(weight))
             norms = tuple(after[0].input[1:5])
-            norm = tuple(self._graph.floats(name, "a batch norm's constant") for name in norms)
+            norm = tuple(graph.floats(name, "a batch norm's constant") for name in norms)
             # The attribute is a float32; a recipe has the decimal number.
-            epsilon = float(str(np.float32(self._graph.attribute(after[0], "epsilon", _EPSILON))))
+            epsilon = float(str(np.float32(graph.attribute(after[0], "epsilon", _EPSILON))))
             value = after[0].output[0]
-            self._used.add(value)
-        vectors = norm if bias is None else (*norm, bias)
-        shapes = {vector.shape for vector in vectors}
-        if len(norm) not in (0, 4) or shapes - {weight.shape[:1]}:
-            raise ValueError(
-                f"{node.output[0]!r}: bias and batch norm do not have one value for each of its"
-                " channels"
-            )
+        if bias is not None and bias.shape != weight.shape[:1]:
+            raise ValueError(f"{label_node(node)} does not have a bias for each of its channels")
         constants = (node.input[1], *norms, *biases)
         return Unit(weight, bias, norm, epsilon, stride, groups, padding, constants), value
 
@@ -230,12 +312,19 @@ class _Walk:
             raise ValueError(f"{node.output[0]!r} has strides {strides} and dilations {dilations}")
         return int(strides[0])
 
-    def _read_padding(self, node: Any, kernel: int, stride: int) -> Padding | None:
-        """Return how a window is padded; None if both ways are the same."""
+    def _read_padding(
+        self, node: Any, kernel: int, stride: int, before: list[int]
+    ) -> Padding | None:
+        """Return how a window is padded, also by a node before it; None if both ways are the
+        same."""
         kind = self._graph.attribute(node, "auto_pad", b"NOTSET")
         if not isinstance(kind, bytes):
             raise ValueError(f"{node.output[0]!r} has the auto_pad {kind!r:.60}, expected a text")
-        pads = list(self._graph.attribute(node, "pads", [0] * 4))
+        pads = list(self._graph.attribute(node, "pads", _NO_PADS))
+        if any(before):
+            if kind == b"SAME_UPPER":
+                raise ValueError(f"{label_node(node)} is padded twice")
+            pads = [sum(sizes) for sizes in zip(before, pads, strict=True)]
         is_either = kernel == 1 or stride == 1
         padding: Padding | None = None
         if kind == b"SAME_UPPER":
@@ -252,7 +341,7 @@ class _Walk:
             f" window of {kernel}"
         )
 
-    def _follow_max_pool(self, node: Any) -> str:
+    def _follow_max_pool(self, node: Any, before: list[int]) -> str:
         """Return the value after the stem's pool, and note how it is padded."""
         kernel = list(self._graph.attribute(node, "kernel_shape", []))
         stride = self._read_stride(node)
@@ -260,7 +349,7 @@ class _Walk:
             raise ValueError(
                 f"{node.output[0]!r} is not a 3x3 pool of stride 2 that rounds sizes down"
             )
-        padding = self._read_padding(node, 3, stride)
+        padding = self._read_padding(node, 3, stride, before)
         if padding is not None:
             self._paddings.add(padding)
         return str(node.output[0])
@@ -268,101 +357,69 @@ class _Walk:
     def _follow_block(self, value: str) -> tuple[list[Unit], list[Unit], str]:
         """Return the units of a residual block and of its shortcut, and the value after it."""
         users = self._find_users(value)
-        branches = [self._follow_branch(node) for node in users if node.op_type in ("Conv", "Add")]
+        convs = [node for node in users if node.op_type in ("Conv", "Pad", "Add")]
+        branches = [self._follow_branch(node, value) for node in convs]
         sums = {add.output[0] for _, add in branches}
         if len(users) != 2 or len(branches) != 2 or len(sums) != 1:
             raise ValueError(
-                f"{value!r} is used by {_join_kinds(users)}, expected two branches that one Add"
-                " joins"
+                f"{value!r:.80} is used by {_join_labels(users)}; a ResNet has two branches there"
+                " that one Add joins, so its answers would be others"
             )
         (shortcut, _), (main, add) = sorted(branches, key=lambda branch: len(branch[0]))
         if len(shortcut) > 1 or len(main) not in (2, 3):
             raise ValueError(
-                f"a block after {value!r} has branches of {len(main)} and {len(shortcut)}"
+                f"a block after {value!r:.80} has branches of {len(main)} and {len(shortcut)}"
                 " convolutions"
             )
-        self._used.add(add.output[0])
         return main, shortcut, self._take_next(add.output[0], "Relu").output[0]
 
-    def _follow_branch(self, node: Any) -> tuple[list[Unit], Any]:
-        """Return the units from a node to the next Add, and this Add."""
+    def _follow_branch(self, node: Any, value: str) -> tuple[list[Unit], Any]:
+        """Return the units from a node that uses a value to the next Add, and this Add."""
         units = []
-        while node.op_type == "Conv":
-            unit, value = self._read_unit(node)
+        while node.op_type in ("Conv", "Pad"):
+            pads = _NO_PADS
+            if node.op_type == "Pad":
+                pads = self._read_pad(node)
+                node = self._take_next(node.output[0], "Conv")
+            unit, value = self._read_unit(node, pads)
             units.append(unit)
             node = self._take_next(value, "Relu", "Add")
             if node.op_type == "Relu":
-                node = self._take_next(node.output[0], "Conv")
+                value = node.output[0]
+                node = self._take_next(value, "Conv", "Pad")
         return units, node
 
-    def _read_head(self, value: str) -> tuple[tuple[np.ndarray, np.ndarray], tuple[str, ...]]:
-        """Return weight (out, in) and bias of the classifier after the pool, and the values that
-        they are in the graph."""
-        node = self._take_next(value, *_POOLS)
-        self._check_pool(node)
-        node = self._take_next(node.output[0], "Gemm", "MatMul", *_RESHAPES)
-        while node.op_type in _RESHAPES:
-            node = self._take_next(node.output[0], "Gemm", "MatMul", *_RESHAPES)
-        weight = self._graph.floats(node.input[1], "the classifier's weight")
-        is_transposed = False
-        if node.op_type == "Gemm":
-            self._check_gemm(node)
-            is_transposed = bool(self._graph.attribute(node, "transB", 0))
-            biases = list(node.input[2:3])
-        else:
-            add = self._take_next(node.output[0], "Add")
-            biases = [name for name in add.input if name != node.output[0]] or [""]
-            if len(biases) > 1:
-                raise ValueError(f"{add.output[0]!r} adds something else than a bias")
-        weight = weight if is_transposed else weight.T
-        bias = np.zeros(len(weight), np.float32)
-        if biases:
-            bias = self._graph.floats(biases[0], "the classifier's bias")
-        if weight.ndim != 2 or bias.size != len(weight):
-            raise ValueError(
-                f"the classifier has a weight of {list(weight.shape)} and a bias of"
-                f" {list(bias.shape)}"
-            )
-        return (np.ascontiguousarray(weight), bias.reshape(-1)), (node.input[1], *biases)
-
-    def _check_gemm(self, node: Any) -> None:
-        """Raise `ValueError` if a classifier scales its terms or transposes its input."""
-        factors = []
-        for name, default in (("alpha", 1), ("beta", 1), ("transA", 0)):
-            factors.append(self._graph.attribute(node, name, default))
-        if factors != [1, 1, 0]:
-            raise ValueError(
-                f"the classifier has alpha, beta and transA {factors}, expected 1, 1 and 0"
-            )
-
-    def _check_pool(self, node: Any) -> None:
-        """Raise `ValueError` if the last pool does not average over the whole image."""
+    def _check_pool(self, node: Any) -> int:
+        """Return the number of axes after the last pool. Raises `ValueError` if it does not average
+        over the whole image."""
+        if node.op_type == "ReduceMean":
+            places = read_axes(self._graph, node, 4)
+            if places != [2, 3]:
+                raise ValueError(
+                    f"{label_node(node)} averages over the axes {places}, expected [2, 3]"
+                )
+            return 4 if self._graph.attribute(node, "keepdims", 1) else 2
         if node.op_type == "AveragePool":
             kernel = list(self._graph.attribute(node, "kernel_shape", []))
+            pads = list(self._graph.attribute(node, "pads", _NO_PADS))
+            size = self._graph.image_size
+            if any(pads) or (size is not None and set(kernel) != {-(-size // 32)}):
+                raise ValueError(
+                    f"{label_node(node)} averages over windows of {kernel}, padded by {pads},"
+                    " expected all of the image"
+                )
             self._remarks.append(
                 f"its last pool has a fixed size, {kernel}; here it averages over all of the image"
             )
-        elif node.op_type == "ReduceMean":
-            axes = self._graph.attribute(node, "axes", None)
-            if axes is None and len(node.input) > 1:
-                axes = self._graph.constant(node.input[1])
-            numbers = [] if axes is None else np.ravel(axes).tolist()
-            places = sorted(axis % 4 for axis in numbers)
-            if places != [2, 3]:
-                raise ValueError(
-                    f"{node.output[0]!r} averages over the axes {places}, expected [2, 3]"
-                )
-
-    def _check_complete(self) -> None:
-        """Raise `ValueError` if the graph has weights that were not read."""
-        nodes = [node for node in self._graph.nodes if node.op_type in _COMPUTING]
-        others = [node for node in nodes if node.output[0] not in self._used]
-        if others:
-            raise ValueError(
-                f"it has {len(others)} more nodes with weights, such as {others[0].op_type}"
-                f" {others[0].output[0]!r}; results would be wrong without them"
-            )
+        return 4
 
 
-def _join_kinds(nodes: list[Any]) -> str:
-    return ", ".join(node.op_type for node in nodes) or "nothing"
+def _refuse_zeros(node: Any, numbers: np.ndarray) -> np.ndarray:
+    """Return factors. Raises `ValueError` if one is 0."""
+    if not numbers.all():
+        raise ValueError(f"{label_node(node)} divides or multiplies images by 0")
+    return numbers
+
+
+def _join_labels(nodes: list[Any]) -> str:
+    return " and ".join(map(label_node, nodes[:3])) or "nothing"

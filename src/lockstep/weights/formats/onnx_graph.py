@@ -9,7 +9,7 @@ Source: onnx.proto and ExternalData.md of ONNX.
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,12 @@ class Graph:
     nodes: tuple[Any, ...]
     inputs: tuple[str, ...]
     """Names of the inputs that are not constants."""
+    outputs: tuple[str, ...]
+    """Names of the values that it returns."""
+    takes_bytes: bool
+    """Whether its images are uint8."""
+    image_size: int | None
+    """Height and width of its images, if it fixes them."""
     makers: dict[str, Any]
     """The node that makes each value."""
     users: dict[str, tuple[Any, ...]]
@@ -55,6 +61,10 @@ class Graph:
     """Names of the classes, if `lockstep export` wrote them."""
     metadata: dict[str, str]
     """The properties of the model that its writer chose."""
+    unused: tuple[Any, ...]
+    """Nodes that no output is computed from; they are not among `nodes`."""
+    channels_last: bool = False
+    """Constants are in ONNX's order, NCHW."""
 
     def attribute(self, node: Any, name: str, default: Any) -> Any:
         """Return the value of a node's attribute."""
@@ -177,23 +187,47 @@ def open_graph(path: Path) -> Graph:
     stored = {tensor.name: tensor for tensor in graph.initializer} | dict(
         _list_tensors(onnx, graph)
     )
+    nodes = list(graph.node)
     makers: dict[str, Any] = {}
-    users: dict[str, list[Any]] = {}
-    for node in graph.node:
+    for node in nodes:
         makers |= dict.fromkeys(node.output, node)
+    outputs = tuple(value.name for value in graph.output)
+    names = _find_needed(makers, outputs)
+    needed = [node for node in nodes if names.intersection(node.output)]
+    users: dict[str, list[Any]] = {}
+    for node in needed:
         for name in dict.fromkeys(node.input):
             users.setdefault(name, []).append(node)
+    inputs = [value for value in graph.input if value.name not in stored]
+    tensor = inputs[0].type.tensor_type if inputs else onnx.TypeProto.Tensor()
+    sizes = {dim.dim_value for dim in tensor.shape.dim[1:]} - {3}
     return Graph(
         path,
         onnx,
-        tuple(graph.node),
-        tuple(value.name for value in graph.input if value.name not in stored),
+        tuple(needed),
+        tuple(value.name for value in inputs),
+        outputs,
+        tensor.elem_type == onnx.TensorProto.UINT8,
+        sizes.pop() if len(sizes) == 1 and 0 not in sizes else None,
         makers,
         {name: tuple(nodes) for name, nodes in users.items()},
         stored,
         _read_classes(model),
         map_entries(model.metadata_props),
+        tuple(node for node in nodes if not names.intersection(node.output)),
     )
+
+
+def _find_needed(makers: dict[str, Any], outputs: Iterable[str]) -> set[str]:
+    """Return the values that outputs are computed from."""
+    waiting = list(outputs)
+    needed: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in needed:
+            needed.add(name)
+            waiting += makers[name].input if name in makers else ()
+    return needed
 
 
 def _list_tensors(onnx: Any, graph: Any) -> Iterator[tuple[str, Any]]:

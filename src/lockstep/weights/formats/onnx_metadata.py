@@ -73,7 +73,7 @@ def read_preprocessing(
     `normalises` is as in `apply_preprocessing`; if it is false and there is no preprocessing,
     `assumption` is a remark.
     """
-    remarks = () if normalises else (assumption,)
+    remarks = () if normalises or not assumption else (assumption,)
     if text is None:
         return recipe, False, remarks
     try:

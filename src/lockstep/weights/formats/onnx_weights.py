@@ -10,8 +10,9 @@ from pathlib import Path
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights.formats import onnx_graph
+from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import describe_converted
-from lockstep.weights.formats.network import ASSUMPTION, ROUNDING, Network
+from lockstep.weights.formats.network import ASSUMPTION, ROUNDING, Network, label_node
 from lockstep.weights.formats.network_walk import follow
 from lockstep.weights.formats.onnx_graph import Graph
 from lockstep.weights.formats.onnx_metadata import KEY, read_preprocessing, read_threshold
@@ -46,6 +47,7 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
     """
     graph = onnx_graph.open_graph(path)
     try:
+        _check_domains(graph)
         resnet = follow(graph)
         recipe = resnet.build_recipe()
     except (ValueError, LookupError, TypeError, RecursionError, RecipeError) as error:
@@ -55,22 +57,46 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
         graph.metadata.get(KEY),
         f"property {KEY}",
         normalises=resnet.normalises,
-        assumption=ASSUMPTION,
+        assumption="" if resnet.has_keras_names else ASSUMPTION,
     )
     remarks = (*resnet.remarks, *about, *_describe_graph(graph, resnet))
-    classes = graph.classes if len(graph.classes) <= recipe.logits else ()
+    sources = list(resnet.list_sources(graph))
+    stated = FIELDS if has_preprocessing else ("mean", "std") if resnet.normalises else ()
     return Weights(
         recipe,
         State(0, resnet.build_tensors(), {}),
-        classes,
+        resnet.permute_classes(graph.classes),
         path,
         "ONNX",
         remarks,
-        stated=frozenset(FIELDS if has_preprocessing else ()),
-        stored=list_arrays(graph.describe_arrays(), resnet.list_sources(graph)),
+        stated=frozenset(stated),
+        parts=(*resnet.parts, *_account_for_rest(graph, {place for _, place in sources})),
+        stored=list_arrays(graph.describe_arrays(), sources),
         others=graph.list_files(),
         calibration=read_threshold(graph.metadata),
     )
+
+
+def _check_domains(graph: Graph) -> None:
+    """Raise `ValueError` if a node is not one of ONNX's own operators."""
+    for node in graph.nodes:
+        if node.domain not in ("", "ai.onnx"):
+            raise ValueError(
+                f"{label_node(node)} is an operator of {node.domain!r:.60}, expected ONNX's own"
+            )
+
+
+def _account_for_rest(graph: Graph, used: set[str]) -> Iterator[Part]:
+    """Yield the account of nodes and constants that no tensor is made of."""
+    for node in graph.unused:
+        if node.op_type != "Constant":
+            yield Part(label_node(node), "without effect", "no output is computed from it")
+    for name in graph.stored.keys() - used:
+        users = graph.users.get(name, ())
+        if users:
+            yield Part(name, "folded", f"into {label_node(users[0])}")
+        else:
+            yield Part(name, "without effect", "no output is computed from it")
 
 
 def _describe_graph(graph: Graph, resnet: Network) -> Iterator[str]:
