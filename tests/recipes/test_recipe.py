@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ INF = float("inf")
         ("crop_attempts", 0),
         ("flip_probability", 1.01),
         ("mean", [1, 2]),
-        ("mean", [1, 2, -1]),
+        ("mean", [1, 2, math.inf]),
         ("std", [1, 2, 0]),
         ("std", [58.395, 0, 57.375]),
         ("seed", -1),
@@ -147,7 +148,7 @@ def test_fields_that_do_not_fit_together_are_refused(fields: dict[str, Any], mes
 
 def test_every_wrong_field_is_named_at_once() -> None:
     with pytest.raises(RecipeError) as raised:
-        Recipe.of({"epoch": 3, "lr": -1, "mean": [1, 2, -1]})
+        Recipe.of({"epoch": 3, "lr": -1, "mean": [1, 2, math.nan]})
 
     assert [line.split(":")[0].split(".")[0] for line in str(raised.value).splitlines()] == [
         "lr",

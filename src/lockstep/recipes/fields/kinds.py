@@ -10,7 +10,8 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Strength = Annotated[float, Field(ge=0, le=1000)]
 """How much something changes an image: of order 1, or 10 for a magnitude. At many times as much,
 numbers of pixels would overflow."""
-Colour = tuple[NotNegative, NotNegative, NotNegative]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+Colour = tuple[_Finite, _Finite, _Finite]
 Deviation = tuple[Positive, Positive, Positive]
 
 

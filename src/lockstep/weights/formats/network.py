@@ -257,17 +257,17 @@ class Network:
             )
 
 
-def build_spec(first: Unit, branches: list[Branches]) -> ModelSpec:
-    """Return the model of a stem and these blocks. A stage begins where a block has a stride, the
-    first one at the first block."""
+def build_spec(first: Unit, branches: list[Branches], pool: Any) -> ModelSpec:
+    """Return the model of a stem and the blocks before a pool. A stage begins where a block has a
+    stride, the first one at the first block."""
     starts = []
     for i, (main, _) in enumerate(branches):
         if i == 0 or any(unit.stride != 1 for unit in main):
             starts.append(i)
     if len(starts) != 4:
         raise ValueError(
-            f"its {len(branches)} blocks halve the image in {max(len(starts) - 1, 0)} places,"
-            " expected four stages"
+            f"its {len(branches)} blocks before {label_node(pool)} halve the image in"
+            f" {max(len(starts) - 1, 0)} places, expected four stages"
         )
     ends = [*starts[1:], len(branches)]
     one, two, three, four = (end - start for start, end in zip(starts, ends, strict=True))

@@ -98,8 +98,8 @@ def follow_head(graph: Graph, value: str, features: int, rank: int, inner: set[s
             raise ValueError(f"its output {name!r} is not computed by the classifier")
     if not finals:
         raise ValueError(
-            "it returns no scores of the classes, only which classes are best; export it with its"
-            " logits or probabilities"
+            f"{', '.join(map(repr, outputs))} says only which classes are best, without scores;"
+            " export the model with its logits or probabilities"
         )
     if any(not _are_equal(finals[0], scores) for scores in finals[1:]):
         raise ValueError(
@@ -171,7 +171,7 @@ class _Walk:
     def _compute(self, node: Any, value: str, scores: Scores) -> Scores:
         """Return what a node computes of a value."""
         kind = node.op_type
-        if scores.kind == "derived" or kind in _CHOICES:
+        if scores.kind == "derived" or (kind in _CHOICES and scores.matrix is not None):
             return replace(scores, kind="derived")
         after = None
         if kind in _RESHAPES:

@@ -85,10 +85,10 @@ class _Walk:
             main, shortcut, value = self._follow_block(value)
             branches.append((main, shortcut))
             units += [*main, *shortcut]
-        spec = build_spec(first, branches)
-        check_units(spec, units)
         pool = self._take_next(value, *_POOLS)
         rank = self._check_pool(pool)
+        spec = build_spec(first, branches, pool)
+        check_units(spec, units)
         head = follow_head(self._graph, pool.output[0], spec.features, rank, self._inner)
         has_keras_names = self._has_keras_names(units)
         mean, std, normalises = self._choose_colours(has_keras_names)
@@ -309,7 +309,7 @@ class _Walk:
         strides = list(self._graph.attribute(node, "strides", [1, 1]))
         dilations = list(self._graph.attribute(node, "dilations", [1, 1]))
         if len(strides) != 2 or strides[0] != strides[1] or dilations != [1, 1]:
-            raise ValueError(f"{node.output[0]!r} has strides {strides} and dilations {dilations}")
+            raise ValueError(f"{label_node(node)} has strides {strides} and dilations {dilations}")
         return int(strides[0])
 
     def _read_padding(
@@ -319,7 +319,7 @@ class _Walk:
         same."""
         kind = self._graph.attribute(node, "auto_pad", b"NOTSET")
         if not isinstance(kind, bytes):
-            raise ValueError(f"{node.output[0]!r} has the auto_pad {kind!r:.60}, expected a text")
+            raise ValueError(f"{label_node(node)} has the auto_pad {kind!r:.60}, expected a text")
         pads = list(self._graph.attribute(node, "pads", _NO_PADS))
         if any(before):
             if kind == b"SAME_UPPER":
@@ -337,7 +337,7 @@ class _Walk:
         if kind in (b"NOTSET", b"VALID") and stride == 2 and pads == halves:
             return "same"  # of an image whose sides are even
         raise ValueError(
-            f"{node.output[0]!r} is padded by {pads} ({kind.decode(errors='replace')}) around a"
+            f"{label_node(node)} is padded by {pads} ({kind.decode(errors='replace')}) around a"
             f" window of {kernel}"
         )
 
@@ -347,7 +347,7 @@ class _Walk:
         stride = self._read_stride(node)
         if (kernel, stride, self._graph.attribute(node, "ceil_mode", 0)) != ([3, 3], 2, 0):
             raise ValueError(
-                f"{node.output[0]!r} is not a 3x3 pool of stride 2 that rounds sizes down"
+                f"{label_node(node)} is not a 3x3 pool of stride 2 that rounds sizes down"
             )
         padding = self._read_padding(node, 3, stride, before)
         if padding is not None:

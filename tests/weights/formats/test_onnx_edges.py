@@ -1,0 +1,103 @@
+"""ONNX models with a node more: computed as ONNX Runtime computes them, or refused by name."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from lockstep.inference.onnx_model import Form, build_model
+from lockstep.system.errors import CheckpointError
+from lockstep.weights.formats.onnx_weights import read
+from lockstep.weights.opened_weights import Weights
+from tests.edges import Place, is_same_answer, sample
+from tests.inference.cases import random_tensors
+from tests.weights.formats.insertions_onnx import Insertion, insert, list_insertions
+from tests.weights.formats.onnx_cases import LOGITS, recipe_of
+
+RECIPE = recipe_of(image_size=64)
+CHANNELS: dict[Place, int] = {
+    "before the stem": 3,
+    "between blocks": 32,
+    "before the classifier": 128,
+    "after it": LOGITS,
+}
+PHOTOS = np.random.default_rng(5).integers(0, 256, (2, 3, 64, 64)).astype(np.float32)
+FROM_0_TO_1 = "images from 0 to 1"
+
+
+@cache
+def bare_model() -> Any:
+    return build_model(RECIPE, random_tensors(RECIPE, 1), (), form=Form(bare=True))
+
+
+def compute(model: Any, images: np.ndarray) -> np.ndarray:
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return np.asarray(session.run(None, {session.get_inputs()[0].name: images})[0])
+
+
+def prepare(weights: Weights) -> np.ndarray:
+    """Return photos as the file takes them, according to the reader."""
+    if any(FROM_0_TO_1 in remark for remark in weights.remarks):
+        return PHOTOS / np.float32(255)
+    return PHOTOS if "mean" in weights.stated else normalise(weights)
+
+
+def normalise(weights: Weights) -> np.ndarray:
+    mean, std = (
+        np.array(colour, np.float32).reshape(3, 1, 1)
+        for colour in (weights.recipe.mean, weights.recipe.std)
+    )
+    return (PHOTOS - mean) / std
+
+
+def compute_as_read(weights: Weights) -> np.ndarray:
+    """Return the logits of what was read, computed by ONNX Runtime too."""
+    recipe = weights.recipe.replace(image_size=64)
+    model = build_model(recipe, weights.tensors, (), form=Form(bare=True))
+    return compute(model, normalise(weights))
+
+
+@pytest.mark.parametrize(
+    "insertion", sample(list(list_insertions(CHANNELS)), 5), ids=lambda parts: ": ".join(parts)
+)
+def test_a_node_more_is_computed_or_refused_by_name(insertion: Insertion, tmp_path: Path) -> None:
+    edited = insert(bare_model(), insertion, CHANNELS)
+    file = tmp_path / "model.onnx"
+    onnx.save(edited, str(file))
+    try:
+        weights = read(file)
+    except CheckpointError as error:
+        kinds = {node.op_type for node in edited.graph.node}
+        about = ("has one output", "'y' says only which classes are best")
+        assert any(text in str(error) for text in (*(f"{kind} '" for kind in kinds), *about))
+        return
+    assert is_same_answer(compute(edited, prepare(weights)), compute_as_read(weights))
+
+
+@pytest.mark.parametrize(
+    "insertion",
+    [
+        ("after it", "Gather"),
+        ("after it", "Slice"),
+        ("after it", "Add of channels"),
+        ("after it", "Div of a number"),
+        ("after it", "one Sigmoid"),
+        ("before the classifier", "BatchNormalization"),
+        ("before the stem", "Sub of channels"),
+        ("before the stem", "Slice backwards"),
+    ],
+    ids=lambda parts: ": ".join(parts),
+)
+def test_what_is_linear_is_folded(insertion: Insertion, tmp_path: Path) -> None:
+    edited = insert(bare_model(), insertion, CHANNELS)
+    file = tmp_path / "model.onnx"
+    onnx.save(edited, str(file))
+    weights = read(file)
+    assert any(part.treatment == "folded" for part in weights.parts)
+    assert is_same_answer(compute(edited, prepare(weights)), compute_as_read(weights))
