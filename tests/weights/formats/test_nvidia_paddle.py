@@ -227,11 +227,11 @@ REMARKED: dict[str, tuple[Callable[[Variables, Variables], object], str]] = {
     ),
     "masks": (
         lambda p, o: p.update({"conv2d_1.w_0_asp_mask": p["conv2d_1.w_0"]}),
-        "left over and not used: conv2d_1.w_0_asp_mask$",
+        "^$",
     ),
     "another optimizer": (
         lambda p, o: o.update(beta1_pow_acc_0=np.ones(1)),
-        "left over and not used: beta1_pow_acc_0$",
+        "^$",
     ),
     "other counters": (
         lambda p, o: o.update(learning_rate_1=np.ones(1), num_bad_steps_4=np.ones(1, np.int32)),
@@ -286,16 +286,16 @@ REFUSED: dict[str, tuple[Callable[[Variables], object], str]] = {
     ),
     "a convolution more": (
         lambda p: p.update({"conv2d_20.w_0": zeros(4, 4, 1, 1)}),
-        r"conv2d_20\.w_0 is unexpected",
+        r"does not compute with: conv2d_20\.w_0;",
     ),
     "squeeze and excitation": (
         lambda p: p.update({"linear_1.w_0": zeros(8, 2)}),
-        r"linear_1\.w_0 is unexpected",
+        r"does not compute with: linear_1\.w_0;",
     ),
     "another shape": (
         lambda p: p.update({"batch_norm_3.b_0": zeros(3)}),
         (
-            r"batch_norm_3\.b_0 is \[3\], expected \[32\]\. The first of its 103 arrays are"
+            r"batch_norm_3\.b_0 is \[3\], expected \[32\]\. The first of its 102 arrays are"
             r" \['batch_norm_0\.b_0'"
         ),
     ),

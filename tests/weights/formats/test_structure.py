@@ -98,3 +98,12 @@ def test_a_classifier_may_be_a_kernel() -> None:
     variables = dict(variables_of(MODELS["resnet50"]).values())
     variables["net/top/w"] = (1, 1, 2048, 1001)
     assert match(variables)[1]["fc.weight"] == "net/top/w"
+
+
+def test_tf_slims_networks_have_their_strides_elsewhere() -> None:
+    variables = {
+        name.replace("net/layer1/0/", "net/block1/unit_1/bottleneck_v1/"): shape
+        for name, shape in variables_of(MODELS["resnet50"]).values()
+    }
+    with pytest.raises(ValueError, match="TF-Slim's ResNet v1, whose stages have their stride in"):
+        match(variables)

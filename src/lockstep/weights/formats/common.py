@@ -94,18 +94,23 @@ def choose_model(
     matchings: Iterable[Matching], path: Path | str, framework: str, stored: Collection[str]
 ) -> Matching:
     """Return a matching without problems. Raises `CheckpointError` that names the problems of the
-    nearest model."""
+    nearest model, unless most tensors are missing."""
     refuse_many(path, len(stored))
     nearest = min(matchings, key=lambda matching: len(matching.problems + matching.unexpected))
     if nearest.problems:
         unexpected = [f"{name} is unexpected" for name in nearest.unexpected]
         problems = "; ".join([*nearest.problems, *unexpected][:3])
+        comparison = ""
+        missing = [problem for problem in nearest.problems if problem.endswith("is missing")]
+        if 2 * len(missing) <= len(stored):
+            comparison = f" {nearest.model} is nearest, but {problems}."
         raise CheckpointError(
-            f"{path} is not a complete ResNet as {framework} saves it. {nearest.model} is nearest,"
-            f" but {problems}. The first of its {len(stored)} arrays are {sorted(stored)[:3]}."
+            f"{path} is not a complete ResNet as {framework} saves it.{comparison} The first of its"
+            f" {len(stored)} arrays are {sorted(stored)[:3]}."
         )
     if nearest.unexpected:
-        raise refuse_leftover(path, f"{framework}'s {nearest.model}", nearest.unexpected)
+        network = f"{framework}'s {nearest.model.removeprefix('the ')}"
+        raise refuse_leftover(path, network, nearest.unexpected)
     return nearest
 
 

@@ -80,7 +80,7 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
     damaged, incomplete or of another model."""
     arrays = load(path)
     if flax_models.are_flax(arrays):
-        return flax_models.read_variables(path, arrays, momentum=momentum)
+        return flax_models.read_variables(path, arrays, momentum=momentum, choice=choice)
     return replace(read_state_dict(path, arrays), origin=TORCHAX)
 
 

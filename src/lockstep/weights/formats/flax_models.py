@@ -24,52 +24,51 @@ parts.
 Sources: Flax, examples/imagenet, models.py and train.py; Optax, transforms/_accumulation.py.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lockstep.models.architectures import (
-    MODELS,
-    Block,
-    Conv,
-    ModelSpec,
-    Tensor,
-    plain_models,
-)
+from lockstep.models.architectures import MODELS, Block, ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.weights.formats.common import (
-    Matching,
-    Names,
-    Shape,
-    add_layer,
-    check_floats,
-    check_state,
-    choose_model,
-    choose_velocities,
-    describe_converted,
-    describe_unused,
-    find_converted,
-    match_model,
-    name_convolutions,
+from lockstep.weights.formats.common import Names, Shape, name_convolutions
+from lockstep.weights.formats.table import (
+    AVERAGE,
+    COUNTER,
+    HWIO,
+    OPTIMIZER,
+    Format,
+    Shapes,
+    Table,
+    name_arrays,
+    name_layers,
+    read,
 )
-from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
+from lockstep.weights.opened_weights import Weights
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 ORIGIN = "Flax"
-_PARAMETERS = "params"
-_STATISTICS = "batch_stats"
 _STEM = "conv_init/kernel"
 _TRACE = "trace/"
 _STEP = "step"
 _MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 """The models of the example that have a name here."""
 _EPSILON = 1e-5
-_TRAINED = {"weight": "scale", "bias": "bias"}
-_MOVING = {"running_mean": "mean", "running_var": "var"}
+_LEAVES = {"weight": "scale", "bias": "bias", "running_mean": "mean", "running_var": "var"}
+_AVERAGE = r"(?:\w+_)?(?:ema|averages?|averaged|avg|swa)(?:_\w+)?/"
+_OF_TRAINING = (
+    (re.compile(f"{_AVERAGE}.*"), math.inf, AVERAGE),
+    (re.compile("(?:opt_state|optimizer|optimizer_state)/.*"), math.inf, OPTIMIZER),
+    (re.compile("(?:dynamic_scale|loss_scale)(?:/.*)?"), 1, "of the loss scale"),
+    (re.compile(r"(?:\w+_)?(?:rng|key)s?(?:/\w+)?"), 64, "a key of random numbers"),
+    (re.compile(r"(?:\w+_)?(?:step|epoch|iteration|seed)s?"), 1, COUNTER),
+)
+"""What a training keeps next to the weights: its place, its largest size, and what it is."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,19 @@ class _Places:
     statistics: str
     velocities: str
     """Empty if there are none."""
+
+    def explain(self, name: str, shape: Shape) -> str:
+        """Return why an array has no effect on inference; "" if it may have one."""
+        if self.velocities and name.startswith(self.velocities):
+            return OPTIMIZER
+        around = re.match("(?:.*/)?(?=params/)", self.parameters)
+        place = name.removeprefix(around[0] if around else "")
+        if place.startswith(("params/", "batch_stats/")):
+            return ""
+        for known, most, reason in _OF_TRAINING:
+            if known.fullmatch(place) and math.prod(shape) <= most:
+                return reason
+        return ""
 
 
 def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,50 +119,32 @@ def read_variables(
 ) -> Weights:
     """Return the weights of a file's arrays by path, with step and velocities if `momentum` is
     true. Raises `CheckpointError` if they are not a model of the example."""
-    names = {name.replace(".", "/"): name for name in stored}
-    arrays = {
-        name: stored[own] for name, own in names.items() if isinstance(stored[own], np.ndarray)
-    }
-    places = _find_places(arrays)
-    matching = _match_model(path, arrays, places)
-    table = matching.map_tensors()
-    slots = {
-        tensor: f"{places.velocities}{name.removeprefix(places.parameters)}"
-        for tensor, name in table.items()
-        if tensor.is_trained
-    }
-    carried, about = choose_velocities(slots, arrays, "opt_state/*/trace", momentum=momentum)
-    step = stored.get(_STEP, 0) if momentum else 0
-    used = {*table.values(), *slots.values(), _STEP}
-    remarks = [
-        *describe_converted(find_converted(table.values(), arrays)),
-        *about,
-        *describe_unused(sorted(names[name] for name in names.keys() - used)),
-    ]
-    recipe = Recipe(
-        model=matching.model,
-        logits=matching.logits,
-        precision="fp32",
-        padding="flax",
-        bn_epsilon=_EPSILON,
+    own = {name.replace(".", "/"): name for name in stored}
+    arrays = {name: value for name, value in stored.items() if isinstance(value, np.ndarray)}
+    places = _find_places([name for name in own if not choice.is_ignored(own[name])])
+
+    def list_names(spec: ModelSpec, shapes: Shapes) -> Iterator[Names]:
+        yield {tensor: own.get(name, name) for tensor, name in name_tensors(spec, places).items()}
+
+    def name_velocity(name: str) -> str:
+        place = name.replace(".", "/").removeprefix(places.parameters)
+        return own.get(f"{places.velocities}{place}", place)
+
+    format = Format(
+        program=ORIGIN,
+        layout=HWIO,
+        list_names=list_names,
+        explain=lambda name, shape: places.explain(name.replace(".", "/"), shape),
+        name_velocity=name_velocity,
+        velocities="opt_state/*/trace",
     )
-    state = State(
-        _read_step(step),
-        _convert_arrays(path, arrays, table),
-        _convert_arrays(path, arrays, carried),
-    )
-    return Weights(
-        recipe,
-        state,
-        (),
-        path,
-        ORIGIN,
-        tuple(remarks),
-        stored=list_arrays(
-            describe_arrays({names[name]: value for name, value in arrays.items()}),
-            ((tensor.name, names[name]) for tensor, name in table.items()),
-        ),
-    )
+    # A text or nothing at all is not a number to compute with.
+    values = [name for name, value in stored.items() if not isinstance(value, str | None)]
+    table = Table.of(path, arrays, [name for name in values if name not in arrays])
+    recipe = Recipe(padding="flax", bn_epsilon=_EPSILON)
+    weights, _ = read(table, format, recipe, choice, momentum=momentum)
+    step = _read_step(stored.get(_STEP, 0)) if momentum else 0
+    return replace(weights, state=replace(weights.state, step=step))
 
 
 def _read_step(value: Any) -> int:
@@ -160,30 +154,16 @@ def _read_step(value: Any) -> int:
     return max(value, 0) if type(value) is int else 0
 
 
-def _find_places(arrays: Mapping[str, np.ndarray]) -> _Places:
-    """Return where the trees are. Parameters and statistics may be in one."""
-    kernels = [name for name in arrays if name.endswith(_STEM)]
-    velocities = [name for name in kernels if _TRACE in name]
-    places = [name.removesuffix(_STEM) for name in kernels if name not in velocities]
-    parameters = min(places, key=len, default=f"{_PARAMETERS}/")
-    statistics = parameters
-    if parameters.startswith(f"{_PARAMETERS}/"):
-        statistics = f"{_STATISTICS}/{parameters.removeprefix(f'{_PARAMETERS}/')}"
-    return _Places(parameters, statistics, velocities[0].removesuffix(_STEM) if velocities else "")
-
-
-def _match_model(path: Path, arrays: Mapping[str, np.ndarray], places: _Places) -> Matching:
-    """Return the model that has exactly the tensors of the two trees."""
-    shapes = {}
-    for name, value in arrays.items():
-        is_velocity = places.velocities and name.startswith(places.velocities)
-        if name.startswith((places.parameters, places.statistics)) and not is_velocity:
-            shapes[name] = value.shape
-    matchings = (
-        match_model(model, name_tensors(model[1], places), shapes, _list_shapes)
-        for model in plain_models().items()
-    )
-    return choose_model(matchings, path, ORIGIN, arrays)
+def _find_places(names: Collection[str]) -> _Places:
+    """Return where the trees are. Parameters and statistics may be in one. Moving averages are
+    only the weights where nothing else is."""
+    kernels = [name for name in names if name.endswith(_STEM)]
+    velocities = [name.removesuffix(_STEM) for name in kernels if _TRACE in name]
+    places = [name.removesuffix(_STEM) for name in kernels if _TRACE not in name]
+    trained = [place for place in places if not re.match(f"(?:.*/)?{_AVERAGE}", place)]
+    parameters = min(trained or places, key=len, default="params/")
+    statistics = re.sub("(^|/)params/", r"\1batch_stats/", parameters, count=1)
+    return _Places(parameters, statistics, velocities[0] if velocities else "")
 
 
 def name_tensors(spec: ModelSpec, places: _Places) -> Names:
@@ -196,56 +176,24 @@ def name_tensors(spec: ModelSpec, places: _Places) -> Names:
 
     convs = name_convolutions(spec, "conv_init", name_block, "/Conv_", "/conv_proj", begin=0)
     norms = name_convolutions(spec, "bn_init", name_block, "/BatchNorm_", "/norm_proj", begin=0)
-    head = f"{places.parameters}Dense_0"
-    table = {"fc.weight": f"{head}/kernel", "fc.bias": f"{head}/bias"}
-    for conv, scope in convs.items():
-        _add_layer(table, conv, scope, norms[conv], places)
-    return table
-
-
-def _add_layer(table: Names, conv: Conv, scope: str, norm: str, places: _Places) -> None:
-    variables = {suffix: f"{places.parameters}{norm}/{leaf}" for suffix, leaf in _TRAINED.items()}
-    for suffix, leaf in _MOVING.items():
-        variables[suffix] = f"{places.statistics}{norm}/{leaf}"
-    add_layer(table, conv, f"{places.parameters}{scope}/kernel", variables)
-
-
-def _list_shapes(tensor: Tensor) -> tuple[Shape, ...]:
-    """Return the shape that a tensor has in a file."""
-    if tensor.role == "conv_weight":
-        outputs, inputs, height, width = tensor.shape
-        return ((height, width, inputs, outputs),)
-    return (tensor.shape[::-1],)
-
-
-def _convert_arrays(
-    path: Path, arrays: Mapping[str, np.ndarray], names: Mapping[Tensor, str]
-) -> dict[str, np.ndarray]:
-    """Return variables, or the velocities of variables, as new canonical float32 arrays."""
-    converted = {}
-    for tensor, name in names.items():
-        values = check_floats(f"{path}: {name}", arrays[name], _list_shapes(tensor))
-        if tensor.role == "conv_weight":
-            values = values.transpose(3, 2, 0, 1)
-        converted[tensor.name] = np.array(
-            values.T if tensor.role == "fc_weight" else values, np.float32, order="C"
-        )
-    return converted
+    names = name_layers(
+        {conv: f"{scope}/kernel" for conv, scope in convs.items()},
+        {conv: f"{scope}/" for conv, scope in norms.items()},
+        _LEAVES,
+        ("Dense_0/kernel", "Dense_0/bias"),
+    )
+    return {
+        tensor: (places.statistics if ".running_" in tensor else places.parameters) + name
+        for tensor, name in names.items()
+    }
 
 
 def build_variables(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
     """Return the weights of a state by Flax's paths, in its order. Raises `CheckpointError` if it
     does not fit the recipe's model."""
-    spec = recipe.spec
-    names = name_tensors(spec, _Places(f"{_PARAMETERS}/", f"{_STATISTICS}/", ""))
-    variables = {}
-    for tensor in check_state(spec, recipe.logits, state):
-        values = state.tensors[tensor.name]
-        if tensor.role == "conv_weight":
-            values = values.transpose(2, 3, 1, 0)
-        elif tensor.role == "fc_weight":
-            values = values.T
-        variables[names[tensor.name]] = np.ascontiguousarray(values, np.float32)
+    names = name_tensors(recipe.spec, _find_places(()))
+    weights, _ = name_arrays(HWIO, names, recipe, state)
+    variables = {name: np.ascontiguousarray(value, np.float32) for name, value in weights.items()}
     return dict(sorted(variables.items(), key=lambda item: item[0].split("/")))
 
 

@@ -28,5 +28,5 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
     model."""
     stored, _ = checkpoint.read_weights(path, as_stored=True)
     if are_flax(stored):
-        return read_variables(path, stored, momentum=momentum)
-    return read_state_dict(path, stored)
+        return read_variables(path, stored, momentum=momentum, choice=choice)
+    return read_state_dict(path, stored, choice=choice)

@@ -37,42 +37,31 @@ model_zoo/resnext.py.
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from lockstep.models.architectures import Block, Conv, ModelSpec, Tensor, plain_models
+from lockstep.models.architectures import Block, Conv, ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_paddle_90ep
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats import BFLOAT16, paddle_pickle
+from lockstep.weights.formats import BFLOAT16, paddle_pickle, table
 from lockstep.weights.formats.common import (
-    FOURTH_CHANNEL,
-    Matching,
     Names,
     Shape,
     Writers,
     Written,
-    add_layer,
-    check_floats,
-    check_state,
-    choose_model,
-    choose_velocities,
-    describe_converted,
     describe_other_padding,
-    describe_unused,
-    find_converted,
-    is_stem,
-    match_model,
     name_convolutions,
     order_shortcuts_first,
     split_block_name,
-    widen_stem,
     write_new,
 )
-from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
+from lockstep.weights.formats.table import COUNTER, OPTIMIZER, Format, Table, name_layers
+from lockstep.weights.opened_weights import Weights
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = "Paddle"
@@ -86,12 +75,23 @@ _VELOCITY = "_velocity_0"
 _MASTER = "_fp32_master_0"
 _STATIC = {"weight": "w_0", "bias": "b_0", "running_mean": "w_1", "running_var": "w_2"}
 _LAYER = {"weight": "weight", "bias": "bias", "running_mean": "_mean", "running_var": "_variance"}
-_OF_RUN = re.compile(r"(learning_rate|loss_scaling|num_good_steps|num_bad_steps)_\d+")
-"""Variables of the optimizer besides velocities. The recipe sets the learning rate, which is not
+_OF_RUN = re.compile(
+    r"(learning_rate|loss_scaling|num_good_steps|num_bad_steps)_\d+|learning_rate|@\w+_COUNTER@"
+    r"|LR_Scheduler|global_step|epoch"
+)
+"""Numbers of the optimizer besides velocities. The recipe sets the learning rate, which is not
 used."""
+_OF_PARAMETER = re.compile(
+    rf"(.+?)(?:{_MASTER})?(?:_asp_mask|_(?:velocity|moment\d?|beta\d_pow_acc|mean_\w+)_\d+)?"
+)
+"""The names of what the optimizer has for a parameter."""
 _SCALER = {"loss_scaling": "scale", "num_good_steps": "good_steps", "num_bad_steps": "bad_steps"}
 """Parts of `State.scaler` by variable."""
-_MASK = "_asp_mask"
+_LAYOUT = {
+    "conv_weight": ("OIHW",),
+    "stem": ("OJHW", "OIHW"),
+    "fc_weight": ("IO",),
+}
 _PROGRAMS = {
     "conv._conv.weight": "PaddleClas",
     "stem.0.conv.weight": "PaddleClas",
@@ -164,52 +164,54 @@ def read(prefix: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT
     """
     contents = paddle_pickle.load(_find_parameters(prefix))
     arrays = _mark_bfloat16(contents.arrays)
-    matching = _match_model(prefix, arrays)
-    table = matching.map_tensors()
-    is_rounded = any(arrays[name].dtype != np.float32 for name in table.values())
+    is_rounded = any(value.dtype != np.float32 for value in arrays.values())
     optimizer = _read_optimizer(prefix) if momentum or is_rounded else {}
-    sources = dict(table)
-    slots = {}
-    for tensor, name in table.items():
-        parameter = contents.parameters.get(name, name)
-        if f"{parameter}{_MASTER}" in optimizer:
-            sources[tensor] = f"{parameter}{_MASTER}"
-        if tensor.is_trained:
-            slots[tensor] = _find_slot(parameter, optimizer)
-    carried, about = choose_velocities(slots, optimizer, f"*{_VELOCITY}", momentum=momentum)
-    stored = optimizer | arrays
-    used = {*table.values(), *sources.values(), *slots.values()}
-    others = {*stored, *contents.others} - used
-    remarks = [*_describe_file(arrays, sources, table), *about]
-    remarks += describe_unused(sorted(name for name in others if not _OF_RUN.fullmatch(name)))
-    state = State(
-        0,
-        _convert_arrays(prefix, stored, sources),
-        _convert_arrays(prefix, stored, carried),
-        scaler=_read_scaler(optimizer) if momentum else {},
+    parameters = {name: contents.parameters.get(name, name) for name in arrays}
+    trained = set(parameters.values())
+
+    def find_copy(name: str) -> str:
+        copy = f"{parameters[name]}{_MASTER}"
+        return copy if copy in optimizer else name
+
+    def name_velocity(name: str) -> str:
+        slot = f"{parameters[name]}{_MASTER}{_VELOCITY}"
+        return slot if slot in optimizer else f"{parameters[name]}{_VELOCITY}"
+
+    def explain(name: str, shape: Shape) -> str:
+        match = _OF_PARAMETER.fullmatch(name)
+        if name not in arrays and name in optimizer:
+            return OPTIMIZER
+        if match and match[1] != name and match[1] in trained:
+            return OPTIMIZER
+        return COUNTER if _OF_RUN.fullmatch(name) and math.prod(shape) == 1 else ""
+
+    format = Format(
+        program=NAME,
+        layout=_LAYOUT,
+        list_names=lambda spec, shapes: _list_names(spec, list(shapes)),
+        explain=explain,
+        name_velocity=name_velocity,
+        velocities=f"*{_VELOCITY}",
+        find_source=find_copy,
     )
+    stored = Table.of(prefix, optimizer | arrays, contents.others)
+    weights, names = table.read(stored, format, resnet50_paddle_90ep(), choice, momentum=momentum)
     folder = prefix.absolute().parent.name
-    epochs = None
     step = "no step is stored"
     if folder.isdecimal():
-        epochs = int(folder) + 1
         step += f"; its folder names epoch {folder}, counted from 0"
-    if momentum:
-        remarks.insert(0, step)
-    recipe = resnet50_paddle_90ep().replace(
-        model=matching.model, logits=matching.logits, precision="fp32"
-    )
-    return Weights(
-        recipe,
-        state,
-        (),
-        prefix,
-        _PROGRAMS.get(matching.names["conv1.weight"], "NVIDIA Paddle"),
-        tuple(remarks),
-        epochs,
-        stored=list_arrays(
-            describe_arrays(arrays), zip(state.tensors, table.values(), strict=True)
-        ),
+    copies = [find_copy(name) for name in names.values() if find_copy(name) != name]
+    if copies:
+        weights = weights.add_remarks(
+            f"{len(copies)} weights are the float32 copies that the optimizer keeps, such as"
+            f" {copies[0]}"
+        )
+    return replace(
+        weights,
+        state=replace(weights.state, scaler=_read_scaler(optimizer) if momentum else {}),
+        origin=_PROGRAMS.get(names["conv1.weight"], "NVIDIA Paddle"),
+        remarks=((step,) if momentum else ()) + weights.remarks,
+        epochs=int(folder) + 1 if folder.isdecimal() else None,
     )
 
 
@@ -246,24 +248,7 @@ def _mark_bfloat16(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return marked
 
 
-def _find_slot(parameter: str, optimizer: Mapping[str, np.ndarray]) -> str:
-    """Return the name of a parameter's velocity: that of its float32 copy, if there is one."""
-    slot = f"{parameter}{_MASTER}{_VELOCITY}"
-    return slot if slot in optimizer else f"{parameter}{_VELOCITY}"
-
-
-def _match_model(prefix: Path, arrays: Mapping[str, np.ndarray]) -> Matching:
-    """Return the model that has exactly the tensors that a network would compute with."""
-    shapes = {name: value.shape for name, value in arrays.items() if _MASK not in name}
-    matchings = [
-        match_model(model, names, shapes, _list_shapes)
-        for model in plain_models().items()
-        for names in _list_tables(model[1], list(shapes))
-    ]
-    return choose_model(matchings, str(_find_parameters(prefix)), "Paddle", arrays)
-
-
-def _list_tables(spec: ModelSpec, stored: list[str]) -> Iterator[Names]:
+def _list_names(spec: ModelSpec, stored: list[str]) -> Iterator[Names]:
     """Yield the names that a model's tensors may have."""
     # paddle.vision creates a block's shortcut first.
     yield _name_variables(list(spec.list_convolutions()), stored)
@@ -278,13 +263,22 @@ def _list_tables(spec: ModelSpec, stored: list[str]) -> Iterator[Names]:
         return f"bb_{stage - 1}_{number}"
 
     scopes = name_convolutions(spec, "stem.0", name_block, ".conv", ".short", begin=0)
-    yield _name_layers(scopes, "conv", "bn", "fc")
+    yield _name_modules(scopes, ".conv.weight", ".bn.", "fc")
     scopes = name_convolutions(spec, "conv", name_resnext_block, ".conv", ".short", begin=0)
-    yield _name_layers(scopes, "_conv", "_batch_norm", "out")
-    table = {"fc.weight": "fc.weight", "fc.bias": "fc.bias"}
-    for conv in spec.list_convolutions():
-        add_layer(table, conv, f"{conv.name}.weight", _LAYER, f"{conv.bn_name}.")
-    yield table
+    yield _name_modules(scopes, "._conv.weight", "._batch_norm.", "out")
+    kernels = {conv: f"{conv.name}.weight" for conv in spec.list_convolutions()}
+    norms = {conv: f"{conv.bn_name}." for conv in kernels}
+    yield name_layers(kernels, norms, _LAYER, ("fc.weight", "fc.bias"))
+
+
+def _name_modules(scopes: Mapping[Conv, str], kernel: str, norm: str, head: str) -> Names:
+    """Return names of layers, given the scopes of convolutions and the names below them."""
+    return name_layers(
+        {conv: scope + kernel for conv, scope in scopes.items()},
+        {conv: scope + norm for conv, scope in scopes.items()},
+        _LAYER,
+        (f"{head}.weight", f"{head}.bias"),
+    )
 
 
 def _name_variables(convs: list[Conv], stored: list[str]) -> Names:
@@ -292,10 +286,12 @@ def _name_variables(convs: list[Conv], stored: list[str]) -> Names:
     kernels = _number_layers("conv2d", stored, len(convs))
     norms = _number_layers("batch_norm(?:2d)?", stored, len(convs))
     (head,) = _number_layers("linear", stored, 1)
-    table = {"fc.weight": f"{head}.w_0", "fc.bias": f"{head}.b_0"}
-    for conv, kernel, norm in zip(convs, kernels, norms, strict=True):
-        add_layer(table, conv, f"{kernel}.w_0", _STATIC, f"{norm}.")
-    return table
+    return name_layers(
+        {conv: f"{kernel}.w_0" for conv, kernel in zip(convs, kernels, strict=True)},
+        {conv: f"{norm}." for conv, norm in zip(convs, norms, strict=True)},
+        _STATIC,
+        (f"{head}.w_0", f"{head}.b_0"),
+    )
 
 
 def _number_layers(kind: str, stored: list[str], count: int) -> list[str]:
@@ -313,53 +309,6 @@ def _number_layers(kind: str, stored: list[str], count: int) -> list[str]:
     return [f"{name}_{i}" for i, name in layers]
 
 
-def _name_layers(scopes: Mapping[Conv, str], kernel: str, norm: str, head: str) -> Names:
-    """Return the names of layers in a module, given its scopes and the names below them."""
-    table = {"fc.weight": f"{head}.weight", "fc.bias": f"{head}.bias"}
-    for conv, scope in scopes.items():
-        add_layer(table, conv, f"{scope}.{kernel}.weight", _LAYER, f"{scope}.{norm}.")
-    return table
-
-
-def _list_shapes(tensor: Tensor) -> tuple[Shape, ...]:
-    """Return the shapes a tensor may have in a file; the original's shape comes first."""
-    if is_stem(tensor):
-        return (widen_stem(tensor), tensor.shape)
-    if tensor.role == "fc_weight":
-        return (tensor.shape[::-1],)
-    return (tensor.shape,)
-
-
-def _convert_arrays(
-    prefix: Path, stored: Mapping[str, np.ndarray], names: Mapping[Tensor, str]
-) -> dict[str, np.ndarray]:
-    """Return variables, or the velocities of variables, as new canonical float32 arrays."""
-    converted = {}
-    for tensor, name in names.items():
-        values = check_floats(f"{prefix}: {name}", stored[name], _list_shapes(tensor))
-        if is_stem(tensor):
-            values = values[:, : tensor.shape[1]]
-        elif tensor.role == "fc_weight":
-            values = values.T
-        converted[tensor.name] = np.array(values, np.float32, order="C")
-    return converted
-
-
-def _describe_file(
-    arrays: Mapping[str, np.ndarray], sources: Mapping[Tensor, str], table: Mapping[Tensor, str]
-) -> Iterator[str]:
-    for tensor, name in table.items():
-        if is_stem(tensor) and arrays[name].shape != tensor.shape:
-            yield FOURTH_CHANNEL
-    masters = [source for tensor, source in sources.items() if source != table[tensor]]
-    if masters:
-        yield (
-            f"{len(masters)} weights are the float32 copies that the optimizer keeps, such as"
-            f" {masters[0]}"
-        )
-    yield from describe_converted(find_converted(sources.values(), arrays))
-
-
 def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:
     """Write a state with the names of the original's static program; return the files and remarks
     on them.
@@ -371,13 +320,8 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
     prefix = _strip_ending(prefix)
     spec = recipe.spec
     names = _name_variables(list(spec.list_convolutions()), [])
-    parameters = {}
-    velocities = {}
-    for tensor in check_state(spec, recipe.logits, state):
-        name = names[tensor.name]
-        parameters[name] = _convert_tensor(state.tensors[tensor.name], tensor)
-        if tensor.name in state.momentum:
-            velocities[f"{name}{_VELOCITY}"] = _convert_tensor(state.momentum[tensor.name], tensor)
+    parameters, momentum = table.name_arrays(_LAYOUT, names, recipe, state)
+    velocities = {f"{name}{_VELOCITY}": value for name, value in momentum.items()}
     about: tuple[str, ...] = ()
     if velocities:
         # Paddle 3 looks for a scheduled learning rate among the parameters, Paddle 2 among the
@@ -389,13 +333,6 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
         about = (f"{', '.join(added)} were added, since programs of Paddle look for them",)
     files = _write_files(prefix, parameters, velocities, into)
     return Written(files, files, tuple(_describe_differences(recipe, state)), about)
-
-
-def _convert_tensor(values: np.ndarray, tensor: Tensor) -> np.ndarray:
-    """Return an array in the original's layout."""
-    if is_stem(tensor):
-        return np.concatenate([values, np.zeros_like(values[:, :1])], axis=1)
-    return values.T if tensor.role == "fc_weight" else values
 
 
 def _make_scaler(recipe: Recipe, state: State) -> dict[str, np.ndarray]:

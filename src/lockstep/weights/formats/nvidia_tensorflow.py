@@ -28,36 +28,44 @@ model/blocks, runtime/runner.py. Its code of 2019 (RN50v1.5) has the scope `resn
 from 1 (stage 3 from 3_2), and pads differently.
 """
 
+import math
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from lockstep.models.architectures import Block, ModelSpec, Tensor
+from lockstep.models.architectures import SQUEEZE, Block, ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
-from lockstep.weights.formats import refuse_existing, refuse_many, structure, tensor_bundle
+from lockstep.weights.formats import refuse_existing, structure, table, tensor_bundle
 from lockstep.weights.formats.common import (
+    Names,
     Shape,
     Written,
-    add_layer,
-    check_floats,
-    check_state,
-    choose_velocities,
-    describe_converted,
-    describe_unused,
     name_convolutions,
     name_model,
     redirect_file,
     split_block_name,
 )
 from lockstep.weights.formats.structure import BATCH_NORM
+from lockstep.weights.formats.table import (
+    AVERAGE,
+    COUNTER,
+    OPTIMIZER,
+    Format,
+    Shapes,
+    Table,
+    name_layers,
+)
 from lockstep.weights.formats.tensor_bundle import Bundle
-from lockstep.weights.opened_weights import Weights, list_arrays
+from lockstep.weights.opened_weights import Weights
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = "TensorFlow"
@@ -65,7 +73,17 @@ NAME = "TensorFlow"
 _HEAD = "output/dense/kernel"
 _STEP = "global_step"
 _SLOT = "Momentum"
-_SLOTS = (_SLOT, "Adam", "Adam_1", "RMSProp", "RMSProp_1", "ExponentialMovingAverage")
+_SLOTS = re.compile(
+    r"(?:(?:Proximal)?(?:Ada(?:m|mW|Max|grad|gradDA|delta)|Nadam|LAMB|LARS|Momentum|RMSProp|Ftrl)"
+    r"(?:Optimizer)?|(?:adam|lamb)_[mv]|biased|local_step)(?:_[0-9]+)?"
+)
+_AVERAGES = re.compile(r"ExponentialMovingAverage(?:_[0-9]+)?")
+"""The last words of what a training keeps for a variable: the slots of TensorFlow's optimizers,
+parts of the statistics of batch norms, and moving averages."""
+_COUNTERS = re.compile(
+    r"(?:(?:current_)?loss_scale|(?:good|bad)_steps|beta[12]_power|global_step|learning_rate)"
+    r"(?:_[0-9]+)?"
+)
 _LOGITS = 1001
 _OLD_FIRST_BLOCK = "btlnck_block_1_1"
 _OF_MODEL: dict[str, dict[str, float]] = {
@@ -75,17 +93,10 @@ _OF_MODEL: dict[str, dict[str, float]] = {
 }
 """The original's models, and the recipe fields in which their scripts differ."""
 _SQUEEZE = "bottleneck_se_layer"
+_LAYOUT = {"conv_weight": ("HWIO",), "squeeze": ("IO",), "fc_weight": ("IO", "11IO")}
 
 
-@dataclass(frozen=True)
-class _Matching:
-    spec: ModelSpec
-    names: dict[str, str]
-    """Variables by canonical name."""
-    remarks: tuple[str, ...] = ()
-
-
-def name_tensors(spec: ModelSpec) -> dict[str, str]:
+def name_tensors(spec: ModelSpec) -> Names:
     """Return NVIDIA's name, below the model's scope, of every canonical tensor. The model must have
     bottleneck blocks."""
 
@@ -94,19 +105,19 @@ def name_tensors(spec: ModelSpec) -> dict[str, str]:
         return f"btlnck_block_{stage - 1}_{number}"
 
     scopes = name_convolutions(spec, "conv2d", name_block, "/bottleneck_", "/shortcut/conv2d")
-    table = {"fc.weight": _HEAD, "fc.bias": "output/dense/bias"}
+    kernels = {conv: f"{scope}/conv2d/kernel" for conv, scope in scopes.items()}
     for conv, scope in scopes.items():
-        kernel = f"{scope}/conv2d/kernel"
         if conv.groups > 1:
-            kernel = f"{scope}/{scope.rpartition('/')[2]}group_filter"
-        add_layer(table, conv, kernel, BATCH_NORM, f"{scope}/BatchNorm/")
+            kernels[conv] = f"{scope}/{scope.rpartition('/')[2]}group_filter"
+    norms = {conv: f"{scope}/BatchNorm/" for conv, scope in scopes.items()}
+    names = name_layers(kernels, norms, BATCH_NORM, (_HEAD, "output/dense/bias"))
     for block in spec.list_blocks():
         if block.squeeze is not None:
             scope = f"{name_block(block)}/{_SQUEEZE}"
             for layer, dense in ((block.squeeze.first, "dense"), (block.squeeze.second, "dense_1")):
-                table[f"{layer}.weight"] = f"{scope}/{dense}/kernel"
-                table[f"{layer}.bias"] = f"{scope}/{dense}/bias"
-    return table
+                names[f"{layer}.weight"] = f"{scope}/{dense}/kernel"
+                names[f"{layer}.bias"] = f"{scope}/{dense}/bias"
+    return names
 
 
 def matches(head: bytes, path: Path) -> bool:
@@ -127,43 +138,43 @@ def read(prefix: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT
     additional kernels.
     """
     bundle = Bundle(prefix)
-    shapes = {name: entry.shape for name, entry in bundle.entries.items()}
-    refuse_many(prefix, len(shapes))
-    variables = dict(shapes)
-    for name in shapes:
-        if name == _STEP or _is_slot(name, shapes):
-            del variables[name]
-    matching = _match_model(prefix, variables)
-    table = matching.names
-    logits = variables[table["fc.bias"]][0]
-    values = {}
-    slots = {}
-    for tensor in matching.spec.list_tensors(logits):
-        name = table[tensor.name]
-        values[tensor.name] = _read_tensor(bundle, name, tensor)
-        if tensor.is_trained:
-            slots[tensor] = f"{name}/{_SLOT}"
-    carried, about = choose_velocities(slots, shapes, _SLOT, momentum=momentum)
-    velocities = {
-        tensor.name: _read_tensor(bundle, slot, tensor) for tensor, slot in carried.items()
-    }
-    used = {*table.values(), *slots.values(), _STEP}
-    remarks = (
-        *matching.remarks,
-        *_describe_file(variables, table, logits, bundle),
-        *about,
-        *describe_unused(sorted(shapes.keys() - used)),
+    entries = bundle.entries
+    format = Format(
+        program=NAME,
+        layout=_LAYOUT,
+        list_models=partial(_list_models, prefix),
+        list_names=_list_names,
+        explain=partial(_explain, entries),
+        name_velocity=lambda name: f"{name}/{_SLOT}",
+        velocities=_SLOT,
     )
-    arrays = ((name, bundle.entries[name].dtype_name, shape) for name, shape in variables.items())
-    return Weights(
-        choose_recipe(matching.spec, logits),
-        State(_read_step(bundle), values, velocities),
-        (),
-        prefix,
-        "NVIDIA TensorFlow",
-        remarks,
-        stored=list_arrays(arrays, table.items()),
+    types = {name: (entry.dtype_name, entry.shape) for name, entry in entries.items()}
+    contents = Table(prefix, types, bundle.read)
+    weights, names = table.read(contents, format, Recipe(), choice, momentum=momentum)
+    recipe = choose_recipe(weights.recipe.spec, weights.recipe.logits)
+    return replace(
+        weights,
+        recipe=recipe,
+        state=replace(weights.state, step=_read_step(bundle)),
+        origin="NVIDIA TensorFlow",
+        remarks=(
+            *_describe_structure(recipe.spec, names),
+            *_describe_file(recipe.logits, bundle),
+            *weights.remarks,
+        ),
     )
+
+
+def _explain(variables: Collection[str], name: str, shape: Shape) -> str:
+    """Return why one of the variables has no effect on inference; "" if it may have one."""
+    variable, _, leaf = name.rpartition("/")
+    if _COUNTERS.fullmatch(leaf) and math.prod(shape) == 1:
+        return COUNTER
+    if variable not in variables:
+        return ""
+    if _AVERAGES.fullmatch(leaf):
+        return AVERAGE
+    return OPTIMIZER if _SLOTS.fullmatch(leaf) else ""
 
 
 def choose_recipe(spec: ModelSpec, logits: int) -> Recipe:
@@ -175,58 +186,61 @@ def choose_recipe(spec: ModelSpec, logits: int) -> Recipe:
     )
 
 
-def _is_slot(name: str, shapes: Mapping[str, Shape]) -> bool:
-    """Return whether a variable is an optimizer's slot of another. Its last word is enough: the
-    other may be missing."""
-    variable, _, leaf = name.rpartition("/")
-    return variable in shapes or leaf in _SLOTS
-
-
-def _match_model(prefix: Path, variables: Mapping[str, Shape]) -> _Matching:
+def _list_models(
+    prefix: Path, choice: WeightsChoice, shapes: Shapes
+) -> Iterator[tuple[str, ModelSpec]]:
+    """Yield the chosen network, or else those that the variables make: by NVIDIA's names, and by
+    their structure. Raises `CheckpointError` if they make none."""
+    if choice.model is not None:
+        for name, spec in choice.list_models().items():
+            if spec.block == "bottleneck" and {*spec.parts} <= {SQUEEZE}:
+                yield name, spec
+        return
+    is_complete = False
+    with suppress(LookupError, ZeroDivisionError, RecipeError):
+        scope = _find_scope(shapes)
+        spec = _read_spec({name.removeprefix(scope): size for name, size in shapes.items()})
+        is_complete = all(scope + name in shapes for name in name_tensors(spec).values())
+        yield _name(spec), spec
     try:
-        matching = _match_names(variables) or _match_structure(variables)
-        _check_shapes(matching, variables)
+        spec, _ = structure.match(_leave_out_slots(shapes))
+        yield _name(spec), spec
     except ValueError as error:
-        raise CheckpointError(
-            f"{prefix} is not a complete ResNet of bottleneck blocks as NVIDIA's TensorFlow code"
-            f" saves it: {error}. The first of its {len(variables)} variables are"
-            f" {sorted(variables)[:3]}."
-        ) from None
-    others = _list_unused_kernels(variables, matching)
-    if others:
-        raise CheckpointError(
-            f"{prefix} has {len(others)} kernels that a plain ResNet does not have, such as"
-            f" {others[0]} {variables[others[0]]}: it is another model (squeeze-and-excitation?),"
-            " and without them its results would be wrong"
-        )
-    return matching
+        if not is_complete:
+            raise CheckpointError(
+                f"{prefix} is not a complete ResNet of bottleneck blocks as NVIDIA's TensorFlow"
+                f" code saves it: {error}. The first of its {len(shapes)} variables are"
+                f" {sorted(shapes)[:3]}."
+            ) from None
 
 
-def _list_unused_kernels(variables: Mapping[str, Shape], matching: _Matching) -> list[str]:
-    """Return the unused variables that the network must have computed with: kernels, matrices."""
-    unused = variables.keys() - matching.names.values()
-    return sorted(name for name in unused if len(variables[name]) >= 2)
+def _name(spec: ModelSpec) -> str:
+    model = name_model(spec)
+    return model if isinstance(model, str) else "ResNet"
 
 
-def _match_names(variables: Mapping[str, Shape]) -> _Matching | None:
-    """Return the matching if all names below one scope are NVIDIA's and the network has no other
-    kernels; else None."""
-    heads = [name for name in variables if name == _HEAD or name.endswith(f"/{_HEAD}")]
-    if len(heads) != 1:
-        return None
-    scope = heads[0].removesuffix(_HEAD)
-    below = {name: shape for name, shape in variables.items() if name.startswith(scope)}
-    try:
-        spec = _read_spec({name.removeprefix(scope): shape for name, shape in below.items()})
-    except (LookupError, ZeroDivisionError, RecipeError):
-        return None
-    table = {canonical: scope + name for canonical, name in name_tensors(spec).items()}
-    matching = _Matching(spec, table)
-    is_complete = variables.keys() >= set(table.values())
-    return matching if is_complete and not _list_unused_kernels(variables, matching) else None
+def _find_scope(shapes: Shapes) -> str:
+    """Return the scope around the variables of NVIDIA's code; "" if there is none, or several."""
+    heads = [name for name in shapes if name == _HEAD or name.endswith(f"/{_HEAD}")]
+    return heads[0].removesuffix(_HEAD) if len(heads) == 1 else ""
 
 
-def _read_spec(shapes: Mapping[str, Shape]) -> ModelSpec:
+def _leave_out_slots(shapes: Shapes) -> Shapes:
+    """Return variables without slots of optimizers, also without those of missing variables."""
+    return {n: size for n, size in shapes.items() if not _SLOTS.fullmatch(n.rpartition("/")[2])}
+
+
+def _list_names(spec: ModelSpec, shapes: Shapes) -> Iterator[Names]:
+    """Yield NVIDIA's names, and those of the variables that make a model."""
+    scope = _find_scope(shapes)
+    yield {tensor: scope + name for tensor, name in name_tensors(spec).items()}
+    with suppress(ValueError):
+        same, names = structure.match(_leave_out_slots(shapes))
+        if same == replace(spec, stride_in=same.stride_in):
+            yield names
+
+
+def _read_spec(shapes: Shapes) -> ModelSpec:
     """Return the model of these variables, by NVIDIA's names. Raises `LookupError`,
     `ZeroDivisionError` or `RecipeError`."""
 
@@ -258,72 +272,33 @@ def _read_spec(shapes: Mapping[str, Shape]) -> ModelSpec:
     )
 
 
-def _match_structure(variables: Mapping[str, Shape]) -> _Matching:
-    spec, table = structure.match(variables)
+def _describe_structure(spec: ModelSpec, variables: Names) -> Iterator[str]:
+    """Yield remarks on variables with other names than NVIDIA's."""
     names = name_tensors(spec)
-    scopes = Counter[str]()
-    for tensor, variable in table.items():
-        if variable.endswith(names[tensor]):
-            scopes[variable.removesuffix(names[tensor])] += 1
+    scopes = Counter(
+        variable.removesuffix(names[tensor])
+        for tensor, variable in variables.items()
+        if variable.endswith(names[tensor])
+    )
     scope = max(scopes, key=lambda scope: scopes[scope], default="")
-    odd = {tensor: name for tensor, name in table.items() if name != scope + names[tensor]}
+    odd = {tensor: name for tensor, name in variables.items() if name != scope + names[tensor]}
     changes = []
     for tensor, variable in odd.items():
         # A batch norm is listed once, by its scale; the same holds for its other variables.
         scale = f"{tensor.rpartition('.')[0]}.weight"
         if tensor == scale or scale not in odd:
             changes.append(f"{tensor} <- {variable}")
-    remarks = [
-        "matched by the order of their scopes and by their shapes, since the names are not"
-        f" NVIDIA's: {', '.join(changes)}"
-    ]
-    if any(f"{_OLD_FIRST_BLOCK}/" in variable for variable in table.values()):
-        remarks.append(
+    if changes:
+        yield (
+            "matched by the order of their scopes and by their shapes, since the names are not"
+            f" NVIDIA's: {', '.join(changes)}"
+        )
+    if any(f"{_OLD_FIRST_BLOCK}/" in variable for variable in odd.values()):
+        yield (
             "blocks count from 1, as in NVIDIA's code of 2019: it padded convolutions"
             " symmetrically, but not its pool; here all are padded as TensorFlow's SAME, so the"
             " accuracy may differ"
         )
-    return _Matching(spec, table, tuple(remarks))
-
-
-def _check_shapes(matching: _Matching, variables: Mapping[str, Shape]) -> None:
-    bias = variables[matching.names["fc.bias"]]
-    for tensor in matching.spec.list_tensors(bias[0] if bias else 0):
-        variable = matching.names[tensor.name]
-        shape = variables[variable]
-        shapes = _list_shapes(tensor)
-        if shape not in shapes:
-            raise ValueError(f"{variable} is {list(shape)}, expected {list(shapes[0])}")
-
-
-def _list_shapes(tensor: Tensor) -> tuple[Shape, ...]:
-    """Return the shapes a tensor may have in a file; the original's shape comes first."""
-    if _is_dense(tensor):
-        return (tensor.shape[1::-1],)
-    if tensor.role == "conv_weight":
-        outputs, inputs, height, width = tensor.shape
-        return ((height, width, inputs, outputs),)
-    if tensor.role == "fc_weight":
-        return (tensor.shape[::-1], (1, 1, *tensor.shape[::-1]))
-    return (tensor.shape,)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Return whether a tensor is a kernel of squeeze-and-excitation."""
-    return tensor.role == "conv_weight" and ".se." in tensor.name
-
-
-def _read_tensor(bundle: Bundle, name: str, tensor: Tensor) -> np.ndarray:
-    """Read a variable, or the velocity of one, as a canonical float32 array."""
-    shapes = _list_shapes(tensor)
-    values = check_floats(f"{bundle.prefix}: {name}", bundle.read(name), shapes)
-    if _is_dense(tensor):
-        values = values.T.reshape(tensor.shape)
-    elif tensor.role == "conv_weight":
-        values = values.transpose(3, 2, 0, 1)
-    elif tensor.role == "fc_weight":
-        values = values.reshape(tensor.shape[::-1]).T
-    return np.ascontiguousarray(values, np.float32)
 
 
 def _read_step(bundle: Bundle) -> int:
@@ -337,20 +312,12 @@ def _read_step(bundle: Bundle) -> int:
     return int(step)
 
 
-def _describe_file(
-    variables: Mapping[str, Shape], table: Mapping[str, str], logits: int, bundle: Bundle
-) -> Iterator[str]:
+def _describe_file(logits: int, bundle: Bundle) -> Iterator[str]:
     if logits != _LOGITS:
         yield (
             f"the classifier has {logits} outputs; the original has {_LOGITS}, of which the last is"
             " unused"
         )
-    if len(variables[table["fc.weight"]]) == 4:
-        yield "the classifier is stored as a 1x1 convolution"
-    entries = bundle.entries
-    yield from describe_converted(
-        [name for name in table.values() if entries[name].dtype != tensor_bundle.FLOAT32]
-    )
     if _STEP not in bundle.entries:
         yield f"there is no {_STEP}; step 0 is used"
 
@@ -371,13 +338,10 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
     scope = recipe.model if isinstance(recipe.model, str) else "resnet"
     if scope == "seresnext101-32x4d":
         scope = "se-resnext101-32x4d"  # as the original calls it
-    table = name_tensors(spec)
-    variables = {_STEP: np.array(state.step, np.int64)}
-    for tensor in check_state(spec, recipe.logits, state):
-        name = f"{scope}/{table[tensor.name]}"
-        variables[name] = _convert_tensor(state.tensors[tensor.name], tensor)
-        if tensor.name in state.momentum:
-            variables[f"{name}/{_SLOT}"] = _convert_tensor(state.momentum[tensor.name], tensor)
+    names = {tensor: f"{scope}/{name}" for tensor, name in name_tensors(spec).items()}
+    weights, velocities = table.name_arrays(_LAYOUT, names, recipe, state)
+    variables = {_STEP: np.array(state.step, np.int64)} | weights
+    variables |= {f"{name}/{_SLOT}": value for name, value in velocities.items()}
     index = tensor_bundle.index_path(prefix)
     newest = prefix.with_name("checkpoint")
     files = [index, tensor_bundle.data_path(prefix, 0, 1)]
@@ -390,15 +354,6 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
         tensor_bundle.write_newest(redirect_file(prefix, into))
         files.append(newest)
     return Written(tuple(files), (index,), tuple(remarks))
-
-
-def _convert_tensor(values: np.ndarray, tensor: Tensor) -> np.ndarray:
-    """Return an array in TensorFlow's layout, as a view."""
-    if _is_dense(tensor):
-        return values[:, :, 0, 0].T
-    if tensor.role == "conv_weight":
-        return values.transpose(2, 3, 1, 0)
-    return values.T if tensor.role == "fc_weight" else values
 
 
 def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:

@@ -57,6 +57,10 @@ def match(variables: Mapping[str, Shape]) -> tuple[ModelSpec, dict[str, str]]:
 
     Raises `ValueError` that says what is missing or ambiguous.
     """
+    if any("/bottleneck_v1/" in name for name in variables):
+        raise ValueError(
+            "it is TF-Slim's ResNet v1, whose stages have their stride in the last block"
+        )
     units = []
     alone = []
     for name, shape in variables.items():
