@@ -123,6 +123,20 @@ def test_an_exported_model_keeps_the_threshold(
         assert prediction.is_unknown
 
 
+def test_a_bare_model_keeps_the_temperature_and_the_threshold(
+    uncertain: tuple[Path, float], calibrated: tuple[Path, np.ndarray], photo: Path, tmp_path: Path
+) -> None:
+    source, threshold = uncertain
+    lockstep.export(source, tmp_path / "bare", to="onnx", bare=True, compare=False)
+    with lockstep.Predictor(tmp_path / "bare") as predictor:
+        [prediction] = predictor.predict(photo, top=10)
+        [logits] = predictor.logits(photo)
+        assert predictor.unknown_below == threshold
+    assert logits == pytest.approx(calibrated[1], abs=1e-4)
+    assert prediction.probabilities == pytest.approx(compute_expected(logits), rel=1e-6)
+    assert prediction.is_unknown
+
+
 FORMS = {
     "table": "p.png\n  unknown: no class has 75.00 % or more\n   60.00 %  dots\n",
     "csv": "path,rank,class,probability,unknown\np.png,1,dots,0.600000,true\n",

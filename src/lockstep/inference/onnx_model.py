@@ -24,6 +24,8 @@ _BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
 OPSET = 17
 IR = 8
 """The graph's operator set and its file format version. ONNX Runtime 1.12 and later read them."""
+CALIBRATION = "lockstep_calibration"
+"""The metadata property of a bare model with what turns its logits into probabilities, as JSON."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,11 @@ def logits_model_apart(
     """
     graph = _start_graph(recipe, tensors, scales)
     return graph.logits_model_apart(as_inputs=as_inputs)
+
+
+def accept_squares(model: Any, recipe: Recipe) -> None:
+    """Make a model of squares, or a bare one, take any number of `images`, uint8 [N, S, S, 3]."""
+    _Graph(_import_onnx(), recipe, {}, {}).accept_squares(model.graph)
 
 
 def _start_graph(
@@ -227,6 +234,18 @@ class _Graph:
         data: bytes = model.SerializeToString()
         return data, apart
 
+    def accept_squares(self, graph: Any) -> None:
+        """Change a graph as the function of this name does."""
+        if graph.input[0].name == "input":
+            self._normalise("images")
+            self._nodes[-1].output[0] = "input"
+            self._nodes.extend(graph.node)
+            del graph.node[:]
+            graph.node.extend(self._nodes)
+            graph.initializer.extend(self._list_constants())
+        side = self._recipe.eval_crop
+        graph.input[0].CopyFrom(self._describe_images("N", side, side))
+
     def model(self, classes: tuple[str, ...], form: Form) -> "onnx.ModelProto":
         """Return the model."""
         helper = self._onnx.helper
@@ -277,15 +296,18 @@ class _Graph:
         """Return a model of the nodes, with this input and these outputs."""
         helper = self._onnx.helper
         model = self._recipe.model if isinstance(self._recipe.model, str) else "model"
-        to_tensor = self._onnx.numpy_helper.from_array
-        values = [to_tensor(value, name) for name, value in self._values.items()]
-        graph = helper.make_graph(self._nodes, model, [images], outputs, values)
+        constants = self._list_constants()
+        graph = helper.make_graph(self._nodes, model, [images], outputs, constants)
         return helper.make_model(
             graph,
             opset_imports=[helper.make_opsetid("", OPSET)],
             ir_version=IR,
             producer_name="lockstep",
         )
+
+    def _list_constants(self) -> list["onnx.TensorProto"]:
+        to_tensor = self._onnx.numpy_helper.from_array
+        return [to_tensor(value, name) for name, value in self._values.items()]
 
     def _add(self, operator: str, inputs: list[str], output: str, **attributes: Any) -> str:
         self._nodes.append(

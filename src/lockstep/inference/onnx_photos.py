@@ -39,6 +39,32 @@ def take_photos(model: Any, recipe: Recipe) -> Any:
     return result
 
 
+def check_resize(model: Any, recipe: Recipe) -> None:
+    """Raise `ValueError` unless the nodes that resize and crop are those of `take_photos`. A model
+    of squares has none, and gives its images to Cast."""
+    import onnx
+
+    alone = onnx.ModelProto(graph=onnx.GraphProto(input=model.graph.input))
+    expected = _split_resize(take_photos(alone, recipe).graph)
+    parts = _split_resize(model.graph)
+    is_bare = not parts[0] and model.graph.input[0].name != IMAGES
+    if parts not in (expected, ([], ["Cast"])) and not is_bare:
+        raise ValueError("its images pass through other nodes than its metadata describes")
+
+
+def _split_resize(graph: Any) -> tuple[list[bytes], list[str]]:
+    """Return the nodes and constants that resize and crop, and the operators of other nodes that
+    take the input."""
+    parts = []
+    takers = []
+    for value in (*graph.node, *graph.initializer):
+        if str(value.name).startswith(PREPROCESSING):
+            parts.append(value.SerializeToString())
+        elif graph.input[0].name in getattr(value, "input", ()):
+            takers.append(value.op_type)
+    return sorted(parts), takers
+
+
 class _Nodes:
     """Nodes and constants in the order in which they were made."""
 

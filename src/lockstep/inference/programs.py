@@ -203,13 +203,11 @@ def _read(file: Path) -> ExportedProgram:
         raise ValueError("expected the fields that lockstep export writes")
     if batch is not None and not (is_count(batch) and batch > 0):
         raise ValueError(f"batch is {batch!r:.40}, expected a number of images or null")
-    preprocessing = values["preprocessing"]
-    colours = {name: preprocessing[name] for name in ("mean", "std")}
-    recipe = Recipe.of(
-        {"precision": "fp32", **{name: values[name] for name in ("logits", "validation_share")}}
-        | colours
+    fields = {name: values[name] for name in ("logits", "validation_share")}
+    preprocessing = to_json(values["preprocessing"])
+    recipe = onnx_metadata.apply_preprocessing(
+        Recipe.of({"precision": "fp32"} | fields), preprocessing, normalises=False
     )
-    recipe = onnx_metadata.apply_preprocessing(recipe, to_json(preprocessing))
     if len(classes) > recipe.logits:
         raise ValueError(
             f"it names {len(classes)} classes, but the model has {recipe.logits} logits"

@@ -250,9 +250,9 @@ def test_the_log_is_lines_of_json(server: Server) -> None:
 def test_a_token_is_asked_for_and_one_of_an_export_is_served(
     weights: Path, photos: list[Path], tmp_path: Path
 ) -> None:
-    """Also: the environment gives the token, the model is an exported file with a name, successes
+    """Also: the environment gives the token, the model is a bare export with a name, successes
     are not logged, and the limit of pixels holds for tensors too."""
-    lockstep.export(weights, tmp_path / "export", to="onnx", compare=False)
+    lockstep.export(weights, tmp_path / "export", to="onnx", bare=True, compare=False)
     data = photos[0].read_bytes()
     right = {"Authorization": f"Bearer {TOKEN}"}
     options = ("--name", "tiny", "--quiet", "--allow-host", "api.example", "--max-megapixels", 1)

@@ -37,7 +37,8 @@ class Runtime(Protocol):
     """Name of the device that it computes on, for people."""
     on_gpu: bool
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *error: object) -> None: ...
 

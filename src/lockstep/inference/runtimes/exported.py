@@ -1,20 +1,33 @@
 """ONNX models of `lockstep export`, as they are deployed: the file itself is run, not the weights
-in it."""
+in it.
+
+What is run ends with the logits, and begins after the resize of photos. So the nodes outside of it
+must be those that `lockstep export` writes: others would be left out without notice.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from lockstep.inference import onnx_model
+from lockstep.inference.onnx_photos import check_resize
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.regular_files import WEIGHTS, read_regular
 from lockstep.system.strict_json import parsed
 from lockstep.weights import LOCKSTEP, Weights
+from lockstep.weights.calibration_file import parse_calibration
 from lockstep.weights.formats import onnx_graph, onnx_metadata, onnx_weights
 
 _PASSED = ("Cast", "DequantizeLinear", "Identity", "QuantizeLinear")
-"""Nodes that may follow softmax."""
+"""Nodes that may follow the classifier. They are run."""
+_QUANTISED = ["Add", "Mul", "Cast", "MatMulInteger"]
+"""The classifier of ONNX Runtime's dynamic quantiser, from its end."""
+_FORMS = [(["images"], ["classes", "probabilities"]), (["input"], ["logits"])]
+"""Inputs and outputs of models; the second form is bare."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +44,8 @@ class ExportedModel:
         import onnx
 
         model = onnx.load_model_from_string(read_regular(self.about.source, WEIGHTS))
-        onnx_metadata.take_squares(model, self.about.recipe.eval_crop)
+        onnx_metadata.take_squares(model)
+        onnx_model.accept_squares(model, self.about.recipe)
         del model.graph.output[:]
         model.graph.output.append(onnx.ValueInfoProto(name=self.logits))
         data: bytes = model.SerializeToString()
@@ -43,62 +57,94 @@ def open_exported(path: Path) -> ExportedModel | None:
     None if it names none.
 
     The package onnx is needed only for ONNX files. Raises `CheckpointError` if the model lacks
-    parts of the preprocessing, the images or softmax.
+    parts of the preprocessing, or has other inputs, outputs or nodes around the network than
+    `lockstep export` writes.
     """
     file = onnx_weights.find(path)
     if file is None:
         return None
     graph = onnx_graph.open_graph(file)
-    if onnx_metadata.KEY not in graph.metadata:
+    metadata = graph.metadata
+    if onnx_metadata.KEY not in metadata:
         return None
+    model = graph.onnx.load_model_from_string(read_regular(file, WEIGHTS))
     try:
-        logits = _before_softmax(graph)
-        recipe = _recipe(graph.metadata[onnx_metadata.KEY], _outputs(graph, logits))
+        logits = _find_logits(graph, model)
+        recipe = Recipe.of({"precision": "fp32", "logits": _count_logits(graph, logits)})
+        text = metadata[onnx_metadata.KEY]
+        recipe = onnx_metadata.apply_preprocessing(recipe, text, normalises=False)
+        check_resize(model, recipe)
+        calibration = onnx_metadata.read_threshold(metadata)
+        if onnx_model.CALIBRATION in metadata:
+            calibration = parse_calibration(parsed(metadata[onnx_model.CALIBRATION]), file)
     except (ValueError, LookupError, TypeError, RecipeError) as error:
         raise CheckpointError(
             f"{file} cannot be evaluated as an export: {error}; export it again"
         ) from None
-    if graph.inputs != ("images",):
-        raise CheckpointError(
-            f"{file} takes {', '.join(graph.inputs)}; expected `images`, as an export with"
-            " preprocessing takes them: export it without --bare"
-        )
     classes = graph.classes if len(graph.classes) <= recipe.logits else ()
-    about = Weights(
-        recipe,
-        State(0, {}, {}),
-        classes,
-        file,
-        LOCKSTEP,
-        calibration=onnx_metadata.read_threshold(graph.metadata),
-    )
+    about = Weights(recipe, State(0, {}, {}), classes, file, LOCKSTEP, calibration=calibration)
     return ExportedModel(about, logits)
 
 
-def _recipe(text: str, logits: int) -> Recipe:
-    values: Any = parsed(text)
-    colours = {name: values[name] for name in ("mean", "std")}
-    return onnx_metadata.apply_preprocessing(
-        Recipe.of({"precision": "fp32", "logits": logits} | colours), text
-    )
+def _find_logits(graph: onnx_graph.Graph, model: Any) -> str:
+    """Return the name of the logits. Raises `ValueError` unless the model returns them, or their
+    softmax and the number of the largest, and nothing else."""
+    inputs = [value.name for value in model.graph.input]
+    outputs = [value.name for value in model.graph.output]
+    if (inputs, outputs) not in _FORMS or model.functions:
+        raise ValueError(
+            f"it takes {', '.join(inputs)}, returns {', '.join(outputs)} and defines"
+            f" {len(model.functions)} functions; expected `images`, `classes` and `probabilities`,"
+            " or `input` and `logits`, and no functions"
+        )
+    if outputs == ["logits"]:
+        return "logits"
+    softmax = _skip_rounding(graph, graph.makers["probabilities"])
+    logits = str(softmax.input[0])
+    _check_node(softmax, "Softmax", logits, axis=1)
+    _check_node(graph.makers["classes"], "ArgMax", logits, axis=1, keepdims=0)
+    return logits
 
 
-def _before_softmax(graph: onnx_graph.Graph) -> str:
-    """Return the name of the value from which `probabilities` are computed."""
-    node = graph.makers["probabilities"]
-    while node.op_type in _PASSED:
-        node = graph.makers[node.input[0]]
-    if node.op_type != "Softmax":
-        raise ValueError(f"its probabilities come from {node.op_type}, expected Softmax")
-    return str(node.input[0])
+def _skip_rounding(graph: onnx_graph.Graph, node: Any) -> Any:
+    """Return the node whose probabilities are rounded by half a percent at most, as quantisers
+    do it; other nodes stay."""
+    if node.op_type != "DequantizeLinear":
+        return node
+    before = graph.makers[node.input[0]]
+    values: list[Any] = [graph.constant(name) for name in node.input[1:]]
+    scale, zero = map(np.asarray, values)
+    largest = float(scale) * (np.iinfo(zero.dtype).max - int(zero))
+    is_close = float(scale) <= 0.01 and largest >= 0.99
+    if before.op_type != "QuantizeLinear" or before.input[1:] != node.input[1:] or not is_close:
+        return node
+    return graph.makers[before.input[0]]
 
 
-def _outputs(graph: onnx_graph.Graph, name: str) -> int:
-    """Return the number of logits: the length of the classifier's bias."""
+def _check_node(node: Any, kind: str, source: str, **attributes: int) -> None:
+    """Raise `ValueError` unless a node is of this kind, and computes from one value."""
+    values = {attribute.name: attribute.i for attribute in node.attribute}
+    if not values.get("select_last_index"):
+        values.pop("select_last_index", None)  # 0 is the default, which some programs write
+    if node.domain or (node.op_type, [*node.input], values) != (kind, [source], attributes):
+        raise ValueError(
+            f"its {node.output[0]} come from {node.op_type} of {', '.join(node.input)} {values},"
+            f" expected {kind} of {source} {attributes}"
+        )
+
+
+def _count_logits(graph: onnx_graph.Graph, name: str) -> int:
+    """Return the number of logits: the length of the classifier's bias. Raises `ValueError` if
+    other nodes come after the classifier."""
     node = graph.makers[name]
-    while node.op_type in _PASSED:
-        node = graph.makers[node.input[0]]
+    for _ in graph.nodes:
+        if node.op_type in _PASSED:
+            node = graph.makers[node.input[0]]
+    steps = [node]
+    while len(steps) < 4 and steps[-1].op_type in _QUANTISED:
+        steps.append(graph.makers[steps[-1].input[0]])
     bias = graph.place(node.input[-1])[0]
-    if bias is None:
-        raise ValueError("its classifier has no bias")
-    return int(graph.stored[bias].dims[-1])
+    sizes = [] if bias is None else graph.stored[bias].dims
+    if [step.op_type for step in steps] not in (["Gemm"], _QUANTISED) or len(sizes) != 1:
+        raise ValueError(f"its {name} come from {node.op_type}, expected Gemm with a bias")
+    return int(sizes[0])

@@ -2,11 +2,12 @@
 has not been run."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from lockstep.inference.runtimes import (
+    Runtime,
     RuntimeSetup,
     check_images,
     count_threads,
@@ -27,7 +28,7 @@ _ERRORS = 3
 """The severity from which ONNX Runtime prints messages."""
 
 
-class OnnxRuntime:
+class OnnxRuntime(Runtime):
     """A session of ONNX Runtime."""
 
     name = "onnxruntime"
@@ -53,9 +54,6 @@ class OnnxRuntime:
         self.device = describe_cpu()
         if self.on_gpu:
             self.device = f"GPU, {used.removesuffix('ExecutionProvider')}"
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._session = None

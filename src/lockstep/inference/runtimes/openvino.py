@@ -2,11 +2,12 @@
 
 import io
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from lockstep.inference.runtimes import (
+    Runtime,
     RuntimeSetup,
     check_images,
     count_threads,
@@ -20,7 +21,7 @@ _HINTS = {"fp32": "f32", "bf16": "bf16"}
 """OpenVINO's names of precisions. Without a hint it computes in bf16 where the processor can."""
 
 
-class OpenVino:
+class OpenVino(Runtime):
     """A compiled model of OpenVINO."""
 
     name = "openvino"
@@ -49,9 +50,6 @@ class OpenVino:
                 f"OpenVINO cannot run this model: {str(error).strip().splitlines()[-1]:.300}"
             ) from error
         self._request = compiled.create_infer_request()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._request = None

@@ -4,19 +4,19 @@ its framework."""
 import importlib
 import tempfile
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from lockstep import backends
-from lockstep.inference.runtimes import RUNTIMES, RuntimeSetup, describe_cpu
+from lockstep.inference.runtimes import RUNTIMES, Runtime, RuntimeSetup, describe_cpu
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
 
 NAME = "paddle-inference"
 
 
-class PaddleInference:
+class PaddleInference(Runtime):
     """A program with the weights, in a predictor."""
 
     name = NAME
@@ -40,9 +40,6 @@ class PaddleInference:
             plain = recipe.replace(precision="fp32")  # the predictor chooses the precision
             _load_module("export").export(plain, setup.weights.tensors, (), folder, logits=True)
             self._predictor = predictor.open_predictor(folder, options)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._predictor = None

@@ -7,11 +7,11 @@ folder makes the next build faster.
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from lockstep.inference.runtimes import RuntimeSetup, check_images, import_package
+from lockstep.inference.runtimes import Runtime, RuntimeSetup, check_images, import_package
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
 from lockstep.system.files import user_cache, write_bytes
@@ -103,7 +103,7 @@ class Plan:
         return values[0] if values else None
 
 
-class TensorRT:
+class TensorRT(Runtime):
     """A runtime that runs a plan."""
 
     name = "tensorrt"
@@ -119,9 +119,6 @@ class TensorRT:
         self._plan = Plan(
             build_plan(setup.build_model(), shape, (1, self._most), tf32=self.precision == "tf32")
         )
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._plan.close()

@@ -21,7 +21,9 @@ from lockstep.inference.onnx_photos import take_photos
 from lockstep.system.errors import BackendError, CheckpointError, nearest
 from lockstep.system.files import write_lines
 from lockstep.system.regular_files import WEIGHTS, read_regular
+from lockstep.system.strict_json import to_json
 from lockstep.weights import Weights
+from lockstep.weights.calibration_file import describe_calibration
 from lockstep.weights.formats import onnx_metadata
 
 Answers = tuple[np.ndarray, np.ndarray]
@@ -104,9 +106,13 @@ class Wanted:
             model = onnx_model.build_model(
                 weights.recipe, weights.tensors, weights.classes, weights.scales, form
             )
-        threshold = weights.calibration.unknown_below
-        if threshold:
-            model.metadata_props.add(key=onnx_metadata.UNKNOWN_BELOW, value=str(threshold))
+        calibration = weights.calibration
+        if self.bare and calibration.temperature != 1:
+            value = to_json(describe_calibration(calibration))
+            model.metadata_props.add(key=onnx_model.CALIBRATION, value=value)
+        elif calibration.unknown_below:
+            value = str(calibration.unknown_below)
+            model.metadata_props.add(key=onnx_metadata.UNKNOWN_BELOW, value=value)
         return take_photos(model, weights.recipe) if photos and not self.bare else model
 
     def drop_scales(self) -> Self:
