@@ -215,12 +215,7 @@ def test_what_is_not_kept_is_remarked_upon(more: dict[str, Any], remark: str) ->
         ("test_crop_pct", 1.5, "test_crop_pct is 1.5; expected a number from 0.001 to 1"),
         ("crop_pct", 5e-324, "crop_pct is 5e-324"),
         ("crop_pct", True, "crop_pct is True"),
-        (
-            "mean",
-            [123.675, 116.28, 103.53],
-            "mean is .* expected three numbers above 0 and at most 1",
-        ),
-        ("std", [0.229, 0.224, 0], "std is .* expected three numbers above 0 and at most 1"),
+        ("std", [0.229, 0.224, 0], "std is .* expected three numbers above 0"),
         ("std", [0.229, 0.224, math.nan], "std is .* expected three numbers"),
         ("mean", 0.5, "mean is 0.5; expected three numbers"),
         ("fixed_input_size", "no", "fixed_input_size is 'no'; expected true or false"),

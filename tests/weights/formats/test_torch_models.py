@@ -17,8 +17,10 @@ from lockstep.models.architectures import model_spec
 from lockstep.recipes.published import resnext101_32x4d_pytorch_90ep
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import Weights
-from lockstep.weights.formats.torch_models import find, matches
+from lockstep.weights.formats.account import Part
+from lockstep.weights.formats.torch_models import find, matches, read
 from lockstep.weights.recognition import read_head
+from lockstep.weights.weights_choice import WeightsChoice
 from tests.lines import check_lines
 from tests.weights.formats.cases import assert_canonical
 from tests.weights.formats.torch_cases import (
@@ -91,12 +93,21 @@ def test_a_prefix_of_all_names_is_taken_off_and_reported(
     assert restored.remarks[1:] == plain.remarks
 
 
-def test_a_prefix_of_some_names_is_not_taken_off(tmp_path: Path) -> None:
+def test_a_tensor_outside_of_the_network_refuses_the_file_unless_it_is_left_out(
+    tmp_path: Path,
+) -> None:
     tensors = {f"model.{name}": tensor for name, tensor in module_of().state_dict().items()}
+    tensors["loss.weight"] = torch.zeros(3)
+    command = r"lockstep convert \S+any\.pth weights\.safetensors --ignore 'loss\.weight'$"
     with pytest.raises(
-        CheckpointError, match=r"model\.fc\.bias is unexpected|conv1\.0\.weight is missing"
+        CheckpointError, match=rf"PyTorch's small with tensors .*: loss\.weight; .* {command}"
     ):
-        read_again(tensors | {"loss.weight": torch.zeros(3)}, tmp_path)
+        read_again(tensors, tmp_path)
+    for pattern in ("loss.weight", "loss.*"):
+        weights = read(tmp_path / "any.pth", choice=WeightsChoice(ignore=(pattern,)))
+        assert_canonical(weights.state.tensors, arrays(module_of().state_dict()))
+        assert Part("loss.weight", "ignored") in weights.parts
+        assert "left out, as --ignore says: loss.weight" in weights.remarks
 
 
 def test_a_tensor_under_two_names_is_refused(tmp_path: Path) -> None:
@@ -193,11 +204,6 @@ def test_the_files_that_nvidia_published_get_the_published_recipe(
     )
 
 
-def squeeze(tensors: Tensors) -> Tensors:
-    """Add what NVIDIA's se-resnext101-32x4d has in its first block."""
-    return tensors | {"layers.0.0.squeeze.squeeze.weight": torch.zeros(16, 32, 1, 1)}
-
-
 def widen(tensors: Tensors) -> Tensors:
     return tensors | {"layers.3.0.conv2.weight": torch.zeros(128, 128, 3, 3)}
 
@@ -213,7 +219,6 @@ def halve(tensors: Tensors) -> Tensors:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (squeeze, "layers.0.0.squeeze.squeeze.weight is unexpected"),
         (widen, "layers.3.0.conv2.weight is [128, 128, 3, 3], expected [64, 64, 3, 3]"),
         (without_stem, "bn1.weight is missing"),
         (halve, "fc.bias is missing"),
@@ -265,7 +270,7 @@ ORIGINS: dict[str, tuple[str, dict[str, Any], str, int | None]] = {
     ),
     "timm": (
         "last.pth.tar",
-        {"arch": "resnet50", "epoch": 7, "version": 2, "args": ARGS, "metric": 76.5},
+        {"arch": "small", "epoch": 7, "version": 2, "args": ARGS, "metric": 76.5},
         "timm",
         8,
     ),
@@ -273,7 +278,7 @@ ORIGINS: dict[str, tuple[str, dict[str, Any], str, int | None]] = {
     "NVIDIA's download": ("nvidia_resnet50_200821.pth.tar", {}, "NVIDIA PyTorch", None),
     "the example": (
         "checkpoint.pth.tar",
-        {"epoch": 7, "arch": "resnet50", "best_acc1": np.float64(70)},
+        {"epoch": 7, "arch": "small", "best_acc1": np.float64(70)},
         "PyTorch",
         7,
     ),

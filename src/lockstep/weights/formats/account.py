@@ -36,16 +36,18 @@ def split_ignored(
     return kept, tuple(Part(name, "ignored") for name in shapes if name not in kept)
 
 
-def refuse_leftover(path: Path | str, network: str, names: Iterable[str]) -> CheckpointError:
-    """Return the error for a file whose tensors are those of a network and others, with these
-    names."""
+def refuse_leftover(
+    path: Path | str, network: str, names: Iterable[str], kind: str = "tensors"
+) -> CheckpointError:
+    """Return the error for a file that holds a network and others of this kind, with these names,
+    of which nobody knows what they do."""
     first, *others = names
     more = f" and {len(others)} more" if others else ""
     ignored = " ".join(f"--ignore '{name}'" for name in (first, *others)[:3])
     if len(others) > 2:
         ignored += " ..."
     return CheckpointError(
-        f"{path} is {network} with tensors that this network does not compute with: {first}{more};"
+        f"{path} is {network} with {kind} that this network does not compute with: {first}{more};"
         " they may change its results. If they have no effect on inference, leave them out:"
         f" lockstep convert {path} weights.safetensors {ignored}"
     )

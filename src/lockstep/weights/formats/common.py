@@ -94,9 +94,10 @@ def choose_model(
     matchings: Iterable[Matching], path: Path | str, framework: str, stored: Collection[str]
 ) -> Matching:
     """Return a matching without problems. Raises `CheckpointError` that names the problems of the
-    nearest model, unless most tensors are missing."""
+    nearest model, unless several were tried and half of the tensors differ."""
     refuse_many(path, len(stored))
-    nearest = min(matchings, key=lambda matching: len(matching.problems + matching.unexpected))
+    candidates = list(matchings)
+    nearest = min(candidates, key=lambda matching: len(matching.problems + matching.unexpected))
     if nearest.problems:
         unexpected = [f"{name} is unexpected" for name in nearest.unexpected]
         problems = "; ".join([*nearest.problems, *unexpected][:3])

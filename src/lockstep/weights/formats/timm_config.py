@@ -1,6 +1,7 @@
-"""timm's `config.json`: the model, its preprocessing and the names of its classes.
+"""timm's `config.json`, and the options of its training script: the model, its preprocessing and
+the names of its classes.
 
-Sources: timm 1.0.31, data/config.py, data/transforms_factory.py, data/dataset_info.py,
+Sources: timm 1.0.31, train.py, data/config.py, data/transforms_factory.py, data/dataset_info.py,
 models/_hub.py, models/_pretrained.py and models/resnet.py.
 """
 
@@ -9,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lockstep.models.architectures import MODELS
+from lockstep.models.architectures import MODELS, ModelSpec
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError, nearest
 from lockstep.system.strict_json import Check, is_number, is_positive, is_text
@@ -37,34 +38,17 @@ _TRAINING_ARGS = ("drop_rate", "drop_path_rate", "drop_block_rate", "zero_init_l
 """Arguments of timm's models that change training only."""
 _MODEL_ARGS = {"in_chans": 3, "global_pool": "avg", "output_stride": 32}
 """Arguments of timm's models that have a single supported value."""
-_INFORMATION = (
-    "url",
-    "file",
-    "hf_hub_id",
-    "hf_hub_filename",
-    "source",
-    "tag",
-    "license",
-    "description",
-    "origin_url",
-    "notes",
-    "paper_name",
-    "paper_ids",
-    "min_input_size",
-    "pool_size",
-    "test_pool_size",
-    "model_type",
-    "transformers_version",
-)
+_OF_SCRIPT = ("input_size", "interpolation", "crop_pct", "crop_mode", "input_img_mode")
+"""Options of timm's training script that say how images are prepared."""
+_INFORMATION = """
+url file hf_hub_id hf_hub_filename source tag license description origin_url notes paper_name
+paper_ids min_input_size pool_size test_pool_size model_type transformers_version architectures
+dtype torch_dtype initializer_range
+"""
 """Fields that change neither the model nor the preprocessing."""
 _AT_TOP = (
-    "architecture",
-    "num_classes",
-    "num_features",
-    "global_pool",
-    "model_args",
-    "label_names",
-    "label_descriptions",
+    *("architecture", "num_classes", "num_features", "global_pool", "model_args"),
+    *("label_names", "label_descriptions"),
 )
 """Fields next to `pretrained_cfg`; they take precedence over fields of the same name in it."""
 
@@ -87,11 +71,12 @@ def _is_share(value: Any) -> bool:
 
 
 def _is_colour(value: Any) -> bool:
-    return (
-        isinstance(value, list | tuple)
-        and len(value) == 3
-        and all(is_number(number) and 0 < number <= 1 for number in value)
-    )
+    is_triple = isinstance(value, list | tuple) and len(value) == 3
+    return is_triple and all(is_number(number) and math.isfinite(number) for number in value)
+
+
+def _is_deviation(value: Any) -> bool:
+    return _is_colour(value) and min(value) > 0
 
 
 def _is_table(value: Any) -> bool:
@@ -102,7 +87,6 @@ def _is_table(value: Any) -> bool:
     )
 
 
-_COLOUR = "three numbers above 0 and at most 1, for red, green and blue"
 _CHECKS: dict[str, tuple[Check, str]] = {
     "architecture": (is_text, "the name of a model"),
     "num_classes": (
@@ -129,17 +113,26 @@ _CHECKS: dict[str, tuple[Check, str]] = {
     "crop_pct": (_is_share, "a number from 0.001 to 1"),
     "test_crop_pct": (_is_share, "a number from 0.001 to 1"),
     "crop_mode": (_is_only("center"), "'center', the only way of cropping that Lockstep has"),
-    "mean": (_is_colour, _COLOUR),
-    "std": (_is_colour, _COLOUR),
+    "mean": (_is_colour, "three numbers, for red, green and blue"),
+    "std": (_is_deviation, "three numbers above 0, for red, green and blue"),
+    "input_img_mode": (_is_only("RGB"), "'RGB'"),
+    "multi_label": (_is_only(False), "false: each output of the model would be a sigmoid"),
+    "problem_type": (
+        _is_only("single_label_classification"),
+        "'single_label_classification': each output of the model would be a sigmoid, or a number",
+    ),
     "label_descriptions": (_is_table, "a table of texts"),
 }
 
 
-def read_timm_config(config: Mapping[str, Any]) -> tuple[Changes, tuple[str, ...], tuple[str, ...]]:
+def read_timm_config(
+    config: Mapping[str, Any], chosen: str | ModelSpec | None = None
+) -> tuple[Changes, tuple[str, ...], tuple[str, ...]]:
     """Return the changes of `Recipe` fields in timm's `config.json`, the names of the classes, and
     remarks for the user.
 
-    The fields are at the top or in `pretrained_cfg`. The changes are `model`, `logits`,
+    The fields are at the top or in `pretrained_cfg`. The model is the `chosen` one, if there is
+    one. The changes are `model`, `logits`,
     `image_size` and all of `FIELDS`. Evaluation uses timm's sizes for tests, as its validation
     does; the shorter side is resized to floor(size / crop_pct). Names of classes are empty if there
     are none. A remark names every value that is assumed or not kept.
@@ -148,19 +141,16 @@ def read_timm_config(config: Mapping[str, Any]) -> tuple[Changes, tuple[str, ...
     Lockstep does not have.
     """
     own = _merge_layouts(config)
-    for name, (check, expected) in _CHECKS.items():
-        if name in own and not check(own[name]):
-            raise CheckpointError(f"{name} is {own[name]!r:.60}; expected {expected}")
+    _check_fields(own)
     fields = _DEFAULTS | own
     trained, tested, share = _read_sizes(fields)
     changes = {
-        "model": _find_model(fields),
+        "model": _find_model(fields, chosen),
         "logits": fields["num_classes"],
         "image_size": trained,
-        "mean": tuple(round(255 * value, 9) for value in fields["mean"]),
-        "std": tuple(round(255 * value, 9) for value in fields["std"]),
         "interpolation": fields["interpolation"],
         **PILLOW,
+        **_scale_colours(fields),
         "eval_resize": math.floor(tested / share),
         "eval_crop": tested,
     }
@@ -171,6 +161,52 @@ def read_timm_config(config: Mapping[str, Any]) -> tuple[Changes, tuple[str, ...
     classes, about_classes = _read_classes(fields)
     remarks = (*_describe_rest(own, trained, tested, share), *about_classes)
     return changes, classes, remarks
+
+
+def read_timm_args(args: Mapping[str, Any]) -> tuple[Changes, list[str]]:
+    """Return the changes of `Recipe` fields in the options of timm's training script, and remarks.
+
+    Options without a value mean what the model's weights in timm have, which is not known here.
+    Raises `CheckpointError` as `read_timm_config` does.
+    """
+    own = {name: args[name] for name in _OF_SCRIPT if args.get(name)}
+    if args.get("img_size") and "input_size" not in own:
+        channels = args.get("in_chans") or args.get("chans") or 3
+        own["input_size"] = [channels, args["img_size"], args["img_size"]]
+    for name in ("mean", "std"):
+        if args.get(name) is not None:
+            own[name] = args[name] * 3 if len(args[name]) == 1 else args[name]
+    own["global_pool"] = (
+        str(args.get("gp") or "avg").replace("fast", "avg").replace("avgavg", "avg")
+    )
+    own["model_args"] = {**(args.get("model_kwargs") or {}), "bn_eps": args.get("bn_eps")}
+    _check_fields(own)
+    _check_arguments(own["model_args"], own["model_args"].get("num_classes"))
+    changes: Changes = {**PILLOW, **_scale_colours(own)}
+    if "interpolation" in own:
+        changes["interpolation"] = own["interpolation"]
+    remarks = []
+    sizes = _DEFAULTS | own
+    trained, tested, share = _read_sizes(sizes)
+    if "input_size" in own:
+        changes |= {"image_size": trained, "eval_crop": tested}
+    if "crop_pct" in own or "input_size" in own:
+        changes["eval_resize"] = math.floor(tested / share)
+    if "input_size" in own and "crop_pct" not in own:
+        remarks.append(f"its options do not say crop_pct; timm's default is assumed: {share}")
+    return changes, remarks
+
+
+def _check_fields(fields: Mapping[str, Any]) -> None:
+    for name, (check, expected) in _CHECKS.items():
+        if name in fields and not check(fields[name]):
+            raise CheckpointError(f"{name} is {fields[name]!r:.60}; expected {expected}")
+
+
+def _scale_colours(fields: Mapping[str, Any]) -> Changes:
+    """Return mean and standard deviation, as far as there are any, on the scale 0 to 255."""
+    names = [name for name in ("mean", "std") if name in fields]
+    return {name: tuple(round(255 * value, 9) for value in fields[name]) for name in names}
 
 
 def _merge_layouts(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,9 +223,14 @@ def _merge_layouts(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _find_model(fields: Mapping[str, Any]) -> str:
-    """Return the name of the model. Raises `CheckpointError` if it differs from the model of this
-    name here."""
+def _find_model(
+    fields: Mapping[str, Any], chosen: str | ModelSpec | None = None
+) -> str | ModelSpec:
+    """Return the model: the one that the user chooses, or the one of its name. Raises
+    `CheckpointError` if that differs from the model of this name here."""
+    _check_arguments(fields.get("model_args", {}), fields["num_classes"])
+    if chosen is not None:
+        return chosen
     if "architecture" not in fields:
         raise CheckpointError(
             f"architecture is missing; expected one of {', '.join(_ARCHITECTURES)}"
@@ -203,8 +244,14 @@ def _find_model(fields: Mapping[str, Any]) -> str:
     outputs = MODELS[name].features
     if fields.get("num_features", outputs) != outputs:
         raise CheckpointError(f"num_features is {fields['num_features']}, but {name} has {outputs}")
-    supported = _MODEL_ARGS | {"num_classes": fields["num_classes"]}
-    for argument, argued in fields.get("model_args", {}).items():
+    return name
+
+
+def _check_arguments(arguments: Mapping[str, Any], outputs: int | None) -> None:
+    """Raise `CheckpointError` if arguments of timm's function make another model than its name
+    says."""
+    supported = _MODEL_ARGS | {"num_classes": outputs}
+    for argument, argued in arguments.items():
         if argued is None or argument in _TRAINING_ARGS:
             continue
         if supported.get(argument) != argued:
@@ -213,7 +260,6 @@ def _find_model(fields: Mapping[str, Any]) -> str:
                 f"model_args: {argument} is {argued!r:.60}, which is another model; supported:"
                 f" {known}"
             )
-    return name
 
 
 def _read_sizes(fields: Mapping[str, Any]) -> tuple[int, int, float]:
@@ -251,7 +297,7 @@ def _describe_rest(
         yield f"arguments that change training only were left out: {', '.join(dropped)}"
     if "label_descriptions" in own:
         yield "label_descriptions were left out: classes have the names of label_names"
-    unknown = sorted(own.keys() - _CHECKS.keys() - {*_INFORMATION, "label_names"})
+    unknown = sorted(own.keys() - _CHECKS.keys() - {*_INFORMATION.split(), "label_names"})
     if unknown:
         yield f"fields that Lockstep does not know were left out: {', '.join(unknown[:10])}"
 

@@ -10,18 +10,13 @@ The state_dict is the whole file, or a value of it:
 - timm: `epoch`, `arch`, `state_dict`, `optimizer`, `version`, `args`, and perhaps `state_dict_ema`
   and `amp_scaler`.
 
-Names of tensors are torchvision's or timm's, which are the canonical ones. NVIDIA's code says
-`layers.0.` for `layer1.`, except in the files that it published as version 20.06.0. It says
-`squeeze.squeeze` and `squeeze.expand` for the convolutions `se.fc1` and `se.fc2`, whose kernels
-have two axes in older files. FFCV's code puts `.conv` into the name of a convolution with a blur
-before it, next to the `blur_filter`. All of them may begin with `module.` (several ranks) and
-`_orig_mod.` (a compiled model), and then with a prefix that all share, such as `model.`.
+Names of tensors are torchvision's or timm's, which are the canonical ones. `torch_contents` finds
+the network in a file, `torch_values` reads the values next to it, and `torch_training` what
+continues a training.
 
 v1 and v1.5 have the same tensors; such a file is taken for v1.5, as NVIDIA's, torchvision's and
 timm's models are. timm's blur has no tensors; such a file is taken for a model without blur, unless
-it is one of the known weights.
-
-`torch_training` reads what such a checkpoint holds in addition.
+it is one of the known weights, or says the name of its network.
 
 Sources: NVIDIA DeepLearningExamples, PyTorch/Classification/ConvNets: models/resnet.py,
 models/model.py, models/common.py, training.py, configs.yml; torchvision's models/resnet.py and
@@ -30,8 +25,8 @@ ffcv-imagenet, train_imagenet.py.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from itertools import starmap
 from pathlib import Path
 from typing import Any
@@ -44,31 +39,50 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnext101_32x4d_pytorch_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights.formats import numbers, torch_file
+from lockstep.weights.formats.account import Part, check_outputs, describe_ignored, refuse_leftover
 from lockstep.weights.formats.common import (
     Matching,
     Shape,
     check_floats,
     choose_model,
     describe_converted,
-    describe_unused,
     find_converted,
     map_shapes,
     match_model,
 )
+from lockstep.weights.formats.other_networks import describe_other
+from lockstep.weights.formats.torch_contents import (
+    AVERAGES,
+    NVIDIA_SQUEEZES,
+    WEIGHTS,
+    Contents,
+    Network,
+    find_network,
+    find_weights,
+    is_blur_filter,
+    is_state_dict,
+    list_named_arrays,
+    strip_wrappers,
+)
 from lockstep.weights.formats.torch_training import (
-    BEST,
     NVIDIA,
     OPTIMIZER,
-    SCALERS,
-    describe_key,
     list_groups,
     read_epochs,
     read_scaler,
     read_velocities,
     split_nvidia_groups,
 )
+from lockstep.weights.formats.torch_values import (
+    account_for_values,
+    find_architecture,
+    read_changes,
+    read_classes,
+    scale_colours,
+)
 from lockstep.weights.known_preprocessing import find_published
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
+from lockstep.weights.preprocessing import FIELDS, Changes
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = "PyTorch"
@@ -77,34 +91,14 @@ _ENDINGS = (".pth", ".pth.tar", ".pt", ".bin")
 _OF_FOLDER = ("checkpoint.pth.tar", "last.pth.tar", "model_best.pth.tar", "pytorch_model.bin")
 """Files that stand for their folder: the last checkpoint of NVIDIA's code and of timm, the best
 one, a model of a hub."""
-_WEIGHTS = ("state_dict", "model", "model_state_dict")
-_AVERAGES = ("state_dict_ema", "model_ema")
-_KNOWN = {*_WEIGHTS, *_AVERAGES, OPTIMIZER, *SCALERS, *BEST}
-_KNOWN |= {"epoch", "arch", "args", "version", "metric", "lr_scheduler"}
-_PREFIX = re.compile(r"(?:module\.|_orig_mod\.)+")
-_NVIDIA_STAGE = re.compile(r"layers\.([0-3])\.")
-_NVIDIA_SQUEEZES = {".squeeze.squeeze.": ".se.fc1.", ".squeeze.expand.": ".se.fc2."}
-_NOT_WEIGHTS = re.compile(r"(?:.*\.)?num_batches_tracked|n_averaged")
-"""Counters: of a batch norm, and of a moving average."""
-_BLUR_FILTER = "blur_filter"
 _LOGITS = 1000
+_PROJECTING = re.compile(r"encoder_[qk]\.")
+"""Networks of MoCo, whose classifier is a projection."""
 _OF_TORCHVISION = re.compile(
     r"resnet(?:18-(?:f37072fd|5c106cde)|34-(?:b627a593|333f7ec4)|50-(?:0676ba61|11ad3fa6|19c8e357)"
     r"|101-(?:63fe2227|cd907fc2|5d3b4d8f)|152-(?:394f9c45|f82ba261|b121ed2d))\.pth"
 )
 """The names of the files that torchvision downloads."""
-
-
-@dataclass(frozen=True)
-class _Contents:
-    """What a file holds."""
-
-    root: dict[Any, Any]
-    """The whole file. A state_dict alone is below "state_dict"."""
-    weights: str
-    """The key of the state_dict, which may be that of a moving average."""
-    average: str | None
-    """The key of the moving average next to it."""
 
 
 def matches(head: bytes, path: Path) -> bool:
@@ -131,140 +125,107 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
     nor read from a zip archive. Raises `CheckpointError` if the file is damaged, incomplete or of
     another model.
     """
-    if momentum:
-        return read_state_dict(path, torch_file.load(path), momentum=True)
-    return read_state_dict(path, torch_file.load(path, without=_list_unneeded))
+    without = None if momentum else partial(_list_unneeded, choice=choice)
+    return read_state_dict(
+        path, torch_file.load(path, without=without), momentum=momentum, choice=choice
+    )
 
 
-def _list_unneeded(value: Any) -> tuple[str, ...]:
+def _list_unneeded(value: Any, choice: WeightsChoice) -> tuple[str, ...]:
     """Return the keys of what is not needed for the weights alone."""
-    if not isinstance(value, dict) or _is_state_dict(value):
+    if not isinstance(value, dict) or is_state_dict(value):
         return ()
-    if any(_is_state_dict(value.get(key)) for key in _WEIGHTS):
-        return (OPTIMIZER, *_AVERAGES)
+    if any(is_state_dict(value.get(key)) for key in WEIGHTS if not choice.is_ignored(key)):
+        return (OPTIMIZER, *AVERAGES)
     return (OPTIMIZER,)
 
 
-def read_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Weights:
+def read_state_dict(
+    path: Path, value: Any, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_CHOICE
+) -> Weights:
     """Return what `read` returns, of the value that the file `path` holds: a state_dict, or a
     checkpoint with one."""
-    contents = _find_weights(path, value)
+    contents = find_weights(path, value, choice)
     root = contents.root
     stored = root[contents.weights]
-    prefix = _find_shared_prefix(stored)
-    names = _map_names(path, stored, prefix)
-    matching, has_classifier = _match_model(path, stored, names)
-    model = matching.spec.list_tensors(matching.logits)
-    expected = {tensor: names[tensor.name] for tensor in model if tensor.name in names}
+    is_alone = root.keys() == {contents.weights}
+    published = dict((find_published(path) if is_alone else None) or {})
+    try:
+        network = find_network(path, stored, choice)
+        model = published.pop("model", None) or find_architecture(path, root, choice)
+        matching, has_classifier = _match_model(path, stored, network, choice, model)
+        changes, used, remarks = read_changes(path, root)
+        if published:
+            network.silent.clear()
+        parts = _account_for_rest(path, contents, network, matching, used)
+    except CheckpointError as error:
+        raise _name_kind(path, contents, error) from None
+    if network.prefix:
+        about_prefix = f"names of tensors begin with {network.prefix!r:.60}, which was taken off"
+        remarks.insert(0, about_prefix)
+    tensors = matching.spec.list_tensors(matching.logits)
+    names = network.names
+    expected = {tensor: names[tensor.name] for tensor in tensors if tensor.name in names}
     parameters = {tensor.name: tensor for tensor in expected if tensor.is_trained}
     trained = [parameters[name] for name in names if name in parameters]
-    origin = _find_origin(path, root, stored, prefix, trained)
+    origin = _find_origin(path, root, stored, network.prefix, trained)
     epochs, about_epoch = read_epochs(root, origin)
-    remarks = []
-    if prefix:
-        remarks.append(f"all names of tensors begin with {prefix!r:.60}, which was taken off")
     velocities: dict[str, np.ndarray] = {}
     average: dict[str, np.ndarray] = {}
-    is_alone = root.keys() == {contents.weights}
     if momentum and not is_alone:
         velocities, about_velocities = read_velocities(root.get(OPTIMIZER), trained)
-        average, about_average = _read_average(path, contents, list(expected))
+        average, about_average = _read_average(path, contents, list(expected), choice)
         remarks += [about_epoch, *about_average, *about_velocities]
-    remarks += _describe_weights(contents, stored, expected, has_classifier)
-    remarks += describe_unused(sorted(describe_key(key) for key in root if key not in _KNOWN))
+    classes: tuple[str, ...] = ()
+    if has_classifier:
+        classes, about_classes = read_classes(root, matching.logits)
+        remarks += about_classes
+    remarks += _describe_weights(contents, expected, has_classifier)
+    remarks += describe_ignored(parts)
     values = _convert_arrays(path, stored, expected)
-    arrays = describe_arrays(_list_named_arrays(stored))
-    recipe = _choose_recipe(path, origin, matching)
-    published = find_published(path) if is_alone else None
-    if published is not None:
-        recipe = recipe.replace(**published)
+    changes |= scale_colours({kind: stored[name] for kind, name in network.colours.items()})
+    changes |= published
     return Weights(
-        recipe,
+        _choose_recipe(path, origin, matching, changes),
         State(0, values, velocities, average, read_scaler(root)),
-        (),
+        classes,
         path,
         origin,
         tuple(remarks),
         epochs,
-        stated=frozenset(published or ()),
-        stored=list_arrays(arrays, zip(values, expected.values(), strict=True)),
+        stated=frozenset(changes).intersection(FIELDS),
+        parts=parts,
+        stored=list_arrays(
+            describe_arrays(list_named_arrays(stored)),
+            zip(values, expected.values(), strict=True),
+        ),
     )
 
 
-def _list_named_arrays(stored: Mapping[Any, Any]) -> dict[str, np.ndarray]:
-    arrays = {name: value for name, value in stored.items() if isinstance(value, np.ndarray)}
-    return {name: value for name, value in arrays.items() if isinstance(name, str)}
+def _account_for_rest(
+    path: Path, contents: Contents, network: Network, matching: Matching, used: Collection[str]
+) -> tuple[Part, ...]:
+    """Return what becomes of all values, tensors and modules of a file next to those of the model.
+    Raises `CheckpointError` that names those that may change its results."""
+    model = f"{NAME}'s {matching.model}"
+    silent = network.silent
+    if matching.spec.blur == "after":
+        silent = [name for name in silent if not name.endswith("maxpool.1")]
+    if silent:
+        raise refuse_leftover(path, model, silent, "modules without tensors")
+    known = {contents.weights, contents.average, *used}
+    values = account_for_values(path, model, contents.root, known)
+    return (*contents.parts, *network.parts, *values)
 
 
-def _find_weights(path: Path, value: Any) -> _Contents:
-    """Return where a file has its weights. Raises `CheckpointError` if it has none."""
-    if _is_state_dict(value):
-        return _Contents({_WEIGHTS[0]: value}, _WEIGHTS[0], None)
-    root = value if isinstance(value, dict) else {}
-    weights = _find_only(path, root, _WEIGHTS)
-    average = _find_only(path, root, _AVERAGES)
-    if weights is None and average is None:
-        keys = list(map(describe_key, root))[:5]
-        contents = f" with {keys}" if keys else ""
-        raise CheckpointError(
-            f"{path} holds no state_dict of a convolutional network, at its top or below"
-            f" {', '.join(_WEIGHTS + _AVERAGES)}; it is a {type(value).__name__}{contents}. Save it"
-            " again with torch.save(model.state_dict(), path)."
-        )
-    return _Contents(root, weights or average or "", average if weights else None)
-
-
-def _find_only(path: Path, root: Mapping[Any, Any], keys: Iterable[str]) -> str | None:
-    """Return which of some keys has a state_dict; None if none has. Raises `CheckpointError` if
-    several have."""
-    places = [key for key in keys if _is_state_dict(root.get(key))]
-    if len(places) > 1:
-        raise CheckpointError(
-            f"{path} holds several networks: {', '.join(places)}; save the one to use alone with"
-            " torch.save(network, path)"
-        )
-    return places[0] if places else None
-
-
-def _is_state_dict(value: Any) -> bool:
-    """Return whether a value is a dict that holds a kernel: an array with four axes."""
-    return isinstance(value, dict) and any(
-        isinstance(array, np.ndarray) and array.ndim == 4 for array in value.values()
-    )
-
-
-def _find_shared_prefix(stored: Mapping[Any, Any]) -> str:
-    """Return what the names of all arrays that have axes begin with, after `module.` and
-    `_orig_mod.`; "" for nothing.
-
-    >>> _find_shared_prefix({"module.net.conv1.weight": np.zeros(2), "net.fc.bias": np.zeros(2)})
-    'net.'
-    """
-    parts = []
-    for name, value in _list_named_arrays(stored).items():
-        if value.ndim:
-            parts.append(_strip_wrappers(name).split(".")[:-1])
-    prefix = ""
-    # What the first and the last name begin with, all begin with.
-    for first, last in zip(min(parts, default=[]), max(parts, default=[]), strict=False):
-        if first != last:
-            break
-        prefix += f"{first}."
-    return prefix
-
-
-def _strip_wrappers(name: str) -> str:
-    return name[match.end() :] if (match := _PREFIX.match(name)) else name
-
-
-def _strip_name(name: str, prefix: str) -> str:
-    """Return the canonical name of a tensor, also torchvision's, from its name in a file."""
-    name = _strip_wrappers(name).removeprefix(prefix).replace(".conv.weight", ".weight")
-    for nvidias, own in _NVIDIA_SQUEEZES.items():
-        name = name.replace(nvidias, own)
-    if not name.startswith("layers."):
-        return name
-    return _NVIDIA_STAGE.sub(lambda match: f"layer{int(match[1]) + 1}.", name, count=1)
+def _name_kind(path: Path, contents: Contents, error: CheckpointError) -> CheckpointError:
+    """Return an error that says first what a file is, if that is known."""
+    names = list_named_arrays(contents.root[contents.weights])
+    kind = describe_other(names, contents.root)
+    problem = str(error)
+    if not kind or not problem.startswith(f"{path} "):
+        return error
+    return CheckpointError(f"{path} is {kind}: it {problem.removeprefix(f'{path} ')}")
 
 
 def to_nvidia_name(name: str) -> str:
@@ -273,36 +234,16 @@ def to_nvidia_name(name: str) -> str:
     >>> to_nvidia_name("layer1.0.downsample.0.weight")
     'layers.0.0.downsample.0.weight'
     """
-    for nvidias, own in _NVIDIA_SQUEEZES.items():
+    for nvidias, own in NVIDIA_SQUEEZES.items():
         name = name.replace(own, nvidias)
     return re.sub(r"^layer([1-4])\.", lambda match: f"layers.{int(match[1]) - 1}.", name)
 
 
-def _map_names(path: Path, stored: Mapping[Any, Any], prefix: str) -> dict[str, str]:
-    """Return the names in a state_dict by canonical name, in its order. Raises `CheckpointError` if
-    two are the same."""
-    names: dict[str, str] = {}
-    for name in _list_named_arrays(stored):
-        bare = _strip_name(name, prefix)
-        if _NOT_WEIGHTS.fullmatch(bare) or _is_blur_filter(name):
-            continue
-        if bare in names:
-            raise CheckpointError(
-                f"{path} has the tensor {bare} twice: as {names[bare]} and as {name}"
-            )
-        names[bare] = name
-    return names
-
-
-def _is_blur_filter(name: str) -> bool:
-    return name.rpartition(".")[2] == _BLUR_FILTER
-
-
-def _check_blur_filters(path: Path, stored: Mapping[Any, Any]) -> bool:
-    """Return whether a file has FFCV's filters of blurs. Raises `CheckpointError` if they are not
-    those of Lockstep's blur."""
-    arrays = _list_named_arrays(stored)
-    filters = {name: value for name, value in arrays.items() if _is_blur_filter(name)}
+def _check_blur_filters(path: Path, stored: Mapping[Any, Any]) -> dict[str, Shape]:
+    """Return the shapes of FFCV's filters of blurs, by name. Raises `CheckpointError` if they are
+    not those of Lockstep's blur."""
+    arrays = list_named_arrays(stored)
+    filters = {name: value for name, value in arrays.items() if is_blur_filter(name)}
     line = np.array([0.25, 0.5, 0.25])
     for name, values in filters.items():
         if values.shape[1:] != (1, 3, 3) or not np.array_equal(
@@ -312,7 +253,7 @@ def _check_blur_filters(path: Path, stored: Mapping[Any, Any]) -> bool:
                 f"{path}: {name} is another filter than (1, 2, 1) x (1, 2, 1) / 16, which Lockstep"
                 " does not have"
             )
-    return bool(filters)
+    return {name: values.shape for name, values in filters.items()}
 
 
 def _list_shapes(tensor: Tensor) -> tuple[Shape, ...]:
@@ -324,28 +265,41 @@ def _list_shapes(tensor: Tensor) -> tuple[Shape, ...]:
 
 
 def _match_model(
-    path: Path, stored: Mapping[str, np.ndarray], names: Mapping[str, str]
+    path: Path,
+    stored: Mapping[str, np.ndarray],
+    network: Network,
+    choice: WeightsChoice,
+    named: str | None,
 ) -> tuple[Matching, bool]:
-    """Return the model that has exactly the tensors of a file, and whether the file has a
-    classifier."""
+    """Return the model that has exactly the tensors of a network, and whether there is a classifier
+    among them. The model that the user chooses is the only one, else the `named` one."""
+    names = network.names
     shapes = {name: stored[name].shape for name in names.values()}
-    has_classifier = any(name.startswith("fc.") for name in names)
+    has_classifier = not names.keys().isdisjoint(("fc.weight", "fc.bias"))
     is_nvidias = any(re.search(r"layers\.[0-3]\.", name) for name in shapes)
+    blurs = _check_blur_filters(path, stored)
 
     def match_spec(model: str, spec: ModelSpec) -> Matching:
-        head: dict[str, Shape] = {}
+        others = {} if spec.blur == "before" else dict(blurs)
         if not has_classifier:
-            head = {"fc.weight": (_LOGITS, spec.features), "fc.bias": (_LOGITS,)}
+            others |= {"fc.weight": (_LOGITS, spec.features), "fc.bias": (_LOGITS,)}
         table = {}
         for tensor in spec.list_tensors(_LOGITS):
             missing = to_nvidia_name(tensor.name) if is_nvidias else tensor.name
             table[tensor.name] = names.get(tensor.name, missing)
-        return match_model((model, spec), table, shapes | head, _list_shapes)
+        return match_model((model, spec), table, shapes | others, _list_shapes)
 
-    blurs = _check_blur_filters(path, stored)
-    models = {name: spec for name, spec in MODELS.items() if (spec.blur == "before") == blurs}
-    matchings = starmap(match_spec, models.items())
-    return choose_model(matchings, path, "PyTorch", names.values()), has_classifier
+    models = choice.list_models()
+    if choice.model is None and named is not None:
+        models = {named: MODELS[named]}
+    elif choice.model is None and not blurs:
+        models = {name: spec for name, spec in models.items() if spec.blur != "before"}
+    matching = choose_model(starmap(match_spec, models.items()), path, NAME, names.values())
+    if has_classifier and _PROJECTING.search(network.prefix):
+        raise refuse_leftover(path, "an encoder", [names["fc.weight"], names["fc.bias"]])
+    if has_classifier:
+        check_outputs(path, matching.logits)
+    return matching, has_classifier
 
 
 def _convert_arrays(
@@ -361,14 +315,14 @@ def _convert_arrays(
 
 
 def _read_average(
-    path: Path, contents: _Contents, expected: list[Tensor]
+    path: Path, contents: Contents, expected: list[Tensor], choice: WeightsChoice
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Return the moving average next to the weights, and remarks on it. One that does not fit is
     left out."""
     if contents.average is None:
         return {}, ()
     stored = contents.root[contents.average]
-    names = _map_names(path, stored, _find_shared_prefix(stored))
+    names = find_network(path, stored, choice).names
     shapes = {bare: stored[name].shape for bare, name in names.items()}
     fits = shapes.keys() == map_shapes(expected).keys() and all(
         shapes[tensor.name] in _list_shapes(tensor) for tensor in expected
@@ -382,18 +336,16 @@ def _read_average(
 
 
 def _describe_weights(
-    contents: _Contents,
-    stored: Mapping[str, np.ndarray],
-    expected: Mapping[Tensor, str],
-    has_classifier: bool,
+    contents: Contents, expected: Mapping[Tensor, str], has_classifier: bool
 ) -> Iterator[str]:
-    if contents.weights in _AVERAGES:
+    if contents.weights in AVERAGES:
         yield f"its only weights are a moving average ({contents.weights})"
     if not has_classifier:
         yield (
             "it has no classifier (fc.weight, fc.bias), so it names no classes; training can start"
             " from it"
         )
+    stored = contents.root[contents.weights]
     yield from describe_converted(find_converted(expected.values(), stored), "tensors")
 
 
@@ -405,8 +357,8 @@ def _find_origin(
     for name in stored:
         if not isinstance(name, str):
             continue
-        is_nvidias = any(part in name for part in _NVIDIA_SQUEEZES)
-        if is_nvidias or _strip_wrappers(name).startswith(f"{prefix}layers."):
+        is_nvidias = any(part in name for part in NVIDIA_SQUEEZES)
+        if is_nvidias or strip_wrappers(name).startswith(f"{prefix}layers."):
             return NVIDIA
     sizes = [len(group["params"]) for group in list_groups(root.get(OPTIMIZER))]
     nvidia_sizes = list(map(len, split_nvidia_groups(trained)))
@@ -414,7 +366,7 @@ def _find_origin(
         return NVIDIA
     modules = set()
     for name in getattr(stored, "modules", ()):
-        modules.add(_strip_wrappers(name).removeprefix(prefix))
+        modules.add(strip_wrappers(name).removeprefix(prefix))
     has_timms_keys = {"arch", "args", "version"} <= root.keys()
     if modules & {"act1", "global_pool"} or has_timms_keys or path.name == "pytorch_model.bin":
         return "timm"
@@ -425,18 +377,17 @@ def _find_origin(
     return "PyTorch"
 
 
-def _choose_recipe(path: Path, origin: str, matching: Matching) -> Recipe:
-    """Return NVIDIA's recipe for its own model, else the default; in fp32. Raises `CheckpointError`
-    if none is possible."""
+def _choose_recipe(path: Path, origin: str, matching: Matching, changes: Changes) -> Recipe:
+    """Return NVIDIA's recipe for its own model, else the default; in fp32, with the changes that
+    the file says. Raises `CheckpointError` if none is possible."""
+    recipe = Recipe()
+    if origin == NVIDIA:
+        recipe = resnext101_32x4d_pytorch_90ep()
+    if origin == NVIDIA and matching.spec.groups == 1:
+        # configs.yml: ResNet-50 is trained with another batch and weight decay.
+        recipe = recipe.replace(global_batch_images=2048, weight_decay=1 / 32768)
+    model = matching.model if matching.model in MODELS else matching.spec
     try:
-        if origin != NVIDIA:
-            return Recipe(model=matching.model, logits=matching.logits, precision="fp32")
-        recipe = resnext101_32x4d_pytorch_90ep().replace(
-            model=matching.model, logits=matching.logits, precision="fp32"
-        )
+        return recipe.replace(model=model, logits=matching.logits, precision="fp32", **changes)
     except RecipeError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    if matching.spec.groups > 1:
-        return recipe
-    # configs.yml: ResNet-50 is trained with another batch and weight decay.
-    return recipe.replace(global_batch_images=2048, weight_decay=1 / 32768)

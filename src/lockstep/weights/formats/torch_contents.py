@@ -1,0 +1,307 @@
+"""Where the network of a file of PyTorch is, and an account of all tensors and modules.
+
+A state_dict is the whole file, or a value of it. Names of its tensors may begin with `module.`
+(several ranks) and `_orig_mod.` (a compiled model), and then with a prefix that leads to the
+network, such as `model.`. NVIDIA's code says `layers.0.` for `layer1.`, except in the files that it
+published as version 20.06.0. It says `squeeze.squeeze` and `squeeze.expand` for the convolutions
+`se.fc1` and `se.fc2`. FFCV's code puts `.conv` into the name of a convolution with a blur before
+it. A tensor elsewhere is one of these, or is left over:
+
+- the only linear layer, under a usual name of a classifier, if the network has none;
+- mean and standard deviation of a module that normalises images;
+- a copy of the network: a moving average, or the attacker of the robustness library.
+
+`_metadata` of a state_dict names all modules. One without tensors may compute something, such as a
+sigmoid after the classifier.
+
+Sources: PyTorch's nn/modules/module.py; robustness' attacker.py and helpers.py; Cadene's
+pretrained-models.pytorch; timm's models/resnet.py.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.system.errors import CheckpointError
+from lockstep.weights.formats import numbers
+from lockstep.weights.formats.account import Part
+from lockstep.weights.formats.common import Names
+from lockstep.weights.formats.torch_training import describe_key
+from lockstep.weights.weights_choice import WeightsChoice
+
+AVERAGES = ("state_dict_ema", "model_ema", "ema", "ema_state_dict", "ema_model")
+BLUR_FILTER = "blur_filter"
+NVIDIA_SQUEEZES = {".squeeze.squeeze.": ".se.fc1.", ".squeeze.expand.": ".se.fc2."}
+WEIGHTS = ("state_dict", "model", "model_state_dict", "model_state", "net", "network", "module")
+_WRAPPERS = re.compile(r"(?:module\.|_orig_mod\.)+")
+_NVIDIA_STAGE = re.compile(r"^layers\.([0-3])\.")
+_CHILDREN = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}
+"""What has these numbers in a Sequential of the children of torchvision's class."""
+_FIRST = re.compile(r"(|.*?\.)(?:layer1|layers\.0|4)\.0\.conv1\.weight")
+"""The first kernel of the first block, after the prefix of its network."""
+_AVERAGE = re.compile(r"(?:.*[._])?ema[._].*")
+_ATTACKER = "attacker."
+_COUNTER = re.compile(
+    r"(?:.*\.)?(?:num_batches_tracked|n_averaged|aux_bn\.\d+\.\w+)"
+    r"|(?:.*[._])?ema[._](?:.*\.)?(?:decay|num_updates|initted|step)"
+)
+"""What has no effect on inference: counters of a batch norm, constants of a moving average, and
+batch norms that timm's SplitBatchNorm2d uses in training alone."""
+_HEAD = re.compile(
+    r"(?:(?:fc|head|classifier)\.)?(?:fc|head|classifier|last_linear|linear|output|\d+)"
+)
+_NORMALISER = re.compile(r"(?:normali[sz]er?|norm|0)\.(?:new_)?(mean|std)")
+_EFFECTIVE = re.compile(
+    r"(?!.*\.(?:se|squeeze)\.)(?:.*[._])?(?:\w*sigmoid|tanh|softplus|temperature|normali[sz]\w*"
+    r"|transforms?|preprocess\w*|scale|scaling|simam|[gsc]?elu|silu|mish|\w*swish|leaky\w*)"
+    r"|(?:.*\.)?maxpool\.1",
+    re.IGNORECASE,
+)
+"""Modules that may change results, though they have no tensors."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a file holds."""
+
+    root: dict[Any, Any]
+    """The whole file. A state_dict alone is below "state_dict"."""
+    weights: str
+    """The key of the state_dict, which may be that of a moving average."""
+    average: str | None
+    """The key of the moving average next to it."""
+    parts: tuple[Part, ...] = ()
+
+
+@dataclass(frozen=True)
+class Network:
+    """The tensors of a state_dict."""
+
+    prefix: str
+    names: Names
+    """The names in the state_dict by canonical name, also of what is left over."""
+    colours: Names
+    """The names of "mean" and "std" of a module that normalises images; none without one."""
+    silent: list[str]
+    """Modules without tensors that may change results."""
+    parts: list[Part]
+
+
+def find_weights(path: Path, value: Any, choice: WeightsChoice) -> Contents:
+    """Return where a file has its weights, without values that the user leaves out. Raises
+    `CheckpointError` if it has none."""
+    if is_state_dict(value):
+        return Contents({WEIGHTS[0]: value}, WEIGHTS[0], None)
+    root = {}
+    ignored = []
+    for key, part in value.items() if isinstance(value, dict) else ():
+        if choice.is_ignored(describe_key(key)):
+            ignored.append(Part(describe_key(key), "ignored"))
+        else:
+            root[key] = part
+    weights = _find_only(path, root, WEIGHTS)
+    average = _find_only(path, root, AVERAGES)
+    if weights is None and average is None:
+        keys = list(map(describe_key, root))[:5]
+        contents = f" with {keys}" if keys else ""
+        raise CheckpointError(
+            f"{path} holds no state_dict of a convolutional network, at its top or below"
+            f" {', '.join(WEIGHTS + AVERAGES)}; it is a {type(value).__name__}{contents}. Save it"
+            " again with torch.save(model.state_dict(), path)."
+        )
+    others = average if weights else None
+    return Contents(root, weights or average or "", others, tuple(ignored))
+
+
+def _find_only(path: Path, root: Mapping[Any, Any], keys: Collection[str]) -> str | None:
+    """Return which of some keys has a state_dict; None if none has. Raises `CheckpointError` if
+    several have."""
+    places = [key for key in keys if is_state_dict(root.get(key))]
+    if len(places) > 1:
+        raise CheckpointError(
+            f"{path} holds several networks: {', '.join(places)}; leave out all but one: lockstep"
+            f" convert {path} weights.safetensors --ignore {places[1]}"
+        )
+    return places[0] if places else None
+
+
+def is_state_dict(value: Any) -> bool:
+    """Return whether a value is a dict that holds a kernel: an array with four axes."""
+    return isinstance(value, dict) and any(
+        isinstance(array, np.ndarray) and array.ndim == 4 for array in value.values()
+    )
+
+
+def list_named_arrays(stored: Mapping[Any, Any]) -> dict[str, np.ndarray]:
+    """Return the arrays of a state_dict whose names are texts."""
+    arrays = {name: value for name, value in stored.items() if isinstance(value, np.ndarray)}
+    return {name: value for name, value in arrays.items() if isinstance(name, str)}
+
+
+def find_network(path: Path, stored: Mapping[Any, Any], choice: WeightsChoice) -> Network:
+    """Return the tensors of a state_dict by canonical name, without those that the user leaves out
+    and those that have no effect.
+
+    Raises `CheckpointError` if it has several networks, or a tensor twice.
+    """
+    arrays = list_named_arrays(stored)
+    plain = {}
+    for name in arrays:
+        bare = strip_wrappers(name)
+        if not (choice.is_ignored(name) or choice.is_ignored(bare)):
+            plain[name] = bare
+    prefix, copies = _find_prefix(path, plain.values())
+    is_sequential = f"{prefix}4.0.conv1.weight" in plain.values()
+    originals = {bare: arrays[name] for name, bare in plain.items()}
+    names: Names = {}
+    parts = []
+    counters = []
+    for name, array in arrays.items():
+        bare = _strip_name(name, prefix, _CHILDREN if is_sequential else {})
+        if name not in plain or choice.is_ignored(bare):
+            parts.append(Part(name, "ignored"))
+        elif _COUNTER.fullmatch(bare):
+            counters.append(name)
+        elif is_blur_filter(name):
+            continue
+        elif _is_copy(plain[name], array, originals, prefix, copies):
+            parts.append(Part(name, "without effect", "a copy of the network"))
+        elif bare in names:
+            raise CheckpointError(
+                f"{path} has the tensor {bare} twice: as {names[bare]} and as {name}"
+            )
+        else:
+            names[bare] = name
+    if counters:
+        parts.append(Part(f"{counters[0]} and others", "without effect", "counters"))
+    head = _take_head(names, arrays)
+    colours = _take_colours(names, arrays)
+    silent = []
+    for module in _list_silent(getattr(stored, "modules", ()), arrays, prefix, head):
+        if choice.is_ignored(module):
+            parts.append(Part(module, "ignored"))
+        else:
+            silent.append(module)
+    return Network(prefix, names, colours, silent, parts)
+
+
+def _find_prefix(path: Path, names: Collection[str]) -> tuple[str, list[str]]:
+    """Return what the names of the network begin with, and what those of its moving averages begin
+    with. Raises `CheckpointError` if there are several networks."""
+    matches = filter(None, map(_FIRST.fullmatch, names))
+    prefixes = sorted({match[1] for match in matches if not match[1].startswith(_ATTACKER)})
+    copies = [prefix for prefix in prefixes if _AVERAGE.fullmatch(prefix)]
+    networks = [prefix for prefix in prefixes if prefix not in copies] or copies
+    if len(networks) > 1:
+        others = " ".join(f"--ignore '{prefix}*'" for prefix in networks[1:])
+        raise CheckpointError(
+            f"{path} holds several networks: {', '.join(networks)}; leave out all but one: lockstep"
+            f" convert {path} weights.safetensors {others}"
+        )
+    if not networks:
+        return "", []
+    return networks[0], [prefix for prefix in copies if prefix != networks[0]]
+
+
+def strip_wrappers(name: str) -> str:
+    """Return the name of a tensor or a module without `module.` and `_orig_mod.` before it."""
+    return name[match.end() :] if (match := _WRAPPERS.match(name)) else name
+
+
+def _strip_name(name: str, prefix: str, children: Mapping[str, str]) -> str:
+    """Return the canonical name of a tensor, also torchvision's, from its name in a file."""
+    name = strip_wrappers(name)
+    if not name.startswith(prefix):
+        return name
+    name = name.removeprefix(prefix).replace(".conv.weight", ".weight")
+    for nvidias, own in NVIDIA_SQUEEZES.items():
+        name = name.replace(nvidias, own)
+    first, dot, rest = name.partition(".")
+    name = f"{children.get(first, first)}{dot}{rest}"
+    return _NVIDIA_STAGE.sub(lambda match: f"layer{int(match[1]) + 1}.", name)
+
+
+def is_blur_filter(name: str) -> bool:
+    """Return whether a tensor of this name is the constant kernel of FFCV's blur."""
+    return name.rpartition(".")[2] == BLUR_FILTER
+
+
+def _is_copy(
+    name: str,
+    array: np.ndarray,
+    originals: Mapping[str, np.ndarray],
+    prefix: str,
+    copies: Collection[str],
+) -> bool:
+    """Return whether a tensor is of a moving average of the network, or of the robustness library's
+    attacker, which computes with the same tensors."""
+    if name.startswith(_ATTACKER):
+        other = name.removeprefix(_ATTACKER).replace("normalize.", "normalizer.")
+        return other in originals and np.array_equal(numbers(originals[other]), numbers(array))
+    for copy in copies:
+        original = originals.get(name.replace(copy, prefix, 1))
+        if name.startswith(copy) and original is not None and original.shape == array.shape:
+            return True
+    return False
+
+
+def _take_head(names: Names, arrays: Mapping[str, np.ndarray]) -> str:
+    """Give the only linear layer the names of the classifier, if it has a usual name of one. Return
+    its name; "" without one."""
+    heads = []
+    for bare, name in names.items():
+        is_of_block = bare.startswith("layer")
+        if arrays[name].ndim == 2 and bare.endswith(".weight") and not is_of_block:
+            heads.append(bare.removesuffix(".weight"))
+    if len(heads) != 1 or not _HEAD.fullmatch(heads[0]) or f"{heads[0]}.bias" not in names:
+        return ""
+    for kind in ("weight", "bias"):
+        names[f"fc.{kind}"] = names.pop(f"{heads[0]}.{kind}")
+    return strip_wrappers(names["fc.weight"]).removesuffix(".weight")
+
+
+def _take_colours(names: Names, arrays: Mapping[str, np.ndarray]) -> Names:
+    """Take out and return the names of mean and standard deviation that normalise images from 0 to
+    1."""
+    colours = {}
+    for bare, name in names.items():
+        match = _NORMALISER.fullmatch(bare)
+        values = numbers(arrays[name])
+        if match and values.size == 3 and (values >= 0).all() and (values <= 1).all():
+            colours[match[1]] = bare
+    if colours.keys() != {"mean", "std"}:
+        return {}
+    return {kind: names.pop(bare) for kind, bare in colours.items()}
+
+
+def _list_silent(
+    modules: Collection[str], arrays: Collection[str], prefix: str, head: str
+) -> Iterator[str]:
+    """Yield modules without tensors that may change results: those with such a name, and in an
+    nn.Sequential, those before and after the network, and those after the classifier.
+
+    A file that does not name its modules has those before the network, and another one after a
+    classifier that comes first.
+    """
+    owners = set[str]()
+    for name in arrays:
+        parts = strip_wrappers(name).split(".")
+        owners.update(".".join(parts[:end]) for end in range(1, len(parts)))
+    alone = [name for name in map(strip_wrappers, modules) if name not in owners]
+    yield from filter(_EFFECTIVE.fullmatch, alone)
+    for place, is_head in ((prefix.rstrip("."), False), (head, True)):
+        parts = place.split(".")
+        for depth, part in enumerate(parts):
+            if not re.fullmatch("[0-9]{1,3}", part):
+                continue
+            base = "".join(f"{above}." for above in parts[:depth])
+            likely = [f"{base}{number}" for number in range(int(part))] or [f"{base}1"]
+            for name in alone if modules else likely:
+                number = name.removeprefix(base)
+                is_sibling = name.startswith(base) and re.fullmatch("[0-9]{1,3}", number)
+                if is_sibling and name not in owners and (not is_head or int(number) > int(part)):
+                    yield name

@@ -1,0 +1,252 @@
+"""Values next to a state_dict in a file of PyTorch: what they say of the network, of its classes
+and of images, and an account of all of them.
+
+A value describes the training if all words of its name do, and then changes nothing in inference.
+Any other value may change results.
+
+`args` of timm's and of torchvision's training scripts say how images are prepared. Those of other
+programs may mean anything, so nothing is taken from them.
+
+Sources: timm 1.0.31, train.py and utils/checkpoint_saver.py; torchvision 0.28,
+references/classification/train.py and presets.py; Lightning's
+trainer/connectors/checkpoint_connector.py.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.models.architectures import MODELS
+from lockstep.system.errors import CheckpointError
+from lockstep.system.strict_json import is_count, is_number, is_text
+from lockstep.weights.formats import numbers
+from lockstep.weights.formats.account import Part, refuse_leftover
+from lockstep.weights.formats.timm_config import read_timm_args
+from lockstep.weights.formats.torch_training import describe_key
+from lockstep.weights.known_preprocessing import KNOWN, PILLOW
+from lockstep.weights.preprocessing import Changes
+from lockstep.weights.weights_choice import WeightsChoice
+
+Values = Mapping[Any, Any]
+
+ARGS = "args"
+_ARCHITECTURES = ("arch", "architecture", "model_name", "model")
+_CLASSES = (
+    *("classes", "class_names", "class_to_idx", "idx_to_class", "label_names", "labels"),
+    *("categories", "id2label", "label2id"),
+)
+_COLOURS = ("mean", "std")
+_OF_TORCHVISION = {
+    "val_resize_size": "eval_resize",
+    "val_crop_size": "eval_crop",
+    "interpolation": "interpolation",
+    "train_crop_size": "image_size",
+}
+"""Fields of recipes by options of torchvision's script."""
+_DESCRIPTIVE = """
+a acc accuracies accuracy adv amp arch architecture args auc author bad batch batches best
+callback callbacks categories cfg checkpoint ckpt class classes commit conf config counter
+created cuda current data dataset date decay description device dir dtype duration early elapsed
+ema end epoch epochs err error eval f file fit folder fp generator git global gpu grad group
+groups hash history hparams hyper hyperparameters id idx info it iter iteration iterations iters
+label labels last learning license lightning loader log logger logs loop loops loss losses lr
+max message metric metrics min mixed model momentum monitor n name names nat native note notes
+num number numpy opt optim optimiser optimizer optimizers options opts param parameters params
+path patience plugin prec precision prev previous project python pytorch random rank rate recall
+resume results rng run sampler saver scaler sched schedule scheduler schedulers score scores
+seed sha start state states stats step steps stop stopping summary test time timestamp to top
+torch total train trainer training type url user val valid validation version wait wandb warmup
+wd weight weights world
+"""
+"""Words in the names of values that change nothing in inference."""
+_OF_ANY_SHAPE = {"optimizer", "optimizers", "optim", "optimiser", "opt", "callbacks", "ema", "rng"}
+"""Words in the names of such values that may hold tensors of any shape."""
+_SEVERAL_CLASSES = re.compile(r"multi[_-]?label", re.IGNORECASE)
+_PREPARATION = re.compile(
+    r"mean|std|.*(crop|resize|resol|interpol|normali[sz]).*|(im|img|image|input)_?size",
+    re.IGNORECASE,
+)
+
+
+def account_for_values(
+    path: Path, network: str, root: Values, used: Collection[str | None]
+) -> Iterator[Part]:
+    """Yield what becomes of the values of a file that are not `used`. Raises `CheckpointError` that
+    names those that may change results."""
+    leftover = []
+    for key, value in root.items():
+        name = describe_key(key)
+        if key in used:
+            continue
+        if _is_descriptive(name, value):
+            yield Part(name, "without effect", "it describes the training")
+        else:
+            leftover.append(name)
+    if leftover:
+        raise refuse_leftover(path, network, leftover, "values")
+
+
+def _is_descriptive(name: str, value: Any) -> bool:
+    """Return whether a value changes nothing in inference."""
+    plain = name.replace("amp_scaling", "amp")
+    words = {word.lower() for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", plain)}
+    if not words or not words <= set(_DESCRIPTIVE.split()):
+        return False
+    return not words.isdisjoint(_OF_ANY_SHAPE) or not _has_matrix(value)
+
+
+def _has_matrix(value: Any) -> bool:
+    """Return whether a value holds an array of floats with at least two axes."""
+    left = [value]
+    visited = set[int]()
+    while left:
+        part = left.pop()
+        if isinstance(part, np.ndarray) and part.ndim > 1 and numbers(part).dtype.kind == "f":
+            return True
+        if isinstance(part, dict | list | tuple) and id(part) not in visited:
+            visited.add(id(part))
+            left += part.values() if isinstance(part, dict) else part
+    return False
+
+
+def find_architecture(path: Path, root: Values, choice: WeightsChoice) -> str | None:
+    """Return the model that a file names; None if it names none, or if the user names another.
+
+    Raises `CheckpointError` for a name of another network: it may have the same tensors and compute
+    something else.
+    """
+    if choice.model is not None:
+        return None
+    names = [root.get(key) for key in _ARCHITECTURES]
+    if read_script(root):
+        names.append(root[ARGS].get("model"))
+    for name in names:
+        # timm's saver without arguments stores the name of the class.
+        if not isinstance(name, str) or name in ("", "resnet"):
+            continue
+        model = find_model(name)
+        if model is None:
+            raise CheckpointError(
+                f"{path} says that its network is {name!r:.60}, which Lockstep does not have. If it"
+                " computes as one of Lockstep's, name that: --model resnet50"
+            )
+        return model
+    return None
+
+
+def find_model(name: str) -> str | None:
+    """Return the model of a name of timm, torchvision or NVIDIA; None if there is none.
+
+    >>> find_model("hf-hub:timm/resnet50d.ra2_in1k"), find_model("gluon_resnet50_v1c")
+    ('resnet50d', 'resnet50c')
+    """
+    bare = name.lower().rpartition("/")[2].partition(".")[0].replace("-", "_")
+    bare = re.sub("^(gluon|tv|ssl|swsl|ig)_", "", bare)
+    bare = re.sub("_v1([bcds])$", lambda match: match[1].strip("b"), bare)
+    return next((model for model in MODELS if model.replace("-", "_") == bare), None)
+
+
+def read_script(root: Values) -> str:
+    """Return whose training script wrote a file with its options: "timm" or "torchvision"; "" for
+    any other program."""
+    args = root.get(ARGS)
+    if not isinstance(args, dict):
+        return ""
+    if {"arch", "version"} <= root.keys():
+        return "timm"
+    return "torchvision" if {"data_path", "lr_step_size", "print_freq"} <= args.keys() else ""
+
+
+def read_changes(path: Path, root: Values) -> tuple[Changes, list[str], list[str]]:
+    """Return the fields of a recipe that a file says, the names of the values that say them, and
+    remarks. Raises `CheckpointError` for what Lockstep does not have."""
+    changes: Changes = {}
+    used = []
+    remarks: list[str] = []
+    script = read_script(root)
+    if script:
+        used.append(ARGS)
+    if script == "timm":
+        try:
+            changes, remarks = read_timm_args(root[ARGS])
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: in args of timm, {error}") from None
+    elif script and "val_crop_size" in root[ARGS]:
+        args = root[ARGS]
+        changes = PILLOW | {name: KNOWN["torchvision-v1"][name] for name in _COLOURS}
+        changes |= {_OF_TORCHVISION[name]: args[name] for name in _OF_TORCHVISION if name in args}
+        if str(args.get("backend", "pil")).lower() != "pil":
+            remarks.append("its program resized tensors; here images are rounded as Pillow does")
+    colours = scale_colours({name: root.get(name) for name in _COLOURS})
+    if colours:
+        used += _COLOURS
+    for key, value in root.items():
+        if key not in used and isinstance(value, dict):
+            remarks += _describe_unused(path, describe_key(key), value)
+    return changes | colours, used, remarks
+
+
+def scale_colours(colours: Mapping[str, Any]) -> Changes:
+    """Return mean and standard deviation of images from 0 to 1 on the scale 0 to 255; none unless
+    each has three numbers from 0 to 1."""
+    changes = {}
+    for name, value in colours.items():
+        values = numbers(value).ravel().tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(values, list | tuple) or len(values) != 3:
+            return {}
+        if not all(is_number(number) and 0 <= number <= 1 for number in values):
+            return {}
+        # The shortest decimal of a float32: 0.485.
+        changes[name] = tuple(round(255 * float(str(np.float32(n))), 9) for n in values)
+    return changes
+
+
+def _describe_unused(path: Path, name: str, options: Values) -> Iterator[str]:
+    """Yield a remark on options of a program that may say how images are prepared. Raises
+    `CheckpointError` if they say that an image has several classes."""
+    prepared = []
+    for key, value in options.items():
+        if not isinstance(key, str) or isinstance(value, np.ndarray) or not value:
+            continue
+        if _PREPARATION.fullmatch(key):
+            prepared.append(key)
+        if _SEVERAL_CLASSES.search(f"{key} {value}" if isinstance(value, str) else key):
+            raise CheckpointError(
+                f"{path}: {name} says {key}: {value!r:.40}, so each output is a sigmoid; expected"
+                " one class an image, a softmax"
+            )
+    if prepared:
+        yield (
+            f"{name} has {', '.join(prepared[:5])}, which may mean anything and are not used; say"
+            " how images are prepared with --set"
+        )
+
+
+def read_classes(root: Values, logits: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of classes that a file has, and remarks. Names must be those of all outputs,
+    each once."""
+    for key in _CLASSES:
+        if not isinstance(root.get(key), dict | list | tuple):
+            continue
+        names = _list_names(root[key])
+        if sorted(names) == list(range(logits)) and len({*names.values()}) == logits:
+            return tuple(names[index] for index in range(logits)), ()
+        return (), (f"{key} does not name each of the {logits} outputs once, so it is not used",)
+    return (), ()
+
+
+def _list_names(value: Any) -> dict[int, str]:
+    """Return names of classes by index, from a list, or from a table by name or by index."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    names = {}
+    for index, name in items:
+        if is_count(name):
+            index, name = name, index
+        if isinstance(index, str) and re.fullmatch("[0-9]{1,6}", index):
+            index = int(index)
+        if is_count(index) and is_text(name):
+            names[index] = name
+    return names
