@@ -94,7 +94,7 @@ def choose_model(
     matchings: Iterable[Matching], path: Path | str, framework: str, stored: Collection[str]
 ) -> Matching:
     """Return a matching without problems. Raises `CheckpointError` that names the problems of the
-    nearest model, unless several were tried and half of the tensors differ."""
+    nearest model, unless several were tried and most tensors are missing."""
     refuse_many(path, len(stored))
     candidates = list(matchings)
     nearest = min(candidates, key=lambda matching: len(matching.problems + matching.unexpected))
@@ -103,7 +103,7 @@ def choose_model(
         problems = "; ".join([*nearest.problems, *unexpected][:3])
         comparison = ""
         missing = [problem for problem in nearest.problems if problem.endswith("is missing")]
-        if 2 * len(missing) <= len(stored):
+        if len(candidates) == 1 or 2 * len(missing) <= len(stored):
             comparison = f" {nearest.model} is nearest, but {problems}."
         raise CheckpointError(
             f"{path} is not a complete ResNet as {framework} saves it.{comparison} The first of its"
