@@ -14,7 +14,7 @@ from PIL import Image
 
 import lockstep
 from lockstep.inference import onnx_model, targets
-from lockstep.inference.comparison import draw_photos
+from lockstep.weights.certificate import draw_photos
 from lockstep.inference.images import read_square
 from lockstep.inference.targets import Target
 from lockstep.models.quantisation import layers

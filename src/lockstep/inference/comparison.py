@@ -5,20 +5,18 @@ The photos have several sizes and shapes. The engine gets what `predict` makes o
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypedDict
 
-import cv2
 import numpy as np
 
 from lockstep import backends
 from lockstep.backends import FRAMEWORKS
-from lockstep.inference.images import read_square
 from lockstep.inference.loaded_engine import load_engine
 from lockstep.inference.targets import Answers, Program, Target, Wanted
-from lockstep.recipes import Execution, Recipe
+from lockstep.recipes import Execution
 from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import Weights, certificate
@@ -74,8 +72,8 @@ def compare_program(target: Target, wanted: Wanted, folder: Path, precision: str
     """
     began = time.perf_counter()
     weights = wanted.weights.replace_precision("fp32")
-    photos = draw_photos(weights.recipe)
-    squares = _read_squares(photos, weights.recipe)
+    photos = certificate.draw_photos(weights.recipe)
+    squares = certificate.read_squares(photos, weights.recipe)
     backend = _choose_backend(target.backend, quantises=bool(weights.scales))
     with open_engine(weights, backend) as engine:
         _, logits = engine(squares)
@@ -118,40 +116,6 @@ def compare_program(target: Target, wanted: Wanted, folder: Path, precision: str
         "top1_agreement": float((classes == logits.argmax(axis=1)).mean()),
         "seconds": time.perf_counter() - began,
     }
-
-
-def draw_photos(recipe: Recipe) -> list[np.ndarray]:
-    """Return photos, uint8 [H, W, 3]: of the crop's size, smaller, up to four times as large, wide
-    and tall.
-
-    They show the textures of certificates.
-    """
-    crop = recipe.eval_crop
-    resize = recipe.eval_resize
-    sizes = (
-        (crop, crop),
-        (resize, resize),
-        (crop // 2 + 1, crop * 2 // 3),
-        (4 * crop + 3, 3 * crop + 1),
-        (resize + 7, 2 * resize + 1),
-        (3 * crop, crop),
-        (crop - 1, 2 * crop),
-        (2 * resize + 5, resize + 9),
-    )
-    textures = certificate.draw_images(crop)
-    return [
-        cv2.resize(texture, (width, height), interpolation=cv2.INTER_LINEAR)
-        for texture, (height, width) in zip(textures, sizes, strict=True)
-    ]
-
-
-def _read_squares(photos: Sequence[np.ndarray], recipe: Recipe) -> np.ndarray:
-    """Return what evaluation sees of photos: uint8 [N, S, S, 3]."""
-    side = recipe.eval_crop
-    squares = np.empty((len(photos), side, side, 3), np.uint8)
-    for photo, square in zip(photos, squares, strict=True):
-        read_square(photo, recipe, square)
-    return squares
 
 
 def _choose_backend(backend: str | None, *, quantises: bool) -> str:

@@ -1,7 +1,6 @@
 """Images to predict, of any kind: paths, encoded bytes, arrays, tensors and images of Pillow. Each
 becomes what a model sees."""
 
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -12,13 +11,11 @@ import numpy as np
 import PIL.Image
 import PIL.ImageOps
 
-from lockstep.data.decoding.augment import decode_into, resampling
-from lockstep.data.decoding.decode import check, convert_to_rgb, decode_undamaged
-from lockstep.data.decoding.orientation import UPRIGHT, read_orientation, shown_size, turn_image
-from lockstep.data.decoding.size_limits import MOST_RESIZED, TooManyPixels
+from lockstep.data.decoding.augment import prepare_square
+from lockstep.data.decoding.decode import convert_to_rgb, decode_undamaged
+from lockstep.data.decoding.orientation import UPRIGHT, read_orientation, turn_image
 from lockstep.inference.image_arrays import Tensor, is_array, read_array
 from lockstep.recipes import Recipe
-from lockstep.recipes.order import centre_plan
 from lockstep.system.errors import DataError
 from lockstep.system.regular_files import IMAGE, read_regular
 
@@ -94,23 +91,7 @@ def read_square(image: Image, recipe: Recipe, out: np.ndarray) -> None:
     too large.
     """
     data, orientation = _content(image, recipe)
-    stored = check(data) if isinstance(data, bytes) else (data.shape[0], data.shape[1])
-    size = shown_size(stored, orientation)
-    plan = centre_plan(recipe, np.zeros(1, np.int64), np.array([size]))
-    window, resized, offset = (
-        tuple(column[0].tolist()) for column in (plan.windows, plan.resized, plan.offsets)
-    )
-    most = max(MOST_RESIZED, 4 * recipe.eval_resize**2)
-    if math.prod(resized) > most:  # a narrow strip of few pixels can become any number of them
-        too_narrow = (
-            f"{size[1]} x {size[0]} pixels are too narrow: resized for the model, {resized[1]} x"
-            f" {resized[0]}"
-        )
-        raise TooManyPixels(too_narrow)
-    how = resampling(recipe, evaluation=True)
-    decode_into(
-        data, stored, window, resized, offset, flip=False, orientation=orientation, **how, out=out
-    )
+    prepare_square(data, orientation, recipe, out)
 
 
 def read_photo(image: Image, recipe: Recipe) -> np.ndarray:

@@ -24,8 +24,6 @@ _BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
 OPSET = 17
 IR = 8
 """The graph's operator set and its file format version. ONNX Runtime 1.12 and later read them."""
-CALIBRATION = "lockstep_calibration"
-"""The metadata property of a bare model with what turns its logits into probabilities, as JSON."""
 
 
 @dataclass(frozen=True)

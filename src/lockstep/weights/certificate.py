@@ -18,6 +18,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from lockstep import backends
+from lockstep.data.decoding.augment import prepare_square
+from lockstep.data.decoding.orientation import UPRIGHT
 from lockstep.data.textures import PATTERNS, draw_texture
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -26,7 +28,8 @@ from lockstep.system.version import version
 from lockstep.system.workers import carry_out
 from lockstep.weights.fingerprints import compute_fingerprints, hash_file, hash_files
 from lockstep.weights.formats.common import Written
-from lockstep.weights.opened_weights import Weights
+from lockstep.weights.opened_weights import LOCKSTEP, Weights
+from lockstep.weights.original import compute_original, find_missing, rebuild_module, softmax
 from lockstep.weights.preprocessing import read_evaluation
 from lockstep.weights.target_formats import Target
 
@@ -37,9 +40,22 @@ IMAGES = 8
 REFERENCE = "reference"
 
 
+class Comparison(TypedDict):
+    """Two answers to the same photos."""
+
+    by: str
+    """What computed the other answer."""
+    top1_agreement: float
+    """Share of the photos whose most likely class is the same."""
+    largest_difference: float
+    """The largest difference of two probabilities."""
+
+
 class Certificate(TypedDict):
     """The contents of a certificate."""
 
+    compared: str
+    """Whether the source was compared with the program that wrote it, in words."""
     lockstep: str
     source: str
     source_sha256: dict[str, str]
@@ -50,6 +66,9 @@ class Certificate(TypedDict):
     images: int
     engines: dict[str, str]
     """The backend and its framework's version that computed the "source" and the "target"."""
+    original: Comparison | None
+    """The source as Lockstep computes it and as the program that wrote it does; None if that was
+    not compared."""
     read_by: str | None
     """The backend and version whose framework read the target itself, and the result; None if it is
     not installed."""
@@ -67,6 +86,12 @@ class Certificate(TypedDict):
     preprocessing: dict[str, Any]
     """How images are prepared for the target: the fields
     `lockstep.weights.preprocessing.SETTABLE`."""
+    preprocessing_from: dict[str, str]
+    """Where each field of the preprocessing comes from: "file", "certificate", "user" or
+    "assumed"."""
+    through_target: Comparison | None
+    """The source and the target, each with its own preprocessing, if the target's program has one
+    of its own."""
     changes: list[str]
     """What was dropped, folded, invented or could not be carried over, with the reason."""
 
@@ -74,21 +99,32 @@ class Certificate(TypedDict):
 def certify(
     source: Weights, target: Weights, written: Written, format: Target, changes: Sequence[str]
 ) -> Certificate:
-    """Compare the logits of weights and of what was written from them, read back.
+    """Compare weights and what was written from them, read back, on photos of several sizes; and
+    the weights with what the program that wrote them computes.
 
     `written` has the files as they are on disk. The source's preprocessing is used where the
     target's format cannot hold it. Raises `CheckpointError` if a backend fails, if the framework
-    reads other arrays from the files than Lockstep, or if the source's logits are not finite.
+    reads other arrays from the files than Lockstep, if the source's logits are not finite, or if
+    the program that wrote the source computes something else.
     """
     fields = source.recipe.fields()
     needed = ("eval_crop", "eval_resize", *format.missing_fields)
     recipe = target.recipe.replace(**{name: fields[name] for name in needed})
     own = {"source": find_backend(source.origin), "target": find_backend(target.origin)}
+    recipes = {"source": source.recipe, "target": recipe}
+    if format.prepares:
+        own["through"] = own["target"]
+        others = {name: getattr(target.recipe, name) for name in format.prepared_fields}
+        recipes["through"] = source.recipe.replace(**others)
+    photos = draw_photos(source.recipe)
     with tempfile.TemporaryDirectory(prefix="lockstep-certificate-") as name:
         folder = Path(name)
-        np.save(folder / "images.npy", draw_images(source.recipe.eval_crop))
-        _write_part(folder, "source", source.recipe, source.tensors)
-        _write_part(folder, "target", recipe, target.tensors)
+        squares = read_squares(photos, source.recipe)
+        for part, read_as in recipes.items():
+            weights = source if part == "source" else target
+            _write_part(folder, part, read_as, weights.tensors)
+            shown = read_squares(photos, read_as) if part == "through" else squares
+            np.save(folder / f"{part}.images.npy", shown)
         if own["target"] != REFERENCE:
             paths = [str(path.absolute()) for path in written.arrays]
             write_json(folder / "target.files.json", paths)
@@ -101,15 +137,16 @@ def certify(
             read_by = _compare_readings(folder, versions[own["target"]], format)
         logits = np.load(folder / "source.npy").astype(np.float64)
         others = np.load(folder / "target.npy").astype(np.float64)
-    if not np.isfinite(logits).all():
-        raise CheckpointError(
-            f"{source.source} computes logits that are not finite, so there can be no certificate;"
-            " lockstep convert --inspect shows which weights are odd, and --no-certificate"
-            " converts them"
-        )
+        _check_finite(source, logits)
+        through = None
+        if format.prepares:
+            answer = softmax(np.load(folder / "through.npy"))
+            through = _compare(format.prepares, logits, answer)
+        compared, original = _compare_with_original(source, squares, logits, folder / "original")
     differences = np.abs(others - logits) / (float(np.abs(logits).max()) or 1.0)
     digests = {file.name: hash_file(file) for file in source.others}
     return {
+        "compared": compared,
         "lockstep": version(),
         "source": source.source.name,
         "source_sha256": hash_files(source.source) | digests,
@@ -117,7 +154,8 @@ def certify(
         "target_sha256": {path.name: hash_file(path) for path in written.files},
         "model": str(fields["model"]),
         "images": IMAGES,
-        "engines": {part: versions[backend] for part, backend in own.items()},
+        "engines": {part: versions[own[part]] for part in ("source", "target")},
+        "original": original,
         "read_by": read_by,
         "largest_difference": float(differences.max()),
         "mean_difference": float(differences.mean()),
@@ -127,8 +165,64 @@ def certify(
         "tensors_equal": _count_equal(source.tensors, target.tensors),
         "tensors": len(source.tensors),
         "preprocessing": read_evaluation(source.recipe.replace(mean=recipe.mean, std=recipe.std)),
+        "preprocessing_from": dict(source.preprocessing_from),
+        "through_target": through,
         "changes": list(changes),
     }
+
+
+def _check_finite(source: Weights, logits: np.ndarray) -> None:
+    """Raise `CheckpointError` if logits are not finite."""
+    if not np.isfinite(logits).all():
+        raise CheckpointError(
+            f"{source.source} computes logits that are not finite, so there can be no certificate;"
+            " lockstep convert --inspect shows which weights are odd, and --no-certificate"
+            " converts them"
+        )
+
+
+def _compare(by: str, logits: np.ndarray, others: np.ndarray) -> Comparison:
+    """Compare logits of the source with probabilities of another program."""
+    own = softmax(logits)
+    return {
+        "by": by,
+        "top1_agreement": float((own.argmax(1) == others.argmax(1)).mean()),
+        "largest_difference": float(np.abs(own - others).max()),
+    }
+
+
+def _compare_with_original(
+    source: Weights, squares: np.ndarray, logits: np.ndarray, folder: Path
+) -> tuple[str, Comparison | None]:
+    """Return in words how the source compares with what its program computes, and the comparison.
+    Raises `CheckpointError` if they are not the same."""
+    original = source.original or rebuild_module(source.origin, source.recipe, source.tensors)
+    missing = "nothing here computes what it wrote"
+    if source.origin == LOCKSTEP:
+        return "Lockstep wrote the source, and computes it", None
+    if original is not None:
+        missing = find_missing(original)
+    if original is None or missing:
+        return f"not compared with the program that wrote it: {missing}", None
+    try:
+        answer = compute_original(original, squares, source.recipe, folder)
+    except ValueError as error:
+        return f"not compared with the program that wrote it: {error}", None
+    comparison = _compare(answer.program, logits, answer.probabilities)
+    largest = comparison["largest_difference"]
+    about = (
+        f"{answer.program} computes the source: {comparison['top1_agreement']:.0%} of"
+        f" {len(squares)} first classes are equal, and probabilities differ by at most"
+        f" {largest:.1e}"
+    )
+    if original.rounds:
+        return f"{about}; the file rounds numbers, which Lockstep does not", comparison
+    if largest > BOUND:
+        raise CheckpointError(
+            f"{about}; expected at most {BOUND:g}: Lockstep does not compute {source.source} as the"
+            " program that wrote it does. Nothing is written; --no-certificate writes it anyway"
+        )
+    return about, comparison
 
 
 def _write_part(folder: Path, part: str, recipe: Recipe, tensors: Mapping[str, np.ndarray]) -> None:
@@ -178,6 +272,39 @@ def draw_images(size: int) -> np.ndarray:
         image = draw_texture(pattern, number)
         images.append(cv2.resize(image, (size, size), interpolation=cv2.INTER_LINEAR))
     return np.stack(images)
+
+
+def draw_photos(recipe: Recipe) -> list[np.ndarray]:
+    """Return photos, uint8 [H, W, 3]: of the crop's size, smaller, up to four times as large, wide
+    and tall."""
+    crop = recipe.eval_crop
+    resize = recipe.eval_resize
+    sizes = (
+        (crop, crop),
+        (resize, resize),
+        (crop // 2 + 1, crop * 2 // 3),
+        (4 * crop + 3, 3 * crop + 1),
+        (resize + 7, 2 * resize + 1),
+        (3 * crop, crop),
+        (crop - 1, 2 * crop),
+        (2 * resize + 5, resize + 9),
+    )
+    photos = []
+    for number, (pattern, (height, width)) in enumerate(zip(PATTERNS, sizes, strict=False)):
+        texture = draw_texture(pattern, number)
+        # Repeated, a texture keeps details that a resize has to filter.
+        times = (-(-height // texture.shape[0]), -(-width // texture.shape[1]), 1)
+        photos.append(np.ascontiguousarray(np.tile(texture, times)[:height, :width]))
+    return photos
+
+
+def read_squares(photos: Sequence[np.ndarray], recipe: Recipe) -> np.ndarray:
+    """Return what evaluation sees of photos: uint8 [N, S, S, 3]."""
+    side = recipe.eval_crop
+    squares = np.empty((len(photos), side, side, 3), np.uint8)
+    for photo, square in zip(photos, squares, strict=True):
+        prepare_square(photo, UPRIGHT, recipe, square)
+    return squares
 
 
 def find_backend(origin: str) -> str:

@@ -1,8 +1,8 @@
 """Compute logits in a separate process: `python -m lockstep.weights.logits_process FOLDER BACKEND
 NAME...`.
 
-FOLDER holds `images.npy` (uint8 [N, size, size, 3]), and for every NAME the weights
-`NAME.safetensors` and their recipe `NAME.json`. The process writes `NAME.npy`: the logits, float32
+For every NAME, FOLDER holds the weights `NAME.safetensors`, their recipe `NAME.json`, and the
+images `NAME.images.npy`, uint8 [N, size, size, 3]. The process writes `NAME.npy`: the logits, float32
 [N, logits], in fp32. It also writes `BACKEND.txt`: the version of the framework. Two frameworks
 cannot share a process.
 
@@ -28,7 +28,6 @@ from lockstep.weights.fingerprints import compute_fingerprints
 
 def compute_logits(folder: Path, backend: str, names: list[str]) -> None:
     """Write the logits of the weights with these names."""
-    images = np.load(folder / "images.npy")
     execution = Execution(backend=backend, reference_dtype="float32", compile="off")
     module = backends.load(backend)
     world = module.world(execution)
@@ -38,6 +37,7 @@ def compute_logits(folder: Path, backend: str, names: list[str]) -> None:
             _write_readings(folder, backend, name, recipe)
         with module.engine(recipe, np.zeros(1), world, execution) as engine:
             engine.write(initial_state(recipe, load_file(folder / f"{name}.safetensors")))
+            images = np.load(folder / f"{name}.images.npy")
             np.save(folder / f"{name}.npy", engine.predict(images))
         tell(done, len(names))
     (folder / f"{backend}.txt").write_text(

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 
@@ -15,8 +15,11 @@ from lockstep.weights.class_names import Classes, check_classes
 from lockstep.weights.formats import dtype_name
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import Shape
+from lockstep.weights.original import Original
 from lockstep.weights.preprocessing import FIELDS
 
+Place = Literal["file", "certificate", "user", "assumed"]
+"""Where a value of the preprocessing comes from."""
 LOCKSTEP = "Lockstep"
 """`Weights.origin` of weights that Lockstep wrote."""
 
@@ -59,6 +62,8 @@ class Weights:
     original."""
     epochs: int | None = None
     """Number of whole epochs done; None if it is unknown."""
+    preprocessing_from: Mapping[str, Place] = field(default_factory=dict)
+    """Where each value of the preprocessing comes from, by field. `open_weights` fills it in."""
     stated: frozenset[str] = frozenset()
     """The fields of the preprocessing that the file says; others are assumed."""
     assumed_as: str = ""
@@ -70,6 +75,8 @@ class Weights:
     stored: tuple[Stored, ...] = ()
     """The arrays next to the weights in the file, in its order, used or not; those of an optimizer
     or of a moving average are left out."""
+    original: Original | None = None
+    """The network as the program that wrote it computes it; None if that is not known here."""
     others: tuple[Path, ...] = ()
     """Files that were read in addition to `source`, such as timm's `config.json`."""
     scales: Scales = field(default_factory=dict)
@@ -83,6 +90,11 @@ class Weights:
     def has_preprocessing(self) -> bool:
         """Whether the file says all of the preprocessing, so that nothing of it is assumed."""
         return self.stated.issuperset(FIELDS)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of the parts of the file that the user left out, at this or an earlier reading."""
+        return tuple(part.name for part in self.parts if part.treatment == "ignored")
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:

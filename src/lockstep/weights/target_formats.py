@@ -54,6 +54,12 @@ class Target:
     """The preprocessing, in `KNOWN`, that whoever reads it assumes; "" if the format or its writer
     says it."""
 
+    prepares: str = ""
+    """The program that prepares images for it in its own way, which the reader of the format knows;
+    "" if users of the format prepare them."""
+    prepared_fields: tuple[str, ...] = FIELDS
+    """The fields of the preprocessing that this program sets."""
+
     def list_unlike_assumed(self, recipe: Recipe) -> list[str]:
         """Return what evaluation needs other than whoever reads this format assumes, as texts."""
         if not self.assumed:
@@ -141,8 +147,15 @@ TARGETS: dict[str, Target] = {
         has_classes=True,
         has_metadata=True,
         missing_fields=(),
+        prepares="timm's loader",
     ),
-    "keras": Target(_adapt(keras_file.write_keras), keras_file.stored, missing_fields=("mean",)),
+    "keras": Target(
+        _adapt(keras_file.write_keras),
+        keras_file.stored,
+        missing_fields=("mean",),
+        prepares="keras.applications.resnet.preprocess_input, after Lockstep's resize",
+        prepared_fields=("mean", "std"),
+    ),
     "nvidia-pytorch": Target(
         _write_nvidia_pytorch, torch_file.load, parts=(SQUEEZE,), assumed="nvidia-pytorch"
     ),

@@ -5,6 +5,7 @@ Windows of JPEGs are decoded by our own decoder, which skips what lies outside; 
 decoded whole.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,14 +14,19 @@ import numpy as np
 from PIL import Image
 
 from lockstep.data.decoding import jpeg
-from lockstep.data.decoding.decode import decode, is_plain_jpeg
+from lockstep.data.decoding.decode import check, decode, is_plain_jpeg
 from lockstep.data.decoding.jpeg import Window
-from lockstep.data.decoding.orientation import UPRIGHT, find_stored_window, turn_image
+from lockstep.data.decoding.orientation import (
+    UPRIGHT,
+    find_stored_window,
+    shown_size,
+    turn_image,
+)
 from lockstep.data.decoding.sampling import crop_to_needed, filter_square, sample_square, stretches
-from lockstep.data.decoding.size_limits import JPEG_START, decoding
+from lockstep.data.decoding.size_limits import JPEG_START, MOST_RESIZED, TooManyPixels, decoding
 from lockstep.recipes import Recipe
 from lockstep.recipes.augmentation import Augmentation
-from lockstep.recipes.order import BatchPlan
+from lockstep.recipes.order import BatchPlan, centre_plan
 from lockstep.recipes.plug_ins import naming
 from lockstep.system.errors import RecipeError
 
@@ -64,6 +70,34 @@ def cutting(plan: BatchPlan, i: int) -> dict[str, Any]:
     if plan.is_bicubic is not None:
         how["interpolation"] = "bicubic" if plan.is_bicubic[i] else "bilinear"
     return how
+
+
+def prepare_square(
+    data: bytes | np.ndarray, orientation: int, recipe: Recipe, out: np.ndarray
+) -> None:
+    """Write an image, encoded or uint8 [height, width, 3], to `out`, uint8 [eval_crop, eval_crop,
+    3], as the recipe's evaluation has it.
+
+    Raises `ValueError` if it is damaged or not an image; `TooManyPixels`, which is one, if it is
+    too large.
+    """
+    stored = check(data) if isinstance(data, bytes) else (data.shape[0], data.shape[1])
+    size = shown_size(stored, orientation)
+    plan = centre_plan(recipe, np.zeros(1, np.int64), np.array([size]))
+    window, resized, offset = (
+        tuple(column[0].tolist()) for column in (plan.windows, plan.resized, plan.offsets)
+    )
+    most = max(MOST_RESIZED, 4 * recipe.eval_resize**2)
+    if math.prod(resized) > most:  # a narrow strip of few pixels can become any number of them
+        too_narrow = (
+            f"{size[1]} x {size[0]} pixels are too narrow: resized for the model, {resized[1]} x"
+            f" {resized[0]}"
+        )
+        raise TooManyPixels(too_narrow)
+    how = resampling(recipe, evaluation=True)
+    decode_into(
+        data, stored, window, resized, offset, flip=False, orientation=orientation, **how, out=out
+    )
 
 
 def decode_into(

@@ -17,9 +17,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.regular_files import WEIGHTS, read_regular
-from lockstep.system.strict_json import parsed
 from lockstep.weights import LOCKSTEP, Weights
-from lockstep.weights.calibration_file import parse_calibration
 from lockstep.weights.formats import onnx_graph, onnx_metadata, onnx_weights
 
 _PASSED = ("Cast", "DequantizeLinear", "Identity", "QuantizeLinear")
@@ -74,9 +72,7 @@ def open_exported(path: Path) -> ExportedModel | None:
         text = metadata[onnx_metadata.KEY]
         recipe = onnx_metadata.apply_preprocessing(recipe, text, normalises=False)
         check_resize(model, recipe)
-        calibration = onnx_metadata.read_threshold(metadata)
-        if onnx_model.CALIBRATION in metadata:
-            calibration = parse_calibration(parsed(metadata[onnx_model.CALIBRATION]), file)
+        calibration = onnx_metadata.read_calibration(metadata, file)
     except (ValueError, LookupError, TypeError, RecipeError) as error:
         raise CheckpointError(
             f"{file} cannot be evaluated as an export: {error}; export it again"

@@ -109,7 +109,7 @@ class Wanted:
         calibration = weights.calibration
         if self.bare and calibration.temperature != 1:
             value = to_json(describe_calibration(calibration))
-            model.metadata_props.add(key=onnx_model.CALIBRATION, value=value)
+            model.metadata_props.add(key=onnx_metadata.CALIBRATION, value=value)
         elif calibration.unknown_below:
             value = str(calibration.unknown_below)
             model.metadata_props.add(key=onnx_metadata.UNKNOWN_BELOW, value=value)

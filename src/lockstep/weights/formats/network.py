@@ -32,6 +32,7 @@ from lockstep.models.architectures import Conv, ModelSpec
 from lockstep.recipes import Recipe
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import name_model
+from lockstep.weights.original import Kind, Takes
 
 Padding = Literal["symmetric", "same"]
 Colour = tuple[float, float, float]
@@ -155,6 +156,10 @@ class Head:
     """float32 [classes]."""
     sources: tuple[tuple[str, str], ...]
     """Pairs of a canonical tensor and the constant of the graph that is in it."""
+    output: str
+    """The output of the graph that it is."""
+    kind: Kind
+    """What this output is."""
     order: np.ndarray | None
     """The outputs of the graph's own classifier that the classes are; None: all, in its order."""
     parts: tuple[Part, ...]
@@ -175,6 +180,10 @@ class Network:
     """Whether the graph says mean and std; otherwise they are ImageNet's."""
     has_keras_names: bool
     """Whether the names are those of Keras' ResNets."""
+    takes: Takes
+    """What values the graph takes."""
+    takes_channels_last: bool
+    """Whether the graph takes images as NHWC."""
     head: Head
     """The classifier."""
     parts: tuple[Part, ...]

@@ -106,7 +106,8 @@ def follow_head(graph: Graph, value: str, features: int, rank: int, inner: set[s
             f"it returns several results of its classifier: {', '.join(outputs)}; expected one, so"
             " that its classes and probabilities are known"
         )
-    return _build_head(finals[0], parts)
+    output = next(name for name, scores in outputs.items() if scores is finals[0])
+    return _build_head(finals[0], output, parts)
 
 
 def _are_equal(one: Scores, other: Scores) -> bool:
@@ -116,7 +117,7 @@ def _are_equal(one: Scores, other: Scores) -> bool:
     return one.matrix is not None and one.matrix is other.matrix and one.shift is other.shift
 
 
-def _build_head(scores: Scores, parts: Sequence[Part]) -> Head:
+def _build_head(scores: Scores, output: str, parts: Sequence[Part]) -> Head:
     """Return the classifier that a result stands for."""
     if scores.matrix is None:
         raise ValueError("it has no classifier after its last pool")
@@ -140,7 +141,16 @@ def _build_head(scores: Scores, parts: Sequence[Part]) -> Head:
     if folded:
         more = f" and {len(folded) - 5} more" if len(folded) > 5 else ""
         remarks.append(f"folded into the classifier: {', '.join(folded[:5])}{more}")
-    return Head(weight, bias, scores.sources, scores.order, tuple(parts), tuple(remarks))
+    return Head(
+        weight,
+        bias,
+        scores.sources,
+        output,
+        "logits" if scores.kind in ("scores", "derived") else scores.kind,
+        scores.order,
+        tuple(parts),
+        tuple(remarks),
+    )
 
 
 class _Walk:

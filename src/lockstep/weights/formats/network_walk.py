@@ -30,6 +30,7 @@ from lockstep.weights.formats.network_head import (
     read_constant,
     read_norm,
 )
+from lockstep.weights.original import Takes
 
 _EPSILON = 1e-5
 _POOLS = ("GlobalAveragePool", "ReduceMean", "AveragePool")
@@ -71,6 +72,7 @@ class _Walk:
         self._mean = np.zeros(3)
         self._std = np.ones(3)
         self._order = np.arange(3)
+        self._takes_channels_last = False
 
     def follow(self) -> Network:
         """Return what the graph computes."""
@@ -91,7 +93,7 @@ class _Walk:
         check_units(spec, units)
         head = follow_head(self._graph, pool.output[0], spec.features, rank, self._inner)
         has_keras_names = self._has_keras_names(units)
-        mean, std, normalises = self._choose_colours(has_keras_names)
+        mean, std, takes = self._choose_colours(has_keras_names)
         units[0] = self._turn_stem(first)
         return Network(
             units,
@@ -99,8 +101,10 @@ class _Walk:
             self._choose_padding(units),
             mean,
             std,
-            normalises,
+            takes in ("bytes", "unit"),
             has_keras_names,
+            takes,
+            self._takes_channels_last,
             head,
             (*self._parts, *head.parts),
             (*self._remarks, *head.remarks),
@@ -209,6 +213,7 @@ class _Walk:
                 raise ValueError(
                     f"{label_node(node)} transposes images otherwise than from NHWC to NCHW"
                 )
+        self._takes_channels_last = bool(transposes)
         for i, node in enumerate(nodes):
             if node.op_type != "Transpose":
                 is_last = any(later in transposes for later in nodes[i:])
@@ -253,8 +258,8 @@ class _Walk:
             self._std = -self._std if kind == "Sub" else self._std
             self._mean = self._mean - numbers * self._std
 
-    def _choose_colours(self, has_keras_names: bool) -> tuple[Colour, Colour, bool]:
-        """Return the recipe's mean and std in RGB, and whether the graph says them. Without
+    def _choose_colours(self, has_keras_names: bool) -> tuple[Colour, Colour, Takes]:
+        """Return the recipe's mean and std in RGB, and what values the graph takes. Without
         preprocessing in the graph they are those of Keras or of ImageNet."""
         mean = self._mean[np.argsort(self._order)]
         std = np.abs(self._std)[np.argsort(self._order)]
@@ -262,17 +267,19 @@ class _Walk:
             if has_keras_names:
                 self._order = self._order[::-1]
                 self._remarks.append(KERAS_ASSUMPTION)
-                return KERAS_MEAN, KERAS_STD, False
+                return KERAS_MEAN, KERAS_STD, "bgr"
             default = Recipe()
-            return default.mean, default.std, False
+            return default.mean, default.std, "normalised"
+        takes: Takes = "bytes"
         if max(*np.abs(mean), *std) <= 1 and not self._graph.takes_bytes:
+            takes = "unit"
             self._remarks.append(
                 "its mean and std are for images from 0 to 1; the recipe's are 255 times as large"
             )
             mean = mean * 255
             std = std * 255
         means = (float(mean[0]), float(mean[1]), float(mean[2]))
-        return means, (float(std[0]), float(std[1]), float(std[2])), True
+        return means, (float(std[0]), float(std[1]), float(std[2])), takes
 
     def _read_unit(self, node: Any, before: list[int]) -> tuple[Unit, str]:
         """Return the unit of a convolution, whose images are already padded by `before`, and the

@@ -61,6 +61,9 @@ class Graph:
     """Names of the classes, if `lockstep export` wrote them."""
     metadata: dict[str, str]
     """The properties of the model that its writer chose."""
+    opsets: tuple[Any, ...]
+    """The versions of its operators."""
+    ir_version: int
     unused: tuple[Any, ...]
     """Nodes that no output is computed from; they are not among `nodes`."""
     channels_last: bool = False
@@ -82,13 +85,17 @@ class Graph:
         place, nodes = self.place(name)
         if place is None:
             return None
-        values = _read_array(self, place)
+        values = self.read(place)
         for node in reversed(nodes):
             if node.op_type == "Transpose":
                 values = values.transpose(self.attribute(node, "perm", None))
             elif values.dtype.kind in "iu":
                 values = self._dequantise(values, node)
         return values
+
+    def read(self, name: str) -> np.ndarray:
+        """Return a stored constant as it is. Raises `ValueError` as `constant` does."""
+        return _read_array(self, name)
 
     def _dequantise(self, values: np.ndarray, node: Any) -> np.ndarray:
         """Return the float32 values that a node DequantizeLinear makes of constant integers."""
@@ -214,6 +221,8 @@ def open_graph(path: Path) -> Graph:
         stored,
         _read_classes(model),
         map_entries(model.metadata_props),
+        tuple(model.opset_import),
+        model.ir_version,
         tuple(node for node in nodes if not names.intersection(node.output)),
     )
 

@@ -10,6 +10,7 @@ compute is the value `SQUARES`, and their names, and those of their constants, b
 """
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,12 @@ from lockstep.models.calibration import UNCALIBRATED, Calibration
 from lockstep.recipes import Recipe
 from lockstep.system.errors import RecipeError
 from lockstep.system.strict_json import parsed, to_json
+from lockstep.weights.calibration_file import parse_calibration
 from lockstep.weights.preprocessing import FIELDS
 
 KEY = "lockstep_preprocessing"
+CALIBRATION = "lockstep_calibration"
+"""The metadata property of a bare model with what turns its logits into probabilities, as JSON."""
 UNKNOWN_BELOW = "lockstep_unknown_below"
 """The metadata property with the threshold below which images are unknown. The temperature is in
 the model's classifier."""
@@ -82,9 +86,12 @@ def read_preprocessing(
         return recipe, False, (*remarks, f"its {label} was left out: {error}")
 
 
-def read_threshold(metadata: Mapping[str, str]) -> Calibration:
-    """Return the threshold in a model's metadata. One that is not a number from 0 to 1 is left
-    out."""
+def read_calibration(metadata: Mapping[str, str], path: Path) -> Calibration:
+    """Return what turns the logits of a model into probabilities, by its metadata. A threshold that
+    is not a number from 0 to 1 is left out. Raises `CheckpointError` if the temperature is wrong,
+    and `ValueError` if it is no JSON."""
+    if CALIBRATION in metadata:
+        return parse_calibration(parsed(metadata[CALIBRATION]), path)
     try:
         threshold = float(metadata.get(UNKNOWN_BELOW, 0))
     except ValueError:

@@ -5,18 +5,20 @@ have all of it in their metadata (`onnx_metadata`).
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError, RecipeError
-from lockstep.weights.formats import onnx_graph
+from lockstep.weights.formats import onnx_graph, onnx_original
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import describe_converted
 from lockstep.weights.formats.network import ASSUMPTION, ROUNDING, Network, label_node
 from lockstep.weights.formats.network_walk import follow
 from lockstep.weights.formats.onnx_graph import Graph
-from lockstep.weights.formats.onnx_metadata import KEY, read_preprocessing, read_threshold
+from lockstep.weights.formats.onnx_metadata import KEY, read_calibration, read_preprocessing
 from lockstep.weights.opened_weights import Weights, list_arrays
+from lockstep.weights.original import Original
 from lockstep.weights.preprocessing import FIELDS
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
@@ -50,6 +52,7 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
         _check_domains(graph)
         resnet = follow(graph)
         recipe = resnet.build_recipe()
+        calibration = read_calibration(graph.metadata, path)
     except (ValueError, LookupError, TypeError, RecursionError, RecipeError) as error:
         raise CheckpointError(f"{path} is not a ResNet that can be read: {error}") from None
     recipe, has_preprocessing, about = read_preprocessing(
@@ -70,10 +73,19 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
         "ONNX",
         remarks,
         stated=frozenset(stated),
+        original=Original(
+            "ONNX Runtime",
+            partial(onnx_original.write, graph, resnet.head.output),
+            resnet.takes,
+            resnet.takes_channels_last,
+            resnet.head.kind,
+            rounds=any(node.op_type in ROUNDING for node in graph.nodes)
+            or bool(graph.list_halves()),
+        ),
         parts=(*resnet.parts, *_account_for_rest(graph, {place for _, place in sources})),
         stored=list_arrays(graph.describe_arrays(), sources),
         others=graph.list_files(),
-        calibration=read_threshold(graph.metadata),
+        calibration=calibration,
     )
 
 

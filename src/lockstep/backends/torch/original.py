@@ -1,0 +1,45 @@
+"""What timm's or torchvision's own network computes of tensors, for the certificate of a
+conversion."""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+
+def compute(folder: Path, images: np.ndarray) -> tuple[np.ndarray, str]:
+    """Return the logits [N, classes] of images, float32 [N, 3, H, W], and the program's version.
+
+    The folder holds `module.json`, with the network's name and its classes, and
+    `module.safetensors`. Raises `ImportError` if neither timm nor torchvision can be imported or
+    has the network.
+    """
+    about = json.loads((folder / "module.json").read_text(encoding="utf-8"))
+    module, version = _build(about["model"].replace("-", "_"), about["logits"])
+    tensors = load_file(folder / "module.safetensors")
+    counters = {name for name in module.state_dict() if name.endswith("num_batches_tracked")}
+    missing, unexpected = module.load_state_dict(tensors, strict=False)
+    if set(missing) != counters or unexpected:
+        raise ImportError(f"{version} has other tensors: {sorted({*missing, *unexpected})[:3]}")
+    module.eval()
+    with torch.inference_mode():
+        return np.asarray(module(torch.from_numpy(images)).numpy()), version
+
+
+def _build(name: str, logits: int) -> tuple[Any, str]:
+    """Return a network without weights, and who has it."""
+    try:
+        timm = importlib.import_module("timm")
+        if timm.is_model(name):
+            return timm.create_model(name, num_classes=logits), f"timm {timm.__version__}"
+    except (ImportError, RuntimeError):  # timm imports torchvision, which may not fit PyTorch
+        pass
+    torchvision = importlib.import_module("torchvision")
+    build = getattr(torchvision.models, name, None)
+    if build is None:
+        raise ImportError(f"neither timm nor torchvision has {name}")
+    return build(weights=None, num_classes=logits), f"torchvision {torchvision.__version__}"
