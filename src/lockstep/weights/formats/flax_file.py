@@ -81,7 +81,7 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
     arrays = load(path)
     if flax_models.are_flax(arrays):
         return flax_models.read_variables(path, arrays, momentum=momentum, choice=choice)
-    return replace(read_state_dict(path, arrays), origin=TORCHAX)
+    return replace(read_state_dict(path, arrays, choice=choice), origin=TORCHAX)
 
 
 def load(path: Path) -> dict[str, Any]:
