@@ -33,10 +33,10 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.models.architectures import MODELS, Block, ModelSpec
+from lockstep.models.architectures import MODELS, ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.weights.formats.common import Names, Shape, name_convolutions
+from lockstep.weights.formats.common import Names, Shape
 from lockstep.weights.formats.table import (
     AVERAGE,
     COUNTER,
@@ -46,6 +46,7 @@ from lockstep.weights.formats.table import (
     Shapes,
     Table,
     name_arrays,
+    name_convolutions,
     name_layers,
     read,
 )
@@ -168,17 +169,12 @@ def _find_places(names: Collection[str]) -> _Places:
 
 def name_tensors(spec: ModelSpec, places: _Places) -> Names:
     """Return Flax's name of every canonical tensor."""
-    numbers = {block.name: i for i, block in enumerate(spec.list_blocks())}
-    kind = "BottleneckResNetBlock" if spec.block == "bottleneck" else "ResNetBlock"
-
-    def name_block(block: Block) -> str:
-        return f"{kind}_{numbers[block.name]}"
-
-    convs = name_convolutions(spec, "conv_init", name_block, "/Conv_", "/conv_proj", begin=0)
-    norms = name_convolutions(spec, "bn_init", name_block, "/BatchNorm_", "/norm_proj", begin=0)
+    block = "BottleneckResNetBlock" if spec.block == "bottleneck" else "ResNetBlock"
+    kernels = ("conv_init/kernel", "_{block0}/Conv_{conv0}/kernel", "_{block0}/conv_proj/kernel")
+    norms = ("bn_init/", "_{block0}/BatchNorm_{conv0}/", "_{block0}/norm_proj/")
     names = name_layers(
-        {conv: f"{scope}/kernel" for conv, scope in convs.items()},
-        {conv: f"{scope}/" for conv, scope in norms.items()},
+        name_convolutions(spec, kernels[0], *(block + name for name in kernels[1:])),
+        name_convolutions(spec, norms[0], *(block + name for name in norms[1:])),
         _LEAVES,
         ("Dense_0/kernel", "Dense_0/bias"),
     )

@@ -43,7 +43,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.models.architectures import Block, Conv, ModelSpec
+from lockstep.models.architectures import Conv, ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_paddle_90ep
@@ -55,12 +55,17 @@ from lockstep.weights.formats.common import (
     Writers,
     Written,
     describe_other_padding,
-    name_convolutions,
     order_shortcuts_first,
-    split_block_name,
     write_new,
 )
-from lockstep.weights.formats.table import COUNTER, OPTIMIZER, Format, Table, name_layers
+from lockstep.weights.formats.table import (
+    COUNTER,
+    OPTIMIZER,
+    Format,
+    Table,
+    name_convolutions,
+    name_layers,
+)
 from lockstep.weights.opened_weights import Weights
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
@@ -92,6 +97,22 @@ _LAYOUT = {
     "stem": ("OJHW", "OIHW"),
     "fc_weight": ("IO",),
 }
+_MODULES = (
+    (
+        "stem.0",
+        "blocks.{block0}.conv{conv0}",
+        "blocks.{block0}.short",
+        ".conv.weight",
+        ".bn.",
+        "fc",
+    ),
+    (
+        *("conv", "bb_{stage0}_{number0}.conv{conv0}", "bb_{stage0}_{number0}.short"),
+        *("._conv.weight", "._batch_norm.", "out"),
+    ),
+)
+"""The scopes of PaddleClas' convolutions, the names of kernel and batch norm below them, and the
+classifier's."""
 _PROGRAMS = {
     "conv._conv.weight": "PaddleClas",
     "stem.0.conv.weight": "PaddleClas",
@@ -241,11 +262,10 @@ def _read_optimizer(prefix: Path) -> dict[str, np.ndarray]:
 
 def _mark_bfloat16(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return arrays with bfloat16 for uint16, as which Paddle stores its bits."""
-    marked = dict(arrays)
-    for name, value in arrays.items():
-        if value.dtype == np.uint16:
-            marked[name] = value.view(BFLOAT16)
-    return marked
+    return {
+        name: value.view(BFLOAT16) if value.dtype == np.uint16 else value
+        for name, value in arrays.items()
+    }
 
 
 def _list_names(spec: ModelSpec, stored: list[str]) -> Iterator[Names]:
@@ -253,32 +273,14 @@ def _list_names(spec: ModelSpec, stored: list[str]) -> Iterator[Names]:
     # paddle.vision creates a block's shortcut first.
     yield _name_variables(list(spec.list_convolutions()), stored)
     yield _name_variables(order_shortcuts_first(spec), stored)
-    numbers = {block.name: i for i, block in enumerate(spec.list_blocks())}
-
-    def name_block(block: Block) -> str:
-        return f"blocks.{numbers[block.name]}"
-
-    def name_resnext_block(block: Block) -> str:
-        stage, number = split_block_name(block)
-        return f"bb_{stage - 1}_{number}"
-
-    scopes = name_convolutions(spec, "stem.0", name_block, ".conv", ".short", begin=0)
-    yield _name_modules(scopes, ".conv.weight", ".bn.", "fc")
-    scopes = name_convolutions(spec, "conv", name_resnext_block, ".conv", ".short", begin=0)
-    yield _name_modules(scopes, "._conv.weight", "._batch_norm.", "out")
+    for stem, inner, shortcut, kernel, norm, head in _MODULES:
+        scopes = name_convolutions(spec, stem, inner, shortcut)
+        kernels = {conv: scope + kernel for conv, scope in scopes.items()}
+        norms = {conv: scope + norm for conv, scope in scopes.items()}
+        yield name_layers(kernels, norms, _LAYER, (f"{head}.weight", f"{head}.bias"))
     kernels = {conv: f"{conv.name}.weight" for conv in spec.list_convolutions()}
     norms = {conv: f"{conv.bn_name}." for conv in kernels}
     yield name_layers(kernels, norms, _LAYER, ("fc.weight", "fc.bias"))
-
-
-def _name_modules(scopes: Mapping[Conv, str], kernel: str, norm: str, head: str) -> Names:
-    """Return names of layers, given the scopes of convolutions and the names below them."""
-    return name_layers(
-        {conv: scope + kernel for conv, scope in scopes.items()},
-        {conv: scope + norm for conv, scope in scopes.items()},
-        _LAYER,
-        (f"{head}.weight", f"{head}.bias"),
-    )
 
 
 def _name_variables(convs: list[Conv], stored: list[str]) -> Names:
@@ -331,8 +333,14 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
         added = rate | _make_scaler(recipe, state)
         velocities |= added
         about = (f"{', '.join(added)} were added, since programs of Paddle look for them",)
-    files = _write_files(prefix, parameters, velocities, into)
-    return Written(files, files, tuple(_describe_differences(recipe, state)), about)
+    files: Writers = {}
+    if velocities:
+        files[_file(prefix, _OPTIMIZER)] = partial(paddle_pickle.dump, arrays=velocities)
+    # Parameters are written last: without them it is not a checkpoint.
+    files[_file(prefix, _PARAMETERS)] = partial(paddle_pickle.dump, arrays=parameters)
+    write_new(prefix, files, _file(prefix, _OPTIMIZER), into=into)
+    both = tuple(reversed(files))
+    return Written(both, both, tuple(_describe_differences(recipe, state)), about)
 
 
 def _make_scaler(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
@@ -343,21 +351,6 @@ def _make_scaler(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
         "num_good_steps_0": np.array([scaler["good_steps"]], np.int32),
         "num_bad_steps_0": np.array([scaler["bad_steps"]], np.int32),
     }
-
-
-def _write_files(
-    prefix: Path,
-    parameters: dict[str, np.ndarray],
-    optimizer: dict[str, np.ndarray],
-    into: Path | None,
-) -> tuple[Path, ...]:
-    """Write a checkpoint. Its parameters are written last: without them it is not a checkpoint."""
-    files: Writers = {}
-    if optimizer:
-        files[_file(prefix, _OPTIMIZER)] = partial(paddle_pickle.dump, arrays=optimizer)
-    files[_file(prefix, _PARAMETERS)] = partial(paddle_pickle.dump, arrays=parameters)
-    write_new(prefix, files, _file(prefix, _OPTIMIZER), into=into)
-    return tuple(reversed(files))
 
 
 def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:

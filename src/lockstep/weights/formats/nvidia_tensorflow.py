@@ -39,7 +39,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.models.architectures import SQUEEZE, Block, ModelSpec
+from lockstep.models.architectures import SQUEEZE, ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_tensorflow_90ep
@@ -49,10 +49,8 @@ from lockstep.weights.formats.common import (
     Names,
     Shape,
     Written,
-    name_convolutions,
     name_model,
     redirect_file,
-    split_block_name,
 )
 from lockstep.weights.formats.structure import BATCH_NORM
 from lockstep.weights.formats.table import (
@@ -62,6 +60,7 @@ from lockstep.weights.formats.table import (
     Format,
     Shapes,
     Table,
+    name_convolutions,
     name_layers,
 )
 from lockstep.weights.formats.tensor_bundle import Bundle
@@ -99,21 +98,18 @@ _LAYOUT = {"conv_weight": ("HWIO",), "squeeze": ("IO",), "fc_weight": ("IO", "11
 def name_tensors(spec: ModelSpec) -> Names:
     """Return NVIDIA's name, below the model's scope, of every canonical tensor. The model must have
     bottleneck blocks."""
-
-    def name_block(block: Block) -> str:
-        stage, number = split_block_name(block)
-        return f"btlnck_block_{stage - 1}_{number}"
-
-    scopes = name_convolutions(spec, "conv2d", name_block, "/bottleneck_", "/shortcut/conv2d")
+    inner = "btlnck_block_{stage0}_{number0}/bottleneck_{conv}"
+    shortcut = "btlnck_block_{stage0}_{number0}/shortcut/conv2d"
+    scopes = name_convolutions(spec, "conv2d", inner, shortcut)
     kernels = {conv: f"{scope}/conv2d/kernel" for conv, scope in scopes.items()}
     for conv, scope in scopes.items():
         if conv.groups > 1:
-            kernels[conv] = f"{scope}/{scope.rpartition('/')[2]}group_filter"
+            kernels[conv] = f"{scope}/bottleneck_2group_filter"
     norms = {conv: f"{scope}/BatchNorm/" for conv, scope in scopes.items()}
     names = name_layers(kernels, norms, BATCH_NORM, (_HEAD, "output/dense/bias"))
     for block in spec.list_blocks():
         if block.squeeze is not None:
-            scope = f"{name_block(block)}/{_SQUEEZE}"
+            scope = f"{scopes[block.convs[0]].partition('/')[0]}/{_SQUEEZE}"
             for layer, dense in ((block.squeeze.first, "dense"), (block.squeeze.second, "dense_1")):
                 names[f"{layer}.weight"] = f"{scope}/{dense}/kernel"
                 names[f"{layer}.bias"] = f"{scope}/{dense}/bias"
@@ -244,31 +240,21 @@ def _read_spec(shapes: Shapes) -> ModelSpec:
     """Return the model of these variables, by NVIDIA's names. Raises `LookupError`,
     `ZeroDivisionError` or `RecipeError`."""
 
-    def depth(stage: int) -> int:
-        count = 0
-        while f"btlnck_block_{stage}_{count}/bottleneck_1/conv2d/kernel" in shapes:
-            count += 1
-        return count
-
-    def outputs(scope: str) -> int:
-        return shapes[f"{scope}/BatchNorm/gamma"][0]
-
-    def width(stage: int) -> int:
-        return outputs(f"btlnck_block_{stage}_0/bottleneck_1")
-
-    def hidden(stage: int) -> int:
-        return shapes.get(f"btlnck_block_{stage}_0/{_SQUEEZE}/dense/bias", (0,))[0]
-
-    middle = "btlnck_block_0_0/bottleneck_2"
-    grouped = shapes.get(f"{middle}/bottleneck_2group_filter")
+    stages = [f"btlnck_block_{stage}_" for stage in range(4)]
+    blocks = {name.partition("/")[0] for name in shapes}
+    depths = [sum(block.startswith(stage) for block in blocks) for stage in stages]
+    widths = [shapes[f"{stage}0/bottleneck_1/BatchNorm/gamma"][0] for stage in stages]
+    hidden = [shapes.get(f"{stage}0/{_SQUEEZE}/dense/bias", (0,))[0] for stage in stages]
+    grouped = shapes.get("btlnck_block_0_0/bottleneck_2/bottleneck_2group_filter")
+    outputs = shapes["btlnck_block_0_0/bottleneck_3/BatchNorm/gamma"][0]
     return ModelSpec(
         block="bottleneck",
-        layers=(depth(0), depth(1), depth(2), depth(3)),
-        stem_width=outputs("conv2d"),
-        widths=(width(0), width(1), width(2), width(3)),
-        groups=width(0) // grouped[2] if grouped else 1,
-        expansion=outputs("btlnck_block_0_0/bottleneck_3") // width(0),
-        squeeze_widths=(hidden(0), hidden(1), hidden(2), hidden(3)),
+        layers=tuple(depths),  # type: ignore[arg-type]
+        stem_width=shapes["conv2d/BatchNorm/gamma"][0],
+        widths=tuple(widths),  # type: ignore[arg-type]
+        groups=widths[0] // grouped[2] if grouped else 1,
+        expansion=outputs // widths[0],
+        squeeze_widths=tuple(hidden),  # type: ignore[arg-type]
     )
 
 

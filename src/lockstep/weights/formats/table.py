@@ -31,6 +31,7 @@ from lockstep.weights.formats.common import (
     is_stem,
     match_model,
     name_model,
+    split_block_name,
 )
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
 from lockstep.weights.weights_choice import WeightsChoice
@@ -255,6 +256,23 @@ def _measure(order: str, tensor: Tensor) -> Shape:
     sizes = dict(zip(_CANONICAL, tensor.shape, strict=False)) | {"1": 1}
     sizes["J"] = sizes.get("I", 0) + 1
     return tuple(sizes[axis] for axis in order)
+
+
+def name_convolutions(spec: ModelSpec, stem: str, inner: str, shortcut: str) -> dict[Conv, str]:
+    """Return a name for every convolution: of the stem, within a block, and of its shortcut.
+
+    A name may have {stage}, {number} (of a block in its stage) and {conv}, which count from 1, and
+    {stage0}, {number0}, {block0} (of a block in the network) and {conv0}, which count from 0.
+    """
+    names = {spec.list_stem()[0]: stem}
+    for i, block in enumerate(spec.list_blocks()):
+        stage, number = split_block_name(block)
+        place = {"stage": stage, "stage0": stage - 1, "number": number + 1, "number0": number}
+        for j, conv in enumerate(block.convs):
+            names[conv] = inner.format(block0=i, conv=j + 1, conv0=j, **place)
+        if block.shortcut is not None:
+            names[block.shortcut] = shortcut.format(block0=i, **place)
+    return names
 
 
 def name_layers(
