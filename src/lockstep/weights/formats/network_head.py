@@ -359,8 +359,9 @@ def read_norm(
     )
     if {values.shape for values in (scale, shift, mean, variance)} != {(channels,)}:
         raise ValueError(f"{label_node(node)} does not have one value for each of its channels")
-    factors = scale / np.sqrt(variance + np.float64(graph.attribute(node, "epsilon", 1e-5)))
-    return factors, shift - mean * factors, names
+    with np.errstate(invalid="ignore", divide="ignore"):
+        factors = scale / np.sqrt(variance + np.float64(graph.attribute(node, "epsilon", 1e-5)))
+        return factors, shift - mean * factors, names
 
 
 def read_constant(
