@@ -109,6 +109,7 @@ ODD: dict[str, tuple[bytes, str]] = {
     "no list": (array_of(b"\x01"), "not a list of its shape"),
     "objects": (array_of(b"\x93\x91\x01\xa6object\xc4\x01x"), "of the type 'object'"),
     "no bytes": (array_of(FLOATS + b"\x05"), "an array is of the type 'float32'"),
+    "a list of types": (array_of(b"\x93\x91\x02\x90\xc4\x00"), r"of the type \[\]"),
     "too few bytes": (array_of(FLOATS + b"\xc4\x04abcd"), "cannot reshape"),
     "a part of a number": (array_of(FLOATS + b"\xc4\x05abcde"), "multiple of element size"),
     "a negative size": (array_of(b"\x93\x91\xff\xa7float32\xc4\x00"), r"the shape \[-1\]"),

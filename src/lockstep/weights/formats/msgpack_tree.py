@@ -179,7 +179,8 @@ class _Reader:
         shape, name, numbers = parts
         if isinstance(name, memoryview):
             name = str(name, "utf-8")
-        if name not in _DTYPES or not isinstance(numbers, memoryview):
+        is_known = isinstance(name, str) and name in _DTYPES
+        if not is_known or not isinstance(numbers, memoryview):
             raise ValueError(f"an array is of the type {name!r:.60}, which weights do not have")
         if not isinstance(shape, list) or len(shape) > _MOST_AXES:
             raise ValueError(f"an array has no shape, or more than {_MOST_AXES} axes")
