@@ -52,6 +52,15 @@ class Case:
     """Each of these has no effect, for a reason."""
 
 
+def name_as_vision(tensors: Variables) -> Variables:
+    """Return tensors as `paddle.vision.models.resnet50().state_dict()` names them."""
+    named = {}
+    for name, value in tensors.items():
+        place = name.replace("running_mean", "_mean").replace("running_var", "_variance")
+        named[place] = value.T if name == "fc.weight" else value
+    return named
+
+
 def read_bundle(prefix: Path) -> Variables:
     bundle = Bundle(prefix)
     return {name: bundle.read(name) for name in bundle.entries}
@@ -148,6 +157,21 @@ CASES = {
             "ema/batch_stats/bn_init/mean": (zeros(8), "a moving average"),
         },
     ),
+    "paddle.vision": Case(
+        lambda path, recipe, state: paddle_pickle.dump(path, name_as_vision(state.tensors)),
+        lambda path: paddle_pickle.load(path).arrays,
+        paddle_pickle.dump,
+        nvidia_paddle.read,
+        {
+            "bn_head.weight": zeros(256),
+            "bn_head._mean": zeros(256),
+            "fc2.weight": zeros(10, 10),
+            "layer1.0.scale": zeros(),
+            "se.fc1.weight": KERNEL,
+            "num_classes": ONE,
+        },
+        {"epoch": (ONE, "a counter")},
+    ),
 }
 NAMES = pytest.mark.parametrize("name", CASES)
 LEFTOVER = [(name, array) for name, case in CASES.items() for array in case.leftover]
@@ -229,3 +253,15 @@ def test_tensorflow_has_no_basic_blocks(tmp_path: Path) -> None:
 def test_one_output_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has one output; expected at least 2"):
         open_case(name, tmp_path, {}, logits=1)
+
+
+@NAMES
+def test_a_classifier_of_other_size_than_its_bias_is_refused(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    recipe = recipe_of()
+    written = tmp_path / "a.msgpack"
+    case.write(written, recipe, replace(state_of(recipe), momentum={}))
+    (bias,) = [place for place, value in case.load(written).items() if value.shape == (10,)]
+    for size, shape in ((0, "0"), (9, "9")):
+        with pytest.raises(CheckpointError, match=rf"expected (float32 )?\[256, {shape}\]"):
+            open_case(name, tmp_path, {bias: zeros(size)})

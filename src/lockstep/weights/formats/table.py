@@ -127,6 +127,7 @@ def read(
     }
     slots, about = choose_velocities(slots, shapes, format.velocities, momentum=momentum)
     sources = {tensor: format.find_source(name) for tensor, name in names.items()}
+    state = State(0, _fetch(table, format.layout, sources), _fetch(table, format.layout, slots))
     remarks = [*_describe(table, format.layout, names, sources), *about]
     averages = [name for name, reason in reasons.items() if reason == AVERAGE]
     if averages:
@@ -136,7 +137,7 @@ def read(
         )
     weights = Weights(
         recipe.replace(model=_name(matching), logits=matching.logits, precision="fp32"),
-        State(0, _fetch(table, format.layout, sources), _fetch(table, format.layout, slots)),
+        state,
         (),
         table.path,
         format.program,
