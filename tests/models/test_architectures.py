@@ -9,7 +9,13 @@ import pytest
 from lockstep.models.architectures import MODELS, ModelSpec, model_spec, recognise
 from lockstep.system.errors import RecipeError
 
-SAME_TENSORS = {"resnetblur50": "resnet50", "resnet50-ffcv": "resnet50"}
+SAME_TENSORS = {
+    "resnetblur18": "resnet18",
+    "resnetblur50": "resnet50",
+    "resnetblur50d": "resnet50d",
+    "resnetblur101d": "resnet101d",
+    "resnet50-ffcv": "resnet50",
+}
 """Models with the same tensors as another one, apart from v1."""
 
 
@@ -35,6 +41,7 @@ SAME_TENSORS = {"resnetblur50": "resnet50", "resnet50-ffcv": "resnet50"}
         ("resnext50-32x4d", 1000, 25_028_904),
         ("resnext101-32x8d", 1000, 88_791_336),
         ("resnext101-64x4d", 1000, 83_455_272),
+        ("resnet200", 1000, 64_673_832),
         ("resnet10t", 1000, 5_435_488),
         ("resnet14t", 1000, 10_081_632),
         ("resnet18d", 1000, 11_708_744),
@@ -45,9 +52,23 @@ SAME_TENSORS = {"resnetblur50": "resnet50", "resnet50-ffcv": "resnet50"}
         ("resnet101d", 1000, 44_568_392),
         ("resnet152d", 1000, 60_212_040),
         ("resnet200d", 1000, 64_693_064),
+        ("resnet50t", 1000, 25_573_728),
+        ("resnet50c", 1000, 25_576_264),
+        ("resnet101c", 1000, 44_568_392),
+        ("resnet152c", 1000, 60_212_040),
+        ("resnet50s", 1000, 25_680_808),
+        ("resnet101s", 1000, 44_672_936),
+        ("resnet152s", 1000, 60_316_584),
         ("resnext50d-32x4d", 1000, 25_048_136),
+        ("seresnet18", 1000, 11_779_624),
+        ("seresnet34", 1000, 21_960_416),
         ("seresnet50", 1000, 28_088_024),
+        ("seresnet101", 1000, 49_326_872),
+        ("seresnet152", 1000, 66_821_848),
+        ("seresnet50t", 1000, 28_104_720),
         ("seresnet152d", 1000, 66_841_080),
+        ("seresnet200d", 1000, 71_855_096),
+        ("seresnet269d", 1000, 113_672_760),
         ("seresnext26d-32x4d", 1000, 16_809_512),
         ("seresnext26t-32x4d", 1000, 16_806_976),
         ("seresnext50-32x4d", 1000, 27_559_896),
@@ -55,7 +76,10 @@ SAME_TENSORS = {"resnetblur50": "resnet50", "resnet50-ffcv": "resnet50"}
         ("seresnext101-64x4d", 1000, 88_232_984),
         ("seresnext101-32x8d", 1000, 93_569_048),
         ("seresnext101d-32x8d", 1000, 93_588_280),
+        ("resnetblur18", 1000, 11_689_512),
         ("resnetblur50", 1000, 25_557_032),
+        ("resnetblur50d", 1000, 25_576_264),
+        ("resnetblur101d", 1000, 44_568_392),
         ("resnet50-ffcv", 1000, 25_557_032),
     ],
 )

@@ -357,6 +357,7 @@ _SQUEEZE_16TH: Widths = (16, 32, 64, 128)
 """A sixteenth of the outputs of a bottleneck."""
 _D: dict[str, Any] = {"stem": "deep", "shortcut_pool": True}
 """What ResNet-D changes."""
+_S: dict[str, Any] = {"stem": "deep", "stem_width": 128}
 _T: dict[str, Any] = _D | {"stem": "tiered"}
 _SE: dict[str, Any] = {"squeeze_widths": _SQUEEZE_16TH}
 
@@ -400,6 +401,7 @@ MODELS: dict[str, ModelSpec] = {
     "resnext50-32x4d": _resnext(3, 4, 6, 3),
     "resnext101-32x8d": _resnext(3, 4, 23, 3, group_width=8),
     "resnext101-64x4d": _resnext(3, 4, 23, 3, groups=64),
+    "resnet200": _resnet(3, 24, 36, 3),
     "resnet10t": _basic(1, 1, 1, 1, **_T),
     "resnet14t": _resnet(1, 1, 1, 1, **_T),
     "resnet18d": _basic(2, 2, 2, 2, **_D),
@@ -410,9 +412,23 @@ MODELS: dict[str, ModelSpec] = {
     "resnet101d": _resnet(3, 4, 23, 3, **_D),
     "resnet152d": _resnet(3, 8, 36, 3, **_D),
     "resnet200d": _resnet(3, 24, 36, 3, **_D),
+    "resnet50t": _resnet(3, 4, 6, 3, **_T),
+    "resnet50c": _resnet(3, 4, 6, 3, stem="deep"),
+    "resnet101c": _resnet(3, 4, 23, 3, stem="deep"),
+    "resnet152c": _resnet(3, 8, 36, 3, stem="deep"),
+    "resnet50s": _resnet(3, 4, 6, 3, **_S),
+    "resnet101s": _resnet(3, 4, 23, 3, **_S),
+    "resnet152s": _resnet(3, 8, 36, 3, **_S),
     "resnext50d-32x4d": _resnext(3, 4, 6, 3, **_D),
+    "seresnet18": _basic(2, 2, 2, 2, squeeze_widths=(8, 8, 16, 32)),
+    "seresnet34": _basic(3, 4, 6, 3, squeeze_widths=(8, 8, 16, 32)),
     "seresnet50": _resnet(3, 4, 6, 3, **_SE),
+    "seresnet101": _resnet(3, 4, 23, 3, **_SE),
+    "seresnet152": _resnet(3, 8, 36, 3, **_SE),
+    "seresnet50t": _resnet(3, 4, 6, 3, **_T, **_SE),
     "seresnet152d": _resnet(3, 8, 36, 3, **_D, **_SE),
+    "seresnet200d": _resnet(3, 24, 36, 3, **_D, **_SE),
+    "seresnet269d": _resnet(3, 30, 48, 8, **_D, **_SE),
     "seresnext26d-32x4d": _resnext(2, 2, 2, 2, **_D, **_SE),
     "seresnext26t-32x4d": _resnext(2, 2, 2, 2, **_T, **_SE),
     "seresnext50-32x4d": _resnext(3, 4, 6, 3, **_SE),
@@ -420,7 +436,10 @@ MODELS: dict[str, ModelSpec] = {
     "seresnext101-64x4d": _resnext(3, 4, 23, 3, groups=64, **_SE),
     "seresnext101-32x8d": _resnext(3, 4, 23, 3, group_width=8, **_SE),
     "seresnext101d-32x8d": _resnext(3, 4, 23, 3, group_width=8, **_D, **_SE),
+    "resnetblur18": _basic(2, 2, 2, 2, blur="after"),
     "resnetblur50": _resnet(3, 4, 6, 3, blur="after"),
+    "resnetblur50d": _resnet(3, 4, 6, 3, **_D, blur="after"),
+    "resnetblur101d": _resnet(3, 4, 23, 3, **_D, blur="after"),
     "resnet50-ffcv": _resnet(3, 4, 6, 3, blur="before"),
 }
 """Models by name. Of models with the same tensors, the first one is the one that a file without a
