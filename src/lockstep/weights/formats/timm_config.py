@@ -48,7 +48,7 @@ dtype torch_dtype initializer_range
 """Fields that change neither the model nor the preprocessing."""
 _AT_TOP = (
     *("architecture", "num_classes", "num_features", "global_pool", "model_args"),
-    *("label_names", "label_descriptions"),
+    *("label_names", "label_descriptions", "multi_label", "problem_type"),
 )
 """Fields next to `pretrained_cfg`; they take precedence over fields of the same name in it."""
 
@@ -174,8 +174,10 @@ def read_timm_args(args: Mapping[str, Any]) -> tuple[Changes, list[str]]:
         channels = args.get("in_chans") or args.get("chans") or 3
         own["input_size"] = [channels, args["img_size"], args["img_size"]]
     for name in ("mean", "std"):
-        if args.get(name) is not None:
-            own[name] = args[name] * 3 if len(args[name]) == 1 else args[name]
+        value = args.get(name)
+        if value is not None:
+            is_shared = isinstance(value, list | tuple) and len(value) == 1
+            own[name] = value * 3 if is_shared else value
     own["global_pool"] = (
         str(args.get("gp") or "avg").replace("fast", "avg").replace("avgavg", "avg")
     )
@@ -215,8 +217,9 @@ def _merge_layouts(config: Mapping[str, Any]) -> dict[str, Any]:
     if nested is not None and not isinstance(nested, Mapping):
         raise CheckpointError(f"pretrained_cfg is {nested!r:.60}; expected a table of fields")
     fields = dict(config if nested is None else nested)
-    for name in _AT_TOP:
-        if name in config:
+    for name in config.keys() - {"pretrained_cfg"}:
+        # timm ignores other fields of `pretrained_cfg` here; a remark names what it does not know.
+        if name in _AT_TOP or name not in _CHECKS:
             fields[name] = config[name]
     if fields.get("label_names") is None:
         fields["label_names"] = fields.pop("labels", None)  # the older name
@@ -239,7 +242,8 @@ def _find_model(
     if name is None:
         raise CheckpointError(
             f"architecture is {fields['architecture']!r:.60}, which Lockstep does not have. "
-            f"{nearest(fields['architecture'], _ARCHITECTURES)}"
+            f"{nearest(fields['architecture'], _ARCHITECTURES)} If it computes as a model of"
+            " Lockstep, name that: --model resnet50"
         )
     outputs = MODELS[name].features
     if fields.get("num_features", outputs) != outputs:

@@ -9,15 +9,15 @@ As in timm, `pytorch_model.bin` is read only if there is no `model.safetensors`.
 Sources: timm 1.0.31, models/_hub.py and models/_helpers.py.
 """
 
-import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save as serialise
 
-from lockstep.models.state import State, check_fit
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.recipe import own_geometry
 from lockstep.system.errors import CheckpointError
@@ -25,19 +25,18 @@ from lockstep.system.files import appearing_folder, write_bytes, write_json
 from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import parsed
 from lockstep.weights import checkpoint
-from lockstep.weights.formats import dtype_name, refuse_existing
+from lockstep.weights.formats import refuse_existing, torch_file
 from lockstep.weights.formats.common import (
     COUNTERS,
     Written,
-    check_floats,
     check_state,
     describe_other_padding,
-    map_shapes,
     redirect_file,
 )
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 from lockstep.weights.formats.timm_config import build_timm_config, read_timm_config
-from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
+from lockstep.weights.formats.torch_models import read_state_dict
+from lockstep.weights.opened_weights import Weights
 from lockstep.weights.preprocessing import FIELDS
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
@@ -103,58 +102,34 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
             f"{path.parent / CONFIG} is not of timm; expected a table with architecture"
         )
     try:
-        changes, classes, about = read_timm_config(config)
+        changes, classes, about = read_timm_config(config, choice.model)
     except CheckpointError as error:
         raise CheckpointError(f"{path.parent / CONFIG}: {error}") from None
-    recipe = Recipe(precision="fp32").replace(**changes)
-    arrays = _load_arrays(path)
-    names = [name for name in arrays if name.rpartition(".")[2] != _COUNTER]
-    stored = {name: arrays[name] for name in names}
-    outputs = stored["fc.bias"].shape if "fc.bias" in stored else ()
-    if outputs and outputs != (recipe.logits,):
+    if path.suffix == ".safetensors":
+        stored: Any = checkpoint.read_weights(path, as_stored=True)[0]
+    else:
+        stored = torch_file.load(path)
+    weights = read_state_dict(path, stored, choice=replace(choice, model=changes["model"]))
+    logits = weights.recipe.logits
+    if weights.has_classifier and logits != changes["logits"]:
         raise CheckpointError(
-            f"{path} has {outputs[0]} classes, but num_classes of {CONFIG} is {recipe.logits}"
+            f"{path} has {logits} classes, but num_classes of {CONFIG} is {changes['logits']}"
         )
-    expected = recipe.list_tensors()
-    check_fit(map_shapes(expected), stored, str(path))
-    values = {}
-    for name, value in stored.items():
-        floats = check_floats(f"{path}: {name}", value)
-        values[name] = np.array(floats, np.float32, order="C")
-    remarks = [*about, *_describe_types(stored)]
-    if momentum:
-        remarks.append("there are no velocities")
-    return Weights(
-        recipe,
-        State(0, values, {}),
-        classes,
-        path,
-        NAME,
-        tuple(remarks),
+    if weights.stated:
+        raise CheckpointError(
+            f"{path} has a module that normalises images, but {CONFIG} says how they are prepared"
+        )
+    changes["model"] = weights.recipe.model
+    about_velocities = ("there are no velocities",) if momentum else ()
+    return replace(
+        weights,
+        recipe=Recipe(precision="fp32").replace(**changes),
+        classes=classes,
+        origin=NAME,
+        remarks=(*about, *weights.remarks, *about_velocities),
         stated=frozenset(FIELDS),
-        stored=list_arrays(describe_arrays(arrays), zip(stored, stored, strict=True)),
         others=(path.parent / CONFIG,),
     )
-
-
-def _load_arrays(path: Path) -> Mapping[str, np.ndarray]:
-    if path.suffix == ".safetensors":
-        return checkpoint.read_weights(path, as_stored=True)[0]
-    arrays = importlib.import_module("lockstep.weights.formats.torch_file").load(path)
-    items = arrays.items() if isinstance(arrays, dict) else [(None, arrays)]
-    if not all(isinstance(name, str) and isinstance(value, np.ndarray) for name, value in items):
-        raise CheckpointError(
-            f"{path} holds other values than tensors by name; expected a state_dict, as timm"
-            " saves it"
-        )
-    return arrays
-
-
-def _describe_types(stored: Mapping[str, np.ndarray]) -> Iterator[str]:
-    names = [name for name, value in stored.items() if value.dtype != np.float32]
-    if names:
-        kind = dtype_name(stored[names[0]].dtype)
-        yield f"{len(names)} tensors, such as {names[0]}, are {kind} and were converted to float32"
 
 
 def write(

@@ -159,29 +159,32 @@ def find_network(path: Path, stored: Mapping[Any, Any], choice: WeightsChoice) -
     originals = {bare: arrays[name] for name, bare in plain.items()}
     names: Names = {}
     parts = []
-    counters = []
+    idle: dict[str, list[str]] = {"counters": [], "a copy of the network": []}
     for name, array in arrays.items():
         bare = _strip_name(name, prefix, _CHILDREN if is_sequential else {})
         if name not in plain or choice.is_ignored(bare):
             parts.append(Part(name, "ignored"))
         elif _COUNTER.fullmatch(bare):
-            counters.append(name)
+            idle["counters"].append(name)
         elif is_blur_filter(name):
             continue
         elif _is_copy(plain[name], array, originals, prefix, copies):
-            parts.append(Part(name, "without effect", "a copy of the network"))
+            idle["a copy of the network"].append(name)
         elif bare in names:
             raise CheckpointError(
                 f"{path} has the tensor {bare} twice: as {names[bare]} and as {name}"
             )
         else:
             names[bare] = name
-    if counters:
-        parts.append(Part(f"{counters[0]} and others", "without effect", "counters"))
+    for reason, tensors in idle.items():
+        if tensors:
+            parts.append(Part(f"{tensors[0]} and others", "without effect", reason))
     head = _take_head(names, arrays)
     colours = _take_colours(names, arrays)
+    parts += [Part(name, "folded", "into the preprocessing") for name in colours.values()]
     silent = []
-    for module in _list_silent(getattr(stored, "modules", ()), arrays, prefix, head):
+    modules = getattr(stored, "modules", ())
+    for module in dict.fromkeys(_list_silent(modules, arrays, prefix, head)):
         if choice.is_ignored(module):
             parts.append(Part(module, "ignored"))
         else:

@@ -345,6 +345,9 @@ def _describe_weights(
             "it has no classifier (fc.weight, fc.bias), so it names no classes; training can start"
             " from it"
         )
+    for tensor, name in expected.items():
+        if tensor.role == "fc_bias" and re.search(r"\.\d+\.bias$", name):
+            yield f"modules before {name.removesuffix('.bias')} have no tensors, like a dropout"
     stored = contents.root[contents.weights]
     yield from describe_converted(find_converted(expected.values(), stored), "tensors")
 

@@ -47,19 +47,18 @@ _OF_TORCHVISION = {
 }
 """Fields of recipes by options of torchvision's script."""
 _DESCRIPTIVE = """
-a acc accuracies accuracy adv amp arch architecture args auc author bad batch batches best
-callback callbacks categories cfg checkpoint ckpt class classes commit conf config counter
-created cuda current data dataset date decay description device dir dtype duration early elapsed
-ema end epoch epochs err error eval f file fit folder fp generator git global gpu grad group
-groups hash history hparams hyper hyperparameters id idx info it iter iteration iterations iters
-label labels last learning license lightning loader log logger logs loop loops loss losses lr
-max message metric metrics min mixed model momentum monitor n name names nat native note notes
-num number numpy opt optim optimiser optimizer optimizers options opts param parameters params
-path patience plugin prec precision prev previous project python pytorch random rank rate recall
-resume results rng run sampler saver scaler sched schedule scheduler schedulers score scores
-seed sha start state states stats step steps stop stopping summary test time timestamp to top
-torch total train trainer training type url user val valid validation version wait wandb warmup
-wd weight weights world
+a acc accuracies accuracy adv amp arch architecture args auc author bad batch batches best callback
+callbacks categories cfg checkpoint ckpt class classes commit conf config counter created cuda
+current data datamodule dataset date decay description device dir dtype duration early elapsed ema
+end epoch epochs err error eval f file fit folder fp generator git global gpu grad group groups hash
+history hparams hyper hyperparameters id idx info it iter iteration iterations iters label labels
+last learning license lightning loader log logger logs loop loops loss losses lr max message metric
+metrics min mixed model momentum monitor n name names nat native note notes num number numpy opt
+optim optimiser optimizer optimizers options opts param parameters params path patience plugin prec
+precision prev previous project python pytorch random rank rate recall resume results rng run
+sampler saver scaler sched schedule scheduler schedulers score scores seed sha start state states
+stats step steps stop stopping summary test time timestamp to top torch total train trainer training
+type url user val valid validation version wait wandb warmup wd weight weights world
 """
 """Words in the names of values that change nothing in inference."""
 _OF_ANY_SHAPE = {"optimizer", "optimizers", "optim", "optimiser", "opt", "callbacks", "ema", "rng"}
@@ -220,8 +219,8 @@ def _describe_unused(path: Path, name: str, options: Values) -> Iterator[str]:
             )
     if prepared:
         yield (
-            f"{name} has {', '.join(prepared[:5])}, which may mean anything and are not used; say"
-            " how images are prepared with --set"
+            f"{name} has {', '.join(prepared[:5])}, which Lockstep does not use, since a program may"
+            " mean anything by it; say how images are prepared with --set"
         )
 
 
