@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from safetensors import safe_open
@@ -19,15 +18,13 @@ from safetensors import safe_open
 import lockstep
 from lockstep import backends
 from lockstep.backends.torch.model import Model
-from lockstep.inference import onnx_model
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import Weights, certificate, checkpoint, open_weights, original
-from lockstep.weights.formats import onnx_weights, torch_file
+from lockstep.weights import Weights, certificate, checkpoint, open_weights
+from lockstep.weights.formats import torch_file
 from lockstep.weights.formats.common import Written
 from lockstep.weights.target_formats import TARGETS
-from tests.inference.cases import random_tensors
 from tests.processes import ONE_THREAD
 from tests.weights.formats.cases import bits, state_of
 from tests.weights.small_models import (
@@ -454,62 +451,3 @@ def test_a_killed_conversion_leaves_no_target_and_the_next_removes_what_it_left(
         target if target in path.parents else path for path in written
     }
     assert bits(open_weights(target).tensors) == bits(tensors())
-
-
-def export_onnx(folder: Path) -> Path:
-    """Save the weights as a model of another program: without Lockstep's metadata."""
-    model = onnx_model.build_model(RECIPE, tensors(), ())
-    del model.metadata_props[:]
-    onnx.save(model, str(folder / "model.onnx"))
-    return folder / "model.onnx"
-
-
-def test_the_program_that_wrote_a_file_computes_it_too(tmp_path: Path, one_process: None) -> None:
-    source = export_onnx(tmp_path)
-    result = lockstep.convert(source, tmp_path / "a.safetensors")
-    record = result["certificate"]
-    assert record["original"]["by"] == f"ONNX Runtime {onnxruntime.__version__}"
-    assert record["original"]["top1_agreement"] == 1
-    assert record["original"]["largest_difference"] < 1e-5
-    stored = json.loads((tmp_path / "a.safetensors.certificate.json").read_text(encoding="utf-8"))
-    assert next(iter(stored.values())).startswith("ONNX Runtime")
-
-
-def test_weights_that_the_program_computes_otherwise_are_not_converted(
-    tmp_path: Path, one_process: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = export_onnx(tmp_path)
-    real = onnx_weights.read
-    monkeypatch.setattr(
-        onnx_weights, "read", lambda *args, **options: change_bias(real(*args, **options))
-    )
-    with pytest.raises(CheckpointError, match="ONNX Runtime .* computes the source: .* differ by"):
-        lockstep.convert(source, tmp_path / "a.safetensors")
-    assert left(tmp_path) == ["model.onnx"]
-
-
-def test_without_the_program_the_first_line_says_so(
-    tmp_path: Path, one_process: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = replace(original.PROGRAMS["ONNX Runtime"], packages=("missing_package",))
-    monkeypatch.setitem(original.PROGRAMS, "ONNX Runtime", program)
-    lockstep.convert(export_onnx(tmp_path), tmp_path / "a.safetensors")
-    stored = json.loads((tmp_path / "a.safetensors.certificate.json").read_text(encoding="utf-8"))
-    assert next(iter(stored.values())) == (
-        "not compared with the program that wrote it: ONNX Runtime is not installed"
-    )
-
-
-def test_a_program_that_prepares_images_otherwise_is_seen(
-    tmp_path: Path, one_process: None
-) -> None:
-    sharp = RECIPE.replace(eval_antialias=False, exif_orientation=False)
-    seen = {}
-    for name, recipe in (("sharp", sharp), ("smooth", sharp.replace(eval_antialias=True))):
-        values = random_tensors(recipe, 1)
-        values["fc.weight"] *= 1e-3  # so that probabilities are not 0 and 1
-        source = save_checkpoint(tmp_path / name, values, recipe)
-        record = lockstep.convert(source, tmp_path / f"{name} in timm", to="timm")["certificate"]
-        assert record["through_target"]["by"] == "timm's loader"
-        seen[name] = record["through_target"]["largest_difference"]
-    assert seen["smooth"] < 1e-5 < 1e-4 < seen["sharp"]

@@ -107,54 +107,68 @@ def certify(
     reads other arrays from the files than Lockstep, if the source's logits are not finite, or if
     the program that wrote the source computes something else.
     """
-    fields = source.recipe.fields()
-    needed = ("eval_crop", "eval_resize", *format.missing_fields)
-    recipe = target.recipe.replace(**{name: fields[name] for name in needed})
-    own = {"source": find_backend(source.origin), "target": find_backend(target.origin)}
-    recipes = {"source": source.recipe, "target": recipe}
-    if format.prepares:
-        own["through"] = own["target"]
-        others = {name: getattr(target.recipe, name) for name in format.prepared_fields}
-        recipes["through"] = source.recipe.replace(**others)
-    photos = draw_photos(source.recipe)
+    recipes = _choose_recipes(source, target, format)
     with tempfile.TemporaryDirectory(prefix="lockstep-certificate-") as name:
-        folder = Path(name)
-        squares = read_squares(photos, source.recipe)
-        for part, read_as in recipes.items():
-            weights = source if part == "source" else target
-            _write_part(folder, part, read_as, weights.tensors)
-            shown = read_squares(photos, read_as) if part == "through" else squares
-            np.save(folder / f"{part}.images.npy", shown)
-        if own["target"] != REFERENCE:
-            paths = [str(path.absolute()) for path in written.arrays]
-            write_json(folder / "target.files.json", paths)
-        versions = {}
-        for backend in dict.fromkeys(own.values()):
-            parts = [part for part, name in own.items() if name == backend]
-            versions[backend] = f"{backend} {_compute_logits(folder, backend, parts)}"
-        read_by = None
-        if own["target"] != REFERENCE:
-            read_by = _compare_readings(folder, versions[own["target"]], format)
-        logits = np.load(folder / "source.npy").astype(np.float64)
-        others = np.load(folder / "target.npy").astype(np.float64)
-        _check_finite(source, logits)
-        through = None
-        if format.prepares:
-            answer = softmax(np.load(folder / "through.npy"))
-            through = _compare(format.prepares, logits, answer)
-        compared, original = _compare_with_original(source, squares, logits, folder / "original")
-    differences = np.abs(others - logits) / (float(np.abs(logits).max()) or 1.0)
+        measured = _measure(source, target, written, format, recipes, Path(name))
     digests = {file.name: hash_file(file) for file in source.others}
-    return {
-        "compared": compared,
+    colours = {name: getattr(recipes["target"], name) for name in ("mean", "std")}
+    record: Any = {
+        "compared": measured.pop("compared"),
         "lockstep": version(),
         "source": source.source.name,
         "source_sha256": hash_files(source.source) | digests,
         "target": target.source.name,
         "target_sha256": {path.name: hash_file(path) for path in written.files},
-        "model": str(fields["model"]),
+        "model": str(source.recipe.fields()["model"]),
         "images": IMAGES,
-        "engines": {part: versions[own[part]] for part in ("source", "target")},
+        **measured,
+        "tensors_equal": _count_equal(source.tensors, target.tensors),
+        "tensors": len(source.tensors),
+        "preprocessing": read_evaluation(source.recipe.replace(**colours)),
+        "preprocessing_from": dict(source.preprocessing_from),
+        "changes": list(changes),
+    }
+    certificate: Certificate = record
+    return certificate
+
+
+def _measure(
+    source: Weights,
+    target: Weights,
+    written: Written,
+    format: Target,
+    recipes: Mapping[str, Recipe],
+    folder: Path,
+) -> Any:
+    """Compute all parts and compare them; return the entries of the certificate about that."""
+    own = {"source": find_backend(source.origin), "target": find_backend(target.origin)}
+    if "through" in recipes:
+        own["through"] = own["target"]
+    photos = draw_photos(source.recipe)
+    squares = read_squares(photos, source.recipe)
+    for part, recipe in recipes.items():
+        weights = source if part == "source" else target
+        _write_part(folder, part, recipe, weights.tensors)
+        shown = read_squares(photos, recipe) if part == "through" else squares
+        np.save(folder / f"{part}.images.npy", shown)
+    if own["target"] != REFERENCE:
+        paths = [str(path.absolute()) for path in written.arrays]
+        write_json(folder / "target.files.json", paths)
+    versions = _compute_parts(folder, own)
+    read_by = None
+    if own["target"] != REFERENCE:
+        read_by = _compare_readings(folder, versions["target"], format)
+    logits = np.load(folder / "source.npy").astype(np.float64)
+    others = np.load(folder / "target.npy").astype(np.float64)
+    _check_finite(source, logits)
+    through = None
+    if "through" in recipes:
+        through = _compare(format.prepares, logits, softmax(np.load(folder / "through.npy")))
+    compared, original = _compare_with_original(source, squares, logits, folder / "original")
+    differences = np.abs(others - logits) / (float(np.abs(logits).max()) or 1.0)
+    return {
+        "compared": compared,
+        "engines": {part: versions[part] for part in ("source", "target")},
         "original": original,
         "read_by": read_by,
         "largest_difference": float(differences.max()),
@@ -162,13 +176,33 @@ def certify(
         "top1_agreement": float((logits.argmax(1) == others.argmax(1)).mean()),
         "bound": BOUND,
         "holds": bool(differences.max() <= BOUND),
-        "tensors_equal": _count_equal(source.tensors, target.tensors),
-        "tensors": len(source.tensors),
-        "preprocessing": read_evaluation(source.recipe.replace(mean=recipe.mean, std=recipe.std)),
-        "preprocessing_from": dict(source.preprocessing_from),
         "through_target": through,
-        "changes": list(changes),
     }
+
+
+def _choose_recipes(source: Weights, target: Weights, format: Target) -> dict[str, Recipe]:
+    """Return the recipe by which each part computes. That of the target has the source's
+    preprocessing where its format cannot hold it; that of "through" has what the program that
+    reads the target sets."""
+    fields = source.recipe.fields()
+    needed = ("eval_crop", "eval_resize", *format.missing_fields)
+    recipes = {
+        "source": source.recipe,
+        "target": target.recipe.replace(**{name: fields[name] for name in needed}),
+    }
+    if format.prepares:
+        changes = {name: getattr(target.recipe, name) for name in format.prepared_fields}
+        recipes["through"] = source.recipe.replace(**changes)
+    return recipes
+
+
+def _compute_parts(folder: Path, own: Mapping[str, str]) -> dict[str, str]:
+    """Compute the logits of all parts, given their backends; return who computed each."""
+    versions: dict[str, str] = {}
+    for backend in dict.fromkeys(own.values()):
+        parts = [part for part, name in own.items() if name == backend]
+        versions |= dict.fromkeys(parts, f"{backend} {_compute_logits(folder, backend, parts)}")
+    return versions
 
 
 def _check_finite(source: Weights, logits: np.ndarray) -> None:

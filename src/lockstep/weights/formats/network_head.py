@@ -249,10 +249,10 @@ class _Walk:
             return self._classify(node, value, scores)
         if kind not in ("Add", "Sub", "Mul", "Div"):
             return None
-        found = read_constant(self._graph, node, self._find_channel(scores), scores.width)
-        if found is None:
+        constant = read_constant(self._graph, node, self._find_channel(scores), scores.width)
+        if constant is None:
             return None
-        numbers, name, is_first = found
+        numbers, name, is_first = constant
         both = [("fc.weight", name), ("fc.bias", name)]
         if kind == "Mul":
             return self._fold(node, scores.multiply(numbers), both)
