@@ -103,7 +103,7 @@ def choose_model(
         problems = "; ".join([*nearest.problems, *unexpected][:3])
         comparison = ""
         missing = [problem for problem in nearest.problems if problem.endswith("is missing")]
-        if len(candidates) == 1 or 2 * len(missing) <= len(stored):
+        if len(candidates) == 1 or 2 * len(missing) <= len(nearest.names):
             comparison = f" {nearest.model} is nearest, but {problems}."
         raise CheckpointError(
             f"{path} is not a complete ResNet as {framework} saves it.{comparison} The first of its"

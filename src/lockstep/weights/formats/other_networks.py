@@ -8,22 +8,21 @@ _NETWORKS = {
     "a Transformers ResNet": r"embedder\.embedder\.convolution|encoder\.stages\.\d+\.layers\.",
     "a MoCo checkpoint, whose fc is no classifier": r"encoder_q\.",
     "a checkpoint of self-supervised training": (
-        r"project(or|ion|ion_head)\.|predictor\.|prototypes\.|online_encoder\.|dino_loss"
+        r"^(module\.)?(projector|projection|projection_head|predictor|prototypes|online_encoder)\."
     ),
     "a ResNet of CLIP": r"attnpool\.",
-    "a ResNet of Detectron2": r"(bottom_up\.|^)(stem\.conv1|res2\.0)\.",
-    "a network that detects or segments": r"rpn\.|roi_heads?\.|aux_classifier\.|lateral_convs",
+    "a ResNet of Detectron2": r"\bres2\.0\.conv1\.",
+    "a network that detects or segments": r"\brpn\.|roi_heads?\.|aux_classifier\.|lateral_convs",
     "a DenseNet": r"denseblock1\.",
-    "a VGG": r"features\.28\.|features\.2\d\.bias|classifier\.6\.",
+    "a VGG or an AlexNet": r"classifier\.6\.|features\.28\.|pre_logits\.fc1\.",
+    "a ConvNeXt": r"features\.1\.0\.layer_scale|stages\.0\.(blocks\.0\.conv_dw|0\.dwconv)\.",
     "an EfficientNet or a MobileNet": (
-        r"blocks\.0\.0\.(conv_dw|conv_pw|conv)\.|features\.1\.(conv|0\.block)\.|_blocks\.0\."
+        r"blocks\.0\.0\.conv|features\.1\.(conv|block|0\.block)\.|_blocks\.0\."
     ),
-    "a ConvNeXt": r"stages\.0\.(blocks\.0\.conv_dw|0\.dwconv)\.|features\.1\.0\.block\.0",
-    "a Swin transformer": r"relative_position_bias_table",
-    "a vision transformer": r"patch_embed|cls_token|class_token|class_embedding",
+    "a vision transformer": r"patch_embed|cls_token|class_token|class_embedding|relative_pos",
     "an Inception": r"Mixed_5b\.|inception3a\.",
-    "a RegNet": r"trunk_output\.|s1\.b1\.",
-    "a ResNetV2": r"stages\.0\.blocks\.0\.norm1\.|root\.conv\.",
+    "a RegNet": r"trunk_output\.|\bs1\.b1\.",
+    "a ResNetV2": r"stages\.0\.blocks\.0\.norm3\.",
     "a ResNet for small images": r"layer\d\.0\.shortcut\.0\.",
     "a quantized network": r"_packed_params|fake_quant|activation_post_process|zero_point$",
     "a network whose pruning masks are not applied": r"weight_mask$",

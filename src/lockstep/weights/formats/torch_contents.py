@@ -196,14 +196,15 @@ def _find_prefix(path: Path, names: Collection[str]) -> tuple[str, list[str]]:
     """Return what the names of the network begin with, and what those of its moving averages begin
     with. Raises `CheckpointError` if there are several networks."""
     matches = filter(None, map(_FIRST.fullmatch, names))
-    prefixes = sorted({match[1] for match in matches if not match[1].startswith(_ATTACKER)})
+    prefixes = dict.fromkeys(match[1] for match in matches)
     copies = [prefix for prefix in prefixes if _AVERAGE.fullmatch(prefix)]
-    networks = [prefix for prefix in prefixes if prefix not in copies] or copies
+    others = [prefix for prefix in prefixes if not prefix.startswith(_ATTACKER)]
+    networks = [prefix for prefix in others if prefix not in copies] or copies
     if len(networks) > 1:
-        others = " ".join(f"--ignore '{prefix}*'" for prefix in networks[1:])
+        ignored = " ".join(f"--ignore '{prefix}*'" for prefix in networks[1:])
         raise CheckpointError(
             f"{path} holds several networks: {', '.join(networks)}; leave out all but one: lockstep"
-            f" convert {path} weights.safetensors {others}"
+            f" convert {path} weights.safetensors {ignored}"
         )
     if not networks:
         return "", []

@@ -47,18 +47,20 @@ _OF_TORCHVISION = {
 }
 """Fields of recipes by options of torchvision's script."""
 _DESCRIPTIVE = """
-a acc accuracies accuracy adv amp arch architecture args auc author bad batch batches best callback
-callbacks categories cfg checkpoint ckpt class classes commit conf config counter created cuda
-current data datamodule dataset date decay description device dir dtype duration early elapsed ema
-end epoch epochs err error eval f file fit folder fp generator git global gpu grad group groups hash
-history hparams hyper hyperparameters id idx info it iter iteration iterations iters label labels
-last learning license lightning loader log logger logs loop loops loss losses lr max message metric
-metrics min mixed model momentum monitor n name names nat native note notes num number numpy opt
-optim optimiser optimizer optimizers options opts param parameters params path patience plugin prec
-precision prev previous project python pytorch random rank rate recall resume results rng run
-sampler saver scaler sched schedule scheduler schedulers score scores seed sha start state states
-stats step steps stop stopping summary test time timestamp to top torch total train trainer training
-type url user val valid validation version wait wandb warmup wd weight weights world
+a acc accumulated accuracies accuracy adv amp arch architecture args auc author average avg bad bar
+batch batches best callback callbacks categories cfg checkpoint ckpt class classes commit conf
+config counter created criterion cuda current data datamodule dataset date decay description device
+dice dict dir dtype duration early elapsed ema end epoch epochs err error eval f file final fit
+folder fp generator git global gpu grad group groups hash history hparams hyper hyperparameters id
+idx info initial iou it iter iteration iterations iters kappa label labels last learning license
+lightning loader log logger logs loop loops loss losses lr mae main max maximize message metric
+metrics milestone min minimize miou mixed model momentum monitor mse n name names nat native note
+notes num number numpy opt optim optimiser optimizer optimizers options opts param parameters params
+path patience plugin prec precision prev previous progress project python pytorch random rank rate
+recall remaining results resume rng roc run sampler samples saver scaler sched schedule scheduler
+schedulers score scores seed seen sha stage start state states stats step steps stop stopping
+summary test time timestamp to top torch total train trainer training type url user val valid
+validation version wait wandb warmup wd weight weights world
 """
 """Words in the names of values that change nothing in inference."""
 _OF_ANY_SHAPE = {"optimizer", "optimizers", "optim", "optimiser", "opt", "callbacks", "ema", "rng"}
@@ -219,8 +221,8 @@ def _describe_unused(path: Path, name: str, options: Values) -> Iterator[str]:
             )
     if prepared:
         yield (
-            f"{name} has {', '.join(prepared[:5])}, which Lockstep does not use, since a program may"
-            " mean anything by it; say how images are prepared with --set"
+            f"{name} has {', '.join(prepared[:5])}, which Lockstep does not use; say how images are"
+            " prepared with --set"
         )
 
 
