@@ -1,12 +1,16 @@
 """`lockstep convert`."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.cli import options
 from lockstep.cli.terminal import escape_line, print, print_json
+
+if TYPE_CHECKING:
+    from lockstep.weights import WeightsChoice
 
 
 def command(
@@ -30,6 +34,7 @@ def command(
     ema: options.Ema = None,
     classes: options.Classes = None,
     model: options.Model = None,
+    ignore: options.Ignore = None,
     certificate: Annotated[
         bool,
         typer.Option(
@@ -50,7 +55,8 @@ def command(
                 "--inspect shows SOURCE as it is; leave out TARGET, --classes, --ema, --set,"
                 " --recipe"
             )
-        _inspect(source, checkpoint, model, as_json)
+        choice = options.choose_weights(source, ignore, checkpoint=checkpoint, model=model)
+        _inspect(choice, as_json)
         return
     if as_json:
         raise typer.BadParameter(
@@ -60,9 +66,11 @@ def command(
         raise typer.BadParameter("expected a target to write to, or --inspect", param_hint="TARGET")
     from lockstep import convert
 
-    how: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "classes": classes, "model": model}
-    how |= options.read_preprocessing(assignments, like)
-    result = convert(source, target, to=to, certificate=certificate, **how)
+    preprocessing = options.read_preprocessing(assignments, like)
+    choice = options.choose_weights(
+        source, ignore, checkpoint=checkpoint, ema=ema, model=model, preprocessing=preprocessing
+    )
+    result = convert(choice, target, to=to, classes=classes, certificate=certificate)
     for path in result["written"]:
         print(f"wrote {path}")
     for remark in result["remarks"]:
@@ -83,25 +91,38 @@ def _describe_certificate(certificate: dict[str, Any]) -> str:
     return text
 
 
-def _inspect(source: Path, checkpoint: str | None, model: str | None, as_json: bool) -> None:
-    from lockstep.weights.inspection import group_by_kind, inspect
+def _inspect(choice: "WeightsChoice", as_json: bool) -> None:
+    from lockstep.weights.formats.account import Part
+    from lockstep.weights.inspection import group_by_kind, group_parts, inspect
 
-    description = inspect(source, checkpoint=checkpoint, model=model)
+    description = inspect(choice)
     if as_json:
         print_json(description)
         return
     for name, value in description.items():
-        if name in ("remarks", "oddities"):
+        if name in ("preprocessing_from", "remarks", "oddities"):
             continue
-        lines = {name.replace("_", " "): _format_value(name, value)}
+        lines = [(name.replace("_", " "), _format_value(name, value))]
         if name == "stored":
-            lines = group_by_kind(value)
-        for title, line in lines.items():
+            lines = [*group_by_kind(value).items()]
+        elif name == "account":
+            lines = [*group_parts(Part(**part) for part in value)]
+        elif name == "preprocessing":
+            lines = [*_group_by_place(value, description["preprocessing_from"])]
+        for title, line in lines:
             print(f"{title:<16} {escape_line(line)}")
     for remark in description["remarks"]:
         print(f"note: {escape_line(remark)}")
     for oddity in description["oddities"]:
         print(f"odd: {escape_line(oddity)}")
+
+
+def _group_by_place(values: dict[str, Any], places: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield, for each place that values of the preprocessing come from, a line of these values."""
+    for place in dict.fromkeys(places.values()):
+        held = {name: value for name, value in values.items() if places[name] == place}
+        title = place if place == "assumed" else f"from the {place}"
+        yield "preprocessing", f"{title}: {_format_value('', held)}"
 
 
 def _format_value(name: str, value: Any) -> str:

@@ -1,7 +1,8 @@
 """`lockstep data`: inspect and check data sets, and write them in another storage format."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,8 +17,12 @@ if TYPE_CHECKING:
     from lockstep.data.checking import Report
     from lockstep.data.images import Quarantined
     from lockstep.data.index import Index
+    from lockstep.models.architectures import ModelSpec
     from lockstep.recipes import Recipe
     from lockstep.runs.starting_weights import StartSource
+    from lockstep.weights import WeightsChoice
+
+    Choose = Callable[[], WeightsChoice]
 
 app = typer.Typer(help="Index, inspect, check and convert data sets.", no_args_is_help=True)
 
@@ -309,6 +314,8 @@ def show(
             help="Show the images as a fine-tuning of these weights has them: `train --weights`.",
         ),
     ] = None,
+    model: options.Model = None,
+    ignore: options.Ignore = None,
     out: Annotated[Path, typer.Option(help="The PNG to write, or a page of HTML.")] = Path(
         "sheet.png"
     ),
@@ -327,8 +334,12 @@ def show(
     from lockstep.data.contact_sheet import contact_sheet, write_sheet
     from lockstep.recipes.image_sizes import find_size
 
+    options.check_start(weights is not None, model, ignore)
     changes, _ = options.read_fields(assignments)
-    index, settled = _open_shown(data, recipe, weights, changes, split)
+    choose = None
+    if weights is not None:
+        choose = partial(options.choose_weights, weights, ignore, model=model)
+    index, settled = _open_shown(data, recipe, choose, changes, split)
     sheet = contact_sheet(
         index, settled, images, evaluation=split == "val", epoch=epoch - 1, step=step - 1
     )
@@ -340,7 +351,7 @@ def show(
 
 
 def _open_shown(
-    data: Path, name: str | None, weights: str | None, changes: dict[str, Any], split: str
+    data: Path, name: str | None, weights: "Choose | None", changes: dict[str, Any], split: str
 ) -> "tuple[Index, Recipe]":
     """Return the index of a split, and the recipe that `train` has with these options. If the
     recipe has a validation share or a fold, the images are divided as in its runs."""
@@ -349,10 +360,11 @@ def _open_shown(
     from lockstep.system.errors import DataError, UserError, nearest
 
     recipe = source = None
-    division = my_images.check_changes(changes).division
+    wanted = my_images.check_changes(changes)
+    division = wanted.division
     if name is None or name in my_images.OWN_IMAGES:
         options.go_where_installed(DEFAULT_BACKEND)  # before anything is read or printed
-        source = _find_source(data, name, weights)
+        source = _find_source(data, name, weights, wanted.model)
     elif weights is not None:
         raise UserError(
             f"the recipe {name:.100} decides how images are prepared, not the weights: leave out"
@@ -374,7 +386,9 @@ def _open_shown(
     return index, recipe
 
 
-def _find_source(data: Path, name: str | None, weights: str | None) -> "StartSource | None":
+def _find_source(
+    data: Path, name: str | None, weights: "Choose | None", model: "str | ModelSpec"
+) -> "StartSource | None":
     """Return the weights of `data show`, before images are read. Errors of the data come before a
     download."""
     from lockstep.data.sources import find_sources
@@ -383,7 +397,7 @@ def _find_source(data: Path, name: str | None, weights: str | None) -> "StartSou
     from lockstep.runs.starting_weights import StartSource
 
     find_sources(find_folder(data))
-    source = None if weights is None else StartSource(options.find_weights(weights))
+    source = None if weights is None else StartSource(weights(), model=model)
     check_has_weights(name, source)
     if source is not None:
         source.check_exists()

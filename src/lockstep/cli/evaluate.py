@@ -71,6 +71,7 @@ def command(
     checkpoint: options.Checkpoint = None,
     ema: options.Ema = None,
     model: options.Model = None,
+    ignore: options.Ignore = None,
     classes: options.Classes = None,
     split: Split = None,
     batch: options.Batch = 32,
@@ -92,6 +93,14 @@ def command(
     settings = options.read_inference_options(
         assignments, backend, like, loader=loader, distributed=distributed
     )
+    choice = options.choose_weights(
+        source,
+        ignore,
+        checkpoint=checkpoint,
+        ema=ema,
+        model=model,
+        preprocessing=settings.pop("preprocessing"),
+    )
     with Reporter() as reporter:
 
         def listener(event: "Event") -> None:
@@ -100,11 +109,8 @@ def command(
                 reporter(event)
 
         result = evaluate(
-            source,
+            choice,
             data,
-            checkpoint=checkpoint,
-            ema=ema,
-            model=model,
             classes=classes,
             split=split,
             batch=batch,

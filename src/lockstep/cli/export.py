@@ -64,6 +64,7 @@ def command(
     checkpoint: options.Checkpoint = None,
     ema: options.Ema = None,
     model: options.Model = None,
+    ignore: options.Ignore = None,
     classes: options.Classes = None,
     precision: Precision = None,
     batch: Batch = "dynamic",
@@ -81,14 +82,14 @@ def command(
     from lockstep.cli.console import Reporter
 
     preprocessing = options.read_preprocessing(assignments, like)
+    choice = options.choose_weights(
+        source, ignore, checkpoint=checkpoint, ema=ema, model=model, preprocessing=preprocessing
+    )
     with Reporter() as reporter:
         result = export(
-            source,
+            choice,
             folder,
             to=to,
-            checkpoint=checkpoint,
-            ema=ema,
-            model=model,
             classes=classes,
             precision=precision,
             batch=_parse_batch(batch),
@@ -99,7 +100,6 @@ def command(
             method=method,
             tolerance=tolerance,
             listener=reporter,
-            **preprocessing,
         )
     _show(result)
 

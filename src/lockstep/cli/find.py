@@ -140,6 +140,8 @@ def lr(
     data: Data,
     recipe: RecipeOrNone = None,
     weights: Weights = None,
+    model: options.Model = None,
+    ignore: options.Ignore = None,
     split: Split = None,
     backend: options.Backend = DEFAULT_BACKEND,
     steps: Steps = 200,
@@ -161,13 +163,14 @@ def lr(
     from lockstep.runs.resuming import complete_settings
     from lockstep.system.files import write_json
 
+    options.check_start(weights is not None, model, ignore)
     changes, how = options.read_fields(assignments, backend=backend)
     if split is not None:
         changes["validation_share"] = split
     with tempfile.TemporaryDirectory(prefix="lockstep-find-lr-") as folder:
         run = Path(folder) / "run"
         settings = complete_settings(run, recipe, data, changes=changes, how=how)
-        source = options.find_start_weights(weights, settings)
+        source = options.choose_start(weights, model, ignore, settings)
         options.prepare(settings.execution, run)
         with Reporter() as reporter:
 

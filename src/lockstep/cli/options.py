@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from lockstep.recipes import Execution
     from lockstep.runs.events import Event
     from lockstep.runs.resuming import RunSettings
+    from lockstep.weights import WeightsChoice
 
 Backend = Annotated[str, typer.Option(help="Framework: see `lockstep doctor`.")]
 UnknownBelow = Annotated[
@@ -91,9 +93,37 @@ Checkpoint = Annotated[
         )
     ),
 ]
+
+
+def _check_model(text: str | None) -> str | None:
+    """Return a text that means a network. Raises an error for another one, before anything is read
+    or downloaded."""
+    from lockstep.weights import WeightsChoice
+
+    WeightsChoice(model=text)
+    return text
+
+
 Model = Annotated[
     str | None,
-    typer.Option(help="The model of a file that fits several, such as resnet50-v1."),
+    typer.Option(
+        metavar="NAME|FIELDS",
+        callback=_check_model,
+        help=(
+            "The network of a file: a name such as resnet50-v1, or its fields"
+            " (docs/how-to/model.md)."
+        ),
+    ),
+]
+Ignore = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="GLOB",
+        help=(
+            "Leave out what a file has next to its network, by name, such as 'criterion.*'; may be"
+            " repeated."
+        ),
+    ),
 ]
 Batch = Annotated[int, typer.Option(help="Images in a batch, on each rank.", min=1)]
 Recipe = Annotated[str, typer.Option(help="A published recipe or a YAML file.")]
@@ -116,9 +146,23 @@ def find_weights(name: str) -> Path:
         return fetch_weights(name, progress=progress)
 
 
-def find_start_weights(name: str | None, settings: "RunSettings") -> Path | None:
-    """Return the path of the weights that a run starts from. Errors of the data come before a
-    download."""
+def choose_weights(name: str, ignore: list[str] | None, **settings: Any) -> "WeightsChoice":
+    """Return what options choose of weights; those that are somewhere else are downloaded.
+    `settings` are fields of the choice, None for one that is not given."""
+    from lockstep.weights import choose
+
+    choice = choose(name, ignore=tuple(ignore or ()), **settings)
+    return replace(choice, source=find_weights(name))
+
+
+WeightsArgument = Annotated[str, typer.Argument(help=WEIGHTS, show_default=False)]
+
+
+def choose_start(
+    name: str | Path | None, model: str | None, ignore: list[str] | None, settings: "RunSettings"
+) -> "WeightsChoice | None":
+    """Return the weights that a run starts from, and how they are read. Errors of the data come
+    before a download."""
     from lockstep.runs.opening import check_paths
     from lockstep.weights.remote_weights import is_remote
 
@@ -126,12 +170,20 @@ def find_start_weights(name: str | None, settings: "RunSettings") -> Path | None
         return None
     if is_remote(name):
         check_paths(settings, None)
-    return find_weights(name)
+    return choose_weights(str(name), ignore, model=model)
 
 
-WeightsArgument = Annotated[
-    Path, typer.Argument(parser=find_weights, help=WEIGHTS, show_default=False)
-]
+def check_start(has_weights: bool, model: str | None, ignore: list[str] | None) -> None:
+    """Raise `UserError` for options that say how weights are read, if a run starts from none."""
+    from lockstep.system.errors import UserError
+
+    if (model or ignore) and not has_weights:
+        raise UserError(
+            "--model and --ignore say how --weights are read; add --weights, or set the network of"
+            " the run with --set model=NAME"
+        )
+
+
 Ema = Annotated[
     bool | None,
     typer.Option(
@@ -297,9 +349,9 @@ def read_inference_options(
     }
 
 
-def read_preprocessing(assignments: list[str] | None, like: str | None) -> dict[str, Any]:
-    """Return the preprocessing to write. Raises `RecipeError` for other fields, also of the
-    execution."""
+def read_preprocessing(assignments: list[str] | None, like: str | None) -> dict[str, Any] | None:
+    """Return the preprocessing to write; None if nothing is set. Raises `RecipeError` for other
+    fields, also of the execution."""
     from lockstep.system.errors import RecipeError
 
     recipe, execution = read_fields(assignments)
@@ -311,7 +363,7 @@ def read_preprocessing(assignments: list[str] | None, like: str | None) -> dict[
             f"{', '.join(others)} can be set for evaluate, predict and serve; here --set says"
             " only how images are prepared (export has --precision)"
         )
-    return {"preprocessing": _read_preprocessing(recipe, like)}
+    return _read_preprocessing(recipe, like)
 
 
 def _read_preprocessing(changes: dict[str, Any], like: str | None) -> dict[str, Any] | None:

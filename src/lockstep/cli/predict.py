@@ -69,6 +69,7 @@ def command(
     checkpoint: options.Checkpoint = None,
     ema: options.Ema = None,
     model: options.Model = None,
+    ignore: options.Ignore = None,
     classes: options.Classes = None,
     unknown_below: options.UnknownBelow = None,
     form: Form = None,
@@ -101,16 +102,20 @@ def command(
     is_printed = embeddings is None or output is not None or form is not None or as_json
     named = _list_images(names)
     _check_files(output, embeddings, explain, len(named))
-    weights = options.find_weights(run)
-    check_exists(weights)
+    choice = options.choose_weights(
+        run,
+        ignore,
+        checkpoint=checkpoint,
+        ema=ema,
+        model=model,
+        preprocessing=settings.pop("preprocessing"),
+    )
+    check_exists(Path(choice.source))
     _refuse_missing(named)
     with ExitStack() as stack:
         predictor = stack.enter_context(
             Predictor(
-                weights,
-                checkpoint=checkpoint,
-                ema=ema,
-                model=model,
+                choice,
                 classes=classes,
                 unknown_below=unknown_below,
                 batch=batch,

@@ -71,6 +71,7 @@ def command(
     checkpoint: options.Checkpoint = None,
     ema: options.Ema = None,
     model: options.Model = None,
+    ignore: options.Ignore = None,
     classes: options.Classes = None,
     unknown_below: options.UnknownBelow = None,
     runtime: options.Runtime = None,
@@ -87,8 +88,7 @@ def command(
     from lockstep.inference.serving import Limits
 
     how = options.read_inference_options(assignments, backend, like) | {"runtime": runtime}
-    how |= {"checkpoint": checkpoint, "ema": ema, "model": model, "classes": classes}
-    how |= {"unknown_below": unknown_below}
+    how |= {"classes": classes, "unknown_below": unknown_below}
     limits = Limits(
         max_batch=max_batch,
         max_wait_ms=max_wait_ms,
@@ -107,7 +107,15 @@ def command(
         "no_token": no_token,
         "allow_hosts": allow_host or (),
     }
-    serve(options.find_weights(source), **access, name=name, limits=limits, quiet=quiet, **how)
+    choice = options.choose_weights(
+        source,
+        ignore,
+        checkpoint=checkpoint,
+        ema=ema,
+        model=model,
+        preprocessing=how.pop("preprocessing"),
+    )
+    serve(choice, **access, name=name, limits=limits, quiet=quiet, **how)
 
 
 def _token(file: Path | None) -> str | None:

@@ -2,12 +2,15 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.cli import options
 from lockstep.cli.terminal import escape_line, print, print_json
+
+if TYPE_CHECKING:
+    from lockstep.weights import WeightsChoice
 
 
 def command(
@@ -29,20 +32,22 @@ def command(
     checkpoint: options.Checkpoint = None,
     ema: options.Ema = None,
     model: options.Model = None,
+    ignore: options.Ignore = None,
 ) -> None:
     """Check weights for 2:4 sparsity, or prune them once."""
-    if is_check:
-        if target is not None:
-            raise typer.BadParameter("--check shows SOURCE as it is; leave out TARGET")
-        _check(source, checkpoint, ema, model, as_json)
-        return
-    if as_json:
+    if is_check and target is not None:
+        raise typer.BadParameter("--check shows SOURCE as it is; leave out TARGET")
+    if as_json and not is_check:
         raise typer.BadParameter("it prints what --check finds; add --check", param_hint="--json")
-    if target is None:
+    if target is None and not is_check:
         raise typer.BadParameter("expected a file to write to, or --check", param_hint="TARGET")
+    choice = options.choose_weights(source, ignore, checkpoint=checkpoint, ema=ema, model=model)
+    if target is None:
+        _check(choice, as_json)
+        return
     from lockstep.weights.pruning import prune
 
-    result = prune(source, target, algorithm, checkpoint=checkpoint, ema=ema, model=model)
+    result = prune(choice, target, algorithm)
     print(
         f"wrote {result['written']}: {algorithm} set {result['zeros']:,} weights in"
         f" {result['tensors']} tensors to 0"
@@ -55,12 +60,10 @@ def command(
     )
 
 
-def _check(
-    source: Path, checkpoint: str | None, ema: bool | None, model: str | None, as_json: bool
-) -> None:
+def _check(choice: "WeightsChoice", as_json: bool) -> None:
     from lockstep.weights.pruning import check_sparsity
 
-    result = check_sparsity(source, checkpoint=checkpoint, ema=ema, model=model)
+    result = check_sparsity(choice)
     if as_json:
         print_json(result)
     else:

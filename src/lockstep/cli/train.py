@@ -1,7 +1,8 @@
 """`lockstep train`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,8 @@ from lockstep.cli.terminal import print
 
 if TYPE_CHECKING:
     from lockstep.runs.events import Event, Listener
+    from lockstep.runs.resuming import RunSettings
+    from lockstep.weights import WeightsChoice
 
 
 def command(
@@ -67,6 +70,8 @@ def command(
             ),
         ),
     ] = None,
+    model: options.Model = None,
+    ignore: options.Ignore = None,
     resume_from: Annotated[
         Path | None,
         typer.Option(
@@ -149,6 +154,7 @@ def command(
     from lockstep.runs.resuming import complete_settings
     from lockstep.runs.train import run_training
 
+    options.check_start(weights is not None or resume_from is not None, model, ignore)
     changes, how = options.read_fields(
         assignments,
         backend=backend,
@@ -167,14 +173,22 @@ def command(
         changes["validation_share"] = split
     if early_stopping_epochs is not None:
         changes["early_stopping_epochs"] = early_stopping_epochs
+
+    def complete(folder: Path, fields: dict[str, Any]) -> "RunSettings":
+        return complete_settings(folder, recipe, data, changes=changes | fields, how=how)
+
     if folds is not None:
-        _train_folds(out, folds, recipe, data, changes, how, weights, resume_from)
+        if resume_from is not None:
+            raise typer.BadParameter("--folds starts new runs; leave out --resume-from")
+        _train_folds(out, folds, complete, partial(options.choose_start, weights, model, ignore))
         return
-    settings = complete_settings(out, recipe, data, changes=changes, how=how)
-    source = options.find_start_weights(weights, settings)
+    settings = complete(out, {})
+    starts = {}
+    for name, start in {"weights": weights, "resume_from": resume_from}.items():
+        starts[name] = options.choose_start(start, model, ignore, settings)
     options.prepare(settings.execution, out)
     with _open_listener() as listener:
-        run_training(settings, weights=source, resume_from=resume_from, listener=listener)
+        run_training(settings, **starts, listener=listener)
 
 
 @contextmanager
@@ -194,24 +208,13 @@ def _open_listener() -> "Iterator[Listener]":
 def _train_folds(
     out: Path,
     folds: int,
-    recipe: str | None,
-    data: Path | None,
-    changes: dict[str, Any],
-    how: dict[str, Any],
-    weights: str | None,
-    resume_from: Path | None,
+    complete: "Callable[[Path, dict[str, Any]], RunSettings]",
+    choose: "Callable[[RunSettings], WeightsChoice | None]",
 ) -> None:
     from lockstep.runs.folds import describe_folds, fold_folder, train_folds
-    from lockstep.runs.resuming import RunSettings, complete_settings
-
-    if resume_from is not None:
-        raise typer.BadParameter("--folds starts new runs; leave out --resume-from")
-
-    def complete(folder: Path, fields: dict[str, Any]) -> RunSettings:
-        return complete_settings(folder, recipe, data, changes=changes | fields, how=how)
 
     first = complete(fold_folder(out, 1), {"folds": folds, "fold": 1})
-    source = options.find_start_weights(weights, first)
+    source = choose(first)
     options.prepare(first.execution, out)
     summary = train_folds(out, folds, complete, weights=source, open_listener=_open_listener)
     if summary is not None:

@@ -19,7 +19,7 @@ from lockstep.inference.photo_batches import group_photos, load_photos
 from lockstep.inference.programs import ExportedProgram, remark_on_weights
 from lockstep.inference.runtimes import AUTO, NATIVE
 from lockstep.inference.runtimes.scoring import Pace, compute_scores
-from lockstep.inference.selection import Selection, find_export
+from lockstep.inference.selection import find_export, open_source
 from lockstep.models.accuracy_interval import wilson
 from lockstep.models.class_metrics import summarise_classes
 from lockstep.models.metrics import Scores
@@ -32,12 +32,12 @@ from lockstep.system.deprecation import accept_old_names
 from lockstep.system.errors import DivergedError
 from lockstep.system.event_log import Summary
 from lockstep.system.ranks import count_ranks
-from lockstep.weights import LOCKSTEP, Classes, Preprocessing, Weights
+from lockstep.weights import LOCKSTEP, AnySource, Classes, Preprocessing, Weights, choose
 
 
 @accept_old_names(engine="runtime", which="checkpoint", batch_images="batch")
 def evaluate(
-    source: str | Path,
+    source: AnySource,
     data: str | Path | None = None,
     *,
     checkpoint: str | None = None,
@@ -78,15 +78,15 @@ def evaluate(
     (20, True)
     """
     execution = execution or Execution()
-    selection = Selection(checkpoint, ema, model, preprocessing)
-    export = find_export(Path(source), runtime, execution, selection)
+    choice = choose(source, checkpoint, ema, model, preprocessing)
+    export = find_export(choice, runtime, execution)
     if isinstance(export, ExportedProgram):
         export.check_options(precision, ranks=count_ranks())
-    weights = selection.open_weights(source) if export is None else export.about
+    weights = open_source(choice) if export is None else export.about
     wants_calibration = calibrate or precision_at is not None
     calibrator = Calibrator(weights, precision_at) if wants_calibration else None
     weights = weights.replace_classes(classes)
-    images = find_evaluation_images(data, weights.recipe, split, run=Path(source))
+    images = find_evaluation_images(data, weights.recipe, split, run=Path(choice.source))
     if isinstance(export, ExportedProgram):
         return _evaluate_program(export, weights, images, execution, batch, Recorder(listener))
     name = runtime or (AUTO if export else NATIVE)
@@ -94,7 +94,7 @@ def evaluate(
     with open_computation(name, weights, precision, execution, listener, **sizes) as computation:
         result = _evaluate_weights(computation, weights, images, execution, batch, calibrator)
     if export is None:
-        result["remarks"] += remark_on_weights(Path(source), runtime)
+        result["remarks"] += remark_on_weights(Path(choice.source), runtime)
     return result
 
 

@@ -10,7 +10,7 @@ from lockstep.inference.comparison import Comparison, compare_program
 from lockstep.inference.preprocessing_file import write_preprocessing
 from lockstep.inference.programs import write_description
 from lockstep.inference.quantising import Calibration, quantise
-from lockstep.inference.selection import Selection
+from lockstep.inference.selection import open_source
 from lockstep.inference.targets import (
     ONNX_PRECISIONS,
     PHONE_PRECISIONS,
@@ -23,7 +23,7 @@ from lockstep.runs.recorder import Recorder
 from lockstep.system.deprecation import accept_old_names
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing_folder
-from lockstep.weights import Classes, Preprocessing, Weights
+from lockstep.weights import AnySource, Classes, Preprocessing, Weights, choose
 
 _IN_MANY_PRECISIONS = ("savedmodel", "frozen-graph", "stablehlo")
 """Formats that can compute in bf16 and fp16, too."""
@@ -31,7 +31,7 @@ _IN_MANY_PRECISIONS = ("savedmodel", "frozen-graph", "stablehlo")
 
 @accept_old_names(which="checkpoint")
 def export(
-    source: str | Path,
+    source: AnySource,
     folder: str | Path,
     *,
     to: str = "savedmodel",
@@ -73,8 +73,8 @@ def export(
         raise CheckpointError(f"{folder} already exists; name a new folder")
     target = find_target(to)
     _check_options(target, precision, batch=batch, bare=bare)
-    selection = Selection(checkpoint, ema, model, preprocessing)
-    weights = selection.open_weights(source).replace_classes(classes)
+    choice = choose(source, checkpoint, ema, model, preprocessing)
+    weights = open_source(choice).replace_classes(classes)
     wanted = _plan_program(target, weights, precision, batch, bare=bare)
     remarks = [*weights.remarks, *_remark_on_precision(target, weights, precision)]
     remarks += [*_remark_on_temperature(weights, bare=bare), *_remark_on_decoding(weights)]

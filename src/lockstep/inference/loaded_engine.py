@@ -1,7 +1,6 @@
 """What every use of trained weights needs: the precision to compute in, an engine that holds the
 weights, a module."""
 
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +13,7 @@ from lockstep.recipes.initial_weights import initial_state
 from lockstep.runs.recorder import Recorder
 from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.deprecation import accept_old_names
-from lockstep.weights import Weights, open_weights
+from lockstep.weights import AnySource, Weights, open_weights
 
 ADVICE = "Try --set precision=fp32, or another checkpoint: --checkpoint with an earlier step."
 """What to do if results are not finite numbers."""
@@ -22,7 +21,7 @@ ADVICE = "Try --set precision=fp32, or another checkpoint: --checkpoint with an 
 
 @accept_old_names(which="checkpoint")
 def load(
-    source: str | Path,
+    source: AnySource,
     *,
     backend: str = DEFAULT_BACKEND,
     checkpoint: str | None = None,

@@ -19,7 +19,7 @@ from lockstep.inference.images import Image, find_path, list_images, read_square
 from lockstep.inference.loaded_engine import ADVICE
 from lockstep.inference.runtimes import AUTO, NATIVE, start_import
 from lockstep.inference.runtimes.exported import ExportedModel
-from lockstep.inference.selection import Selection
+from lockstep.inference.selection import is_default, open_source, replace_threshold
 from lockstep.models.calibration import UNCALIBRATED, Calibration, compute_probabilities
 from lockstep.recipes import Execution
 from lockstep.runs.events import Listener
@@ -28,7 +28,7 @@ from lockstep.system.deprecation import accept_old_names
 from lockstep.system.errors import DataError, DivergedError, UserError
 from lockstep.system.machine import share_of_cores
 from lockstep.system.ranks import is_leading
-from lockstep.weights import Classes, Preprocessing, Weights
+from lockstep.weights import AnySource, Classes, Preprocessing, Weights, WeightsChoice, choose
 from lockstep.weights.class_names import assume_classes
 
 BATCH = 32
@@ -78,7 +78,7 @@ class Predictor:
     @accept_old_names(engine="runtime", which="checkpoint", batch_images="batch")
     def __init__(
         self,
-        source: str | Path,
+        source: AnySource,
         *,
         checkpoint: str | None = None,
         ema: bool | None = None,
@@ -105,10 +105,10 @@ class Predictor:
         execution = execution or Execution()
         start_import(runtime or NATIVE, execution)  # while weights are read, on another core
         recorder = Recorder(listener if is_leading() else None)
-        selection = Selection(checkpoint, ema, model, preprocessing, unknown_below)
+        choice = choose(source, checkpoint, ema, model, preprocessing)
         may_export = not (features or explain)
         weights, exported = open_for_prediction(
-            source, runtime, execution, recorder, selection, classes, as_exported=may_export
+            choice, runtime, execution, recorder, classes, unknown_below, as_exported=may_export
         )
         self._weights = weights
         self._batch_size = batch
@@ -260,7 +260,7 @@ class _Batch:
 
 @accept_old_names(engine="runtime", which="checkpoint", batch_images="batch")
 def predict(
-    source: str | Path,
+    source: AnySource,
     images: Image | Iterable[Image],
     *,
     top: int = 5,
@@ -322,12 +322,12 @@ def predict(
 
 
 def open_for_prediction(
-    source: str | Path,
+    choice: WeightsChoice,
     runtime: str | None,
     execution: Execution,
     recorder: Recorder,
-    selection: Selection,
     classes: Classes | None,
+    unknown_below: float | None,
     *,
     as_exported: bool = True,
 ) -> tuple[Weights, ExportedModel | None]:
@@ -338,10 +338,10 @@ def open_for_prediction(
     those of `predict`.
     """
     exported = None
-    if as_exported and selection.is_default():
-        exported = find_exported_model(Path(source), runtime, execution)
-    weights = selection.open_weights(source) if exported is None else exported.about
-    weights = selection.replace_threshold(weights)
+    if as_exported and is_default(choice):
+        exported = find_exported_model(Path(choice.source), runtime, execution)
+    weights = open_source(choice) if exported is None else exported.about
+    weights = replace_threshold(weights, unknown_below)
     for remark in weights.remarks:
         recorder.note(remark)
     if weights.calibration != UNCALIBRATED:

@@ -17,6 +17,7 @@ from lockstep.system.errors import Interrupted, RecipeError, UserError
 from lockstep.system.files import write_json
 from lockstep.system.ranks import count_ranks
 from lockstep.system.signals import StopRequests
+from lockstep.weights import AnySource
 
 FILE = "folds.json"
 _SHARED_FILES = ("model_prefix", "dlll_file", "nvidia_report_file", "checkpoint_store")
@@ -61,7 +62,7 @@ def train_folds(
     folds: int,
     complete: Callable[[Path, dict[str, Any]], RunSettings],
     *,
-    weights: Path | None = None,
+    weights: AnySource | None = None,
     open_listener: Callable[[], Any],
 ) -> FoldsReport | None:
     """Train the runs OUT/fold-1 to OUT/fold-K one after the other, and write and return what all of

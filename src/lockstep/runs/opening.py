@@ -11,7 +11,7 @@ from lockstep import backends
 from lockstep.backends import World
 from lockstep.data.split import Sets, find_run_sources, open_sets
 from lockstep.recipes import Execution, Recipe, format_value
-from lockstep.recipes.my_images import OWN_IMAGES, check_changes
+from lockstep.recipes.my_images import OWN_IMAGES
 from lockstep.recipes.order import check_batch_norm, check_shares, steps_per_epoch
 from lockstep.recipes.schedule import learning_rates
 from lockstep.runs import resuming
@@ -29,9 +29,8 @@ from lockstep.system.signals import StopRequests
 def check_paths(settings: RunSettings, source: StartSource | None) -> None:
     """Raise `DataError` or `CheckpointError` if images or weights are missing, before a framework
     is imported."""
-    recipe = settings.recipe or check_changes(settings.changes)
     validates = not settings.execution.train_only
-    find_run_sources(settings.data, recipe.division, validates=validates)
+    find_run_sources(settings.data, settings.wanted.division, validates=validates)
     if source is not None:
         source.check_exists()
 
@@ -101,7 +100,7 @@ def _settle_recipe(
             recipe, notes = _count_classes(recipe, sets)
             start = _fit_start(recipe, source, world, out)
     else:
-        wanted = check_changes(settings.changes).load_plug_ins()
+        wanted = settings.wanted.load_plug_ins()
         sets = _open_sets(settings.data, wanted, recorder, stop, execution)
         recipe = choose_from_images(
             settings.chosen,

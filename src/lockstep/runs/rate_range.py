@@ -4,7 +4,6 @@ the rate rises exponentially, until the loss diverges."""
 import math
 from contextlib import closing
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 
@@ -18,17 +17,18 @@ from lockstep.runs.first_state import find_state
 from lockstep.runs.opening import check_paths, open_run
 from lockstep.runs.recorder import Recorder
 from lockstep.runs.resuming import RunSettings
-from lockstep.runs.starting_weights import StartSource
+from lockstep.runs.starting_weights import find_start
 from lockstep.system.errors import UserError
 from lockstep.system.ranks import count_ranks
 from lockstep.system.signals import StopRequests
+from lockstep.weights import AnySource
 
 MOST_STEPS = 1000
 
 
 def find_rate(
     settings: RunSettings,
-    weights: str | Path | None = None,
+    weights: AnySource | None = None,
     *,
     steps: int = 200,
     low: float = 1e-6,
@@ -48,7 +48,7 @@ def find_rate(
         raise UserError(f"{steps} steps; expected {LEAST_STEPS} to {MOST_STEPS}")
     if count_ranks() > 1:
         raise UserError("the range test computes in one process; start it without a launcher")
-    source = None if weights is None else StartSource(weights, resumes=False)
+    source = find_start(weights, None, settings.wanted.model)
     check_paths(settings, source)
     rates = np.geomspace(low, high, steps)
     with StopRequests() as stop:

@@ -18,7 +18,7 @@ from lockstep.data.images import printable
 from lockstep.data.stores.objects import find_url
 from lockstep.recipes import Execution, Recipe, difference, load_recipe
 from lockstep.recipes.field_validation import format_value
-from lockstep.recipes.my_images import OWN_IMAGES
+from lockstep.recipes.my_images import OWN_IMAGES, check_changes
 from lockstep.recipes.order import steps_per_epoch
 from lockstep.recipes.published import RECIPES
 from lockstep.recipes.recipe import GEOMETRY, eval_fields
@@ -72,6 +72,12 @@ class RunSettings:
     origins: dict[str, str]
     """What was taken from the run's folder, in words. Keys are none or some of "recipe",
     "evaluation", "data" and "execution"."""
+
+    @property
+    def wanted(self) -> Recipe:
+        """The recipe, or before it is chosen one with the fields in `changes`. Raises `RecipeError`
+        if one of them is wrong."""
+        return self.recipe or check_changes(self.changes)
 
 
 def complete_settings(

@@ -17,7 +17,7 @@ again.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,22 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save as serialise
 
+from lockstep.models.architectures import ModelSpec
 from lockstep.models.state import State, check_fit
 from lockstep.recipes import Recipe, difference
 from lockstep.recipes.field_validation import format_value
 from lockstep.recipes.initial_weights import initial_state, initial_tensors
-from lockstep.system.errors import CheckpointError, RecipeError
+from lockstep.system.errors import CheckpointError, RecipeError, UserError
 from lockstep.system.files import appearing
 from lockstep.system.regular_files import TEXT, read_regular_text
-from lockstep.weights import Weights, checkpoint, locate_weights, open_weights
+from lockstep.weights import (
+    AnySource,
+    Weights,
+    checkpoint,
+    choose,
+    locate_weights,
+    open_weights,
+)
 from lockstep.weights.opening import make_printable_names
 from lockstep.weights.recognition import check_exists
 from lockstep.weights.sparsity import make_masks, prune_tensors
@@ -72,15 +80,20 @@ class Start:
 class StartSource:
     """The file or folder that a new run starts from."""
 
-    def __init__(self, name: str | Path, *, resumes: bool = False) -> None:
-        """With `resumes`, the run resumes where the program of a checkpoint stopped."""
-        self._name = name
+    def __init__(
+        self, source: AnySource, *, resumes: bool = False, model: str | ModelSpec | None = None
+    ) -> None:
+        """With `resumes`, the run resumes where the program of a checkpoint stopped. `model` is the
+        run's; a file can hold one that has no name only if it is known."""
+        choice = choose(source, checkpoint="newest" if resumes else None)
+        is_needed = choice.model is None and isinstance(model, ModelSpec)
+        self._choice = choose(choice, model=model) if is_needed else choice
         self.resumes = resumes
 
     @cached_property
     def path(self) -> Path:
         """Where the weights are. The first use downloads those that are somewhere else."""
-        return locate_weights(self._name)
+        return locate_weights(self._choice.source)
 
     def check_exists(self) -> None:
         """Raise `CheckpointError` if there is nothing at the path."""
@@ -90,10 +103,8 @@ class StartSource:
     def weights(self) -> Weights:
         """The opened weights, with velocities and moving average if the run resumes from them.
         Raises `CheckpointError` if they cannot be read."""
-        checkpoint = "newest" if self.resumes else None
-        return open_weights(
-            self.path, checkpoint=checkpoint, momentum=self.resumes, needs_classifier=False
-        )
+        choice = replace(self._choice, source=self.path)
+        return open_weights(choice, momentum=self.resumes, needs_classifier=False)
 
     def knows(self, classes: Sequence[str]) -> bool:
         """Return whether the weights say that they tell these classes apart.
@@ -104,6 +115,20 @@ class StartSource:
         weights = self.weights
         fits = weights.has_classifier and weights.recipe.logits == len(classes)
         return fits and weights.classes == make_printable_names(classes)
+
+
+def find_start(
+    weights: AnySource | None, resume_from: AnySource | None, model: str | ModelSpec
+) -> StartSource | None:
+    """Return what a run with this model starts or resumes from; None if it is neither. Raises
+    `UserError` if it is both."""
+    if weights is not None and resume_from is not None:
+        raise UserError(
+            "--weights and --resume-from are both given: a run starts from weights, or resumes from"
+            " a checkpoint"
+        )
+    start = weights or resume_from
+    return StartSource(start, resumes=weights is None, model=model) if start else None
 
 
 INVISIBLE_FIELDS = ("model", "padding", "bn_epsilon", "mean", "std", "interpolation")

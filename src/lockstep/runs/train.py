@@ -16,9 +16,9 @@ from lockstep.runs.opening import check_paths, open_run
 from lockstep.runs.recorder import Recorder
 from lockstep.runs.report import Report, add_best_checkpoint
 from lockstep.runs.resuming import RunSettings, complete_settings
-from lockstep.runs.starting_weights import StartSource
-from lockstep.system.errors import UserError
+from lockstep.runs.starting_weights import find_start
 from lockstep.system.signals import StopRequests
+from lockstep.weights import AnySource
 
 
 def train(
@@ -28,7 +28,7 @@ def train(
     *,
     changes: Mapping[str, Any] | None = None,
     split: float | None = None,
-    weights: str | Path | None = None,
+    weights: AnySource | None = None,
     resume_from: str | Path | None = None,
     execution: Execution | None = None,
     listener: Listener | None = None,
@@ -79,19 +79,12 @@ def train(
 def run_training(
     settings: RunSettings,
     *,
-    weights: str | Path | None = None,
-    resume_from: str | Path | None = None,
+    weights: AnySource | None = None,
+    resume_from: AnySource | None = None,
     listener: Listener | None = None,
 ) -> Report:
     """Train with complete settings; the rest is as in `train`."""
-    if weights is not None and resume_from is not None:
-        raise UserError(
-            "--weights and --resume-from are both given: a run starts from weights, or resumes from"
-            " a checkpoint"
-        )
-    source = None
-    if weights or resume_from:
-        source = StartSource(weights or resume_from or "", resumes=resume_from is not None)
+    source = find_start(weights, resume_from, settings.wanted.model)
     execution = settings.execution
     check_paths(settings, source)
     with StopRequests() as stop:

@@ -1,5 +1,7 @@
 """Text for people."""
 
+from collections.abc import Sequence
+
 
 def format_count(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun.
@@ -8,3 +10,13 @@ def format_count(number: int, noun: str, plural: str = "") -> str:
     ('1 epoch', '5 classes')
     """
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def list_first(names: Sequence[str], most: int = 10) -> str:
+    """Return the first names of a list, and how many more there are.
+
+    >>> list_first(["conv1", "bn1", "fc"], 2)
+    'conv1, bn1 and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

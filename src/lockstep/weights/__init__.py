@@ -11,14 +11,28 @@ if TYPE_CHECKING:
     from lockstep.weights.opening import open_weights
     from lockstep.weights.preprocessing import Preprocessing
     from lockstep.weights.remote_weights import locate_weights
+    from lockstep.weights.weights_choice import AnySource, WeightsChoice, choose
 
-__all__ = ["LOCKSTEP", "Classes", "Preprocessing", "Weights", "locate_weights", "open_weights"]
+__all__ = [
+    "LOCKSTEP",
+    "AnySource",
+    "Classes",
+    "Preprocessing",
+    "Weights",
+    "WeightsChoice",
+    "choose",
+    "locate_weights",
+    "open_weights",
+]
 
 _HOME = {
     "LOCKSTEP": "opened_weights",
+    "AnySource": "weights_choice",
     "Classes": "class_names",
     "Preprocessing": "preprocessing",
     "Weights": "opened_weights",
+    "WeightsChoice": "weights_choice",
+    "choose": "weights_choice",
     "locate_weights": "remote_weights",
     "open_weights": "opening",
 }

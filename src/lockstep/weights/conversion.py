@@ -14,15 +14,17 @@ from lockstep.weights.certificate import Certificate, certify
 from lockstep.weights.class_names import Classes
 from lockstep.weights.formats import refuse_existing
 from lockstep.weights.formats.common import Written
+from lockstep.weights.inspection import group_parts
 from lockstep.weights.opened_weights import Weights
 from lockstep.weights.opening import open_weights
 from lockstep.weights.preprocessing import CERTIFICATE, Preprocessing
 from lockstep.weights.target_formats import TARGETS
+from lockstep.weights.weights_choice import AnySource
 
 
 @accept_old_names(which="checkpoint")
 def convert(
-    source: str | Path,
+    source: AnySource,
     target: str | Path,
     *,
     to: str = "safetensors",
@@ -189,7 +191,8 @@ def _write_certificate(
         arrays=tuple(folder / path.relative_to(target.parent) for path in written.arrays),
     )
     copy = open_weights(staged.arrays[0])
-    changes = [*remarks, *_describe_unused_arrays(weights, remarks), *written.added]
+    account = [f"{treatment}: {text}" for treatment, text in group_parts(weights.parts)]
+    changes = [*remarks, *account, *written.added]
     certificate = certify(weights, copy, staged, TARGETS[to], changes)
     if not certificate["holds"]:
         raise CheckpointError(
@@ -200,21 +203,6 @@ def _write_certificate(
         )
     write_json(folder / _certificate_path(target).name, certificate)
     return certificate
-
-
-def _describe_unused_arrays(weights: Weights, remarks: Sequence[str]) -> list[str]:
-    """Return what names the arrays of the source that are not used, apart from those that a remark
-    names."""
-    text = "\n".join(remarks)
-    unused = [array.name for array in weights.stored if not array.tensors]
-    names = [name for name in unused if name not in text]
-    if not names:
-        return []
-    kinds = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))
-    return [
-        f"{len(names)} arrays were left out ({kinds:.200}), since no tensor of the model is made of"
-        " them"
-    ]
 
 
 def _give_names(folder: Path, target: Path, written: Written) -> None:

@@ -1,38 +1,40 @@
 """What a weights file is, without converting it: origin, model, classes, arrays, oddities."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lockstep.models.architectures import Role
+from lockstep.system.text import list_first
+from lockstep.weights.formats.account import Part
 from lockstep.weights.opened_weights import Weights
 from lockstep.weights.opening import open_weights
 from lockstep.weights.preprocessing import FIELDS
+from lockstep.weights.weights_choice import AnySource
 
 _SHOWN = 5
 _NAMED = 3
 _LONGEST = 80
 
 
-def inspect(
-    source: str | Path, *, checkpoint: str | None = None, model: str | None = None
-) -> dict[str, Any]:
+def inspect(source: AnySource) -> dict[str, Any]:
     """Return what a run, a checkpoint or another program's file holds, as plain values that JSON
     can hold.
 
-    `model` names the model of a file that fits several. "stored" lists the arrays next to the
-    weights as the file has them: "name", "dtype", "shape", and "tensors", the canonical names of
-    what is made of each; empty if it is not used. "dtypes" counts the types of those that are used.
+    - "stored" lists the arrays next to the weights as the file has them: "name", "dtype", "shape",
+      and "tensors", the canonical names of what is made of each. "dtypes" counts the types of those
+      that are used.
+    - "account" lists what the reader did with other parts of the file: "name", "treatment" and
+      "reason" (`lockstep.weights.formats.account.Part`).
+    - "preprocessing_from" says where each value of "preprocessing" comes from: "file",
+      "certificate", "user" or "assumed".
 
     Raises `CheckpointError` if it cannot be read.
     """
-    weights = open_weights(
-        source, checkpoint=checkpoint, ema=False, momentum=True, model=model, needs_classifier=False
-    )
+    weights = open_weights(source, ema=False, momentum=True, needs_classifier=False)
     fields = weights.recipe.fields()
     state = weights.state
     return {
@@ -47,34 +49,44 @@ def inspect(
         "tensors": len(weights.tensors),
         "dtypes": dict(Counter(array.dtype for array in weights.stored if array.tensors)),
         "stored": [asdict(array) for array in weights.stored],
+        "account": [asdict(part) for part in weights.parts],
         "step": state.step or None,
         "epochs": weights.epochs,
         "velocities": bool(state.momentum),
         "moving_average": bool(state.ema),
         "loss_scale": state.scaler.get("scale"),
         "preprocessing": {name: fields[name] for name in FIELDS},
+        "preprocessing_from": dict(weights.preprocessing_from),
         "remarks": list(weights.remarks),
         "oddities": list(find_oddities(weights)),
     }
 
 
 def group_by_kind(stored: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return numbers, types and the first names of the arrays of each kind, given "stored" of
+    """Return numbers, types and the first names of the used arrays of each kind, given "stored" of
     `inspect`, for users."""
     groups: dict[str, list[Mapping[str, Any]]] = {
         "kernels": [],
         "batch norms": [],
         "classifier": [],
-        "not used": [],
     }
     for array in stored:
-        groups[_find_kind(array)].append(array)
+        if array["tensors"]:
+            groups[_find_kind(array)].append(array)
     return {kind: _summarise(arrays) for kind, arrays in groups.items() if arrays}
 
 
+def group_parts(parts: Iterable[Part]) -> Iterator[tuple[str, str]]:
+    """Yield, for users, how parts are treated, with the reason and the first names of each group:
+    "folded", "into the classifier: Gather 'y'"."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for part in parts:
+        groups.setdefault((part.treatment, part.reason), []).append(part.name[:_LONGEST])
+    for (treatment, reason), names in groups.items():
+        yield treatment, ": ".join(filter(None, (reason, list_first(names))))
+
+
 def _find_kind(array: Mapping[str, Any]) -> str:
-    if not array["tensors"]:
-        return "not used"
     if array["tensors"][0].startswith("fc."):
         return "classifier"
     return "kernels" if len(array["shape"]) == 4 else "batch norms"
@@ -125,8 +137,7 @@ def find_oddities(weights: Weights) -> Iterator[str]:
             if role in (None, roles.get(name)) and is_odd(value)
         ]
         if names:
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            yield f"{oddity}: {', '.join(names[:_SHOWN])}{more}"
+            yield f"{oddity}: {list_first(names, _SHOWN)}"
     means = [value for name, value in weights.tensors.items() if roles.get(name) == "bn_mean"]
     if means and not any(value.any() for value in means):
         yield "all running means are 0: batch norm never saw an image"

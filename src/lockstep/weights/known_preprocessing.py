@@ -5,7 +5,7 @@ gluon/model_zoo/vision/__init__.py and gluon/data/vision/transforms.py; timm 1.0
 Flax, examples/imagenet/input_pipeline.py.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from pathlib import Path
 
 from lockstep.recipes import Recipe
@@ -36,28 +36,18 @@ def _read_evaluation(recipe: Recipe) -> Changes:
     return {name: getattr(recipe, name) for name in FIELDS}
 
 
+_TORCHVISION: Changes = {
+    **_IMAGENET,
+    **PILLOW,
+    "interpolation": "bilinear",
+    "eval_resize": 256,
+    "eval_crop": 224,
+}
 KNOWN: dict[str, Changes] = {
-    "torchvision-v1": {
-        **_IMAGENET,
-        **PILLOW,
-        "interpolation": "bilinear",
-        "eval_resize": 256,
-        "eval_crop": 224,
-    },
-    "torchvision-v2": {
-        **_IMAGENET,
-        **PILLOW,
-        "interpolation": "bilinear",
-        "eval_resize": 232,
-        "eval_crop": 224,
-    },
-    "timm": {
-        **_IMAGENET,
-        **PILLOW,
-        "interpolation": "bicubic",
-        "eval_resize": 256,
-        "eval_crop": 224,
-    },
+    "torchvision-v1": _TORCHVISION,
+    "torchvision-v2": _TORCHVISION | {"eval_resize": 232},
+    "timm": _TORCHVISION | {"interpolation": "bicubic"},
+    "keras": _TORCHVISION | {"mean": (123.68, 116.779, 103.939), "std": (1.0, 1.0, 1.0)},
     "gluon": {
         **_IMAGENET,
         "interpolation": "bilinear",
@@ -91,6 +81,8 @@ KNOWN: dict[str, Changes] = {
 
 - torchvision-v1 and -v2: `IMAGENET1K_V1` and `IMAGENET1K_V2` of its ResNets.
 - timm: what timm assumes where `config.json` says nothing.
+- keras: the colours of `preprocess_input` of Keras' ResNets, whose images are BGR, as RGB; the
+  rest as torchvision-v1, since Keras does not say it.
 - gluon: Gluon's model zoo. Its images are from 0 to 1 before mean and standard deviation; its
   resize is OpenCV's.
 - flax: its example for ImageNet. It crops 224/256 of the shorter side and resizes the crop, by
@@ -98,32 +90,28 @@ KNOWN: dict[str, Changes] = {
 - nvidia-*: the published recipes.
 """
 
-_WITHOUT_RECIPE = {"timm": "timm", "Gluon": "gluon", "Flax": "flax"} | dict.fromkeys(
-    ("torchvision", "PyTorch", "torchax", "PaddleClas", "paddle.vision"), "torchvision-v1"
+_ROWS = {"timm": "timm", "Gluon": "gluon", "Flax": "flax", "Keras": "keras"} | dict.fromkeys(
+    ("torchvision", "PyTorch", "torchax", "PaddleClas", "paddle.vision", "ONNX", "TensorFlow"),
+    "torchvision-v1",
 )
 """Origins without a published recipe, with the row of `KNOWN` that is assumed for them."""
-_WITH_COLOURS_ONLY = ("Keras", "ONNX", "TensorFlow")
-"""Origins whose mean and standard deviation are known, and nothing else."""
 
 
 def assume_preprocessing(
-    origin: str, settings: Collection[str] = ()
+    origin: str, known: Collection[str] = (), settings: Collection[str] = ()
 ) -> tuple[Changes, tuple[str, ...]]:
-    """Return the preprocessing to use for weights of a file that does not describe it, and a remark
-    that it is an assumption.
+    """Return the preprocessing to use for weights of a file that does not say all of it, and a
+    remark that it is an assumption.
 
-    The remark leaves out the fields in `settings`, which a user sets. Both are empty if the origin
-    has a published recipe, whose preprocessing is used.
+    `origin` is that of the weights, or a row of `KNOWN`. `known` are the fields that are not
+    assumed. The remark also leaves out the fields in `settings`, which a user sets. Both are empty
+    if the origin has a published recipe, whose preprocessing is used.
     """
-    if origin in _WITH_COLOURS_ONLY:
-        changes = dict(KNOWN["torchvision-v1"])
-        for name in _COLOURS:
-            del changes[name]
-        return changes, _describe_assumption("torchvision-v1", changes, {*_COLOURS, *settings})
-    if origin not in _WITHOUT_RECIPE:
+    row = _ROWS.get(origin, origin)
+    if row not in KNOWN:
         return {}, ()
-    name = _WITHOUT_RECIPE[origin]
-    return KNOWN[name], _describe_assumption(name, KNOWN[name], settings)
+    changes = {name: value for name, value in KNOWN[row].items() if name not in known}
+    return changes, _describe_assumption(row, changes.keys() - settings)
 
 
 def find_published(path: Path) -> Changes | None:
@@ -138,21 +126,22 @@ def find_published(path: Path) -> Changes | None:
     return None
 
 
-def _describe_assumption(name: str, changes: Changes, known: Collection[str]) -> tuple[str, ...]:
-    """Return a remark on what is assumed apart from known fields; none if all of it is known."""
+def _describe_assumption(row: str, assumed: Set[str]) -> tuple[str, ...]:
+    """Return a remark that these fields of a row are assumed; none if there are none."""
+    values = KNOWN[row]
+    owner = "preprocess_input's" if row == "keras" else "ImageNet's"
     texts = {
-        "eval_resize": f"shorter side {changes['eval_resize']}",
-        "eval_crop": f"crop {changes['eval_crop']}",
-        "interpolation": changes["interpolation"],
-        "mean": "ImageNet's mean",
-        "std": "ImageNet's standard deviation",
+        "eval_resize": f"shorter side {values['eval_resize']}",
+        "eval_crop": f"crop {values['eval_crop']}",
+        "interpolation": values["interpolation"],
+        "mean": f"{owner} mean",
+        "std": f"{owner} standard deviation",
     }
-    parts = [text for field, text in texts.items() if field not in known]
-    if _COLOURS.isdisjoint(known):
-        parts[-2:] = ["ImageNet's mean and standard deviation"]
+    parts = [text for field, text in texts.items() if field in assumed]
+    if assumed >= _COLOURS:
+        parts[-2:] = [f"{owner} mean and standard deviation"]
     if not parts:
         return ()
     return (
-        f"the file does not say how its images were prepared; {name} is assumed:"
-        f" {', '.join(parts)}",
+        f"the file does not say how its images were prepared; {row} is assumed: {', '.join(parts)}",
     )

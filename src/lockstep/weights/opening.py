@@ -1,69 +1,63 @@
 """Open trained weights of any origin: a run, a checkpoint, or a file of another program."""
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from lockstep.models.architectures import MODELS, ModelSpec, model_spec
+from lockstep.models.architectures import ModelSpec, model_spec
 from lockstep.models.state import State
-from lockstep.system.errors import CheckpointError, nearest
+from lockstep.system.errors import CheckpointError
+from lockstep.system.text import list_first
 from lockstep.weights.choosing import choose_weights
 from lockstep.weights.formats import lockstep_files
 from lockstep.weights.known_preprocessing import assume_preprocessing
-from lockstep.weights.opened_weights import LOCKSTEP, Weights
+from lockstep.weights.opened_weights import LOCKSTEP, Place, Weights
 from lockstep.weights.preprocessing import (
+    FIELDS,
     Changes,
-    Preprocessing,
     check_preprocessing,
     read_certified_preprocessing,
     set_preprocessing,
 )
 from lockstep.weights.recognition import recognise
 from lockstep.weights.remote_weights import locate_weights
-from lockstep.weights.weights_choice import DEFAULT_CHOICE
+from lockstep.weights.weights_choice import DESCRIBED, AnySource, WeightsChoice, choose
 
 
 def open_weights(
-    path: str | Path,
+    source: AnySource,
     *,
-    checkpoint: str | None = None,
-    ema: bool | None = None,
     momentum: bool = False,
-    model: str | None = None,
     needs_classifier: bool = True,
-    preprocessing: Preprocessing | None = None,
+    **settings: Any,
 ) -> Weights:
     """Return the weights of a run, a checkpoint folder, a file, or weights somewhere else by their
     name (`lockstep.weights.remote_weights`).
 
-    - `checkpoint` is "newest", "best" or a step's number of a run. By default the best one is used,
-      or the newest one of a run that was never evaluated; a remark says which.
-    - With `ema`, the weights are the moving average instead of the trained weights. By default they
-      are whichever is better of a run's best checkpoint, else the trained weights.
+    - `settings` are arguments of `choose`: fields of a `WeightsChoice`.
     - With `momentum`, the state also has the velocities, the moving average and the loss scale, as
       far as the source has them.
-    - `model` names the model of a file that fits several, such as resnet50 and resnet50-v1.
     - Weights without a classifier are refused, unless `needs_classifier` is false. Then `fc.weight`
       and `fc.bias` are missing.
-    - `preprocessing` has fields of the recipe that say how images are prepared
-      (`preprocessing.SETTABLE`), or is a recipe whose evaluation is used. It takes precedence
-      over what the file says.
 
     The format of another program's file is recognised by its content
     (docs/reference/weight-formats.md). Its recipe is the published one of the model, in fp32.
-    Raises `CheckpointError`, and `RecipeError` if `preprocessing` does not fit.
+    Raises `CheckpointError`, and `RecipeError` if the chosen preprocessing does not fit.
     """
-    settings = check_preprocessing(preprocessing)
-    path = locate_weights(path)
+    choice = choose(source, **settings)
+    changes = check_preprocessing(choice.preprocessing)
+    path = locate_weights(choice.source)
     try:
-        choice = choose_weights(path, checkpoint, ema)
-        path = choice.path
+        located = choose_weights(path, choice.checkpoint, choice.ema)
+        path = located.path
         # float64 values beyond float32 become infinite, as --inspect shows.
         with np.errstate(over="ignore"):
-            weights = _read(path, settings, ema=choice.ema, momentum=momentum)
-            weights = _make_printable(weights.add_remarks(*choice.remarks))
+            weights = _read(path, choice, ema=located.ema, momentum=momentum)
+            weights = _complete_preprocessing(weights, changes)
+            weights = _make_printable(weights.add_remarks(*located.remarks))
     except OSError as error:
         raise CheckpointError(f"{path!s:.200} cannot be read: {error.strerror or error}") from None
     if needs_classifier and not weights.has_classifier:
@@ -71,48 +65,79 @@ def open_weights(
             f"{weights.source} has no classifier, so it cannot classify images; train one: lockstep"
             f" train --weights {path}"
         )
-    recipe, remarks = set_preprocessing(weights.recipe, settings)
+    recipe, remarks = set_preprocessing(weights.recipe, changes)
     weights = replace(weights, recipe=recipe).add_remarks(*remarks, *_describe_not_finite(weights))
-    return weights if model is None else _compute_as(weights, model)
+    return weights if choice.model is None else _compute_as(weights, choice.model)
 
 
-def _read(path: Path, settings: Changes, *, ema: bool, momentum: bool) -> Weights:
-    """Return the weights of a checkpoint or a file. The preprocessing in `settings` is known."""
+def _read(path: Path, choice: WeightsChoice, *, ema: bool, momentum: bool) -> Weights:
+    """Return the weights of a checkpoint or a file, as they are there."""
     if lockstep_files.is_checkpoint(path):
-        return lockstep_files.read_checkpoint(path, ema=ema, momentum=momentum)
-    format, place = recognise(path)
-    weights = format.read(place, momentum=momentum or ema, choice=DEFAULT_CHOICE)
-    if ema:
-        if not weights.state.ema:
+        weights = lockstep_files.read_checkpoint(path, ema=ema, momentum=momentum)
+    else:
+        format, place = recognise(path)
+        weights = format.read(place, momentum=momentum or ema, choice=choice)
+        if ema and not weights.state.ema:
             is_own = weights.origin == LOCKSTEP
             hint = "it is a separate file, ema.safetensors" if is_own else "leave out --ema"
             raise CheckpointError(f"{place} has no moving average; {hint}")
-        weights = replace(weights, state=State(weights.state.step, weights.state.ema, {}))
-    return _complete_preprocessing(weights, settings)
+        if ema:
+            weights = replace(weights, state=State(weights.state.step, weights.state.ema, {}))
+    _check_ignored(weights, choice)
+    if not weights.ignored:
+        return weights
+    return weights.add_remarks(f"left out by --ignore: {list_first(weights.ignored)}")
+
+
+def _check_ignored(weights: Weights, choice: WeightsChoice) -> None:
+    """Raise `CheckpointError` if a pattern leaves out nothing of a file. Lockstep's own files hold
+    nothing but their network."""
+    ends = set()
+    for name in () if weights.origin == LOCKSTEP else weights.ignored:
+        # Without a prefix such as `module.`, or the class before a name.
+        ends |= {name[i:].strip("'") for i in range(len(name)) if not i or name[i - 1] in " ./'"}
+    for pattern in choice.ignore:
+        if not any(map(WeightsChoice(ignore=(pattern,)).is_ignored, ends)):
+            raise CheckpointError(
+                f"--ignore {pattern!r} leaves out nothing: {weights.source} has no part of this"
+                " name; correct the name, or leave out the option"
+            )
 
 
 def _complete_preprocessing(weights: Weights, settings: Changes) -> Weights:
     """Return weights with the preprocessing that their file does not have, from its certificate or
-    as an assumption. A remark on an assumption leaves out the fields of `settings`."""
-    if weights.has_preprocessing:
-        return weights
-    changes, remarks = read_certified_preprocessing(weights.source)
-    if not changes:
-        changes, assumptions = assume_preprocessing(weights.origin, settings)
-        remarks = (*remarks, *assumptions)
-    if changes:
-        weights = replace(weights, recipe=weights.recipe.replace(**changes))
-    return weights.add_remarks(*remarks)
+    as an assumption, and with where each value comes from. A remark on an assumption leaves out the
+    fields of `settings`, which are set later."""
+    certified: Changes = {}
+    remarks: tuple[str, ...] = ()
+    if not weights.has_preprocessing:
+        certified, remarks = read_certified_preprocessing(weights.source)
+    known = weights.stated | certified.keys()
+    row = weights.assumed_as or weights.origin
+    assumed, assumptions = assume_preprocessing(row, known, settings)
+    changes = {name: value for name, value in certified.items() if name not in weights.stated}
+    places: dict[Place, Collection[str]] = {
+        "user": settings,
+        "file": weights.stated,
+        "certificate": certified,
+        "assumed": FIELDS,
+    }
+    origins = {name: next(p for p, fields in places.items() if name in fields) for name in FIELDS}
+    recipe = weights.recipe.replace(**assumed, **changes)
+    weights = replace(weights, recipe=recipe, preprocessing_from=origins)
+    return weights.add_remarks(*remarks, *assumptions)
 
 
 def _make_printable(weights: Weights) -> Weights:
     """Return weights whose classes, remarks and arrays have names that every encoding can write."""
     stored = [replace(array, name=escape_halves(array.name)) for array in weights.stored]
+    parts = [replace(part, name=escape_halves(part.name)) for part in weights.parts]
     return replace(
         weights,
         classes=make_printable_names(weights.classes),
         remarks=tuple(map(escape_halves, weights.remarks)),
         stored=tuple(stored),
+        parts=tuple(parts),
     )
 
 
@@ -143,24 +168,33 @@ def _describe_not_finite(weights: Weights) -> tuple[str, ...]:
     )
 
 
-def _compute_as(weights: Weights, model: str) -> Weights:
-    """Return weights as another model with the same tensors. Raises `CheckpointError` if the
-    tensors are not its."""
-    if model not in MODELS:
-        raise CheckpointError(f"there is no model {model!r}. {nearest(model, MODELS)}")
+def _compute_as(weights: Weights, model: str | ModelSpec) -> Weights:
+    """Return weights as the chosen network. Lockstep's own are computed as any network with the
+    same tensors. Raises `CheckpointError` if the weights are those of another network."""
     recipe = weights.recipe
-    if recipe.model == model:
+    spec = model_spec(model)
+    if recipe.spec == spec:
         return weights
-    if _list_shapes(recipe.model, recipe.logits) != _list_shapes(model, recipe.logits):
+    held = recipe.model if isinstance(recipe.model, str) else "a network without a name"
+    wanted = model if isinstance(model, str) else DESCRIBED
+    if weights.origin != LOCKSTEP:
+        fields = asdict(spec)
+        differences = []
+        for name, value in asdict(recipe.spec).items():
+            if value != fields[name]:
+                differences.append(f"{name} is {value}, not {fields[name]}")
         raise CheckpointError(
-            f"{weights.source} holds {recipe.fields()['model']}, whose tensors are not those of"
-            f" {model}"
+            f"{weights.source} says that its network is {held}, not {wanted}:"
+            f" {'; '.join(differences)}. Leave out --model, or name the file of another network"
         )
-    name = recipe.model if isinstance(recipe.model, str) else "another model"
+    if _list_shapes(recipe.spec, recipe.logits) != _list_shapes(spec, recipe.logits):
+        raise CheckpointError(
+            f"{weights.source} holds {held}, whose tensors are not those of {wanted}"
+        )
     return replace(weights, recipe=recipe.replace(model=model)).add_remarks(
-        f"computes as {model}, as requested; without --model it is {name}"
+        f"computes as {wanted}, as requested; without --model it is {held}"
     )
 
 
-def _list_shapes(model: str | ModelSpec, logits: int) -> dict[str, tuple[int, ...]]:
-    return {tensor.name: tensor.shape for tensor in model_spec(model).list_tensors(logits)}
+def _list_shapes(spec: ModelSpec, logits: int) -> dict[str, tuple[int, ...]]:
+    return {tensor.name: tensor.shape for tensor in spec.list_tensors(logits)}

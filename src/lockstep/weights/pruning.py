@@ -13,15 +13,10 @@ from lockstep.weights.formats import lockstep_files
 from lockstep.weights.opened_weights import LOCKSTEP, Weights
 from lockstep.weights.opening import open_weights
 from lockstep.weights.sparsity import ALGORITHMS, Zeros, count_zeros, make_masks, prune_tensors
+from lockstep.weights.weights_choice import AnySource
 
 
-def check_sparsity(
-    source: str | Path,
-    *,
-    checkpoint: str | None = None,
-    ema: bool | None = None,
-    model: str | None = None,
-) -> dict[str, Any]:
+def check_sparsity(source: AnySource) -> dict[str, Any]:
     """Return whether weights are 2:4 sparse, and the zeros of every tensor, as plain values that
     JSON can hold.
 
@@ -40,9 +35,7 @@ def check_sparsity(
 
     Raises `CheckpointError` if the weights cannot be read.
     """
-    weights = open_weights(
-        source, checkpoint=checkpoint, ema=ema, model=model, needs_classifier=False
-    )
+    weights = open_weights(source, needs_classifier=False)
     counts = {}
     dense = []
     for name, zeros in count_zeros(weights.tensors).items():
@@ -73,15 +66,7 @@ def _is_covered(weights: Weights, name: str, zeros: Zeros) -> bool:
     return zeros.is_sparse
 
 
-def prune(
-    source: str | Path,
-    target: str | Path,
-    algorithm: str = "mask_1d",
-    *,
-    checkpoint: str | None = None,
-    ema: bool | None = None,
-    model: str | None = None,
-) -> dict[str, Any]:
+def prune(source: AnySource, target: str | Path, algorithm: str = "mask_1d") -> dict[str, Any]:
     """Write weights that are pruned once, without training, as a new safetensors file; return what
     was done.
 
@@ -98,7 +83,7 @@ def prune(
             f"there is no algorithm {algorithm!r}. {nearest(algorithm, ALGORITHMS)}"
         )
     lockstep_files.check_name(Path(target))
-    weights = open_weights(source, checkpoint=checkpoint, ema=ema, model=model)
+    weights = open_weights(source)
     recipe = weights.recipe.replace(sparsity=algorithm)
     masks = make_masks(weights.tensors, algorithm, recipe.sparsity_excluded, recipe.stem_channels)
     tensors = weights.tensors | prune_tensors(weights.tensors, masks)

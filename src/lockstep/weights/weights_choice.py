@@ -1,16 +1,26 @@
 """`WeightsChoice`: which weights of a source are meant, and how they are read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
 
-from lockstep.models.architectures import MODELS, ModelSpec, model_spec
+from lockstep.models.architectures import EXAMPLE, MODELS, ModelSpec, model_spec
+from lockstep.recipes import Recipe, parse_settings
+from lockstep.system.errors import CheckpointError, nearest
 from lockstep.weights.preprocessing import Preprocessing
+
+DESCRIBED = "the described model"
+"""What messages call a network without a name."""
 
 
 @dataclass(frozen=True)
 class WeightsChoice:
-    """What a user chooses of weights, in one object for all commands and readers."""
+    """What a user chooses of weights, in one object for all commands and readers. Raises
+    `CheckpointError` if there is no such network."""
 
+    source: str | Path = ""
+    """A run, a checkpoint, a file, or the name of weights somewhere else."""
     checkpoint: str | None = None
     """"newest", "best" or a step's number of a run. None: the best one, or the newest one of a run
     that was never evaluated."""
@@ -18,27 +28,60 @@ class WeightsChoice:
     """Whether the moving average is used instead of the trained weights. None: whichever is better
     of a run's best checkpoint, else the trained weights."""
     model: str | ModelSpec | None = None
-    """The network of a file. None: the one that the file describes, or whose tensors it has."""
+    """The network of a file: a name, or a description, also as YAML. None: the one that the file
+    describes, or whose tensors it has."""
     preprocessing: Preprocessing | None = None
     """How images are prepared. It takes precedence over what a file says."""
     ignore: tuple[str, ...] = ()
-    """Patterns of names, such as `criterion.*`: tensors of a file that are left out."""
+    """Patterns of names, such as `criterion.*`: parts of a file that are left out."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, str) and self.model not in MODELS:
+            object.__setattr__(self, "model", _read_model(self.model))
 
     def is_ignored(self, name: str) -> bool:
-        """Return whether the user leaves out a tensor of this name."""
+        """Return whether the user leaves out a part of this name."""
         return any(fnmatchcase(name, pattern) for pattern in self.ignore)
 
     def list_models(self) -> dict[str, ModelSpec]:
         """Return the networks that a file may hold, by name: the chosen one alone, or all that have
-        a name. A chosen one without a name is called "the described model".
-
-        Raises `RecipeError` for an unknown name.
-        """
+        a name. A chosen one without a name is called `DESCRIBED`."""
         if self.model is None:
             return MODELS
-        name = self.model if isinstance(self.model, str) else "the described model"
+        name = self.model if isinstance(self.model, str) else DESCRIBED
         return {name: model_spec(self.model)}
 
 
+AnySource = str | Path | WeightsChoice
+"""What names weights: `WeightsChoice.source`, or this and what else is chosen."""
 DEFAULT_CHOICE = WeightsChoice()
 """The choice of a user who chooses nothing."""
+
+
+def choose(
+    source: AnySource,
+    checkpoint: str | None = None,
+    ema: bool | None = None,
+    model: str | ModelSpec | None = None,
+    preprocessing: Preprocessing | None = None,
+    ignore: tuple[str, ...] | None = None,
+) -> WeightsChoice:
+    """Return the choice of a source with these fields; None keeps a field."""
+    choice = source if isinstance(source, WeightsChoice) else WeightsChoice(source)
+    settings: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "model": model}
+    settings |= {"preprocessing": preprocessing, "ignore": ignore}
+    return replace(choice, **{name: v for name, v in settings.items() if v is not None})
+
+
+def _read_model(text: str) -> str | ModelSpec:
+    """Return the network that a description in YAML or JSON means, by its name if it has one.
+    Raises `CheckpointError` with the nearest names for a text that is none."""
+    fields = parse_settings([f"model={text}"])[0]
+    if not isinstance(fields["model"], dict):
+        example = EXAMPLE.removeprefix("model=")
+        raise CheckpointError(
+            f"there is no model {text!r:.100}. {nearest(text, MODELS)} Other ResNets are described"
+            f" by their blocks, such as ResNet-26: --model {example!r}"
+        )
+    spec = Recipe.of(fields).spec
+    return next((name for name, known in MODELS.items() if known == spec), spec)

@@ -8,7 +8,6 @@ and has a page. This module needs none of the packages of the extra `serve`; the
 import importlib
 import socket
 from collections.abc import Iterable
-from pathlib import Path
 
 from lockstep.backends import Framework
 from lockstep.inference.serving.access import make_access
@@ -18,7 +17,7 @@ from lockstep.recipes import Execution
 from lockstep.runs.events import Listener
 from lockstep.system.deprecation import accept_old_names
 from lockstep.system.errors import BackendError, UserError
-from lockstep.weights import Classes, Preprocessing
+from lockstep.weights import AnySource, Classes, Preprocessing, choose
 
 HOST = "127.0.0.1"
 PORT = 8000
@@ -32,7 +31,7 @@ _MOST_PORT = 65535
 
 @accept_old_names(engine="runtime", which="checkpoint", without_token="no_token")
 def serve(
-    source: str | Path,
+    source: AnySource,
     *,
     host: str = HOST,
     port: int = PORT,
@@ -76,8 +75,8 @@ def serve(
         raise UserError(f"port is {port}; expected 0 to {_MOST_PORT}")
     if name is not None and (not name or "/" in name):
         raise UserError(f"the model's name is {name!r}; expected a name without slashes")
-    how = (checkpoint, ema, model, classes, precision, runtime, execution, preprocessing)
-    served = Source(source, *how, unknown_below)
+    choice = choose(source, checkpoint, ema, model, preprocessing)
+    served = Source(choice, classes, precision, runtime, execution, unknown_below)
     with bind_socket(host, port) as sock:
         address = str(sock.getsockname()[0])
         access = make_access(host, address, token, no_token=no_token, hosts=allow_hosts)

@@ -4,7 +4,6 @@ with it."""
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -13,14 +12,13 @@ from lockstep.inference.computation import Computation, open_computation
 from lockstep.inference.grad_cam import Explainer, make_explainer
 from lockstep.inference.prediction import open_for_prediction
 from lockstep.inference.runtimes import AUTO, NATIVE
-from lockstep.inference.selection import Selection
 from lockstep.models.calibration import Calibration
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import UserError
 from lockstep.system.ranks import count_ranks
-from lockstep.weights import Classes, Preprocessing
+from lockstep.weights import Classes, WeightsChoice
 
 _NAMELESS = "model"
 """The name of a model that is not one of `lockstep.models.architectures.MODELS`, as in `lockstep
@@ -29,17 +27,13 @@ export --to triton`."""
 
 @dataclass(frozen=True)
 class Source:
-    """What to serve, and how to compute. The fields are the arguments of `lockstep.predict`."""
+    """What to serve, and how to compute. The fields are arguments of `lockstep.predict`."""
 
-    source: str | Path
-    checkpoint: str | None = None
-    ema: bool | None = None
-    model: str | None = None
+    weights: WeightsChoice
     classes: Classes | None = None
     precision: str | None = None
     runtime: str | None = None
     execution: Execution | None = None
-    preprocessing: Preprocessing | None = None
     unknown_below: float | None = None
 
 
@@ -103,18 +97,12 @@ def open_model(
         )
     execution = source.execution or Execution()
     weights, exported = open_for_prediction(
-        source.source,
+        source.weights,
         source.runtime,
         execution,
         Recorder(listener),
-        Selection(
-            source.checkpoint,
-            source.ema,
-            source.model,
-            source.preprocessing,
-            source.unknown_below,
-        ),
         source.classes,
+        source.unknown_below,
     )
     with open_computation(
         source.runtime or (AUTO if exported else NATIVE),

@@ -5,12 +5,14 @@ that it changes nothing in inference. The user may leave out others. A file with
 refused, with the name of the part.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from lockstep.system.errors import CheckpointError
+from lockstep.system.text import list_first
 from lockstep.weights.weights_choice import WeightsChoice
 
 Treatment = Literal["folded", "without effect", "ignored"]
@@ -41,15 +43,13 @@ def refuse_leftover(
 ) -> CheckpointError:
     """Return the error for a file that holds a network and others of this kind, with these names,
     of which nobody knows what they do."""
-    first, *others = names
-    more = f" and {len(others)} more" if others else ""
-    ignored = " ".join(f"--ignore '{name}'" for name in (first, *others)[:3])
-    if len(others) > 2:
-        ignored += " ..."
+    names = [re.sub(r"[\x00-\x1f\x7f-\x9f\[']", "?", name) for name in names]  # as patterns
+    options = "".join(f" --ignore '{name}'" for name in names[:3])
+    more = " ..." if len(names) > 3 else ""
     return CheckpointError(
-        f"{path} is {network} with {kind} that this network does not compute with: {first}{more};"
-        " they may change its results. If they have no effect on inference, leave them out:"
-        f" lockstep convert {path} weights.safetensors {ignored}"
+        f"{path} is {network} with {kind} that this network does not compute with:"
+        f" {list_first(names, 1)}; they may change its results. If they have no effect on"
+        f" inference, leave them out: lockstep convert {path} weights.safetensors{options}{more}"
     )
 
 
@@ -61,11 +61,3 @@ def check_outputs(path: Path | str, logits: int) -> None:
             " 100 %, and the file does not say whether its program takes the sigmoid or the number"
             " itself"
         )
-
-
-def describe_ignored(parts: Iterable[Part]) -> Iterator[str]:
-    """Yield a remark that names what the user leaves out of a file; none if that is nothing."""
-    names = [part.name for part in parts if part.treatment == "ignored"]
-    if names:
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        yield f"left out, as --ignore says: {', '.join(names[:3])}{more}"

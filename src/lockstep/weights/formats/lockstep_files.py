@@ -1,7 +1,7 @@
 """Lockstep's own weights: a checkpoint folder, or a safetensors file.
 
-The metadata has the recipe, the names of the classes and perhaps scales of quantisation and the
-temperature of probabilities.
+The metadata has the recipe, the names of the classes and perhaps scales of quantisation, the
+temperature of probabilities, and the names of what a user left out of another program's file.
 """
 
 from dataclasses import replace
@@ -19,12 +19,16 @@ from lockstep.system.event_log import read_log
 from lockstep.system.strict_json import is_list_of, is_number, is_text
 from lockstep.weights import calibration_file, checkpoint
 from lockstep.weights.formats import dtype_name, foreign_safetensors, numbers, refuse_existing
+from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import map_shapes, redirect_file
 from lockstep.weights.opened_weights import LOCKSTEP, Weights, describe_arrays, list_arrays
 from lockstep.weights.preprocessing import FIELDS
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = LOCKSTEP
+
+_IGNORED = "ignored"
+"""The key of the names of what a user left out of another program's file."""
 
 
 def matches(head: bytes, path: Path) -> bool:
@@ -79,6 +83,8 @@ def write(
     if weights.calibration != UNCALIBRATED:
         description = calibration_file.describe_calibration(weights.calibration)
         metadata[calibration_file.KEY] = description
+    if weights.ignored:
+        metadata[_IGNORED] = list(weights.ignored)
     if not certified:
         metadata["certificate"] = "none"
     refuse_existing(target)
@@ -134,6 +140,7 @@ def _build_weights(path: Path, state: State, metadata: dict[str, Any]) -> Weight
         path,
         LOCKSTEP,
         stated=frozenset(FIELDS),
+        parts=_read_ignored(metadata),
         stored=stored,
         scales=scales,
         calibration=calibration,
@@ -160,6 +167,12 @@ def _read_metadata(path: Path, metadata: dict[str, Any]) -> tuple[Recipe, tuple[
             f"{path} has names of {len(classes)} classes, but its recipe has {recipe.logits}"
         )
     return recipe, tuple(classes)
+
+
+def _read_ignored(metadata: dict[str, Any]) -> tuple[Part, ...]:
+    """Return the account of what a user left out of the file that these weights are from."""
+    names = metadata.get(_IGNORED, [])
+    return tuple(Part(name, "ignored") for name in names) if is_list_of(is_text)(names) else ()
 
 
 def read_scales(metadata: dict[str, Any], recipe: Recipe, path: Path) -> Scales:

@@ -39,7 +39,7 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnext101_32x4d_pytorch_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights.formats import numbers, torch_file
-from lockstep.weights.formats.account import Part, check_outputs, describe_ignored, refuse_leftover
+from lockstep.weights.formats.account import Part, check_outputs, refuse_leftover
 from lockstep.weights.formats.common import (
     Matching,
     Shape,
@@ -181,7 +181,6 @@ def read_state_dict(
         classes, about_classes = read_classes(root, matching.logits)
         remarks += about_classes
     remarks += _describe_weights(contents, expected, has_classifier)
-    remarks += describe_ignored(parts)
     values = _convert_arrays(path, stored, expected)
     changes |= scale_colours({kind: stored[name] for kind, name in network.colours.items()})
     changes |= published
@@ -345,9 +344,6 @@ def _describe_weights(
             "it has no classifier (fc.weight, fc.bias), so it names no classes; training can start"
             " from it"
         )
-    for tensor, name in expected.items():
-        if tensor.role == "fc_bias" and re.search(r"\.\d+\.bias$", name):
-            yield f"modules before {name.removesuffix('.bias')} have no tensors, like a dropout"
     stored = contents.root[contents.weights]
     yield from describe_converted(find_converted(expected.values(), stored), "tensors")
 
