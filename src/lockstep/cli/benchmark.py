@@ -9,7 +9,6 @@ from lockstep.cli import (
     benchmark_convert,
     benchmark_grid,
     benchmark_published,
-    benchmark_scaling,
     options,
 )
 from lockstep.cli.hints import Command
@@ -21,7 +20,6 @@ for name, summary in benchmark_grid.COMMANDS.items():
 app.command("cell", hidden=True)(benchmark_grid.cell)
 app.command("compare-published")(benchmark_published.command)
 app.command("convert")(benchmark_convert.command)
-app.command("scaling")(benchmark_scaling.command)
 
 
 Data = Annotated[

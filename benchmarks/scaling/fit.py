@@ -1,4 +1,4 @@
-"""Fit the model of `lockstep.benchmark.scaling` to measured steps, and compare it with steps that
+"""Fit the model of `benchmarks.scaling.model` to measured steps, and compare it with steps that
 it was not fitted to.
 
 The fit has three stages, each a linear least squares of relative errors, with coefficients of at
@@ -19,10 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.benchmark.cells import SYNTHETIC, TRAIN, plain_name
-from lockstep.benchmark.failures import OK
-from lockstep.benchmark.report_file import BenchmarkReport, read_benchmark
-from lockstep.benchmark.scaling import (
+from benchmarks.scaling.model import (
     Cluster,
     Link,
     Step,
@@ -31,6 +28,9 @@ from lockstep.benchmark.scaling import (
     split_gradients,
     step_time,
 )
+from lockstep.benchmark.cells import SYNTHETIC, TRAIN, plain_name
+from lockstep.benchmark.failures import OK
+from lockstep.benchmark.report_file import BenchmarkReport, read_benchmark
 from lockstep.models.architectures import MODELS
 from lockstep.recipes import Execution
 from lockstep.recipes.published_speeds import PUBLISHED_SIZE
@@ -40,7 +40,7 @@ from lockstep.system.strict_json import is_number, is_positive, parsed
 
 KIND = "lockstep-scaling"
 VERSION = 1
-"""What the first fields of a file of measured steps say, which `benchmarks/scaling.py` writes."""
+"""What the first fields of a file of measured steps say, which the campaign writes."""
 LOGITS = 1000
 
 
@@ -252,8 +252,7 @@ def _solve_least_squares(
 
 
 def read_measured(path: Path) -> list[Measured]:
-    """Return the steps in a file of `benchmarks/scaling.py`, or in a report of `lockstep benchmark
-    train`.
+    """Return the steps in a file of the campaign, or in a report of `lockstep benchmark train`.
 
     Raises `DataError` if the file is neither, or holds something else than such a file.
     """

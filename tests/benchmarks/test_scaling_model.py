@@ -2,6 +2,7 @@
 always hold."""
 
 import dataclasses
+import doctest
 import itertools
 import math
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.benchmark.scaling import (
+from benchmarks.scaling import model
+from benchmarks.scaling.model import (
     Cluster,
     Link,
     Step,
@@ -247,3 +249,8 @@ def test_the_first_exchange_begins_when_the_last_layers_are_done() -> None:
     # All gradients are ready with the first layer.
     assert measure_overlap(spec, 1000, 224, 1000) == 0.0
     assert 0.9 < measure_overlap(spec, 1000, 224, 25) < 0.95
+
+
+def test_examples_in_docstrings_do_what_they_say() -> None:
+    result = doctest.testmod(model)
+    assert (result.attempted > 3, result.failed) == (True, 0)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.benchmark.scaling import Cluster, Link, split_gradients
-from lockstep.benchmark.scaling_fit import KIND, Measured, compare_steps, fit_steps, read_measured
+from benchmarks.scaling.fit import KIND, Measured, compare_steps, fit_steps, read_measured
+from benchmarks.scaling.model import Cluster, Link, split_gradients
 from lockstep.models.architectures import MODELS
 from lockstep.system.errors import DataError
 from tests.benchmark.cases import entry

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from lockstep.benchmark.scaling import Link, images_per_sec
-from lockstep.benchmark.scaling_published import (
+from benchmarks.scaling.model import Link, images_per_sec
+from benchmarks.scaling.published import (
     BASES,
     SUBMISSIONS,
     SYSTEMS,

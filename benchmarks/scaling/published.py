@@ -1,4 +1,4 @@
-"""Published systems as data for `lockstep.benchmark.scaling`, and predictions next to published
+"""Published systems as data for `benchmarks.scaling.model`, and predictions next to published
 speeds.
 
 Every number has its source. Bandwidths are those that NCCL reaches, not those of data sheets.
@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockstep.benchmark.scaling import (
+from benchmarks.scaling.model import (
     WIRE_BYTES,
     Cluster,
     Link,

@@ -1,5 +1,6 @@
-"""Measure training steps of several ranks over throttled links, and check the model of `lockstep
-benchmark scaling`.
+"""Measure training steps of several ranks over throttled links, and check the model of their speed.
+
+    sudo .venv/bin/python -m benchmarks.scaling.campaign
 
 Needs Linux, root, iproute2 (`ip`, `tc`), and a machine without other work. Hosts are network
 namespaces, each connected to one switch by a link whose sending side is throttled (tbf). Ranks of
@@ -26,18 +27,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from benchmarks.measuring import RESULTS
+from benchmarks.scaling.fit import KIND, VERSION, compare_steps, fit_steps, read_measured
 from lockstep.benchmark.cell_process import save_task
 from lockstep.benchmark.cells import TRAIN, Cell, Plan, full_name
 from lockstep.benchmark.contention import ProcessorTime, measure_others
 from lockstep.benchmark.figures import combine_times
-from lockstep.benchmark.scaling_fit import KIND, VERSION, compare_steps, fit_steps, read_measured
 from lockstep.launch.launcher import LOCKSTEP
 from lockstep.runs.environment import describe_environment
 from lockstep.system.files import write_json
 from lockstep.system.machine import cores
 from lockstep.system.ranks import EXIT_CODE_FOLDER
-from measuring import RESULTS
 
+COMMAND = "python -m benchmarks.scaling.campaign"
 PREFIX = "lockstep-scaling-"
 """Every namespace of a campaign has a name that begins so."""
 SWITCH = f"{PREFIX}switch"
@@ -285,7 +287,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, end)
     options = arguments()
     if os.geteuid() != 0:
-        sys.exit("network namespaces need root: sudo .venv/bin/python benchmarks/scaling.py")
+        sys.exit(f"network namespaces need root: sudo .venv/bin/{COMMAND}")
     with Path(f"/run/{PREFIX}lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -322,7 +324,7 @@ def campaign(options: argparse.Namespace) -> None:
         new = kept[0] if kept else measure_row(row, settings)
         if not kept:
             result["rows"] = [old for old in result["rows"] if old not in same] + [new]
-            result["command"] = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}"])
+            result["command"] = COMMAND
             result["environment"] = describe_environment("torch")
             write_json(options.out, result)
         middle = sorted(new["times_sec"])[len(new["times_sec"]) // 2]
@@ -343,7 +345,7 @@ def campaign(options: argparse.Namespace) -> None:
             f"the largest difference of a prediction from a step that was not fitted: {worst:.1%},"
             " wanted 10 %"
         )
-        print(f"lockstep benchmark scaling --measured {options.out}")
+        print(f"python -m benchmarks.scaling --measured {options.out}")
 
 
 if __name__ == "__main__":
