@@ -19,6 +19,14 @@ def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def few_models(small_models: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give small models a name, and leave few others, which takes less time."""
+    for name in list(MODELS):
+        if name not in ("small", "basic", "resnet18", "resnet50"):
+            monkeypatch.delitem(MODELS, name)
+
+
+@pytest.fixture
 def mxnet_models(monkeypatch: pytest.MonkeyPatch) -> None:
     name_small_models(monkeypatch)
 

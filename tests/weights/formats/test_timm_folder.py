@@ -1,6 +1,8 @@
 """Folders of timm: which paths name one, what is read from it, and what is written for timm."""
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from lockstep.models.architectures import MODELS
+from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import timm_folder
+from lockstep.weights.weights_choice import WeightsChoice
 from tests.weights.formats.cases import assert_canonical, list_names
 
 CLASSES = ("cat", "owl", "bee")
@@ -37,9 +40,18 @@ CONFIG: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def narrow_models() -> Iterator[None]:
+    """Make networks narrow, whose files are quickly written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MODELS, "resnet18", narrow_model(MODELS["resnet18"]))
+        patch.setitem(MODELS, "resnet34", replace(MODELS["resnet18"], layers=(3, 2, 2, 2)))
+        yield
+
+
 @pytest.fixture(scope="module")
-def state() -> State:
-    """Weights of a ResNet-18 in which every tensor has another value."""
+def state(narrow_models: None) -> State:
+    """Weights of a narrow ResNet-18 in which every tensor has another value."""
     expected = MODELS["resnet18"].list_tensors(3)
     return State(
         9,
@@ -166,7 +178,10 @@ def test_weights_of_half_precision_become_float32(
             CONFIG | {"num_classes": 4, "label_names": None},
             "has 3 classes, but num_classes of config.json is 4",
         ),
-        (CONFIG | {"architecture": "resnet34"}, r"resnet34 is nearest, but layer1\.2\.\S+ is missing"),
+        (
+            CONFIG | {"architecture": "resnet34"},
+            r"resnet34 is nearest, but layer1\.2\.\S+ is missing",
+        ),
         (CONFIG | {"architecture": "vit_base"}, "config.json: architecture is 'vit_base'"),
         ('{"architectures": ["ResNet"]}', "config.json is not of timm"),
     ],
@@ -176,6 +191,81 @@ def test_weights_that_do_not_fit_their_config_are_refused(
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
         timm_folder.read(save_folder(tmp_path, state, config) / "model.safetensors")
+
+
+@pytest.mark.parametrize("prefix", ["timm_model.", "model.", "module.", "_orig_mod.", "net.body."])
+@pytest.mark.parametrize("name", timm_folder.FILES)
+def test_a_prefix_is_taken_off(name: str, prefix: str, state: State, tmp_path: Path) -> None:
+    values = {f"{prefix}{key}": value for key, value in convert_state(state).items()}
+    folder = save_folder(tmp_path, state)
+    if name.endswith(".bin"):
+        torch.save(values, folder / name)
+    else:
+        save_file(values, folder / name)
+    weights = timm_folder.read(folder / name)
+    assert_canonical(weights.state.tensors, state.tensors)
+    assert (weights.recipe.image_size, weights.classes) == (64, CLASSES)
+
+
+def test_tensors_that_are_left_over_refuse_a_folder(state: State, tmp_path: Path) -> None:
+    values = convert_state(state) | {f"more.{i}": torch.zeros(2) for i in range(40)}
+    save_file(values, save_folder(tmp_path, state) / "model.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r"more\.0 and 39 more; .*'more\.10' \.\.\.$"
+    ) as error:
+        timm_folder.read(tmp_path / "model.safetensors")
+    assert "more.30" not in str(error.value)
+    choice = WeightsChoice(ignore=("more.*",))
+    weights = timm_folder.read(tmp_path / "model.safetensors", choice=choice)
+    assert_canonical(weights.state.tensors, state.tensors)
+
+
+def test_one_output_is_refused(state: State, tmp_path: Path) -> None:
+    values = convert_state(state)
+    values |= {"fc.weight": values["fc.weight"][:1].clone(), "fc.bias": torch.zeros(1)}
+    folder = save_folder(tmp_path, state, CONFIG | {"num_classes": 1, "label_names": ["cat"]})
+    save_file(values, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="has one output"):
+        timm_folder.read(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("mean", [(0.0, 0.0, 0.0), (-127.5, 0.0, 510.0)])
+@pytest.mark.parametrize("std", [(255.0, 255.0, 255.0), (1.0, 1.0, 1.0), (510.0, 1.0, 2.0)])
+def test_any_mean_and_deviation_is_read_as_it_was_written(
+    mean: tuple[float, ...], std: tuple[float, ...], state: State, tmp_path: Path
+) -> None:
+    recipe = RECIPE.replace(mean=mean, std=std)
+    timm_folder.write(tmp_path / "new", recipe, state, CLASSES)
+    written = json.loads((tmp_path / "new" / "config.json").read_text())["pretrained_cfg"]
+    assert written["mean"] == pytest.approx([value / 255 for value in mean])
+    read_again = timm_folder.read(tmp_path / "new" / "model.safetensors")
+    assert (read_again.recipe.mean, read_again.recipe.std) == (mean, std)
+
+
+def test_a_described_network_takes_the_place_of_an_unknown_architecture(
+    state: State, tmp_path: Path
+) -> None:
+    folder = save_folder(tmp_path, state, CONFIG | {"architecture": "my_resnet"})
+    with pytest.raises(CheckpointError, match=r"'my_resnet'.*name that: --model resnet50"):
+        timm_folder.read(folder / "model.safetensors")
+    for model in ("resnet18", MODELS["resnet18"]):
+        weights = timm_folder.read(folder / "model.safetensors", choice=WeightsChoice(model=model))
+        assert weights.recipe.spec == MODELS["resnet18"]
+        assert_canonical(weights.state.tensors, state.tensors)
+        assert (weights.recipe.image_size, weights.classes) == (64, CLASSES)
+    other = replace(MODELS["resnet18"], layers=(2, 2, 2, 3))
+    with pytest.raises(CheckpointError, match=r"described model is nearest, but layer4\.2\.conv1"):
+        timm_folder.read(folder / "model.safetensors", choice=WeightsChoice(model=other))
+
+
+def test_a_module_that_normalises_images_is_refused_next_to_a_config(
+    state: State, tmp_path: Path
+) -> None:
+    values = {f"model.{name}": value for name, value in convert_state(state).items()}
+    colours = {f"normalize.{kind}": torch.full((3,), 0.5) for kind in ("mean", "std")}
+    save_file(values | colours, save_folder(tmp_path, state) / "model.safetensors")
+    with pytest.raises(CheckpointError, match="has a module that normalises images"):
+        timm_folder.read(tmp_path / "model.safetensors")
 
 
 def test_whole_numbers_as_weights_are_refused(state: State, tmp_path: Path) -> None:
@@ -227,7 +317,7 @@ def test_a_written_config_names_what_timm_reads(state: State, tmp_path: Path) ->
     } == {
         "architecture": "resnet18",
         "num_classes": 3,
-        "num_features": 512,
+        "num_features": 64,
         "label_names": ["cat", "owl", "bee"],
     }
     nested = config["pretrained_cfg"]

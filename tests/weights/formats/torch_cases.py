@@ -12,6 +12,8 @@ from lockstep.models.architectures import model_spec
 from lockstep.recipes import Recipe
 from lockstep.weights import Weights
 from lockstep.weights.formats.torch_models import read
+from lockstep.weights.weights_choice import WeightsChoice
+from tests.weights.formats.peer_cases import logits
 
 Tensors = dict[str, torch.Tensor]
 
@@ -62,6 +64,27 @@ def read_again(
     return read(folder / name, momentum=momentum)
 
 
+IMAGES = torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+
+
+def read_value(value: Any, folder: Path, **chosen: Any) -> Weights:
+    torch.save(value, folder / "any.pth")
+    return read(folder / "any.pth", choice=WeightsChoice(**chosen))
+
+
+def check_answers(weights: Weights, module: nn.Module) -> None:
+    """Check that probabilities are those of a module that takes images from 0 to 1."""
+    images = IMAGES.numpy()
+    if "mean" in weights.stated:
+        mean, std = np.array([weights.recipe.mean, weights.recipe.std], np.float32)[..., None, None]
+        images = (255 * images - mean) / std
+    ours = torch.from_numpy(logits(weights, images)).softmax(1)
+    with torch.inference_mode():
+        expected = module.eval()(IMAGES).softmax(1)
+    assert (expected[0] != expected[1]).all()
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
+
+
 def nvidias_groups(module: nn.Module) -> Any:
     named = list(module.named_parameters())
     return [
@@ -71,3 +94,51 @@ def nvidias_groups(module: nn.Module) -> Any:
             "weight_decay": 1e-4,
         },
     ]
+
+
+class Plain(nn.Module):
+    """The network "basic" as torchvision's class has it, in evaluation. None of Lockstep's code
+    computes it."""
+
+    def __init__(self, outputs: int = 5) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv1 = nn.Conv2d(3, 8, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(8)
+        self.relu = nn.ReLU()
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        self.layer1 = nn.Sequential(PlainBlock(8, 8, 1))
+        self.layer2 = nn.Sequential(PlainBlock(8, 16, 2), PlainBlock(16, 16, 1))
+        self.layer3 = nn.Sequential(PlainBlock(16, 32, 2))
+        self.layer4 = nn.Sequential(PlainBlock(32, 64, 2))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc: nn.Module = nn.Linear(64, outputs)
+        for name, tensor in self.state_dict().items():
+            if "running" in name or ("bn" in name and tensor.ndim):
+                tensor.uniform_(0.5, 1.5)
+        self.eval()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(self.avgpool(x).flatten(1))
+
+
+class PlainBlock(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU()
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample: nn.Module | None = None
+        if stride == 2:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.relu(self.bn1(self.conv1(x)))
+        return self.relu(self.bn2(self.conv2(x)) + shortcut)

@@ -58,7 +58,7 @@ _NORMALISER = re.compile(r"(?:normali[sz]er?|norm|0)\.(?:new_)?(mean|std)")
 _EFFECTIVE = re.compile(
     r"(?!.*\.(?:se|squeeze)\.)(?:.*[._])?(?:\w*sigmoid|tanh|softplus|temperature|normali[sz]\w*"
     r"|transforms?|preprocess\w*|scale|scaling|simam|[gsc]?elu|silu|mish|\w*swish|leaky\w*)"
-    r"|(?:.*\.)?maxpool\.1",
+    r"|(?:.*\.)?(?:maxpool\.1|(?:layer[1-4]|layers\.[0-3])\.\d+)",
     re.IGNORECASE,
 )
 """Modules that may change results, though they have no tensors."""
@@ -184,7 +184,7 @@ def find_network(path: Path, stored: Mapping[Any, Any], choice: WeightsChoice) -
     parts += [Part(name, "folded", "into the preprocessing") for name in colours.values()]
     silent = []
     modules = getattr(stored, "modules", ())
-    for module in dict.fromkeys(_list_silent(modules, arrays, prefix, head)):
+    for module in dict.fromkeys(_list_silent(modules, arrays, (prefix.rstrip("."), head))):
         if choice.is_ignored(module):
             parts.append(Part(module, "ignored"))
         else:
@@ -283,13 +283,12 @@ def _take_colours(names: Names, arrays: Mapping[str, np.ndarray]) -> Names:
 
 
 def _list_silent(
-    modules: Collection[str], arrays: Collection[str], prefix: str, head: str
+    modules: Collection[str], arrays: Collection[str], places: Collection[str]
 ) -> Iterator[str]:
-    """Yield modules without tensors that may change results: those with such a name, and in an
-    nn.Sequential, those before and after the network, and those after the classifier.
+    """Yield modules without tensors that may change results: those with such a name, and those next
+    to the network or the classifier in an nn.Sequential, whose `places` are given.
 
-    A file that does not name its modules has those before the network, and another one after a
-    classifier that comes first.
+    A file that does not name its modules has those before a place, or one after the first.
     """
     owners = set[str]()
     for name in arrays:
@@ -297,7 +296,7 @@ def _list_silent(
         owners.update(".".join(parts[:end]) for end in range(1, len(parts)))
     alone = [name for name in map(strip_wrappers, modules) if name not in owners]
     yield from filter(_EFFECTIVE.fullmatch, alone)
-    for place, is_head in ((prefix.rstrip("."), False), (head, True)):
+    for place in places:
         parts = place.split(".")
         for depth, part in enumerate(parts):
             if not re.fullmatch("[0-9]{1,3}", part):
@@ -305,7 +304,6 @@ def _list_silent(
             base = "".join(f"{above}." for above in parts[:depth])
             likely = [f"{base}{number}" for number in range(int(part))] or [f"{base}1"]
             for name in alone if modules else likely:
-                number = name.removeprefix(base)
-                is_sibling = name.startswith(base) and re.fullmatch("[0-9]{1,3}", number)
-                if is_sibling and name not in owners and (not is_head or int(number) > int(part)):
+                is_sibling = re.fullmatch("[0-9]{1,3}", name.removeprefix(base))
+                if is_sibling and name.startswith(base) and name not in owners:
                     yield name

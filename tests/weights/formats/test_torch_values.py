@@ -1,0 +1,168 @@
+"""Options of training scripts in checkpoints: the preprocessing and the network that they say.
+
+The expected values are those of timm 1.0.31, `resolve_data_config` of the same options, and of
+torchvision 0.28, `ClassificationPresetEval`: the pixels of photos of four shapes were equal.
+"""
+
+import re
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.system.errors import CheckpointError
+from lockstep.weights import open_weights
+from tests.weights.formats.torch_cases import Plain, read_value
+
+pytestmark = pytest.mark.usefixtures("few_models")
+
+IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
+UNSAID = {
+    **dict.fromkeys(("img_size", "input_size", "crop_pct", "mean", "std", "crop_mode", "gp")),
+    **dict.fromkeys(("bn_eps", "in_chans", "input_img_mode")),
+    "interpolation": "",
+    "model_kwargs": {},
+    "no_aug": False,
+}
+"""What timm's script stores for options that the user does not set."""
+OF_TORCHVISION = {
+    **{"data_path": "data", "model": "basic", "lr_step_size": 30, "print_freq": 10},
+    **{"val_resize_size": 256, "val_crop_size": 224, "train_crop_size": 224},
+    **{"interpolation": "bilinear", "backend": "PIL", "use_v2": False, "weights": None},
+}
+
+
+def save_as_timm(**options: Any) -> dict[str, Any]:
+    args = Namespace(**UNSAID | {"model": "basic"} | options)
+    value = {"epoch": 3, "arch": args.model, "version": 2, "args": args, "metric": 70.5}
+    return {**value, "state_dict": Plain().state_dict(), "saver": {"cmp": "gt"}}
+
+
+def save_as_torchvision(**options: Any) -> dict[str, Any]:
+    args = Namespace(**OF_TORCHVISION | options)
+    return {"model": Plain().state_dict(), "lr_scheduler": {}, "epoch": 3, "args": args}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (*IMAGENET, "bicubic", 256, 224)),
+        ({"mean": [0.5], "std": [0.25]}, ((127.5,) * 3, (63.75,) * 3, "bicubic", 256, 224)),
+        ({"mean": [0, 0, 0], "std": [1, 1, 1]}, ((0,) * 3, (255,) * 3, "bicubic", 256, 224)),
+        (
+            {"img_size": 192, "crop_pct": 0.95, "interpolation": "bilinear"},
+            (*IMAGENET, "bilinear", 202, 192),
+        ),
+        ({"input_size": [3, 160, 160], "img_size": 192}, (*IMAGENET, "bicubic", 182, 160)),
+        ({"crop_pct": 1.0, "gp": "fast"}, (*IMAGENET, "bicubic", 224, 224)),
+        ({"model_kwargs": {"drop_path_rate": 0.1}}, (*IMAGENET, "bicubic", 256, 224)),
+    ],
+)
+def test_options_of_timm_prepare_images_as_timm_does(
+    options: dict[str, Any], expected: tuple[Any, ...], tmp_path: Path
+) -> None:
+    weights = read_value(save_as_timm(**options), tmp_path)
+    recipe = open_weights(tmp_path / "any.pth").recipe
+    fields = (recipe.mean, recipe.std, recipe.interpolation, recipe.eval_resize, recipe.eval_crop)
+    assert fields == expected
+    is_said = {"mean", "interpolation"} & weights.stated
+    assert is_said == {"mean", "interpolation"} & {n for n in options if options[n]}
+    assert ("eval_crop" in weights.stated) == bool({"img_size", "input_size"} & options.keys())
+    assert recipe.eval_antialias
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"crop_mode": "squash"}, "in args of timm, crop_mode is 'squash'; expected 'center'"),
+        ({"crop_mode": "border"}, "crop_mode is 'border'"),
+        ({"interpolation": "lanczos"}, "interpolation is 'lanczos'"),
+        ({"input_size": [3, 160, 192]}, "with equal height and width"),
+        ({"in_chans": 1, "img_size": 64}, "images have 1 channels"),
+        ({"input_img_mode": "L"}, "input_img_mode is 'L'"),
+        ({"gp": "max"}, "global_pool is 'max'; expected 'avg'"),
+        ({"gp": "catavgmax"}, "global_pool is 'catavgmax'"),
+        ({"model_kwargs": {"output_stride": 16}}, "output_stride is 16, which is another model"),
+        ({"bn_eps": 1e-3}, "bn_eps is 0.001, which is another model"),
+        ({"mean": 0.5}, "mean is 0.5; expected three numbers"),
+        ({"crop_pct": "0.9"}, "crop_pct is '0.9'"),
+        ({"img_size": 16}, "image_size: Input should be greater than or equal to 32"),
+        ({"model": "resnetaa50"}, "its network is 'resnetaa50', which Lockstep does not have"),
+        ({"model": "resnet50"}, "resnet50 is nearest, but"),
+    ],
+)
+def test_options_of_timm_that_lockstep_does_not_have_are_refused(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_value(save_as_timm(**options), tmp_path)
+
+
+def test_options_of_torchvision_prepare_images_as_its_script_does(tmp_path: Path) -> None:
+    sizes = {"val_resize_size": 232, "val_crop_size": 192, "train_crop_size": 176}
+    weights = read_value(save_as_torchvision(**sizes, interpolation="bicubic"), tmp_path)
+    assert weights.has_preprocessing
+    recipe = weights.recipe
+    assert (recipe.mean, recipe.std) == IMAGENET
+    assert (recipe.eval_resize, recipe.eval_crop, recipe.image_size) == (232, 192, 176)
+    assert (recipe.interpolation, recipe.eval_antialias) == ("bicubic", True)
+    assert weights.epochs == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"interpolation": "nearest"}, "interpolation: Input should be 'bilinear' or 'bicubic'"),
+        ({"model": "resnet50"}, "resnet50 is nearest, but"),
+        ({"val_crop_size": "big"}, "eval_crop: Input should be a valid integer"),
+    ],
+)
+def test_options_of_torchvision_that_lockstep_does_not_have_are_refused(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_value(save_as_torchvision(**options), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "remark"),
+    [
+        (save_as_torchvision(backend="tensor"), "its program resized tensors"),
+        (save_as_timm(img_size=64), "do not say crop_pct; timm's default is assumed: 0.875"),
+        (
+            {"state_dict": Plain().state_dict(), "config": {"img_size": 64, "Std": 1, "lr": 0.1}},
+            "config has img_size, Std, which Lockstep does not use; say .* with --set",
+        ),
+    ],
+)
+def test_what_is_not_used_of_options_is_a_remark(value: Any, remark: str, tmp_path: Path) -> None:
+    weights = read_value(value, tmp_path)
+    assert any(re.search(remark, text) for text in weights.remarks), weights.remarks
+
+
+def test_mean_and_std_next_to_the_weights_are_used(tmp_path: Path) -> None:
+    colours = {"mean": [0.5, 0.4, 0.3], "std": (1, 1, 0.5)}
+    weights = read_value({"state_dict": Plain().state_dict(), **colours}, tmp_path)
+    assert (weights.recipe.mean, weights.recipe.std) == ((127.5, 102, 76.5), (255, 255, 127.5))
+    assert weights.stated == {"mean", "std"}
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("basic", "basic"),
+        ("BASIC", "basic"),
+        ("hf-hub:timm/basic.a1_in1k", "basic"),
+        ("tv_basic", "basic"),
+        ("gluon_basic_v1b", "basic"),
+        ("resnet", "basic"),
+        ("", "basic"),
+    ],
+)
+@pytest.mark.parametrize("key", ["arch", "model_name"])
+def test_names_of_networks_are_those_of_several_programs(
+    key: str, name: str, model: str, tmp_path: Path
+) -> None:
+    weights = read_value({"state_dict": Plain().state_dict(), key: name}, tmp_path)
+    assert weights.recipe.model == model
