@@ -1,5 +1,7 @@
 """Weights of other programs: their format is recognised, and opened as what they are."""
 
+import dataclasses
+import json
 import os
 import shutil
 from pathlib import Path
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 import lockstep
+from lockstep.models.architectures import MODELS
 from lockstep.models.state import State
 from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.runs.starting_weights import StartSource, fit_start
@@ -217,6 +220,22 @@ def test_a_file_is_not_opened_as_a_model_that_it_does_not_hold(
     zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
     with pytest.raises(CheckpointError, match=message):
         open_weights(tmp_path / "a.pth", model=model)
+
+
+@pytest.mark.parametrize(("write", "name"), [(onnx, "a.onnx"), (mxnet, "a-0000.params")])
+def test_a_network_that_a_graph_contradicts_is_an_error_that_names_the_difference(
+    write: Writer, name: str, tmp_path: Path, narrow: None
+) -> None:
+    write(tmp_path / name, plain_state(recipe_of()))
+    assert open_weights(tmp_path / name, model="resnet50").recipe.model == "resnet50"
+    described = dataclasses.asdict(MODELS["resnet50"])
+    for model, difference in (
+        ("resnet50-v1", "resnet50, not resnet50-v1: stride_in is 3x3, not 1x1"),
+        (json.dumps(described | {"blur": "after", "layers": [1, 1, 2, 1]}), "blur is none, not"),
+    ):
+        with pytest.raises(CheckpointError, match=difference):
+            open_weights(tmp_path / name, model=model)
+    assert open_weights(tmp_path / name, model=json.dumps(described)).recipe.model == "resnet50"
 
 
 def without_classifier(path: Path) -> Path:

@@ -11,12 +11,13 @@ import pytest
 from PIL import Image
 
 import lockstep
+from lockstep.inference.onnx_model import build_model
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import RecipeError
 from lockstep.weights import checkpoint, open_weights
 from lockstep.weights.formats import keras_file
-from lockstep.weights.preprocessing import read_evaluation
+from lockstep.weights.preprocessing import FIELDS, read_evaluation
 from tests.lines import check_lines
 from tests.weights.small_models import (
     keras_recipe,
@@ -107,6 +108,52 @@ TARGETS = {
     "nvidia-mxnet": "out/b",
     "keras": "b.weights.h5",
 }
+
+
+def list_places(path: Path, **options: Any) -> dict[str, set[str]]:
+    """Return the fields of the preprocessing by where their values come from."""
+    places: dict[str, set[str]] = {}
+    for name, place in open_weights(path, **options).preprocessing_from.items():
+        places.setdefault(place, set()).add(name)
+    assert sum(map(len, places.values())) == len(FIELDS)
+    return places
+
+
+def test_each_value_has_the_place_that_it_comes_from(tmp_path: Path) -> None:
+    path = nameless(tmp_path)
+    everything = set(FIELDS)
+    sized = {"mean", "eval_resize", "eval_crop"}
+    assert list_places(path) == {"assumed": everything}
+    assert list_places(path, preprocessing=SMALL) == {"user": sized, "assumed": everything - sized}
+    lockstep.convert(path, tmp_path / "b.safetensors", preprocessing=SMALL)
+    lockstep.convert(tmp_path / "b.safetensors", tmp_path / "b.pth", to="torchvision")
+    assert list_places(tmp_path / "b.safetensors") == {"file": everything}
+    assert list_places(tmp_path / "b.pth") == {"certificate": everything}
+    about = list_places(tmp_path / "b.pth", preprocessing={"std": [1, 2, 3]})
+    assert about == {"user": {"std"}, "certificate": everything - {"std"}}
+
+
+def test_only_what_a_graph_does_not_say_is_assumed(tmp_path: Path) -> None:
+    model = build_model(recipe_of().replace(**SMALL), plain_state(recipe_of()).tensors, ())
+    del model.metadata_props[:]
+    path = tmp_path / "a.onnx"
+    path.write_bytes(model.SerializeToString())
+    weights = open_weights(path)
+    places = {"file": {"mean", "std"}, "assumed": set(FIELDS) - {"mean", "std"}}
+    assert list_places(path) == places
+    assert (weights.recipe.mean, weights.recipe.eval_resize) == (SMALL["mean"], 256)
+    check_lines(weights.remarks, r"torchvision-v1 is assumed: shorter side 256, .*bilinear$")
+
+
+def test_colours_that_keras_layers_do_not_say_are_those_of_its_networks(tmp_path: Path) -> None:
+    keras_file.write_keras(tmp_path / "a.weights.h5", keras_recipe(), plain_state(keras_recipe()))
+    assert list_places(tmp_path / "a.weights.h5") == {"assumed": set(FIELDS)}
+    weights = open_weights(tmp_path / "a.weights.h5")
+    assert (weights.recipe.mean, weights.recipe.std) == (keras_file.MEAN, keras_file.STD)
+    sizes = "keras is assumed: shorter side 256, crop 224, bilinear"
+    assert f"{sizes}, preprocess_input's mean and standard deviation" in " ".join(weights.remarks)
+    weights = open_weights(tmp_path / "a.weights.h5", preprocessing={"mean": [0, 0, 0]})
+    assert f"{sizes}, preprocess_input's standard deviation" in " ".join(weights.remarks)
 
 
 @pytest.mark.parametrize("to", TARGETS)

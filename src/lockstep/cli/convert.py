@@ -55,8 +55,7 @@ def command(
                 "--inspect shows SOURCE as it is; leave out TARGET, --classes, --ema, --set,"
                 " --recipe"
             )
-        choice = options.choose_weights(source, ignore, checkpoint=checkpoint, model=model)
-        _inspect(choice, as_json)
+        _inspect(options.choose_weights(source, checkpoint, None, model, ignore), as_json)
         return
     if as_json:
         raise typer.BadParameter(
@@ -67,9 +66,7 @@ def command(
     from lockstep import convert
 
     preprocessing = options.read_preprocessing(assignments, like)
-    choice = options.choose_weights(
-        source, ignore, checkpoint=checkpoint, ema=ema, model=model, preprocessing=preprocessing
-    )
+    choice = options.choose_weights(source, checkpoint, ema, model, ignore, preprocessing)
     result = convert(choice, target, to=to, classes=classes, certificate=certificate)
     for path in result["written"]:
         print(f"wrote {path}")

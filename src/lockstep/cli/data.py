@@ -338,7 +338,7 @@ def show(
     changes, _ = options.read_fields(assignments)
     choose = None
     if weights is not None:
-        choose = partial(options.choose_weights, weights, ignore, model=model)
+        choose = partial(options.choose_weights, weights, model=model, ignore=ignore)
     index, settled = _open_shown(data, recipe, choose, changes, split)
     sheet = contact_sheet(
         index, settled, images, evaluation=split == "val", epoch=epoch - 1, step=step - 1

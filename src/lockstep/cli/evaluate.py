@@ -90,17 +90,10 @@ def command(
     from lockstep.cli.console import Reporter
     from lockstep.system.ranks import is_leading
 
-    settings = options.read_inference_options(
+    settings, preprocessing = options.read_inference_options(
         assignments, backend, like, loader=loader, distributed=distributed
     )
-    choice = options.choose_weights(
-        source,
-        ignore,
-        checkpoint=checkpoint,
-        ema=ema,
-        model=model,
-        preprocessing=settings.pop("preprocessing"),
-    )
+    choice = options.choose_weights(source, checkpoint, ema, model, ignore, preprocessing)
     with Reporter() as reporter:
 
         def listener(event: "Event") -> None:

@@ -82,9 +82,7 @@ def command(
     from lockstep.cli.console import Reporter
 
     preprocessing = options.read_preprocessing(assignments, like)
-    choice = options.choose_weights(
-        source, ignore, checkpoint=checkpoint, ema=ema, model=model, preprocessing=preprocessing
-    )
+    choice = options.choose_weights(source, checkpoint, ema, model, ignore, preprocessing)
     with Reporter() as reporter:
         result = export(
             choice,

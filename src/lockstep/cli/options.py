@@ -146,12 +146,18 @@ def find_weights(name: str) -> Path:
         return fetch_weights(name, progress=progress)
 
 
-def choose_weights(name: str, ignore: list[str] | None, **settings: Any) -> "WeightsChoice":
-    """Return what options choose of weights; those that are somewhere else are downloaded.
-    `settings` are fields of the choice, None for one that is not given."""
+def choose_weights(
+    name: str,
+    checkpoint: str | None = None,
+    ema: bool | None = None,
+    model: str | None = None,
+    ignore: list[str] | None = None,
+    preprocessing: dict[str, Any] | None = None,
+) -> "WeightsChoice":
+    """Return what options choose of weights. Those that are somewhere else are downloaded."""
     from lockstep.weights import choose
 
-    choice = choose(name, ignore=tuple(ignore or ()), **settings)
+    choice = choose(name, checkpoint, ema, model, preprocessing, tuple(ignore or ()))
     return replace(choice, source=find_weights(name))
 
 
@@ -170,7 +176,7 @@ def choose_start(
         return None
     if is_remote(name):
         check_paths(settings, None)
-    return choose_weights(str(name), ignore, model=model)
+    return choose_weights(str(name), model=model, ignore=ignore)
 
 
 def check_start(has_weights: bool, model: str | None, ignore: list[str] | None) -> None:
@@ -334,19 +340,15 @@ def go_where_installed(backend: str) -> None:
 
 def read_inference_options(
     assignments: list[str] | None, backend: str, like: str | None = None, **options: str | None
-) -> dict[str, Any]:
-    """Return precision, execution and preprocessing. `like` names a recipe with the preprocessing
-    to begin with.
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Return precision and execution, and the preprocessing, None if nothing of it is set. `like`
+    names a recipe with the preprocessing to begin with.
 
     The other fields of the recipe come with the weights; setting one raises `RecipeError`.
     """
     recipe, execution = read_settings(assignments, backend, **options)
-    precision = recipe.pop("precision", None)
-    return {
-        "precision": precision,
-        "execution": execution,
-        "preprocessing": _read_preprocessing(recipe, like),
-    }
+    how = {"precision": recipe.pop("precision", None), "execution": execution}
+    return how, _read_preprocessing(recipe, like)
 
 
 def read_preprocessing(assignments: list[str] | None, like: str | None) -> dict[str, Any] | None:

@@ -92,7 +92,7 @@ def command(
     from lockstep.system.errors import LockstepError
     from lockstep.weights.recognition import check_exists
 
-    settings = options.read_inference_options(assignments, backend, like)
+    settings, preprocessing = options.read_inference_options(assignments, backend, like)
     names = list(images or [])
     if source is not None:
         print("note: --run is not needed: lockstep predict RUN IMAGES...", file=sys.stderr)
@@ -102,14 +102,7 @@ def command(
     is_printed = embeddings is None or output is not None or form is not None or as_json
     named = _list_images(names)
     _check_files(output, embeddings, explain, len(named))
-    choice = options.choose_weights(
-        run,
-        ignore,
-        checkpoint=checkpoint,
-        ema=ema,
-        model=model,
-        preprocessing=settings.pop("preprocessing"),
-    )
+    choice = options.choose_weights(run, checkpoint, ema, model, ignore, preprocessing)
     check_exists(Path(choice.source))
     _refuse_missing(named)
     with ExitStack() as stack:

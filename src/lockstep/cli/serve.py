@@ -87,8 +87,8 @@ def command(
     from lockstep import serve
     from lockstep.inference.serving import Limits
 
-    how = options.read_inference_options(assignments, backend, like) | {"runtime": runtime}
-    how |= {"classes": classes, "unknown_below": unknown_below}
+    how, preprocessing = options.read_inference_options(assignments, backend, like)
+    how |= {"runtime": runtime, "classes": classes, "unknown_below": unknown_below}
     limits = Limits(
         max_batch=max_batch,
         max_wait_ms=max_wait_ms,
@@ -107,14 +107,7 @@ def command(
         "no_token": no_token,
         "allow_hosts": allow_host or (),
     }
-    choice = options.choose_weights(
-        source,
-        ignore,
-        checkpoint=checkpoint,
-        ema=ema,
-        model=model,
-        preprocessing=how.pop("preprocessing"),
-    )
+    choice = options.choose_weights(source, checkpoint, ema, model, ignore, preprocessing)
     serve(choice, **access, name=name, limits=limits, quiet=quiet, **how)
 
 

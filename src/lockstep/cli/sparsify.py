@@ -41,7 +41,7 @@ def command(
         raise typer.BadParameter("it prints what --check finds; add --check", param_hint="--json")
     if target is None and not is_check:
         raise typer.BadParameter("expected a file to write to, or --check", param_hint="TARGET")
-    choice = options.choose_weights(source, ignore, checkpoint=checkpoint, ema=ema, model=model)
+    choice = options.choose_weights(source, checkpoint, ema, model, ignore)
     if target is None:
         _check(choice, as_json)
         return
