@@ -58,6 +58,18 @@ NAMES: list[tuple[Writer, str, tuple[str, str, str]]] = [
 pytestmark = pytest.mark.usefixtures("narrow")
 
 
+@pytest.mark.parametrize(
+    ("write", "name", "names"), [*NAMES, (small_models.nvidia_pytorch, "a.pth.tar", KINDS)]
+)
+def test_every_array_is_used_or_in_the_account(
+    write: Writer, name: str, names: tuple[str, str, str], tmp_path: Path
+) -> None:
+    write(tmp_path / name, plain_state(recipe_of()))
+    weights = open_weights(tmp_path / name)
+    idle = {array.name for array in weights.stored if not array.tensors}
+    assert idle - {part.name for part in weights.parts} == set()
+
+
 @pytest.fixture(autouse=True)
 def quick_keras(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras_process, "check", lambda path: None)

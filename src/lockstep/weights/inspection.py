@@ -83,7 +83,7 @@ def group_parts(parts: Iterable[Part]) -> Iterator[tuple[str, str]]:
     for part in parts:
         groups.setdefault((part.treatment, part.reason), []).append(part.name[:_LONGEST])
     for (treatment, reason), names in groups.items():
-        yield treatment, ": ".join(filter(None, (reason, list_first(names))))
+        yield treatment, ": ".join(filter(None, (reason, list_first(names, _SHOWN))))
 
 
 def _find_kind(array: Mapping[str, Any]) -> str:

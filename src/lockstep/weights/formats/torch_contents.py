@@ -31,10 +31,10 @@ from lockstep.weights.formats import numbers
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import Names
 from lockstep.weights.formats.torch_training import describe_key
+from lockstep.weights.formats.torch_values import scale_colours
 from lockstep.weights.weights_choice import WeightsChoice
 
 AVERAGES = ("state_dict_ema", "model_ema", "ema", "ema_state_dict", "ema_model")
-BLUR_FILTER = "blur_filter"
 NVIDIA_SQUEEZES = {".squeeze.squeeze.": ".se.fc1.", ".squeeze.expand.": ".se.fc2."}
 WEIGHTS = ("state_dict", "model", "model_state_dict", "model_state", "net", "network", "module")
 _WRAPPERS = re.compile(r"(?:module\.|_orig_mod\.)+")
@@ -69,7 +69,8 @@ class Contents:
     """What a file holds."""
 
     root: dict[Any, Any]
-    """The whole file. A state_dict alone is below "state_dict"."""
+    """The whole file. A state_dict alone is below "state_dict", next to values in it that are no
+    tensors."""
     weights: str
     """The key of the state_dict, which may be that of a moving average."""
     average: str | None
@@ -94,18 +95,14 @@ class Network:
 def find_weights(path: Path, value: Any, choice: WeightsChoice) -> Contents:
     """Return where a file has its weights, without values that the user leaves out. Raises
     `CheckpointError` if it has none."""
-    if is_state_dict(value):
-        return Contents({WEIGHTS[0]: value}, WEIGHTS[0], None)
-    root = {}
-    ignored = []
-    for key, part in value.items() if isinstance(value, dict) else ():
-        if choice.is_ignored(describe_key(key)):
-            ignored.append(Part(describe_key(key), "ignored"))
-        else:
-            root[key] = part
+    values = value if isinstance(value, dict) else {}
+    if is_state_dict(values):
+        values = {WEIGHTS[0]: values}
+    root, parts = _split_ignored(values, choice)
     weights = _find_only(path, root, WEIGHTS)
     average = _find_only(path, root, AVERAGES)
-    if weights is None and average is None:
+    place = weights or average
+    if place is None:
         keys = list(map(describe_key, root))[:5]
         contents = f" with {keys}" if keys else ""
         raise CheckpointError(
@@ -113,8 +110,19 @@ def find_weights(path: Path, value: Any, choice: WeightsChoice) -> Contents:
             f" {', '.join(WEIGHTS + AVERAGES)}; it is a {type(value).__name__}{contents}. Save it"
             " again with torch.save(model.state_dict(), path)."
         )
-    others = average if weights else None
-    return Contents(root, weights or average or "", others, tuple(ignored))
+    named = list_named_arrays(root[place])
+    others = {key: part for key, part in root[place].items() if key not in named}
+    others, more_parts = _split_ignored(others, choice)
+    return Contents(others | root, place, average if weights else None, (*parts, *more_parts))
+
+
+def _split_ignored(
+    values: Mapping[Any, Any], choice: WeightsChoice
+) -> tuple[dict[Any, Any], list[Part]]:
+    """Return the values that the user does not leave out, and the account of the others."""
+    names = {key: describe_key(key) for key in values}
+    kept = {key: value for key, value in values.items() if not choice.is_ignored(names[key])}
+    return kept, [Part(names[key], "ignored") for key in values if key not in kept]
 
 
 def _find_only(path: Path, root: Mapping[Any, Any], keys: Collection[str]) -> str | None:
@@ -177,8 +185,7 @@ def find_network(path: Path, stored: Mapping[Any, Any], choice: WeightsChoice) -
         else:
             names[bare] = name
     for reason, tensors in idle.items():
-        if tensors:
-            parts.append(Part(f"{tensors[0]} and others", "without effect", reason))
+        parts += [Part(name, "without effect", reason) for name in tensors]
     head = _take_head(names, arrays)
     colours = _take_colours(names, arrays)
     parts += [Part(name, "folded", "into the preprocessing") for name in colours.values()]
@@ -231,7 +238,7 @@ def _strip_name(name: str, prefix: str, children: Mapping[str, str]) -> str:
 
 def is_blur_filter(name: str) -> bool:
     """Return whether a tensor of this name is the constant kernel of FFCV's blur."""
-    return name.rpartition(".")[2] == BLUR_FILTER
+    return name.endswith(".blur_filter")
 
 
 def _is_copy(
@@ -272,12 +279,11 @@ def _take_colours(names: Names, arrays: Mapping[str, np.ndarray]) -> Names:
     """Take out and return the names of mean and standard deviation that normalise images from 0 to
     1."""
     colours = {}
-    for bare, name in names.items():
-        match = _NORMALISER.fullmatch(bare)
-        values = numbers(arrays[name])
-        if match and values.size == 3 and (values >= 0).all() and (values <= 1).all():
+    for bare in names:
+        if match := _NORMALISER.fullmatch(bare):
             colours[match[1]] = bare
-    if colours.keys() != {"mean", "std"}:
+    is_pair = colours.keys() == {"mean", "std"}
+    if not is_pair or not scale_colours({k: arrays[names[bare]] for k, bare in colours.items()}):
         return {}
     return {kind: names.pop(bare) for kind, bare in colours.items()}
 
