@@ -172,6 +172,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
             "img_size": 192,
         }.items()
     },
+    "a value among tensors": (
+        lambda: {**Plain().state_dict(), "temperature": 1.5},
+        "values .*: temperature;",
+    ),
+    "a sparse tensor": (
+        lambda: {**Plain().state_dict(), "prior": torch.eye(5).to_sparse()},
+        "values .*: prior;",
+    ),
     "one output": (lambda: Plain(1).state_dict(), r"any\.pth has one output; .* always 100 %"),
     "two linear layers": (
         lambda: insert(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), "before the classifier"),

@@ -167,25 +167,22 @@ def find_network(path: Path, stored: Mapping[Any, Any], choice: WeightsChoice) -
     originals = {bare: arrays[name] for name, bare in plain.items()}
     names: Names = {}
     parts = []
-    idle: dict[str, list[str]] = {"counters": [], "a copy of the network": []}
     for name, array in arrays.items():
         bare = _strip_name(name, prefix, _CHILDREN if is_sequential else {})
         if name not in plain or choice.is_ignored(bare):
             parts.append(Part(name, "ignored"))
         elif _COUNTER.fullmatch(bare):
-            idle["counters"].append(name)
+            parts.append(Part(name, "without effect", "counters"))
         elif is_blur_filter(name):
-            continue
+            parts.append(Part(name, "folded", "into the blur of the model"))
         elif _is_copy(plain[name], array, originals, prefix, copies):
-            idle["a copy of the network"].append(name)
+            parts.append(Part(name, "without effect", "a copy of the network"))
         elif bare in names:
             raise CheckpointError(
                 f"{path} has the tensor {bare} twice: as {names[bare]} and as {name}"
             )
         else:
             names[bare] = name
-    for reason, tensors in idle.items():
-        parts += [Part(name, "without effect", reason) for name in tensors]
     head = _take_head(names, arrays)
     colours = _take_colours(names, arrays)
     parts += [Part(name, "folded", "into the preprocessing") for name in colours.values()]

@@ -80,7 +80,7 @@ def account_for_values(
     leftover = []
     for key, value in root.items():
         name = describe_key(key)
-        if key in used:
+        if key in used or value is None:
             continue
         if _is_descriptive(name, value):
             yield Part(name, "without effect", "it describes the training")
