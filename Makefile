@@ -35,7 +35,7 @@ JAX_TESTS := engine frozen modules quantisation ranks reading steps
 # Kills, signals and launches every engine in every way. `make test` checks what is the same for all engines on only one. For root,
 # also the schedulers.
 soak: $(VENV)/.dev $(MXNET)/.made
-	LOCKSTEP_SOAK=1 $(RUN)/python -m pytest tests/backends tests/benchmark tests/cli tests/data tests/gpu tests/inference tests/weights
+	LOCKSTEP_SOAK=1 $(RUN)/python -m pytest tests/backends tests/benchmark tests/benchmarks tests/cli tests/data tests/gpu tests/inference tests/weights
 	LOCKSTEP_SOAK=1 LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest tests/cli/test_train.py tests/cli/test_train_ranks.py \
 	  tests/cli/test_two_hosts.py \
 	  tests/cli/test_launch_faults.py tests/cli/test_elastic.py tests/cli/test_traffic.py tests/cli/test_growth.py \

@@ -133,7 +133,7 @@ def record(name: str, result: dict[str, Any], backend: str = "torch") -> None:
     """Print a result and write it to `results/<name>.json`."""
     for key, value in result.items():
         print(f"{key:<32} {value}")
-    command = ["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
+    command = ["python", *name_program(Path(sys.argv[0])), *sys.argv[1:]]
     shown_paths = (("--data", "DIR"), ("--runs", "RUNS"), ("--weights", "FILE"))
     others = (("--baseline", "OLD/src"), ("--contenders-python", "VENV/bin/python"))
     for option, shown in (*shown_paths, *others):
@@ -141,6 +141,13 @@ def record(name: str, result: dict[str, Any], backend: str = "torch") -> None:
             command[command.index(option) + 1] = shown  # the path means nothing on other machines
     about = {"command": shlex.join(command), "environment": describe_environment(backend)}
     (RESULTS / f"{name}.json").write_text(json.dumps(result | about, indent=1) + "\n")
+
+
+def name_program(path: Path) -> list[str]:
+    """Return how a program of this folder is started, after `python`."""
+    if path.name == "__main__.py":
+        return ["-m", f"benchmarks.{path.parent.name}"]
+    return [f"benchmarks/{path.name}"]
 
 
 def round_all(values: list[float]) -> list[float]:

@@ -26,7 +26,6 @@ KERNEL = "a file of /proc or /sys that the code names"
 OPENED = "gets an open file, or bytes"
 CHECKED = "the path was checked by check_regular; the library takes only paths"
 PROGRAM = "inference/programs.py checks the files of a program; the runtime takes only paths"
-CONTENDER = "the benchmark compares with loaders that open indexed images themselves"
 REMOTE = "opens an address, not a file"
 WRITTEN = "opens to write, to hold a lock or to flush"
 ALLOWED = {
@@ -49,9 +48,6 @@ ALLOWED = {
     "benchmark/loader.py _list_children": KERNEL,
     "benchmark/loader.py _cpu_sec": KERNEL,
     "benchmark/loader.py _peak_mb": KERNEL,
-    "benchmark/loader.py __getitem__": CONTENDER,
-    "benchmark/loader.py run_dali_fused": CONTENDER,
-    "benchmark/loader.py run_tf_data": CONTENDER,
     "benchmark/step_process.py": OWN,
     "data/checking/images.py _read_header": OPENED,
     "data/stores/cached_object.py": OWN,

@@ -118,9 +118,9 @@ def _verify(precision: str, more: str = "") -> Command:
 
 
 def _load(threads: int, loaders: str = "host") -> Command:
-    line = f"lockstep benchmark loader {{photos}} --threads {threads} --loaders {loaders}"
+    line = f"benchmarks.loaders --data {{photos}} --threads {threads} --loaders {loaders}"
     fields = {"what": "loader", "threads": threads}
-    return Command(f"{line} --seconds 3 --turns 1 --json", read_json, fields)
+    return Command(f"{line} --seconds 3 --turns 1", read_json, fields)
 
 
 def _find_batch(recompute: str) -> Command:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lockstep.benchmark.pillow_operators import COLOURS, GEOMETRY, MODES
+from benchmarks.loaders.pillow_operators import COLOURS, GEOMETRY, MODES
 from lockstep.recipes.augmentations.autoaugment import AutoAugment
 from lockstep.recipes.augmentations.randaugment import RandAugment
 from lockstep.recipes.augmentations.trivialaugment_wide import TrivialAugmentWide

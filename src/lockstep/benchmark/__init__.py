@@ -1,1 +1,1 @@
-"""Measure Lockstep and what people would use instead, in one run."""
+"""Measure training, inference and loaders."""

@@ -24,18 +24,13 @@ app.command("convert")(benchmark_convert.command)
 
 Data = Annotated[
     Path,
-    typer.Argument(
-        help="A folder of JPEGs, one subfolder for each class, or a data set of such folders."
-    ),
+    typer.Argument(help="Images in any format, or a data set of which those of training are read."),
 ]
 Loaders = Annotated[
-    str, typer.Option(help="Loaders to compare, comma-separated; the first one is the baseline.")
+    str, typer.Option(help="Loaders to measure, comma-separated; the first one is the baseline.")
 ]
 Threads = Annotated[
-    int,
-    typer.Option(
-        min=1, help="Threads or worker processes of a loader; it may use this many cores."
-    ),
+    int, typer.Option(min=1, help="Threads of a loader; it may use this many cores.")
 ]
 Batch = Annotated[int, typer.Option(min=1, help="Images in each batch.")]
 Size = Annotated[int, typer.Option(min=1, help="Height and width of the output images, in pixels.")]
@@ -48,7 +43,7 @@ Turns = Annotated[
 @app.command("loader")
 def loader(
     data: Data,
-    loaders: Loaders = "host,dali,dali-fused,torch-pillow,tf-data,libjpeg-whole",
+    loaders: Loaders = "host,dali",
     threads: Threads = 2,
     batch: Batch = 64,
     size: Size = 224,
@@ -56,7 +51,7 @@ def loader(
     turns: Turns = 3,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare loaders on the same JPEGs, cores and output.
+    """Measure Lockstep's loaders on your images.
 
     Prints images per second, and processor time for each image.
     """

@@ -1,0 +1,1 @@
+"""Lockstep's loaders next to those of others: `python -m benchmarks.loaders`."""
