@@ -166,3 +166,21 @@ def test_names_of_networks_are_those_of_several_programs(
 ) -> None:
     weights = read_value({"state_dict": Plain().state_dict(), key: name}, tmp_path)
     assert weights.recipe.model == model
+
+
+@pytest.mark.parametrize("save", [save_as_timm, save_as_torchvision])
+@pytest.mark.parametrize(
+    "name", ["mean", "crop_pct", "img_size", "model_kwargs", "gp", "interpolation", "backend"]
+)
+def test_an_endless_option_is_refused_or_not_read(save: Any, name: str, tmp_path: Path) -> None:
+    endless: list[Any] = [1]
+    for _ in range(60):
+        endless = [endless, endless]
+    for value in (endless, 10**5000, {"model": endless}):
+        options = {name: value}
+        texts = []
+        try:
+            texts += read_value(save(**options) | {"config": options}, tmp_path).remarks
+        except CheckpointError as error:
+            texts.append(str(error))
+        assert len("".join(texts)) < 600

@@ -181,9 +181,10 @@ def read_timm_args(args: Mapping[str, Any]) -> tuple[Changes, list[str]]:
     own["global_pool"] = (
         str(args.get("gp") or "avg").replace("fast", "avg").replace("avgavg", "avg")
     )
-    own["model_args"] = {**(args.get("model_kwargs") or {}), "bn_eps": args.get("bn_eps")}
+    own["model_args"] = args.get("model_kwargs") or {}
     _check_fields(own)
-    _check_arguments(own["model_args"], own["model_args"].get("num_classes"))
+    arguments = {**own["model_args"], "bn_eps": args.get("bn_eps")}
+    _check_arguments(arguments, arguments.get("num_classes"))
     changes: Changes = {**PILLOW, **_scale_colours(own)}
     if "interpolation" in own:
         changes["interpolation"] = own["interpolation"]

@@ -65,6 +65,7 @@ validation version wait wandb warmup wd weight weights world
 """Words in the names of values that change nothing in inference."""
 _OF_ANY_SHAPE = {"optimizer", "optimizers", "optim", "optimiser", "opt", "callbacks", "ema", "rng"}
 """Words in the names of such values that may hold tensors of any shape."""
+_MOST_ITEMS = 16
 _SEVERAL_CLASSES = re.compile(r"multi[_-]?label", re.IGNORECASE)
 _PREPARATION = re.compile(
     r"mean|std|.*(crop|resize|resol|interpol|normali[sz]).*|(im|img|image|input)_?size",
@@ -122,8 +123,7 @@ def find_architecture(path: Path, root: Values, choice: WeightsChoice) -> str | 
     if choice.model is not None:
         return None
     names = [root.get(key) for key in _ARCHITECTURES]
-    if read_script(root):
-        names.append(root[ARGS].get("model"))
+    names.append(_read_args(root)[1].get("model"))
     for name in names:
         # timm's saver without arguments stores the name of the class.
         if not isinstance(name, str) or name in ("", "resnet"):
@@ -150,15 +150,34 @@ def find_model(name: str) -> str | None:
     return next((model for model in MODELS if model.replace("-", "_") == bare), None)
 
 
-def read_script(root: Values) -> str:
-    """Return whose training script wrote a file with its options: "timm" or "torchvision"; "" for
-    any other program."""
+def _read_args(root: Values) -> tuple[str, dict[str, Any]]:
+    """Return whose training script wrote a file, "timm" or "torchvision", and its options; "" and
+    none for any other program."""
     args = root.get(ARGS)
     if not isinstance(args, dict):
-        return ""
+        return "", {}
+    options = {str(name): _simplify(value) for name, value in args.items() if is_text(name)}
     if {"arch", "version"} <= root.keys():
-        return "timm"
-    return "torchvision" if {"data_path", "lr_step_size", "print_freq"} <= args.keys() else ""
+        return "timm", options
+    is_torchvisions = {"data_path", "lr_step_size", "print_freq"} <= options.keys()
+    return ("torchvision", options) if is_torchvisions else ("", {})
+
+
+def _simplify(value: Any) -> Any:
+    """Return a plain value, and lists and tables of a few; the name of its type for any other,
+    since a message that names one could be endless."""
+    if isinstance(value, dict) and len(value) <= _MOST_ITEMS:
+        return {str(name): _simplify_item(item) for name, item in value.items() if is_text(name)}
+    if isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS:
+        return list(map(_simplify_item, value))
+    return _simplify_item(value)
+
+
+def _simplify_item(value: Any) -> Any:
+    is_plain = isinstance(value, str | float | None) or type(value) is bool
+    if is_plain or (isinstance(value, int) and abs(value) < 2**53):
+        return value
+    return f"a {type(value).__name__}"
 
 
 def read_changes(path: Path, root: Values) -> tuple[Changes, list[str], list[str]]:
@@ -167,16 +186,15 @@ def read_changes(path: Path, root: Values) -> tuple[Changes, list[str], list[str
     changes: Changes = {}
     used = []
     remarks: list[str] = []
-    script = read_script(root)
+    script, args = _read_args(root)
     if script:
         used.append(ARGS)
     if script == "timm":
         try:
-            changes, remarks = read_timm_args(root[ARGS])
+            changes, remarks = read_timm_args(args)
         except CheckpointError as error:
             raise CheckpointError(f"{path}: in args of timm, {error}") from None
-    elif script and "val_crop_size" in root[ARGS]:
-        args = root[ARGS]
+    elif "val_crop_size" in args:
         changes = PILLOW | {name: KNOWN["torchvision-v1"][name] for name in _COLOURS}
         changes |= {_OF_TORCHVISION[name]: args[name] for name in _OF_TORCHVISION if name in args}
         if str(args.get("backend", "pil")).lower() != "pil":
@@ -208,12 +226,11 @@ def scale_colours(colours: Mapping[str, Any]) -> Changes:
 def _describe_unused(path: Path, name: str, options: Values) -> Iterator[str]:
     """Yield a remark on options of a program that may say how images are prepared. Raises
     `CheckpointError` if they say that an image has several classes."""
-    prepared = []
+    names = [key for key, value in options.items() if isinstance(key, str) and value is not None]
+    prepared = list(filter(_PREPARATION.fullmatch, names))
     for key, value in options.items():
-        if not isinstance(key, str) or isinstance(value, np.ndarray) or not value:
+        if not isinstance(key, str) or not isinstance(value, str | int | float) or not value:
             continue
-        if _PREPARATION.fullmatch(key):
-            prepared.append(key)
         if _SEVERAL_CLASSES.search(f"{key} {value}" if isinstance(value, str) else key):
             raise CheckpointError(
                 f"{path}: {name} says {key}: {value!r:.40}, so each output is a sigmoid; expected"
