@@ -24,9 +24,6 @@ def command(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON: command, recipe, what is not carried.")
     ] = False,
-    tables: Annotated[
-        bool, typer.Option("--tables", help="Print all options and their equivalents.", hidden=True)
-    ] = False,
 ) -> None:
     """Translate a command of NVIDIA's examples; run nothing.
 
@@ -36,13 +33,10 @@ def command(
     the command has -h, the options of its script are printed, with their equivalents.
     """
     from lockstep.recipes.nvidia.command_line import read_command
-    from lockstep.recipes.nvidia.page import write_script, write_tables
+    from lockstep.recipes.nvidia.equivalents import describe_script
     from lockstep.recipes.nvidia.translation import translate_command
     from lockstep.system.errors import UserError
 
-    if tables:
-        print(write_tables(), end="")
-        return
     if not context.args:
         raise UserError(
             "nothing to translate; expected a command after --: lockstep from-nvidia -- python"
@@ -53,7 +47,7 @@ def command(
         return
     parsed = read_command(list(context.args), system, revision)
     if parsed.wants_help:
-        print(write_script(parsed.system, parsed.script), end="")
+        print(describe_script(parsed.system, parsed.script), end="")
         return
     translation = translate_command(parsed)
     words = ["lockstep", *translation.command] if translation.command else []

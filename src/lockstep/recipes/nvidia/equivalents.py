@@ -1,47 +1,13 @@
-"""The tables of docs/reference/nvidia-pytorch.md and its like, from the same rows that commands are
-translated with."""
+"""What NVIDIA's options are in Lockstep, in words, from the same rows that commands are translated
+with."""
 
-import re
-
-from lockstep.recipes.nvidia.table import PLACEHOLDERS, SLOTS, Option, Script, System, systems
+from lockstep.recipes.nvidia.table import PLACEHOLDERS, SLOTS, Option, Script, System
 
 _SHOWN_VALUES = {f"{{{name}}}": shown for name, (_, shown) in PLACEHOLDERS.items()}
 
 
-def write_tables() -> str:
-    """Return the tables of all examples as Markdown: launchers, environment, and every script with
-    its options."""
-    return "\n".join(write_system(system) for system in systems().values())
-
-
-def write_system(system: System) -> str:
-    """Return the tables of an example."""
-    title = f"## {system.title}: launchers and environment"
-    lines = [title, "", "| NVIDIA's | Lockstep |", "|---|---|"]
-    for launcher in system.launchers:
-        number = " or ".join(f"`{name}`" for name in launcher.ranks)
-        what = "has n entries" if launcher.lists else "is n"
-        lines.append(
-            f"| `{launcher.name}`, where {number} {what} | `lockstep launch -n <n> -- ...` |"
-        )
-        lines += [
-            f"| `{launcher.program}`: {_names(option)} | {_equivalent(option)} |"
-            for option in launcher.options
-        ]
-    lines += [
-        f"| `{shell.shown}` | that of `{_command_in(shell.runs)}` |" for shell in system.shells
-    ]
-    lines += [f"| {_names(option)} | {_equivalent(option)} |" for option in system.environment]
-    return "\n".join([*lines, "", *(write_script(system, script) for script in system.scripts)])
-
-
-def _command_in(runs: str) -> str:
-    """Return a command without the marks of its pattern: a group is shown as three dots."""
-    return re.sub(r"\\\d", "...", runs)
-
-
-def write_script(system: System, script: Script) -> str:
-    """Return the part of the page that is about one script."""
+def describe_script(system: System, script: Script) -> str:
+    """Return the tables of a script as Markdown: its options and their equivalents."""
     year = f" of {script.revision}" if script.revision else ""
     lines = [f"## {system.title}: `{script.name}`{year}", "", f"What it does: {script.about}.", ""]
     if script.not_here:
@@ -61,7 +27,7 @@ def write_script(system: System, script: Script) -> str:
     lines += ["| NVIDIA's | default | Lockstep |", "|---|---|---|"]
     for option in script.options:
         default = f"`{option.default}`" if option.default else ""
-        lines.append(f"| {_names(option)} | {default} | {_equivalent(option)} |")
+        lines.append(f"| {describe_names(option)} | {default} | {describe_equivalent(option)} |")
     if script.presets:
         lines += ["", f"What `{script.name}` adds:", "", "| with | options |", "|---|---|"]
         for preset in script.presets:
@@ -77,13 +43,15 @@ def _value(value: object) -> str:
     return str(value).replace(" ", "").replace("'", "")
 
 
-def _names(option: Option) -> str:
+def describe_names(option: Option) -> str:
+    """Return the names of an option, and a V for each of its values."""
     value = "" if option.positional else " V" * option.takes
     names = [f"`{name}`" for name in option.names]
     return ", ".join([*names[:-1], f"{names[-1][:-1]}{value}`"])
 
 
-def _equivalent(option: Option) -> str:
+def describe_equivalent(option: Option) -> str:
+    """Return what to type in Lockstep for an option, or why there is nothing."""
     parts = _values(option)
     if option.to is not None:
         shown = _template(option.to) or "nothing to type"
