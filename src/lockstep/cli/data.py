@@ -334,7 +334,6 @@ def show(
     from lockstep.data.contact_sheet import contact_sheet, write_sheet
     from lockstep.recipes.image_sizes import find_size
 
-    options.check_start(weights is not None, model, ignore)
     changes, _ = options.read_fields(assignments)
     choose = None
     if weights is not None:

@@ -8,6 +8,7 @@ import typer
 from lockstep.cli import options
 from lockstep.cli.terminal import escape_line, print, print_json
 from lockstep.system.defaults import DEFAULT_BACKEND
+from lockstep.system.text import list_first
 
 if TYPE_CHECKING:
     from lockstep.inference.runtimes.scoring import Speed
@@ -150,9 +151,8 @@ def _show(result: dict[str, Any]) -> None:
         print(f"  note: {escape_line(remark)}")
     small = [result["classes"][number] for number in find_small_classes(result["per_class"])]
     if small:
-        names = ", ".join(escape_line(name) for name in small[:5])
-        more = f" and {len(small) - 5} more" if len(small) > 5 else ""
-        print(f"  note: classes of fewer than {FEW_IMAGES} images are rough: {names}{more}")
+        names = escape_line(list_first(small, 5))
+        print(f"  note: classes of fewer than {FEW_IMAGES} images are rough: {names}")
     for bad in result["quarantined"]:
         print(f"  left out: {escape_line(bad['file'])}: {bad['reason']}")
 

@@ -163,7 +163,6 @@ def lr(
     from lockstep.runs.resuming import complete_settings
     from lockstep.system.files import write_json
 
-    options.check_start(weights is not None, model, ignore)
     changes, how = options.read_fields(assignments, backend=backend)
     if split is not None:
         changes["validation_share"] = split

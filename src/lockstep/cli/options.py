@@ -167,27 +167,22 @@ WeightsArgument = Annotated[str, typer.Argument(help=WEIGHTS, show_default=False
 def choose_start(
     name: str | Path | None, model: str | None, ignore: list[str] | None, settings: "RunSettings"
 ) -> "WeightsChoice | None":
-    """Return the weights that a run starts from, and how they are read. Errors of the data come
-    before a download."""
+    """Return the weights that a run starts from; None without a name. Errors of the data come
+    before a download. Raises `UserError` for options that say how weights are read, without any."""
     from lockstep.runs.opening import check_paths
+    from lockstep.system.errors import UserError
     from lockstep.weights.remote_weights import is_remote
 
+    if name is None and (model or ignore):
+        raise UserError(
+            "--model and --ignore say how --weights are read; add --weights, or set the network of"
+            " the run with --set model=NAME"
+        )
     if name is None:
         return None
     if is_remote(name):
         check_paths(settings, None)
     return choose_weights(str(name), model=model, ignore=ignore)
-
-
-def check_start(has_weights: bool, model: str | None, ignore: list[str] | None) -> None:
-    """Raise `UserError` for options that say how weights are read, if a run starts from none."""
-    from lockstep.system.errors import UserError
-
-    if (model or ignore) and not has_weights:
-        raise UserError(
-            "--model and --ignore say how --weights are read; add --weights, or set the network of"
-            " the run with --set model=NAME"
-        )
 
 
 Ema = Annotated[

@@ -154,7 +154,6 @@ def command(
     from lockstep.runs.resuming import complete_settings
     from lockstep.runs.train import run_training
 
-    options.check_start(weights is not None or resume_from is not None, model, ignore)
     changes, how = options.read_fields(
         assignments,
         backend=backend,
@@ -183,12 +182,11 @@ def command(
         _train_folds(out, folds, complete, partial(options.choose_start, weights, model, ignore))
         return
     settings = complete(out, {})
-    starts = {}
-    for name, start in {"weights": weights, "resume_from": resume_from}.items():
-        starts[name] = options.choose_start(start, model, ignore, settings)
+    source = options.choose_start(resume_from or weights, model, ignore, settings)
     options.prepare(settings.execution, out)
+    starts = (source, None) if resume_from is None else (weights, source)
     with _open_listener() as listener:
-        run_training(settings, **starts, listener=listener)
+        run_training(settings, *starts, listener=listener)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from lockstep.runs.reading import Run
 from lockstep.runs.report import Evaluation, compare_with_published
 from lockstep.system.event_log import EvaluateEvent, TrainEvent, compute_seconds
 from lockstep.system.strict_json import is_positive
+from lockstep.system.text import list_first
 
 
 @dataclass(frozen=True)
@@ -284,9 +285,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         elif key == "command" and isinstance(value, list):
             texts[name] = printable(shlex.join(map(str, value)))
         elif isinstance(value, list):
-            texts[name] = printable(", ".join(map(str, value[:5])))
-            if len(value) > 5:
-                texts[name] += f" and {len(value) - 5} more"
+            texts[name] = printable(list_first([*map(str, value)], 5))
         elif key.endswith("_bytes"):
             texts[name.removesuffix("_bytes")] = f"{value / 2**30:.1f} GiB"
         else:

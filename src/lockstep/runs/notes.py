@@ -16,6 +16,7 @@ from lockstep.recipes.published import RECIPES
 from lockstep.recipes.schedule import learning_rates, peak_lr, warmup_epochs
 from lockstep.runs import last_step
 from lockstep.runs.context import RunContext
+from lockstep.system.text import list_first
 from lockstep.weights import checkpoint
 from lockstep.weights.known_weights import read_known_weights
 
@@ -215,11 +216,9 @@ def _check_classes(facts: RunFacts) -> Iterator[str]:
             continue  # images that are not read
         lacking = [facts.classes[i] for i in np.flatnonzero(counts == 0).tolist()]
         if lacking:
-            more = f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
-            names = ", ".join(lacking[:_NAMED])
             yield (
                 f"no {split} images for {len(lacking)} of {len(facts.classes)} classes:"
-                f" {names}{more}"
+                f" {list_first(lacking, _NAMED)}"
             )
 
 

@@ -78,9 +78,9 @@ def train(
 
 def run_training(
     settings: RunSettings,
-    *,
     weights: AnySource | None = None,
     resume_from: AnySource | None = None,
+    *,
     listener: Listener | None = None,
 ) -> Report:
     """Train with complete settings; the rest is as in `train`."""

@@ -1,6 +1,6 @@
 """Open trained weights of any origin: a run, a checkpoint, or a file of another program."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from lockstep.system.text import list_first
 from lockstep.weights.choosing import choose_weights
 from lockstep.weights.formats import lockstep_files
 from lockstep.weights.known_preprocessing import assume_preprocessing
-from lockstep.weights.opened_weights import LOCKSTEP, Place, Weights
+from lockstep.weights.opened_weights import LOCKSTEP, Weights
 from lockstep.weights.preprocessing import (
     FIELDS,
     Changes,
@@ -112,19 +112,17 @@ def _complete_preprocessing(weights: Weights, settings: Changes) -> Weights:
     remarks: tuple[str, ...] = ()
     if not weights.has_preprocessing:
         certified, remarks = read_certified_preprocessing(weights.source)
-    known = weights.stated | certified.keys()
     row = weights.assumed_as or weights.origin
+    known = weights.stated | certified.keys()
     assumed, assumptions = assume_preprocessing(row, known, settings)
-    changes = {name: value for name, value in certified.items() if name not in weights.stated}
-    places: dict[Place, Collection[str]] = {
-        "user": settings,
-        "file": weights.stated,
-        "certificate": certified,
-        "assumed": FIELDS,
-    }
-    origins = {name: next(p for p, fields in places.items() if name in fields) for name in FIELDS}
-    recipe = weights.recipe.replace(**assumed, **changes)
-    weights = replace(weights, recipe=recipe, preprocessing_from=origins)
+    changes = {name: v for name, v in (assumed | certified).items() if name not in weights.stated}
+    places: dict[str, Any] = dict.fromkeys(certified, "certificate")
+    places |= dict.fromkeys(weights.stated, "file") | dict.fromkeys(settings, "user")
+    weights = replace(
+        weights,
+        recipe=weights.recipe.replace(**changes),
+        preprocessing_from={name: places.get(name, "assumed") for name in FIELDS},
+    )
     return weights.add_remarks(*remarks, *assumptions)
 
 
@@ -178,11 +176,8 @@ def _compute_as(weights: Weights, model: str | ModelSpec) -> Weights:
     held = recipe.model if isinstance(recipe.model, str) else "a network without a name"
     wanted = model if isinstance(model, str) else DESCRIBED
     if weights.origin != LOCKSTEP:
-        fields = asdict(spec)
-        differences = []
-        for name, value in asdict(recipe.spec).items():
-            if value != fields[name]:
-                differences.append(f"{name} is {value}, not {fields[name]}")
+        values = [(name, v, getattr(spec, name)) for name, v in asdict(recipe.spec).items()]
+        differences = [f"{name} is {v}, not {other}" for name, v, other in values if v != other]
         raise CheckpointError(
             f"{weights.source} says that its network is {held}, not {wanted}:"
             f" {'; '.join(differences)}. Leave out --model, or name the file of another network"

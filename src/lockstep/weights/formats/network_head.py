@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from lockstep.system.text import list_first
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.network import Graph, Head, is_same, label_node, read_axes
 
@@ -139,8 +140,7 @@ def _build_head(scores: Scores, output: str, parts: Sequence[Part]) -> Head:
         raise ValueError("its classifier has one output, of which softmax always makes 100 %")
     folded = [part.name for part in parts if part.treatment == "folded"]
     if folded:
-        more = f" and {len(folded) - 5} more" if len(folded) > 5 else ""
-        remarks.append(f"folded into the classifier: {', '.join(folded[:5])}{more}")
+        remarks.append(f"folded into the classifier: {list_first(folded, 5)}")
     return Head(
         weight,
         bias,
