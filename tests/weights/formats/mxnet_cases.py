@@ -64,9 +64,10 @@ def read_changed(file: Path, change: Callable[[Variables], object]) -> Weights:
 
 
 def read_with_graph(file: Path, change: Callable[[list[dict[str, Any]]], object]) -> Weights:
-    """Read the file again with another graph."""
+    """Read the file again with another graph, whose output is its last node."""
     graph = json.loads(graph_of(file).read_text())
     change(graph["nodes"])
+    graph["heads"] = [[len(graph["nodes"]) - 1, 0, 0]]
     graph_of(file).write_text(json.dumps(graph))
     return read(file)
 

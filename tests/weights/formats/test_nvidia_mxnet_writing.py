@@ -173,7 +173,7 @@ def test_the_epochs_of_nvidias_later_code_count_from_0(mxnet_file: Path) -> None
     weights = read(later)
     assert weights.epochs == 90
     assert weights.remarks[0] == "no step is stored; its name says epoch 89, counted from 0"
-    assert weights.remarks[1].startswith("a file of this name has no graph")
+    assert weights.remarks[1].startswith("there is no model_0089-symbol.json: it is assumed")
 
 
 def test_a_folder_with_epochs_that_count_from_0_and_from_1_does_not_say_which(

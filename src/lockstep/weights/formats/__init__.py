@@ -5,7 +5,7 @@
 | TensorFlow: `tensor_bundle`, in a `leveldb_table` | `nvidia_tensorflow`, `structure` |
 | Paddle: `paddle_pickle` | `nvidia_paddle` |
 | PyTorch: `torch_file`, `torch_pickle` | `torch_models`, `torch_training`, `torch_writing` |
-| MXNet: `mxnet_params`; the graph: `mxnet_symbol` | `nvidia_mxnet`, `mxnet_matching` |
+| MXNet: `mxnet_params`; the graph: `mxnet_symbol` | `nvidia_mxnet`, by `network_walk` |
 | Keras: `keras_variables`, after `keras_process` | `keras_file`; older names: `keras_branches` |
 | Flax: `msgpack_tree`; NumPy: `npz_file`; both by `flax_file` | `flax_models`, `torch_models` |
 | ONNX: `onnx_graph`; its preprocessing: `onnx_metadata` | `onnx_weights`, by `network_walk` |

@@ -7,7 +7,8 @@ from typing import Any
 
 from lockstep.models.architectures import Block, Conv, ModelSpec
 from lockstep.recipes import Recipe
-from lockstep.weights.formats.common import name_convolutions, split_block_name
+from lockstep.weights.formats.common import Names, name_convolutions, split_block_name
+from lockstep.weights.formats.table import name_layers
 
 NORM = {
     "weight": "gamma",
@@ -28,6 +29,14 @@ def name_scopes(spec: ModelSpec) -> dict[Conv, tuple[str, str]]:
     return {conv: (kernel, norms[conv]) for conv, kernel in kernels.items()}
 
 
+def name_tensors(spec: ModelSpec) -> Names:
+    """Return the original's name, without `arg:` and `aux:`, of every canonical tensor."""
+    scopes = name_scopes(spec)
+    kernels = {conv: f"{kernel}_weight" for conv, (kernel, _) in scopes.items()}
+    norms = {conv: f"{norm}_" for conv, (_, norm) in scopes.items()}
+    return name_layers(kernels, norms, NORM, ("fc1_weight", "fc1_bias"))
+
+
 def name_unit(block: Block) -> str:
     """Return the original's name of a block, such as "stage1_unit1" of "layer1.0"."""
     stage, number = split_block_name(block)
@@ -38,10 +47,12 @@ class _Graph:
     """A graph that is built node by node. Its methods add nodes and return the number of the
     last."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, names: Names, layout: str) -> None:
         self.nodes: list[dict[str, Any]] = []
         self._recipe = recipe
         self._scopes = name_scopes(recipe.spec)
+        self._names = names
+        self._layout = layout
 
     def add(
         self, operator: str, name: str, inputs: Iterable[int] = (), **attributes: object
@@ -53,6 +64,10 @@ class _Graph:
         self.nodes.append(node | {"inputs": [[i, 0, 0] for i in inputs]})
         return len(self.nodes) - 1
 
+    def add_variables(self, names: Iterable[str]) -> list[int]:
+        """Add variables."""
+        return [self.add("null", name) for name in names]
+
     def add_relu(self, x: int, name: str) -> int:
         """Add an activation."""
         return self.add("Activation", name, [x], act_type="relu")
@@ -60,28 +75,29 @@ class _Graph:
     def add_convolution(self, x: int, conv: Conv) -> int:
         """Add a convolution and its batch norm."""
         kernel, norm = self._scopes[conv]
-        weight = self.add("null", f"{kernel}_weight")
+        tensors = (f"{conv.name}.weight", f"{conv.name}.bias")
+        variables = [self._names[tensor] for tensor in tensors if tensor in self._names]
         x = self.add(
             "Convolution",
             kernel,
-            [x, weight],
+            [x, *self.add_variables(variables)],
             kernel=(conv.kernel, conv.kernel),
             stride=(conv.stride, conv.stride),
             pad=(conv.kernel // 2, conv.kernel // 2),
             num_filter=conv.outputs,
             num_group=conv.groups,
-            no_bias=True,
-            layout="NCHW",
+            no_bias=len(variables) == 1,
+            layout=self._layout,
         )
-        variables = [self.add("null", f"{norm}_{leaf}") for leaf in NORM.values()]
+        variables = [self._names[f"{conv.bn_name}.{suffix}"] for suffix in NORM]
         return self.add(
             "BatchNorm",
             norm,
-            [x, *variables],
+            [x, *self.add_variables(variables)],
             eps=self._recipe.bn_epsilon,
             momentum=f"{1 - self._recipe.bn_momentum:.9g}",
             fix_gamma=False,
-            axis=1,
+            axis=self._layout.index("C"),
         )
 
     def add_block(self, x: int, block: Block, number: int) -> int:
@@ -113,11 +129,12 @@ class _Graph:
         return json.dumps(graph, indent=1, allow_nan=False) + "\n"
 
 
-def build_symbol(recipe: Recipe) -> bytes:
-    """Return the original's graph of a model in fp32 and NCHW, from `data` (images) and
-    `softmax_label` to probabilities."""
-    graph = _Graph(recipe)
+def build_symbol(recipe: Recipe, names: Names | None = None, layout: str = "NCHW") -> bytes:
+    """Return the original's graph of a model in fp32, from `data` (images) and `softmax_label` to
+    probabilities. Variables may have other names, biases of convolutions included."""
     spec = recipe.spec
+    names = names or name_tensors(spec)
+    graph = _Graph(recipe, names, layout)
     x = graph.add_convolution(graph.add("null", "data"), spec.list_stem()[0])
     x = graph.add_relu(x, "relu0")
     x = graph.add(
@@ -128,15 +145,15 @@ def build_symbol(recipe: Recipe) -> bytes:
         stride=(2, 2),
         pad=(1, 1),
         pool_type="max",
-        layout="NCHW",
+        layout=layout,
     )
     for number, block in enumerate(spec.list_blocks()):
         x = graph.add_block(x, block, number)
     x = graph.add(
-        "Pooling", "pool1", [x], kernel=(7, 7), global_pool=True, pool_type="avg", layout="NCHW"
+        "Pooling", "pool1", [x], kernel=(7, 7), global_pool=True, pool_type="avg", layout=layout
     )
     flat = graph.add("Flatten", "flatten0", [x])
-    inputs = [flat, graph.add("null", "fc1_weight"), graph.add("null", "fc1_bias")]
-    fc = graph.add("FullyConnected", "fc1", inputs, num_hidden=recipe.logits)
+    head = graph.add_variables([names["fc.weight"], names["fc.bias"]])
+    fc = graph.add("FullyConnected", "fc1", [flat, *head], num_hidden=recipe.logits)
     graph.add("SoftmaxOutput", "softmax", [fc, graph.add("null", "softmax_label")])
     return graph.to_json().encode()

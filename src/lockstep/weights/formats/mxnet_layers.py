@@ -1,24 +1,38 @@
-"""The layers of an MXNet ResNet in order: their variables, by the network's graph or by Gluon's
-names.
+"""The graph of an MXNet file without one, by the names of its variables: `assume_graph`.
 
-A convolution may have a bias, as the 1x1 convolutions of Gluon's `resnet50_v1` do. Batch norm
-subtracts the running mean from what the convolution returns, so that a bias b and a mean m compute
-the same as no bias and the mean m - b. In training the mean of the batch contains the bias, which
-therefore has no effect there.
+The names are those of NVIDIA's symbols, or Gluon's, whose order is that of the layers. Gluon either
+counts layers in the order of creation (`resnetv10_stage1_conv0_weight`) or names the path to them
+(`features.4.0.body.0.weight`).
 
-Source: MXNet 1.9.1, gluon/model_zoo/vision/resnet.py.
+Source: MXNet 1.9.1, gluon/block.py, gluon/model_zoo/vision/resnet.py.
 """
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from lockstep.models.architectures import ModelSpec
-from lockstep.weights.formats.common import Names, check_floats
-from lockstep.weights.formats.mxnet_graph import NORM
-from lockstep.weights.formats.mxnet_symbol import Symbol
+from lockstep.recipes import Recipe
+from lockstep.weights.formats.account import check_outputs
+from lockstep.weights.formats.common import (
+    Names,
+    choose_model,
+    match_model,
+    order_shortcuts_first,
+)
+from lockstep.weights.formats.mxnet_graph import NORM, build_symbol, name_tensors
+from lockstep.weights.formats.table import (
+    OIHW,
+    Layout,
+    list_plain_models,
+    list_shapes,
+    name_layers,
+)
+from lockstep.weights.weights_choice import WeightsChoice
 
 _GLUON_NORM = NORM | {"running_mean": "running_mean", "running_var": "running_var"}
 _COUNTED = re.compile(
@@ -28,61 +42,57 @@ _PATH = re.compile(
     r"(?P<scope>(?:_net\.)?features\.)(?P<block>[0-9.]+)"
     r"(?:\.(?P<part>body|bn_add_relu(?:\.bn)?|downsample)(?P<layer>[0-9.]*))?\.[a-z_]+"
 )
-_DENSE = re.compile(r"\w*dense[0-9]+_weight|(_net\.)?output\.weight")
+_DENSE = re.compile(r"\w*dense([0-9]+)_weight|(?:_net\.)?output\.weight")
 _OF_ZOO = re.compile(r"resnetv1|features\.|\w*?stage[0-9]+_(conv|batchnorm)[0-9]+_")
+_BY_CHANNELS: Layout = {**OIHW, "stem": ("OIHW", "OJHW")}
+_BY_ROWS: Layout = {**OIHW, "conv_weight": ("OHWI",), "stem": ("OHWI", "OHWJ")}
 _PARTS = ("", "body", "bn_add_relu", "bn_add_relu.bn", "downsample")
 """The parts of a block, in the order of computation."""
 
 
-@dataclass(frozen=True)
-class Layers:
-    """The variables of a network's layers in order."""
+def assume_graph(
+    path: Path, recipe: Recipe, arrays: Mapping[str, np.ndarray], choice: WeightsChoice
+) -> tuple[bytes, str]:
+    """Return a graph in which a network has all of these variables, and a text on what is assumed.
 
-    kernels: list[str]
-    norms: list[Names]
-    """Each batch norm's variables by canonical suffix."""
-    head: Names
-    """The classifier's variables by canonical name."""
-    biases: Names
-    """The biases of convolutions by their kernels."""
+    Raises `CheckpointError` if no network has.
+    """
+    layers = _order_layers(arrays)
+    biases = {kernel: _name_bias(kernel) for kernel, _ in layers if _name_bias(kernel) in arrays}
+    shapes = {name: a.shape for name, a in arrays.items() if name not in biases.values()}
+    # All kernels lie alike, and that of the stem has more rows than channels.
+    by_rows = any(len(s) == 4 and s[1] == s[2] != s[3] for s in shapes.values())
+    matchings = []
+    for model, spec in list_plain_models(choice, shapes):
+        # Of Gluon's networks, those whose convolutions have biases stride in the first 1x1.
+        if choice.model or not biases or spec.block == "basic" or spec.stride_in == "1x1":
+            for names in _list_names(spec, layers, arrays):
+                list_fits = partial(list_shapes, _BY_ROWS if by_rows else _BY_CHANNELS)
+                matchings.append(match_model((model, spec), names, shapes, list_fits))
+    matching = choose_model(matchings, path, "MXNet", arrays)
+    check_outputs(path, matching.logits)
+    recipe = recipe.replace(model=matching.spec, logits=matching.logits)
+    layout = "NHWC" if by_rows else "NCHW"
+    stride = "first 1x1" if matching.spec.stride_in == "1x1" else "3x3"
+    about = f"bottlenecks stride in their {stride}, and that batch norms add {recipe.bn_epsilon:g}"
+    names = dict(matching.names)
+    for tensor, name in matching.names.items():
+        if name in biases:
+            names[tensor.replace(".weight", ".bias")] = biases[name]
+    return build_symbol(recipe, names, layout), about
 
 
-def read_layers(symbol: Symbol) -> Layers:
-    """Return the layers of a graph."""
-    weight = "the classifier's weight"
-    bias = "the classifier's bias"
-    if len(symbol.heads) == 1:
-        weight, bias = symbol.heads[0]
-    layers = Layers([], [], {"fc.weight": weight, "fc.bias": bias}, {})
-    for conv in symbol.convolutions:
-        layers.kernels.append(conv.weight)
-        layers.norms.append(conv.norm)
-        if conv.bias:
-            layers.biases[conv.weight] = conv.bias
-    return layers
-
-
-def order_layers(arrays: Mapping[str, np.ndarray]) -> Layers:
-    """Return Gluon's layers in the order of their counters or paths."""
-    places = {}
-    for name in arrays:
-        if (place := _find_place(name)) is not None:
-            places[name] = place
-    # With several scopes the order is unknown, and layers of equal shapes could be exchanged
-    # without an error.
-    names = []
-    if len({scope for scope, *_ in places.values()}) == 1:
-        names = sorted(places, key=lambda name: places[name])
-    kernels = [name for name in names if name.endswith("weight")]
-    norms = []
-    for name in names:
-        if name.endswith("gamma"):
-            scope = name.removesuffix("gamma")
-            norms.append({suffix: scope + leaf for suffix, leaf in _GLUON_NORM.items()})
-    dense = list(filter(_DENSE.fullmatch, arrays))
-    head = dense[0] if len(dense) == 1 else "the classifier's weight"
-    biases = {kernel: _name_bias(kernel) for kernel in kernels if _name_bias(kernel) in arrays}
-    return Layers(kernels, norms, {"fc.weight": head, "fc.bias": _name_bias(head)}, biases)
+def _order_layers(names: Collection[str]) -> list[tuple[str, str]]:
+    """Return the kernels of Gluon's layers and the scopes of their batch norms, in the order of
+    their counters or paths."""
+    places = {name: place for name in names if (place := _find_place(name)) is not None}
+    # Layers of several scopes have no order. Those of one scope may be a network, with others.
+    scopes = Counter(scope for scope, *_ in places.values())
+    scope = max(scopes, key=lambda scope: scopes[scope], default="")
+    ordered = sorted(filter(lambda name: places[name][0] == scope, places), key=lambda n: places[n])
+    kernels = [name for name in ordered if name.endswith("weight")]
+    norms = [name.removesuffix("gamma") for name in ordered if name.endswith("gamma")]
+    return list(zip(kernels, norms, strict=False))
 
 
 def _name_bias(weight: str) -> str:
@@ -114,30 +124,18 @@ def are_gluons(names: Collection[str]) -> bool:
     return any(map(_OF_ZOO.match, names)) and not any("bn_add_relu" in name for name in names)
 
 
-def map_biases(spec: ModelSpec, table: Names, layers: Layers) -> Names:
-    """Return biases of convolutions by the canonical running means that they are folded into."""
-    biases = {}
-    for conv in spec.list_convolutions():
-        kernel = table[f"{conv.name}.weight"]
-        if kernel in layers.biases:
-            biases[f"{conv.bn_name}.running_mean"] = layers.biases[kernel]
-    return biases
-
-
-def subtract_bias(mean: np.ndarray, bias: np.ndarray, name: str) -> np.ndarray:
-    """Return the running mean [channels], float32, after a convolution without its bias.
-
-    `name` is the bias's. Raises `CheckpointError` unless it has a number for each channel.
-    """
-    values = check_floats(name, bias, [mean.shape])
-    return (mean.astype(np.float64) - values).astype(np.float32)
-
-
-def describe_biases(biases: Collection[str]) -> tuple[str, ...]:
-    """Return a remark on biases that were folded; none if there are none."""
-    if not biases:
-        return ()
-    return (
-        f"{len(biases)} convolutions have biases, such as {min(biases)}; they were folded into"
-        " the running means of the batch norms after them, which computes the same",
-    )
+def _list_names(
+    spec: ModelSpec, layers: list[tuple[str, str]], stored: Collection[str]
+) -> Iterator[Names]:
+    """Yield the names that a model's tensors may have."""
+    yield name_tensors(spec)
+    # Of several dense layers the last one is the classifier.
+    dense = {name: int(match[1] or 0) for name in stored if (match := _DENSE.fullmatch(name))}
+    head = max(dense, key=lambda name: dense[name], default="the classifier's weight")
+    # MXNet's own models add the block's convolutions to its shortcut, and may create it first.
+    for convs in (list(spec.list_convolutions()), order_shortcuts_first(spec)):
+        missing = [(f"kernel {i}", f"batch norm {i}: ") for i in range(len(layers), len(convs))]
+        pairs = dict(zip(convs, [*layers, *missing], strict=False))
+        kernels = {conv: kernel for conv, (kernel, _) in pairs.items()}
+        norms = {conv: norm for conv, (_, norm) in pairs.items()}
+        yield name_layers(kernels, norms, _GLUON_NORM, (head, _name_bias(head)))

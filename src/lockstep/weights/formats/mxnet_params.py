@@ -22,7 +22,7 @@ Source: MXNet's src/ndarray/ndarray.cc, include/mxnet/tuple.h, and files that MX
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +43,10 @@ _CPU = 1
 _DEVICES = (_CPU, 2, 3, 5)
 """CPU, GPU, pinned CPU memory and shared CPU memory."""
 _DTYPES: dict[int, np.dtype[Any]] = {
-    0: np.dtype("<f4"),
-    1: np.dtype("<f8"),
-    2: np.dtype("<f2"),
-    3: np.dtype("u1"),
-    4: np.dtype("<i4"),
-    5: np.dtype("i1"),
-    6: np.dtype("<i8"),
-    7: np.dtype("?"),
+    **{
+        i: np.dtype(kind)
+        for i, kind in enumerate(("<f4", "<f8", "<f2", "u1", "<i4", "i1", "<i8", "?"))
+    },
     12: BFLOAT16,
 }
 """Dtypes by MXNet's number."""
@@ -85,11 +81,9 @@ def dump(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """
     for name, value in arrays.items():
         if value.dtype.newbyteorder("<") not in _WRITTEN_DTYPES or not value.ndim or not value.size:
-            expected = (
-                "values of float16, 32, 64, int8, 32, 64, uint8 or bool, and at least one axis"
-            )
             raise CheckpointError(
-                f"MXNet cannot store {name}, {value.dtype} {list(value.shape)}; expected {expected}"
+                f"MXNet cannot store {name}, {value.dtype} {list(value.shape)}; expected values of"
+                " float16, 32, 64, int8, 32, 64, uint8 or bool, and at least one axis"
             )
     with path.open("wb") as file:
         file.write(struct.pack("<3Q", _MAGIC, 0, len(arrays)))
@@ -138,33 +132,23 @@ def _read_named_arrays(reader: _Reader) -> dict[str, np.ndarray]:
         raise ValueError(
             f"it begins with {magic:#x} and {reserved:#x}, expected {_MAGIC:#x} and 0x0"
         )
-    arrays = list(_read_arrays(reader))
-    names = list(_read_names(reader, len(arrays)))
-    if reader.left:
-        raise ValueError(f"{reader.left} bytes follow its end")
-    named: dict[str, np.ndarray] = {}
-    for name, array in zip(names, arrays, strict=True):
-        if name in named:
-            raise ValueError(f"two of its arrays have the name {name}")
-        named[name] = array
-    return named
-
-
-def _read_arrays(reader: _Reader) -> Iterator[np.ndarray]:
     count = reader.number("Q", "the number of its arrays")
     if count * _LEAST_BYTES > reader.left:
         raise ValueError(f"it claims to have {count} arrays in {reader.left} bytes")
-    for i in range(count):
-        yield _read_array(reader, f"array {i}")
-
-
-def _read_names(reader: _Reader, expected: int) -> Iterator[str]:
-    count = reader.number("Q", "the number of its names")
-    if count != expected:
-        raise ValueError(f"it has {expected} arrays and {count} names")
-    for i in range(count):
+    arrays = [_read_array(reader, f"array {i}") for i in range(count)]
+    names = reader.number("Q", "the number of its names")
+    if names != count:
+        raise ValueError(f"it has {count} arrays and {names} names")
+    named: dict[str, np.ndarray] = {}
+    for i, array in enumerate(arrays):
         length = reader.number("Q", f"the length of name {i}")
-        yield str(reader.take(length, f"name {i}"), "utf-8")
+        name = str(reader.take(length, f"name {i}"), "utf-8")
+        if name in named:
+            raise ValueError(f"two of its arrays have the name {name}")
+        named[name] = array
+    if reader.left:
+        raise ValueError(f"{reader.left} bytes follow its end")
+    return named
 
 
 def _read_array(reader: _Reader, what: str) -> np.ndarray:
@@ -175,7 +159,16 @@ def _read_array(reader: _Reader, what: str) -> np.ndarray:
         if storage:
             kind = _SPARSE.get(storage, f"of storage type {storage}")
             raise ValueError(f"{what} is {kind}, expected a dense array")
-    shape = _read_shape(reader, version, what)
+    axes = version
+    kind = "I"  # of the first MXNet
+    if version in (_V1, _V2, _V3):
+        axes = reader.number("i", what)
+        kind = "q"
+    if not int(version != _V3) <= axes <= _MOST_AXES:
+        raise ValueError(f"{what} has {axes} axes, expected 1 to {_MOST_AXES}")
+    shape = reader.numbers(kind, axes, f"the shape of {what}")
+    if min(shape, default=0) < 0:
+        raise ValueError(f"{what} has the shape {list(shape)}")
     device, _, number = reader.numbers("i", 3, f"the type of {what}")
     if device not in _DEVICES or number not in _DTYPES:
         raise ValueError(
@@ -185,18 +178,3 @@ def _read_array(reader: _Reader, what: str) -> np.ndarray:
     dtype = _DTYPES[number]
     values = reader.take(math.prod(shape) * dtype.itemsize, f"{what}, {dtype} {list(shape)},")
     return np.frombuffer(values, dtype).reshape(shape)
-
-
-def _read_shape(reader: _Reader, version: int, what: str) -> tuple[int, ...]:
-    axes = version
-    kind = "I"  # of the first MXNet
-    if version in (_V1, _V2, _V3):
-        axes = reader.number("i", what)
-        kind = "q"
-    least = 0 if version == _V3 else 1
-    if not least <= axes <= _MOST_AXES:
-        raise ValueError(f"{what} has {axes} axes, expected 1 to {_MOST_AXES}")
-    shape = reader.numbers(kind, axes, f"the shape of {what}")
-    if min(shape, default=0) < 0:
-        raise ValueError(f"{what} has the shape {list(shape)}")
-    return shape

@@ -1,80 +1,194 @@
-"""Read the layers of an MXNet graph (`-symbol.json`) of a ResNet: its convolutions and the batch
-norms after them.
+"""The graph of an MXNet network (`-symbol.json`), translated to ONNX's terms: `translate`.
 
 A symbol is a list of nodes in the order of computation. A node has an operator ("null" for a
 variable), a name, attributes as text, and its inputs, [node, output, version]. Attributes with the
 operator's default value may be missing.
 
-Source: nnvm's pass/saveload_json.cc, src/operator/nn of MXNet, and files that MXNet 1.9.1 wrote.
+Values are NCHW in the translation, whatever the order of their axes in the symbol. A graph is
+refused by the name of the first node whose operator, attributes or inputs have no translation,
+unless no output is computed from it.
+
+Source: nnvm's pass/saveload_json.cc, MXNet's src/nnvm/legacy_json_util.cc and src/operator, and
+files that MXNet 1.9.1 wrote.
 """
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lockstep.system.errors import CheckpointError
-from lockstep.system.regular_files import TEXT
-from lockstep.weights.formats.stand_ins import read_whole
+from lockstep.weights.formats import numbers
+from lockstep.weights.formats.network import label_node
+from lockstep.weights.formats.operators import Operator, OperatorGraph
 
-_PASSING = {"transpose", "Cast", "cast", "amp_cast", "identity", "_copy"}
-"""Operators whose output has the same values as their input."""
-_NORMS = {"BatchNorm", "BatchNormAddRelu"}
-"""Batch norms. The second one exists only in NVIDIA's MXNet, and also adds the shortcut."""
-_SUMS = {"elemwise_add", "_Plus", "_plus", "broadcast_add"}
-_KNOWN = {"null", "Convolution", "Activation", "relu", "Pooling", "Flatten", "FullyConnected"}
-_KNOWN |= {"Dropout", "SoftmaxOutput", "softmax", *_PASSING, *_NORMS, *_SUMS}
-_ENDINGS = {"weight": "gamma", "bias": "beta", "running_mean": "mean", "running_var": "var"}
-"""Endings of the names of a batch norm's variables, by canonical suffix."""
-
-Pair = tuple[int, ...]
+_ORDER = "NCHW"
+_FLOATS = ("float16", "float32", "float64", "bfloat16")
+_OFF = ("None", "False", "()", "[]")
+_WITHOUT_EFFECT = re.compile(
+    r"__\w+__|\w*(?:ctx_group|lr_mult|wd_mult|force_mirroring|mirror_stage)|workspace|cudnn_\w+"
+    r"|momentum|use_global_stats|output_mean_var|m(?:in|ax)_calib_range|ndev|key|num_filter"
+    r"|num_hidden|num_args|num_outputs|cast_narrow|p|axes|p_value|count_include_pad|is_int|dtype"
+    r"|grad_scale|ignore_label|use_ignore|normalization|out_grad|smooth_alpha"
+)
+"""Attributes that change nothing in inference, where a translation does not read them."""
+_ENDLESS = 2**31 - 1
+_UINT8 = "3"
+_UNKNOWN = "MXNet's "
+"""What the operators begin with that have no translation."""
 
 
 @dataclass(frozen=True)
-class Convolution:
-    """A convolution of a graph. Pairs are height and width."""
+class _Value:
+    name: str
+    axes: str = ""
+    """The order of its axes in the symbol, such as "NHWC" or "NC"; "" if it is unknown."""
+    array: np.ndarray | None = None
+    """Its numbers, if it is constant."""
+    is_input: bool = False
+    """Whether it is a variable without an array: images, labels, or what is missing."""
 
-    weight: str
-    kernel: Pair
-    stride: Pair
-    pad: Pair
-    dilate: Pair
-    groups: int
-    layout: str
-    """Layout of the images: "NCHW" (kernels are OIHW) or "NHWC" (kernels are OHWI)."""
-    norm: dict[str, str]
-    """Canonical suffix -> variable of the batch norm after the convolution; empty if there is none.
-    """
-    bias: str = ""
-    """The variable of its bias; "" if it has none."""
+    def find_axis(self, place: int) -> int:
+        """Return where an axis is in the translation. Raises `IndexError` if there is none."""
+        return sorted(self.axes, key=_ORDER.index).index(self.axes[place])
+
+
+@dataclass
+class _Node:
+    """A node, and its translation."""
+
+    name: str
+    operator: str
+    attributes: Mapping[str, str]
+    entries: list[tuple[int, int]]
+    """The nodes and outputs that its inputs are."""
+    inputs: list[_Value] = field(default_factory=list)
+    operators: list[Operator] = field(default_factory=list)
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+    unread: set[str] = field(default_factory=set)
+    """Attributes that the translation did not read."""
+
+    @property
+    def kind(self) -> str:
+        """The operator, the same for all of its names in versions of MXNet."""
+        if self.operator == "Softmax":
+            return "softmaxoutput"
+        return re.sub("_|v1$", "", self.operator.lower())
+
+    def text(self, name: str, default: str = "") -> str:
+        """Return an attribute."""
+        self.unread.discard(name)
+        value = self.attributes.get(name, "None")
+        return default if value == "None" else value
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """Return an attribute that is true or false."""
+        return self.text(name, str(default)).lower() in ("true", "1")
+
+    def integers(self, name: str) -> list[int]:
+        """Return an attribute that is a tuple of integers, or one; empty if it is missing."""
+        return [int(text) for text in re.findall("-?[0-9]+", self.text(name))]
+
+    def keep(self, value: _Value, array: np.ndarray | None = None) -> str:
+        """Return the name of a constant, possibly with its numbers in another order. Raises
+        `ValueError` if it is none."""
+        if value.array is None:
+            raise ValueError(f"{self.name!r} needs {value.name!r}, which is not among its arrays")
+        name = f"{value.name} of {self.name}"
+        self.constants[name] = value.array if array is None else array
+        self.places[name] = value.name
+        return name
+
+    def keep_numbers(self, text: str) -> str:
+        """Return the name of a constant of the graph: a number, or one for each channel."""
+        column = [[[float(number)]] for number in re.findall(r"[^\s,()\[\]]+", text)]
+        return self.keep(_Value(text, array=np.array(column, np.float32)))
+
+    def add(self, kind: str, *inputs: _Value | str, order: str = "", **attributes: Any) -> _Value:
+        """Add an operator and return what it computes. The order of its axes is by default that of
+        the node's first input."""
+        names = [value if isinstance(value, str) else value.name for value in inputs]
+        name = f"{self.name} ({kind})" if self.operators else self.name
+        self.operators.append(Operator(kind, names, [name], attributes))
+        return _Value(name, order or self.inputs[0].axes)
+
+    def add_unknown(self, output: int) -> _Value:
+        """Add an operator that no network has for an output without a translation."""
+        kind = f"{_UNKNOWN}{self.operator}"
+        for name in self.attributes.keys() & {"act_type", "pool_type"}:
+            kind += f" ({self.attributes[name]})"
+        value = _Value(self.name)
+        if output:
+            value = _Value(f"{self.name} (output {output})")
+        names = [value.name for value in self.inputs]
+        self.operators.append(Operator(kind, names, [value.name]))
+        return value
+
+
+_Values = _Value | list[_Value] | None
+"""What a rule makes of a node: its outputs; None if it has no translation."""
 
 
 @dataclass(frozen=True)
 class Symbol:
-    """The layers of a graph."""
+    """A graph in ONNX's terms."""
 
-    convolutions: tuple[Convolution, ...]
-    """The convolutions, in the order of computation."""
-    heads: tuple[tuple[str, str], ...]
-    """Weight and bias of the fully connected layers."""
-    epsilons: frozenset[float]
-    """The values that batch norms add to the variance."""
-    problems: tuple[str, ...]
-    """Messages about parts of the graph that a ResNet does not have."""
-
-    @property
-    def layouts(self) -> dict[str, str]:
-        """The layout of every convolution by its kernel's name."""
-        return {conv.weight: conv.layout for conv in self.convolutions}
+    graph: OperatorGraph
+    variables: frozenset[str]
+    """Names of all variables, images and labels included."""
+    channels_last: bool
+    """Whether it takes images as NHWC."""
 
 
-def load(path: Path) -> Symbol:
-    """Read a graph. Raises `CheckpointError` if the file is damaged or not an MXNet graph."""
-    data = read_whole(path, TEXT)
+def translate(path: Path, text: bytes, arrays: Mapping[str, np.ndarray]) -> Symbol:
+    """Return the graph in the text of a file, with these arrays as its variables.
+
+    Raises `CheckpointError` if the text is damaged, and `ValueError` if an array is missing or does
+    not fit, or if a node has no translation.
+    """
+    for axes in ("NHWC", _ORDER):
+        nodes, heads = _load(path, text)
+        outputs = _translate_nodes(nodes, heads, arrays, axes)
+        stem = next((node for node in nodes if node.kind == "convolution"), None)
+        if stem is None or stem.operators[0].op_type == "Conv":
+            break
+    needed = set(outputs)
+    operators = [operator for node in nodes for operator in node.operators]
+    for operator in reversed(operators):
+        if needed.intersection(operator.output):
+            needed.update(operator.input)
+    operators = [operator for operator in operators if needed.intersection(operator.output)]
+    for operator in operators:
+        if operator.op_type.startswith(_UNKNOWN):
+            raise ValueError(
+                f"{label_node(operator)} has no place in a ResNet, so its answers would be others"
+            )
+    variables = [node for node in nodes if node.kind == "null"]
+    images = [node for node in variables if node.name in needed - arrays.keys()]
+    constants = {name: array for node in nodes for name, array in node.constants.items()}
+    places = {name: place for node in nodes for name, place in node.places.items()}
+    graph = OperatorGraph(
+        operators,
+        [node.name for node in images],
+        outputs,
+        constants,
+        {name: place for name, place in places.items() if name in needed and place in arrays},
+        takes_bytes=any(node.attributes.get("__dtype__") == _UINT8 for node in images),
+    )
+    return Symbol(graph, frozenset(node.name for node in variables), axes != _ORDER)
+
+
+def _load(path: Path, text: bytes) -> tuple[list[_Node], list[tuple[int, int]]]:
+    """Return the nodes of a graph, and what its outputs are."""
     try:
-        return _Graph(json.loads(data)["nodes"]).read_symbol()
+        graph = json.loads(text)
+        nodes = list(_read_nodes(graph["nodes"]))
+        return nodes, _read_entries(graph["heads"], len(nodes))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is damaged or not an MXNet graph: {type(error).__name__}, {error}. Copy it"
@@ -82,108 +196,269 @@ def load(path: Path) -> Symbol:
         ) from None
 
 
-class _Graph:
-    """The nodes of a graph. Wrong nodes raise `ValueError`, `LookupError`, `TypeError` or
-    `AttributeError`."""
+def _read_nodes(nodes: list[dict[str, Any]]) -> Iterator[_Node]:
+    names = set()
+    for number, node in enumerate(nodes):
+        attributes: dict[str, str] = {}
+        # Versions of MXNet use three different names for attributes.
+        for key in ("attr", "attrs", "param"):
+            attributes |= node.get(key, {})
+        for key, value in attributes.items():
+            if not isinstance(value, str):
+                raise TypeError(f"{key} of node {number} is {value!r}, expected text")
+        name = str(node["name"])
+        if name in names and node["op"] != "null":  # of a layer that is used twice
+            name = f"{name} (node {number})"
+        names.add(name)
+        yield _Node(name, str(node["op"]), attributes, _read_entries(node["inputs"], number))
 
-    def __init__(self, nodes: list[dict[str, Any]]) -> None:
-        self._nodes = nodes
-        self._attributes: list[dict[str, Any]] = []
-        for node in nodes:
-            attributes: dict[str, Any] = {}
-            if node["op"] != "null":
-                # Versions of MXNet use three different names for attributes.
-                for key in ("param", "attr", "attrs"):
-                    attributes |= node.get(key, {})
-            self._attributes.append(attributes)
 
-    def read_symbol(self) -> Symbol:
-        norms = {self._source(i, 0): i for i in self._find_nodes(*_NORMS)}
-        convs = [self._read_convolution(i, norms.get(i)) for i in self._find_nodes("Convolution")]
-        dense = self._find_nodes("FullyConnected")
-        heads = [(self._variable(i, 1), self._variable(i, 2)) for i in dense]
-        epsilons = {self._attribute(i, "eps", "0.001") for i in self._find_nodes(*_NORMS)}
-        return Symbol(
-            tuple(convs), tuple(heads), frozenset(map(float, epsilons)), tuple(self._problems())
-        )
+def _read_entries(entries: list[list[int]], end: int) -> list[tuple[int, int]]:
+    """Return numbers of nodes and of their outputs. Inputs come before the nodes that use them."""
+    for source, *_ in entries:
+        if not 0 <= source < end:
+            raise ValueError(f"node {end} has the input {source}")
+    return [(int(entry[0]), int(entry[1])) for entry in entries]
 
-    def _find_nodes(self, *operators: str) -> list[int]:
-        return [i for i, node in enumerate(self._nodes) if node["op"] in operators]
 
-    def _attribute(self, node: int, name: str, default: str) -> str:
-        value = self._attributes[node].get(name, default)
-        if not isinstance(value, str):
-            raise TypeError(f"{name} of node {node} is {value!r}, expected text")
-        return default if value == "None" else value
+def _translate_nodes(
+    nodes: list[_Node], heads: list[tuple[int, int]], arrays: Mapping[str, np.ndarray], axes: str
+) -> list[str]:
+    """Translate nodes for images with these axes. Return the names of the heads."""
+    values: dict[tuple[int, int], _Value] = {}
 
-    def _pair(self, node: int, name: str, default: str) -> Pair:
-        return tuple(map(int, re.findall("[0-9]+", self._attribute(node, name, default))))
+    def find_value(entry: tuple[int, int]) -> _Value:
+        return values.get(entry) or nodes[entry[0]].add_unknown(entry[1])
 
-    def _source(self, node: int, i: int) -> int:
-        """Return the node that computes the values of a node's input `i`."""
-        source = self._nodes[node]["inputs"][i][0]
-        # Inputs come before the nodes that use them, so the recursion ends.
-        if not 0 <= source < node:
-            raise ValueError(f"node {node} has the input {source}")
-        return self._source(source, 0) if self._nodes[source]["op"] in _PASSING else source
+    for number, node in enumerate(nodes):
+        made: _Value | list[_Value] = _Value(node.name, axes, is_input=True)
+        if node.name in arrays:
+            made = _Value(node.name, array=numbers(arrays[node.name]))
+        if node.kind != "null":
+            node.inputs = [find_value(entry) for entry in node.entries]
+            made = _translate(node)
+        outputs = made if isinstance(made, list) else [made]
+        values |= {(number, i): value for i, value in enumerate(outputs)}
+    return [find_value(head).name for head in heads]
 
-    def _variable(self, node: int, i: int) -> str:
-        """Return the name of the variable that is a node's input `i`; "" if it is none."""
-        if i >= len(self._nodes[node]["inputs"]):
-            return ""
-        source = self._nodes[self._source(node, i)]
-        return str(source["name"]) if source["op"] == "null" else ""
 
-    def _read_convolution(self, node: int, norm: int | None) -> Convolution:
-        return Convolution(
-            self._variable(node, 1),
-            self._pair(node, "kernel", ""),
-            self._pair(node, "stride", "(1, 1)"),
-            self._pair(node, "pad", "(0, 0)"),
-            self._pair(node, "dilate", "(1, 1)"),
-            int(self._attribute(node, "num_group", "1")),
-            self._attribute(node, "layout", "NCHW"),
-            {} if norm is None else self._read_norm(norm),
-            self._variable(node, 2),
-        )
+def _translate(node: _Node) -> _Value | list[_Value]:
+    """Return the outputs of a node, to which its translation is added."""
+    node.unread = set(node.attributes)
+    is_known = all(value.axes or value.array is not None for value in node.inputs)
+    try:
+        values = _RULES.get(node.kind, _combine)(node) if is_known else None
+    except (IndexError, KeyError):  # there is no such axis, input or kind
+        values = None
+    unread = [name for name in node.unread if not _WITHOUT_EFFECT.fullmatch(name)]
+    if values is not None and all(node.attributes[name] in _OFF for name in unread):
+        return values
+    node.operators.clear()
+    return node.add_unknown(0)
 
-    def _read_norm(self, node: int) -> dict[str, str]:
-        inputs = range(len(self._nodes[node]["inputs"]))
-        variables = [self._variable(node, i) for i in inputs]
-        norm = {}
-        for suffix, ending in _ENDINGS.items():
-            names = [name for name in variables if name.endswith(ending)]
-            if len(names) == 1:
-                norm[suffix] = names[0]
-        return norm
 
-    def _problems(self) -> Iterator[str]:
-        for operator in sorted({node["op"] for node in self._nodes} - _KNOWN):
-            yield f"its graph has the operator {operator}, which a ResNet does not have"
-        for i in self._find_nodes(*_NORMS):
-            # The operator's default is True.
-            if self._attribute(i, "fix_gamma", "True") != "False":
-                yield (
-                    f"the scale of {self._nodes[i]['name']} is fixed to 1 (fix_gamma), whatever"
-                    " value the file has"
-                )
-        for i in self._find_nodes("Activation"):
-            kind = self._attribute(i, "act_type", "")
-            if kind != "relu":
-                yield f"{self._nodes[i]['name']} is {kind}, expected relu"
-        pools = [self._describe_pool(i) for i in self._find_nodes("Pooling")]
-        if pools != ["max (3, 3) stride (2, 2) pad (1, 1)", "global avg"]:
-            yield (
-                f"it pools {' and '.join(pools) or 'nothing'}, expected max (3, 3) stride (2, 2)"
-                " pad (1, 1) and global avg"
-            )
+# Rules for operators
 
-    def _describe_pool(self, node: int) -> str:
-        kind = self._attribute(node, "pool_type", "max")
-        if self._attribute(node, "global_pool", "False") == "True":
-            return f"global {kind}"
-        kernel, stride, pad = (self._pair(node, name, "") for name in ("kernel", "stride", "pad"))
-        pool = f"{kind} {kernel} stride {stride} pad {pad}"
-        if self._attribute(node, "pooling_convention", "valid") != "valid":
-            pool += " with another convention"
-        return pool
+
+def _pass(node: _Node) -> _Values:
+    is_exact = node.text("dtype", "float32") in _FLOATS
+    return node.inputs if is_exact and node.text("mode", "training") == "training" else None
+
+
+def _rename(node: _Node) -> _Values:
+    kind = _RENAMED[node.text("act_type") if node.kind == "activation" else node.kind]
+    if kind in ("ArgMax", "TopK"):
+        node.unread.clear()
+    return node.add(kind, node.inputs[0])
+
+
+def _prepare(node: _Node) -> _Values:
+    """Translate Gluon's ToTensor and Normalize."""
+    value = x = node.inputs[0]
+    if node.kind == "imagetotensor":
+        value = node.add("Div", x, node.keep_numbers("255"), order=_ORDER)
+        return value if x.axes == "NHWC" else None
+    for kind, name in (("Sub", "mean"), ("Div", "std")):
+        value = node.add(kind, value, node.keep_numbers(node.text(name)))
+    return value if x.axes == _ORDER else None
+
+
+def _transpose(node: _Node) -> _Values:
+    x = node.inputs[0]
+    rank = len(x.axes) if x.array is None else x.array.ndim
+    order = node.integers("axes") or list(range(rank))[::-1]
+    if sorted(order) != list(range(rank)):
+        return None
+    if x.array is not None:
+        return replace(x, array=x.array.transpose(order))
+    axes = "".join(x.axes[i] for i in order)
+    return replace(x, axes=axes) if axes in (_ORDER, "NHWC") else None
+
+
+def _convolve(node: _Node) -> _Values:
+    x, weight, *biases = node.inputs
+    layout = node.text("layout", _ORDER)
+    kernel = node.integers("kernel")
+    groups = int(node.text("num_group", "1"))
+    names = [node.keep(value) for value in (weight, *biases)]
+    values = node.constants[names[0]]
+    size = list(values.shape)
+    if x.axes != layout or len(kernel) != 2 or node.flag("no_bias") == bool(biases):
+        return None
+    if layout == "NHWC" and values.ndim == 4:
+        values = values.transpose(0, 3, 1, 2)
+    if list(values.shape[2:]) != kernel:
+        raise ValueError(f"{weight.name} is {size}, expected a kernel of {kernel} in {layout}")
+    if x.is_input and (values.shape[1], groups) == (4, 1):
+        values = values[:, :3]  # the fourth channel of images is 0
+    node.constants[names[0]] = values
+    strides = node.integers("stride") or [1, 1]
+    dilations = node.integers("dilate") or [1, 1]
+    pads = (node.integers("pad") or [0, 0]) * 2
+    return node.add(
+        "Conv", x, *names, group=groups, strides=strides, dilations=dilations, pads=pads
+    )
+
+
+def _normalise(node: _Node) -> _Values:
+    """Translate batch norms. Some of NVIDIA's MXNet include the sum with a shortcut, and Relu."""
+    x, *others = node.inputs
+    addends = [value for value in others if value.array is None and not value.is_input]
+    names = [node.keep(value) for value in others if value not in addends]
+    activation = node.text("act_type", "relu" if node.kind.endswith("relu") else "")
+    sums = [x.axes] if node.kind == "batchnormaddrelu" else []
+    is_channel = x.axes[int(node.text("axis", "1"))] == "C"
+    if not is_channel or len(names) != 4 or [addend.axes for addend in addends] != sums:
+        return None
+    if node.flag("fix_gamma", default=True):
+        names[0] = node.keep(_Value("ones", array=np.ones_like(node.constants[names[0]])))
+    epsilon = float(node.text("eps", "0.001"))
+    value = node.add("BatchNormalization", x, *names, epsilon=epsilon)
+    for addend in addends:
+        value = node.add("Add", value, addend)
+    return node.add(_RENAMED[activation], value) if activation else value
+
+
+def _pool(node: _Node) -> _Values:
+    x = node.inputs[0]
+    kind = {"max": "MaxPool", "avg": "AveragePool"}[node.text("pool_type", "max")]
+    ceils = {"valid": 0, "full": 1}[node.text("pooling_convention", "valid")]
+    kernel = node.integers("kernel")
+    strides = node.integers("stride") or [1, 1]
+    pads = (node.integers("pad") or [0, 0]) * 2
+    if x.axes != node.text("layout", _ORDER):
+        return None
+    if node.flag("global_pool"):
+        return node.add(f"Global{kind}", x)
+    return node.add(kind, x, kernel_shape=kernel, strides=strides, pads=pads, ceil_mode=ceils)
+
+
+def _reshape(node: _Node) -> _Values:
+    x = node.inputs[0]
+    shape = node.integers("shape") if node.kind == "reshape" else [0, -1]
+    if x.array is not None and shape and 0 not in shape and min(shape) >= -1:
+        return replace(x, array=x.array.reshape(shape))
+    is_known = len(shape) in (2, 4) and shape[0] in (0, -1) and min(shape) >= -1
+    if not is_known or (0 in shape[1:] and x.axes[1] != "C"):
+        return None
+    size = node.keep(_Value("shape", array=np.array(shape)))
+    return node.add("Reshape", x, size, order=_ORDER[: len(shape)])
+
+
+def _connect(node: _Node) -> _Values:
+    x, *others = node.inputs
+    names = [node.keep(value) for value in others]
+    flattens = node.flag("flatten", default=True)
+    if len(names) != 2 - node.flag("no_bias") or (x.axes != "NC" and not flattens):
+        return None
+    if len(x.axes) == 4:
+        x = node.add("Flatten", x, order="NC")
+    return node.add("Gemm", x, *names, order="NC", transB=1)
+
+
+def _softmax(node: _Node) -> _Values:
+    (x,) = node.inputs
+    axis = x.find_axis(int(node.text("axis", "-1")))
+    temperature = node.text("temperature")
+    if temperature:
+        x = node.add("Div", x, node.keep_numbers(temperature))
+    return node.add("LogSoftmax" if node.kind == "logsoftmax" else "Softmax", x, axis=axis)
+
+
+def _softmax_of_training(node: _Node) -> _Values:
+    """Translate a softmax of all axes but the first. Its labels have no effect."""
+    if node.inputs[0].axes == "NC":
+        node.unread -= {"multi_output", "preserve_shape", "mode"}
+    return node.add("Softmax", node.inputs[0], axis=1)
+
+
+def _slice(node: _Node) -> _Values:
+    """Translate slices along an axis, and values backwards."""
+    x = node.inputs[0]
+    axes = [x.find_axis(place) for place in node.integers("axis")]
+    count = len(axes)
+    attributes: dict[str, Any] = {"axes": axes}
+    attributes |= {"starts": [-1] * count, "ends": [-_ENDLESS] * count, "steps": [-1] * count}
+    if node.kind == "sliceaxis":
+        ends = node.integers("end") or [_ENDLESS]
+        attributes |= {"starts": node.integers("begin"), "ends": ends, "steps": [1]}
+    return node.add("Slice", x, **attributes)
+
+
+def _take(node: _Node) -> _Values:
+    x, indices = node.inputs
+    axis = x.find_axis(int(node.text("axis", "0")))
+    name = node.keep(indices)
+    places = node.constants[name].astype(np.int64)
+    if (places != node.constants[name]).any():
+        return None
+    node.constants[name] = np.maximum(places, 0) if node.text("mode", "clip") == "clip" else places
+    return node.add("Gather", x, name, axis=axis)
+
+
+def _combine(node: _Node) -> _Values:
+    """Translate arithmetic of two values, of a value and a constant, or of a value and a number."""
+    match = _ARITHMETIC.fullmatch(node.kind)
+    axes = {value.axes for value in node.inputs if value.array is None}
+    if match is None or len(axes) != 1:
+        return None
+    (order,) = axes
+    operands: list[_Value | str] = []
+    for value in node.inputs:
+        operands.append(value)
+        if value.array is not None:
+            shape = (1,) * (len(order) - value.array.ndim) + value.array.shape
+            turned = [order.index(axis) for axis in _ORDER if axis in order]
+            operands[-1] = node.keep(value, value.array.reshape(shape).transpose(turned))
+    if match["scalar"]:
+        operands.append(node.keep_numbers(node.text("scalar", "1")))
+    if match["reverse"]:
+        operands.reverse()
+    return node.add(_KINDS[match["kind"]], *operands, order=order) if len(operands) == 2 else None
+
+
+_KINDS = {"addn": "Add", "add": "Add", "plus": "Add", "sub": "Sub", "minus": "Sub", "mul": "Mul"}
+_KINDS |= {"div": "Div"}
+_ARITHMETIC = re.compile(
+    rf"(?:elemwise|broadcast)?(?P<reverse>r?)(?P<kind>{'|'.join(_KINDS)})(?P<scalar>scalar)?"
+)
+_RENAMED = {"relu": "Relu", "sigmoid": "Sigmoid", "logisticregressionoutput": "Sigmoid"}
+_RENAMED |= {"negative": "Neg", "log": "Log", "exp": "Exp"}
+_RENAMED |= {"argmax": "ArgMax", "argmaxchannel": "ArgMax", "topk": "TopK"}
+_RULES: dict[str, Callable[[_Node], _Values]] = {
+    **dict.fromkeys((*_RENAMED, "activation"), _rename),
+    **dict.fromkeys(("identity", "copy", "blockgrad", "dropout", "cast", "ampcast"), _pass),
+    **dict.fromkeys(("ampmulticast", "crossdevicecopy"), _pass),
+    **dict.fromkeys(("batchnorm", "batchnormaddrelu", "contribsyncbatchnorm"), _normalise),
+    **dict.fromkeys(("flatten", "reshape"), _reshape),
+    **dict.fromkeys(("softmax", "logsoftmax"), _softmax),
+    **dict.fromkeys(("softmaxoutput", "softmaxactivation"), _softmax_of_training),
+    **dict.fromkeys(("sliceaxis", "reverse"), _slice),
+    **dict.fromkeys(("imagetotensor", "imagenormalize"), _prepare),
+    "transpose": _transpose,
+    "convolution": _convolve,
+    "pooling": _pool,
+    "fullyconnected": _connect,
+    "take": _take,
+}
+"""What translates an operator, by `_Node.kind`; `_combine` translates others."""

@@ -18,11 +18,8 @@ fourth input channel. DALI fills it with zeros, so that its weights have no effe
 stores no velocities. Lockstep stores them in a separate file, in canonical form and under the names
 of their parameters. MXNet does not read this file.
 
-Checkpoints of other programs are read if their layers are those of a supported model. A graph says
-what is computed with each variable, and its convolutions are in the order of computation. Without a
-graph, the order comes from the names of Gluon's layers. These are either numbered in the order of
-creation (`resnetv10_stage1_conv0_weight`) or paths to the layers (`features.4.0.body.0.weight`).
-Biases of convolutions are folded into the batch norms after them (`mxnet_layers`).
+Checkpoints of other programs are read by their graph (`mxnet_symbol`), or by the names of Gluon's
+layers (`mxnet_layers`).
 
 Sources: NVIDIA DeepLearningExamples, MxNet/Classification/RN50v1.5, resnet.py and fit.py at commit
 0663b67, models.py and fit.py at 810bcf37; MXNet's python/mxnet/model.py, gluon/block.py,
@@ -30,49 +27,41 @@ gluon/model_zoo/vision/resnet.py.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from lockstep.models.architectures import (
-    ModelSpec,
-    Tensor,
-)
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_mxnet_90ep
-from lockstep.system.errors import CheckpointError
+from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import replacing
 from lockstep.system.regular_files import TEXT, read_regular
-from lockstep.weights.formats import mxnet_params, mxnet_symbol
+from lockstep.weights.formats import mxnet_params
+from lockstep.weights.formats.account import Part, refuse_leftover, split_ignored
 from lockstep.weights.formats.common import (
     FOURTH_CHANNEL,
     Writers,
     Written,
     check_floats,
-    check_state,
     choose_velocities,
     describe_converted,
     describe_other_padding,
     find_converted,
-    is_stem,
     redirect_file,
     write_new,
 )
-from lockstep.weights.formats.mxnet_graph import build_symbol
-from lockstep.weights.formats.mxnet_layers import (
-    are_gluons,
-    describe_biases,
-    map_biases,
-    order_layers,
-    read_layers,
-    subtract_bias,
-)
-from lockstep.weights.formats.mxnet_matching import list_shapes, match_arrays, name_tensors
-from lockstep.weights.formats.mxnet_symbol import Symbol
+from lockstep.weights.formats.mxnet_graph import build_symbol, name_tensors
+from lockstep.weights.formats.mxnet_layers import are_gluons, assume_graph
+from lockstep.weights.formats.mxnet_symbol import Symbol, translate
+from lockstep.weights.formats.network import Network, label_node
+from lockstep.weights.formats.network_walk import follow
+from lockstep.weights.formats.stand_ins import read_whole
+from lockstep.weights.formats.table import OIHW, name_arrays
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
@@ -146,62 +135,83 @@ def _count_epochs(file: Path) -> int | None:
 
 
 def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_CHOICE) -> Weights:
-    """Read a ResNet that has a name here, by its graph or, without a graph, by the names of its
-    layers.
+    """Read a ResNet by its graph or, without a graph, by the names of its layers.
 
     `path` is a `.params` file; its graph is expected in the same folder. The recipe is the
-    published one, or the default for Gluon's names, with the graph's epsilon. Raises
-    `CheckpointError` for a damaged, incomplete or unknown file.
+    published one, or the default for Gluon's names, with what the graph says. Raises
+    `CheckpointError` for a damaged, incomplete or unknown file, and for one with a part that is not
+    accounted for.
     """
     stored = mxnet_params.load(path)
     arrays = _strip_kinds(path, stored)
-    graph = _find_graph(path)
-    symbol = mxnet_symbol.load(graph) if graph is not None and graph.is_file() else None
-    layers = read_layers(symbol) if symbol else order_layers(arrays)
-    matching = match_arrays(path, arrays, symbol, layers)
-    spec = matching.spec
-    table = matching.map_tensors()
-    layouts = _find_layouts(path, arrays, table, symbol)
-    values = _convert_arrays(path, arrays, table, layouts)
-    biases = map_biases(spec, matching.names, layers)
-    for mean, bias in biases.items():
-        values[mean] = subtract_bias(values[mean], arrays[bias], f"{path}: {bias}")
-    remarks = [*_describe_file(path, arrays, table, layouts, symbol, spec)]
-    remarks += describe_biases(biases.values())
-    others = []
-    if symbol and graph:
-        others.append(graph)
-    velocities: dict[str, np.ndarray] = {}
-    if momentum:
-        file = path.with_name(path.name.removesuffix(_PARAMETERS) + _MOMENTUM)
-        kept = _strip_kinds(file, mxnet_params.load(file)) if file.exists() else {}
-        slots = {tensor: name for tensor, name in table.items() if tensor.is_trained}
-        slots, about = choose_velocities(slots, kept, file.name, momentum=momentum)
-        velocities = _convert_arrays(file, kept, slots, layouts)
-        remarks = [_describe_step(path), *remarks, *about]
-        if kept:
-            others.append(file)
-    origin = "NVIDIA MXNet"
-    recipe = resnet50_mxnet_90ep()
-    if are_gluons(matching.names.values()):
-        origin = "Gluon"
-        recipe = Recipe()
-    if symbol:
-        recipe = recipe.replace(bn_epsilon=min(symbol.epsilons))
-    recipe = recipe.replace(model=matching.model, logits=matching.logits, precision="fp32")
     full_names = dict(zip(arrays, stored, strict=True))
-    used = [*zip(values, table.values(), strict=True), *biases.items()]
-    sources = [(tensor, full_names[name]) for tensor, name in used]
-    return Weights(
-        recipe,
-        State(0, values, velocities),
+    shapes, ignored = split_ignored({name: v.shape for name, v in arrays.items()}, choice)
+    arrays = {name: arrays[name] for name in shapes}
+    match = _OF_EPOCH.fullmatch(path.name)
+    graph = path.with_name((match[1] if match else path.stem) + _SYMBOL)
+    recipe = resnet50_mxnet_90ep()
+    if are_gluons(arrays):
+        recipe = Recipe()
+    remarks = []
+    if graph.is_file():
+        text = read_whole(graph, TEXT)
+    else:
+        text, assumption = assume_graph(path, recipe, arrays, choice)
+        remarks.append(f"there is no {graph.name}: it is assumed that {assumption}")
+    symbol, network = _follow_graph(path, graph, text, arrays)
+    sources = list(network.list_sources(symbol.graph))
+    weights = Weights(
+        _change_recipe(recipe, network),
+        State(0, network.build_tensors(), {}),
         (),
         path,
-        origin,
-        tuple(remarks),
+        "Gluon" if are_gluons(arrays) else "NVIDIA MXNet",
+        (*remarks, *_describe_network(network, arrays, dict(sources))),
         _count_epochs(path),
-        stored=list_arrays(describe_arrays(stored), sources),
-        others=tuple(others),
+        stated=frozenset(("mean", "std") if network.normalises else ()),
+        assumed_as="keras" if network.takes == "bgr" else "",
+        parts=(*ignored, *network.parts, *_account_for_rest(arrays, symbol, sources)),
+        stored=list_arrays(
+            describe_arrays(stored), ((tensor, full_names[name]) for tensor, name in sources)
+        ),
+        others=tuple(filter(Path.is_file, [graph])),
+    )
+    if not momentum:
+        return weights
+    return _add_velocities(weights, partial(_follow_graph, path, graph, text), arrays, sources)
+
+
+def _add_velocities(
+    weights: Weights,
+    compute: Callable[[Mapping[str, np.ndarray]], tuple[Symbol, Network]],
+    arrays: Mapping[str, np.ndarray],
+    sources: list[tuple[str, str]],
+) -> Weights:
+    """Return weights with their velocities, which have the names of their variables in a file of
+    their own. `compute` returns a network with other arrays."""
+    path = weights.source
+    side = path.with_name(path.name.removesuffix(_PARAMETERS) + _MOMENTUM)
+    kept: dict[str, np.ndarray] = {}
+    if side.exists():
+        kept = _strip_kinds(side, mxnet_params.load(side))
+    # A tensor that several variables are folded into has no velocity.
+    is_folded = any(part.treatment == "folded" for part in weights.parts)
+    names = {} if is_folded else dict(sources)
+    trained = [tensor for tensor in weights.recipe.list_tensors() if tensor.is_trained]
+    slots = {tensor: names.get(tensor.name, tensor.name) for tensor in trained}
+    slots, about = choose_velocities(slots, kept, side.name, momentum=True)
+    velocities = {}
+    if slots:
+        for name in slots.values():
+            check_floats(f"{side}: {name}", kept[name], [arrays[name].shape])
+        # In the place of the weights, velocities are arranged as weights are.
+        tensors = compute({**arrays, **kept})[1].build_tensors()
+        velocities = {tensor.name: tensors[tensor.name] for tensor in trained}
+    return replace(
+        weights,
+        state=State(0, weights.tensors, velocities),
+        remarks=(_describe_step(path), *weights.remarks, *about),
+        others=(*weights.others, *filter(Path.exists, [side])),
     )
 
 
@@ -216,55 +226,54 @@ def _strip_kinds(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, np.n
     return bare
 
 
-def _find_graph(path: Path) -> Path | None:
-    if match := _OF_EPOCH.fullmatch(path.name):
-        return path.with_name(match[1] + _SYMBOL)
-    return None
+def _follow_graph(
+    path: Path, graph: Path, text: bytes, arrays: Mapping[str, np.ndarray]
+) -> tuple[Symbol, Network]:
+    """Return a graph with these variables, and the network in it."""
+    try:
+        symbol = translate(graph, text, arrays)
+        network = follow(symbol.graph)
+        network.build_recipe()
+    except (ValueError, LookupError, TypeError, RecursionError, RecipeError) as error:
+        raise CheckpointError(f"{path} is not a ResNet that can be read: {error}") from None
+    unknown = sorted(arrays.keys() - symbol.variables)
+    if unknown:
+        raise refuse_leftover(path, f"the network of {graph.name}", unknown)
+    return symbol, network
 
 
-def _find_layouts(
-    path: Path, arrays: Mapping[str, np.ndarray], table: Mapping[Tensor, str], symbol: Symbol | None
-) -> dict[str, str]:
-    """Return the layout of every convolution by its kernel's name, from the graph or, without a
-    graph, from the shape."""
-    if symbol is not None:
-        return symbol.layouts
-    layouts = {}
-    for tensor, name in table.items():
-        if tensor.role != "conv_weight":
-            continue
-        shape = arrays[name].shape
-        fits = [layout for layout in ("NCHW", "NHWC") if shape in list_shapes(tensor, layout)]
-        # If at most one of the last three axes is longer than 1, both layouts are the same bytes.
-        if len(fits) > 1 and sorted(shape[1:])[1] > 1:
-            graph = _find_graph(path)
-            remedy = "name it <prefix>-<epoch>.params, its graph next to it"
-            if graph:
-                remedy = f"put {graph.name} next to it"
-            raise CheckpointError(
-                f"{path}: {name} is {list(shape)}, which may be OIHW or OHWI; {remedy}"
-            )
-        layouts[name] = fits[0]
-    return layouts
+def _change_recipe(recipe: Recipe, network: Network) -> Recipe:
+    """Return a recipe with what a graph says."""
+    changes = network.build_recipe()
+    fields = ["model", "logits", "padding", "bn_epsilon", "precision"]
+    if network.takes != "normalised":
+        fields += ["mean", "std"]
+    return recipe.replace(**{name: getattr(changes, name) for name in fields})
 
 
-def _convert_arrays(
-    file: Path,
-    arrays: Mapping[str, np.ndarray],
-    table: Mapping[Tensor, str],
-    layouts: Mapping[str, str],
-) -> dict[str, np.ndarray]:
-    """Return variables, or the velocities of variables, as new canonical float32 arrays."""
-    converted = {}
-    for tensor, name in table.items():
-        layout = layouts.get(name)
-        values = check_floats(f"{file}: {name}", arrays[name], list_shapes(tensor, layout))
-        if layout == "NHWC":
-            values = values.transpose(0, 3, 1, 2)
-        if is_stem(tensor):
-            values = values[:, : tensor.shape[1]]
-        converted[tensor.name] = np.array(values, np.float32, order="C")
-    return converted
+def _describe_network(
+    network: Network, arrays: Mapping[str, np.ndarray], names: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield remarks on a network; `names` has the variables by canonical tensor."""
+    stem = arrays[names["conv1.weight"]]
+    if stem.size != network.units[0].weight.size:
+        yield FOURTH_CHANNEL
+    yield from describe_converted(find_converted(arrays, arrays))
+    yield from network.remarks
+    yield from network.describe_units()
+
+
+def _account_for_rest(
+    names: Iterable[str], symbol: Symbol, sources: Iterable[tuple[str, str]]
+) -> Iterator[Part]:
+    """Yield the account of the variables that no tensor is made of."""
+    users = {place: symbol.graph.users[name] for name, place in symbol.graph.places.items()}
+    used = {name for _, name in sources}
+    for name in names:
+        if name in users and name not in used:
+            yield Part(name, "folded", f"into {label_node(users[name][0])}")
+        elif name not in used:
+            yield Part(name, "without effect", "no output is computed from it")
 
 
 def _describe_step(path: Path) -> str:
@@ -273,38 +282,6 @@ def _describe_step(path: Path) -> str:
         return "no step is stored"
     first = int(_OF_EPOCH.fullmatch(path.name) is not None)
     return f"no step is stored; its name says epoch {epochs - 1 + first}, counted from {first}"
-
-
-def _describe_file(
-    path: Path,
-    arrays: Mapping[str, np.ndarray],
-    table: Mapping[Tensor, str],
-    layouts: Mapping[str, str],
-    symbol: Symbol | None,
-    spec: ModelSpec,
-) -> Iterator[str]:
-    epsilon = resnet50_mxnet_90ep().bn_epsilon
-    if symbol is None:
-        missing = "a file of this name has no graph"
-        if graph := _find_graph(path):
-            missing = f"there is no {graph.name}"
-        stride = "first 1x1, as Gluon's with biases do" if spec.stride_in == "1x1" else "3x3"
-        yield (
-            f"{missing}: it is assumed that bottlenecks stride in their {stride}, and that batch"
-            f" norms add {epsilon:g}"
-        )
-    elif symbol.epsilons != {epsilon}:
-        yield f"its batch norms add {min(symbol.epsilons):g} to the variance"
-    for tensor, name in table.items():
-        if is_stem(tensor) and arrays[name].size != np.prod(tensor.shape):
-            yield FOURTH_CHANNEL
-    by_rows = [name for name, layout in layouts.items() if layout == "NHWC"]
-    if by_rows:
-        yield (
-            f"{len(by_rows)} kernels, such as {by_rows[0]}, are OHWI, as for images in NHWC; they"
-            " were converted to OIHW"
-        )
-    yield from describe_converted(find_converted(table.values(), arrays))
 
 
 def write(target: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:
@@ -414,17 +391,11 @@ def _name_arrays(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return the state's weights and velocities by the original's names. Raises `CheckpointError`
     if the state is of another model than the recipe's."""
-    spec = recipe.spec
-    table = name_tensors(spec)
-    weights = {}
-    velocities = {}
-    for tensor in check_state(spec, recipe.logits, state):
-        name = table[tensor.name]
-        kind = "arg" if tensor.is_trained else "aux"
-        weights[f"{kind}:{name}"] = state.tensors[tensor.name]
-        if tensor.name in state.momentum:
-            velocities[name] = state.momentum[tensor.name]
-    return weights, velocities
+    names = name_tensors(recipe.spec)
+    weights, velocities = name_arrays(OIHW, names, recipe, state)
+    statistics = {name for tensor, name in names.items() if ".running_" in tensor}
+    kinds = {name: "aux" if name in statistics else "arg" for name in weights}
+    return {f"{kinds[name]}:{name}": value for name, value in weights.items()}, velocities
 
 
 def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:

@@ -3,6 +3,7 @@
     with_mxnet.py arrays FOLDER     arrays of every MXNet type, and Lockstep's as MXNet loads them
     with_mxnet.py save FOLDER       models saved by Module and by Gluon, values and logits
     with_mxnet.py load FOLDER       loads ours-0007.params in every possible way
+    with_mxnet.py edges FOLDER      networks with an operator more, and their outputs
 
 Every result is a .npz. The networks have the layers of NVIDIA's symbol code. They are written for
 this test and share no code with Lockstep.
@@ -59,9 +60,9 @@ class Builder:
         shortcut = self.unit(x, f"{name}_conv1sc", f"{name}_sc", outputs, 1, stride) if first else x
         return mx.sym.Activation(data=y + shortcut, name=f"{name}_relu3", **relu)
 
-    def network(self, size):
+    def network(self, size, insert=lambda place, x: x):
         width, stages, depths = size
-        x = mx.sym.Variable("data")
+        x = insert("before the stem", mx.sym.Variable("data"))
         if self.half:
             x = mx.sym.Cast(data=x, dtype=np.float16)
         if self.layout == "NHWC":
@@ -75,10 +76,14 @@ class Builder:
                 x = self.block(
                     x, f"stage{stage}_unit{i}", outputs, 2 if i == 1 and stage > 1 else 1, i == 1
                 )
+            x = insert("between blocks", x) if stage == 2 else x
         x = mx.sym.Flatten(
             data=self.pool(x, global_pool=True, kernel=(7, 7), pool_type="avg", name="pool1")
         )
+        x = insert("before the classifier", x)
         x = mx.sym.FullyConnected(data=x, num_hidden=LOGITS, name="fc1")
+        if insert("after it", x) is not x:
+            return insert("after it", x)
         if self.half:
             x = mx.sym.Cast(data=x, dtype=np.float32)
         return mx.sym.SoftmaxOutput(data=x, name="softmax")
@@ -186,7 +191,7 @@ class Block(mx.gluon.HybridBlock):
 
 
 class Network(mx.gluon.HybridBlock):
-    def __init__(self):
+    def __init__(self, head=None):
         super().__init__()
         nn, (width, stages, depths) = mx.gluon.nn, SMALL
         with self.name_scope():
@@ -203,7 +208,10 @@ class Network(mx.gluon.HybridBlock):
                     inputs = outputs
                 self.features.add(made)
             self.features.add(nn.GlobalAvgPool2D())
-            self.output = nn.Dense(LOGITS)
+            self.output = nn.HybridSequential(prefix="head_") if head else nn.Dense(LOGITS)
+            with self.output.name_scope():
+                if head:
+                    self.output.add(*head(nn))
 
     def hybrid_forward(self, F, x):
         return self.output(self.features(x))
@@ -281,4 +289,45 @@ def arrays(folder):
         )
 
 
-{"arrays": arrays, "save": save, "load": load}[sys.argv[1]](Path(sys.argv[2]))
+def edges(folder):
+    """Save networks with an operator more, one after the other, and what they compute."""
+    from tests.weights.formats import insertions_mxnet as insertions
+
+    images = np.load(folder / "images.npy")
+    outputs = {}
+    for number, (place, name, make) in enumerate(insertions.CASES):
+        turned = insertions.turn_images(name, images)
+        made = {}
+
+        def insert(where, x, place=place, make=make, made=made):
+            if where == place and not made:
+                with mx.name.Prefix(insertions.PREFIX):
+                    made[where] = make(mx, x)
+            return made[where] if where == place else x
+
+        symbol = Builder("NCHW").network(SMALL, insert)
+        bound = symbol.simple_bind(mx.cpu(), data=turned.shape, grad_req="null")
+        parts = [bound.arg_dict, bound.aux_dict]
+        fed = {"data"} | {name for name in bound.arg_dict if name.endswith("label")}
+        shapes = {n: a.shape for part in parts for n, a in part.items() if n not in fed}
+        values = randomise(shapes)
+        constants = insertions.list_constants(place, insertions.CHANNELS[place])
+        values |= {n: v.astype(np.float32) for n, v in constants.items() if n in values}
+        bound.arg_dict["data"][:] = turned
+        for part in parts:
+            for name in part.keys() & values.keys():
+                part[name][:] = values[name]
+        outputs[str(number)] = bound.forward(is_train=False)[0].asnumpy()
+        saved = [{n: a for n, a in part.items() if n in values} for part in parts]
+        mx.model.save_checkpoint(str(folder / f"case{number}"), 0, symbol, *saved)
+    np.savez(folder / "edges.npz", **outputs)
+    for number, head in enumerate(insertions.HEADS.values()):
+        save_gluon(folder, f"head{number}", Network(head), images)
+    prepared = mx.gluon.nn.HybridSequential()
+    transforms = mx.gluon.data.vision.transforms
+    prepared.add(transforms.ToTensor(), transforms.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)))
+    prepared.add(Network())
+    save_gluon(folder, "prepared", prepared, np.load(folder / "photos.npy"))
+
+
+{"arrays": arrays, "save": save, "load": load, "edges": edges}[sys.argv[1]](Path(sys.argv[2]))
