@@ -446,11 +446,6 @@ MODELS: dict[str, ModelSpec] = {
 name is taken for."""
 
 
-def plain_models() -> dict[str, ModelSpec]:
-    """Return the models that have only torchvision's parts, by name."""
-    return {name: spec for name, spec in MODELS.items() if not spec.parts}
-
-
 EXAMPLE = "model={block: bottleneck, layers: [2, 2, 2, 2]}"
 """A model without a name, as `--set` takes it: ResNet-26, with two bottlenecks a stage."""
 
@@ -491,19 +486,4 @@ def narrow_model(spec: ModelSpec) -> ModelSpec:
         squeeze_widths=tuple(  # type: ignore[arg-type]
             -(-width // 8) for width in spec.squeeze_widths
         ),
-    )
-
-
-def recognise(shapes: dict[str, tuple[int, ...]]) -> tuple[str, int]:
-    """Return the name of the model with exactly these tensors, and its number of logits.
-
-    v1 and v1.5 have the same tensors, and so have models with and without blur. The name of the
-    first one is returned, v1.5 without blur. Raises `RecipeError` if no model fits.
-    """
-    logits = math.prod(shapes.get("fc.bias", (0,)))
-    for name, spec in MODELS.items():
-        if {tensor.name: tensor.shape for tensor in spec.list_tensors(logits)} == shapes:
-            return name, logits
-    raise RecipeError(
-        f"these {len(shapes)} tensors fit no known model. Known: {', '.join(MODELS)}."
     )
