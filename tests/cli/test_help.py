@@ -96,12 +96,3 @@ def test_an_option_that_is_like_none_is_said_to_be_unknown(answer: Run, words: l
     code, output, errors = answer(*words)
     assert (code, output) == (2, "")
     assert "No such option" in errors
-
-
-@pytest.mark.parametrize("words", [["--engine", "openvno"], ["--engine=openvno"]])
-def test_an_old_spelling_is_accepted_with_a_note(answer: Run, words: list[str]) -> None:
-    code, _, errors = answer("predict", "R", "x.jpg", *words)
-    assert code == 2
-    note, _ = errors.splitlines()
-    assert "--engine" in note
-    assert "--runtime" in note

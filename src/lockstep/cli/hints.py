@@ -1,28 +1,15 @@
-"""Options that a command does not have: old spellings, and options of other programs, which are
-often fields of the recipe here."""
+"""Options that a command does not have: often those of other programs, which are fields of the
+recipe here."""
 
-import sys
 from typing import Any
 
 from typer.core import TyperCommand
 
-from lockstep.cli.options import has_moved
-from lockstep.cli.terminal import print
 from lockstep.system.errors import UserError
-from lockstep.system.ranks import is_leading
-
-OLD_SPELLINGS = {
-    "--engine": ["--runtime"],
-    "--as": ["--model"],
-    "--xla": ["--compile", "on"],
-    "--output": ["--out"],
-}
-"""Options that this release still accepts, and what replaces them."""
 
 
 class Command(TyperCommand):
-    """A command that accepts old spellings, and suggests what to type instead of an option that it
-    does not have."""
+    """A command that suggests what to type instead of an option that it does not have."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse a command line. Raises `UserError` for an unknown option if there is something to
@@ -30,7 +17,6 @@ class Command(TyperCommand):
         options = [
             name for parameter in self.params for name in parameter.opts if name.startswith("--")
         ]
-        args = replace_old_spellings(args, options)
         words = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -53,28 +39,6 @@ def _suggest(option: str, words: list[str], options: list[str]) -> str:
 
     fields = [*Recipe.model_fields, *Execution.model_fields] if "--set" in options else []
     return suggest_option(option, _find_value(option, words), options, fields)
-
-
-def replace_old_spellings(words: list[str], options: list[str]) -> list[str]:
-    """Return a command line without `OLD_SPELLINGS`, as far as `options` has what replaces them.
-
-    A line on standard error names each.
-
-    >>> replace_old_spellings(["--engine=auto", "--", "--engine"], ["--runtime"])
-    ['--runtime=auto', '--', '--engine']
-    """
-    end = [*words, "--"].index("--")
-    replaced = []
-    for word in words[:end]:
-        name, equals, value = word.partition("=")
-        new = OLD_SPELLINGS.get(name, [])
-        if name in options or not new or new[0] not in options:
-            replaced.append(word)
-            continue
-        replaced += [new[0] + equals + value, *new[1:]]
-        if is_leading() and not has_moved():
-            print(f"note: {name} is deprecated; use {' '.join(new)}", file=sys.stderr)
-    return replaced + words[end:]
 
 
 def _find_value(option: str, words: list[str]) -> str:

@@ -12,7 +12,6 @@ from lockstep.backends import FRAMEWORKS, find_interpreter, load
 from lockstep.recipes import Recipe
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
-from lockstep.system.deprecation import accept_old_names
 from lockstep.system.errors import BackendError, LockstepError, RecipeError
 from lockstep.system.workers import carry_out
 from lockstep.verification import workload as workloads
@@ -22,7 +21,6 @@ from lockstep.verification.workload import Arrays
 REFERENCE = "reference"
 
 
-@accept_old_names(engines="backends")
 def verify(
     backends: Sequence[str] | None = None,
     *,
