@@ -24,6 +24,7 @@ from tests.weights.small_models import (
     plain_state,
     positive_tensors,
     recipe_of,
+    timm,
     zip_file,
 )
 
@@ -143,6 +144,17 @@ def test_only_what_a_graph_does_not_say_is_assumed(tmp_path: Path) -> None:
     assert list_places(path) == places
     assert (weights.recipe.mean, weights.recipe.eval_resize) == (SMALL["mean"], 256)
     check_lines(weights.remarks, r"torchvision-v1 is assumed: shorter side 256, .*bilinear$")
+
+
+def test_timms_defaults_are_assumed(tmp_path: Path) -> None:
+    timm(tmp_path / "a", plain_state(recipe_of()))
+    assert list_places(tmp_path / "a") == {"file": set(FIELDS)}
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    del config["pretrained_cfg"]["interpolation"]
+    config["pretrained_cfg"]["std"] = None
+    (tmp_path / "a" / "config.json").write_text(json.dumps(config))
+    missing = {"interpolation", "std"}
+    assert list_places(tmp_path / "a") == {"file": set(FIELDS) - missing, "assumed": missing}
 
 
 def test_colours_that_keras_layers_do_not_say_are_those_of_its_networks(tmp_path: Path) -> None:

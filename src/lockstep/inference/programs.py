@@ -45,6 +45,7 @@ def write_description(folder: Path, target: Target, wanted: Wanted, precision: s
         "unknown_below": wanted.weights.calibration.unknown_below,
         "validation_share": recipe.validation_share,
         "classes": list(wanted.weights.classes),
+        "ignored": list(wanted.weights.ignored),
         "preprocessing": recipe.preprocessing(),
     }
     (folder / FILE).write_text(to_json(description, indent=1) + "\n", encoding="utf-8")

@@ -63,7 +63,8 @@ class Weights:
     epochs: int | None = None
     """Number of whole epochs done; None if it is unknown."""
     preprocessing_from: Mapping[str, Place] = field(default_factory=dict)
-    """Where each value of the preprocessing comes from, by field. `open_weights` fills it in."""
+    """Where each value of the preprocessing comes from, by field. `open_weights` completes what a
+    reader says."""
     stated: frozenset[str] = frozenset()
     """The fields of the preprocessing that the file says; others are assumed."""
     assumed_as: str = ""

@@ -117,7 +117,8 @@ def _complete_preprocessing(weights: Weights, settings: Changes) -> Weights:
     assumed, assumptions = assume_preprocessing(row, known, settings)
     changes = {name: v for name, v in (assumed | certified).items() if name not in weights.stated}
     places: dict[str, Any] = dict.fromkeys(certified, "certificate")
-    places |= dict.fromkeys(weights.stated, "file") | dict.fromkeys(settings, "user")
+    places |= dict.fromkeys(weights.stated, "file") | {**weights.preprocessing_from}
+    places |= dict.fromkeys(settings, "user")
     weights = replace(
         weights,
         recipe=weights.recipe.replace(**changes),

@@ -140,7 +140,7 @@ def read_timm_config(
     Raises `CheckpointError` for a value of another type, and for a model or a preprocessing that
     Lockstep does not have.
     """
-    own = _merge_layouts(config)
+    own = merge_layouts(config)
     _check_fields(own)
     fields = _DEFAULTS | own
     trained, tested, share = _read_sizes(fields)
@@ -212,7 +212,7 @@ def _scale_colours(fields: Mapping[str, Any]) -> Changes:
     return {name: tuple(round(255 * value, 9) for value in fields[name]) for name in names}
 
 
-def _merge_layouts(config: Mapping[str, Any]) -> dict[str, Any]:
+def merge_layouts(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of both layouts in one table, without nulls. Raises `CheckpointError`."""
     nested = config.get("pretrained_cfg")
     if nested is not None and not isinstance(nested, Mapping):

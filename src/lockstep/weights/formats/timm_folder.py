@@ -34,7 +34,7 @@ from lockstep.weights.formats.common import (
     redirect_file,
 )
 from lockstep.weights.formats.stand_ins import refuse_stand_in
-from lockstep.weights.formats.timm_config import build_timm_config, read_timm_config
+from lockstep.weights.formats.timm_config import build_timm_config, merge_layouts, read_timm_config
 from lockstep.weights.formats.torch_models import read_state_dict
 from lockstep.weights.opened_weights import Weights
 from lockstep.weights.preprocessing import FIELDS
@@ -45,6 +45,12 @@ NAME = "timm"
 CONFIG = "config.json"
 _SAFE, _PICKLED = FILES = ("model.safetensors", "pytorch_model.bin")
 _COUNTER = "num_batches_tracked"
+_KEYS = {name: {name} for name in ("interpolation", "mean", "std")} | {
+    "eval_resize": {"crop_pct", "test_crop_pct"},
+    "eval_crop": {"input_size", "test_input_size"},
+}
+"""Where `config.json` has values of the preprocessing. Without these keys they are timm's defaults.
+"""
 
 
 def matches(head: bytes, path: Path) -> bool:
@@ -121,6 +127,7 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
         )
     changes["model"] = weights.recipe.model
     about_velocities = ("there are no velocities",) if momentum else ()
+    own = merge_layouts(config).keys()
     return replace(
         weights,
         recipe=Recipe(precision="fp32").replace(**changes),
@@ -128,6 +135,7 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
         origin=NAME,
         remarks=(*about, *weights.remarks, *about_velocities),
         stated=frozenset(FIELDS),
+        preprocessing_from={name: "assumed" for name, keys in _KEYS.items() if not own & keys},
         others=(path.parent / CONFIG,),
     )
 
