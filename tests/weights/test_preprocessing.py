@@ -234,7 +234,7 @@ def test_a_preprocessing_that_lockstep_does_not_have_is_refused(
         (
             "architecture",
             "resnet50q",
-            "'resnet50q', which Lockstep does not have. Did you mean resnet50",
+            "'resnet50q', which Lockstep does not have. .* --model resnet50. Did you mean resnet50",
         ),
         ("architecture", None, "architecture is missing"),
         ("architecture", 50, "architecture is 50; expected the name of a model"),

@@ -236,15 +236,13 @@ def _find_model(
     if chosen is not None:
         return chosen
     if "architecture" not in fields:
-        raise CheckpointError(
-            f"architecture is missing; expected one of {', '.join(_ARCHITECTURES)}"
-        )
+        raise CheckpointError("architecture is missing; expected a ResNet, such as resnet50")
     name = _ARCHITECTURES.get(fields["architecture"])
     if name is None:
+        similar, _, _ = nearest(fields["architecture"], _ARCHITECTURES).partition("Known")
         raise CheckpointError(
-            f"architecture is {fields['architecture']!r:.60}, which Lockstep does not have. "
-            f"{nearest(fields['architecture'], _ARCHITECTURES)} If it computes as a model of"
-            " Lockstep, name that: --model resnet50"
+            f"architecture is {fields['architecture']!r:.60}, which Lockstep does not have. If it"
+            f" computes as a model of Lockstep, name that: --model resnet50. {similar}".strip()
         )
     outputs = MODELS[name].features
     if fields.get("num_features", outputs) != outputs:
@@ -362,7 +360,7 @@ def build_timm_config(recipe: Recipe, classes: tuple[str, ...]) -> dict[str, Any
     architectures = [timm for timm, name in _ARCHITECTURES.items() if MODELS[name] == spec]
     if not architectures:
         name = recipe.model if isinstance(recipe.model, str) else "with this specification"
-        raise CheckpointError(f"timm has no model {name}; it has {', '.join(_ARCHITECTURES)}")
+        raise CheckpointError(f"timm has no model {name}; expected one of its ResNets")
     share = _fit_crop_share(recipe.eval_crop, recipe.eval_resize)
     tests: dict[str, Any] = {}
     if recipe.image_size != recipe.eval_crop:
