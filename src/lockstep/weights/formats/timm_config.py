@@ -178,9 +178,8 @@ def read_timm_args(args: Mapping[str, Any]) -> tuple[Changes, list[str]]:
         if value is not None:
             is_shared = isinstance(value, list | tuple) and len(value) == 1
             own[name] = value * 3 if is_shared else value
-    own["global_pool"] = (
-        str(args.get("gp") or "avg").replace("fast", "avg").replace("avgavg", "avg")
-    )
+    pool = args.get("gp") or "avg"
+    own["global_pool"] = "avg" if pool in ("fast", "fastavg") else pool
     own["model_args"] = args.get("model_kwargs") or {}
     _check_fields(own)
     arguments = {**own["model_args"], "bn_eps": args.get("bn_eps")}

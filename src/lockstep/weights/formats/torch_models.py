@@ -38,7 +38,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnext101_32x4d_pytorch_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
-from lockstep.weights.formats import numbers, torch_file
+from lockstep.weights.formats import numbers, torch_contents, torch_file, torch_values
 from lockstep.weights.formats.account import Part, check_outputs, refuse_leftover
 from lockstep.weights.formats.common import (
     Matching,
@@ -51,19 +51,7 @@ from lockstep.weights.formats.common import (
     match_model,
 )
 from lockstep.weights.formats.other_networks import describe_other
-from lockstep.weights.formats.torch_contents import (
-    AVERAGES,
-    NVIDIA_SQUEEZES,
-    WEIGHTS,
-    Contents,
-    Network,
-    find_network,
-    find_weights,
-    is_blur_filter,
-    is_state_dict,
-    list_named_arrays,
-    strip_wrappers,
-)
+from lockstep.weights.formats.torch_contents import NVIDIA_SQUEEZES, Contents, Network
 from lockstep.weights.formats.torch_training import (
     NVIDIA,
     OPTIMIZER,
@@ -72,13 +60,6 @@ from lockstep.weights.formats.torch_training import (
     read_scaler,
     read_velocities,
     split_nvidia_groups,
-)
-from lockstep.weights.formats.torch_values import (
-    account_for_values,
-    find_architecture,
-    read_changes,
-    read_classes,
-    scale_colours,
 )
 from lockstep.weights.known_preprocessing import find_published
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
@@ -133,10 +114,14 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
 
 def _list_unneeded(value: Any, choice: WeightsChoice) -> tuple[str, ...]:
     """Return the keys of what is not needed for the weights alone."""
-    if not isinstance(value, dict) or is_state_dict(value):
+    if not isinstance(value, dict) or torch_contents.is_state_dict(value):
         return ()
-    if any(is_state_dict(value.get(key)) for key in WEIGHTS if not choice.is_ignored(key)):
-        return (OPTIMIZER, *AVERAGES)
+    if any(
+        torch_contents.is_state_dict(value.get(key))
+        for key in torch_contents.WEIGHTS
+        if not choice.is_ignored(key)
+    ):
+        return (OPTIMIZER, *torch_contents.AVERAGES)
     return (OPTIMIZER,)
 
 
@@ -145,16 +130,16 @@ def read_state_dict(
 ) -> Weights:
     """Return what `read` returns, of the value that the file `path` holds: a state_dict, or a
     checkpoint with one."""
-    contents = find_weights(path, value, choice)
+    contents = torch_contents.find_weights(path, value, choice)
     root = contents.root
     stored = root[contents.weights]
     is_alone = root.keys() == {contents.weights}
     published = dict((find_published(path) if is_alone else None) or {})
     try:
-        network = find_network(path, stored, choice)
-        model = published.pop("model", None) or find_architecture(path, root, choice)
+        network = torch_contents.find_network(path, stored, choice)
+        model = published.pop("model", None) or torch_values.find_architecture(path, root, choice)
         matching, has_classifier = _match_model(path, stored, network, choice, model)
-        changes, used, remarks = read_changes(path, root)
+        changes, used, remarks = torch_values.read_changes(path, root)
         if published:
             network.silent.clear()
         parts = _account_for_rest(path, contents, network, matching, used)
@@ -178,11 +163,13 @@ def read_state_dict(
         remarks += [about_epoch, *about_average, *about_velocities]
     classes: tuple[str, ...] = ()
     if has_classifier:
-        classes, about_classes = read_classes(root, matching.logits)
+        classes, about_classes = torch_values.read_classes(root, matching.logits)
         remarks += about_classes
     remarks += _describe_weights(contents, expected, has_classifier)
     values = _convert_arrays(path, stored, expected)
-    changes |= scale_colours({kind: stored[name] for kind, name in network.colours.items()})
+    changes |= torch_values.scale_colours(
+        {kind: stored[name] for kind, name in network.colours.items()}
+    )
     changes |= published
     return Weights(
         _choose_recipe(path, origin, matching, changes),
@@ -195,7 +182,7 @@ def read_state_dict(
         stated=frozenset(changes).intersection(FIELDS),
         parts=parts,
         stored=list_arrays(
-            describe_arrays(list_named_arrays(stored)),
+            describe_arrays(torch_contents.list_named_arrays(stored)),
             zip(values, expected.values(), strict=True),
         ),
     )
@@ -213,13 +200,13 @@ def _account_for_rest(
     if silent:
         raise refuse_leftover(path, model, silent, "modules without tensors")
     known = {contents.weights, contents.average, *used}
-    values = account_for_values(path, model, contents.root, known)
+    values = torch_values.account_for_values(path, model, contents.root, known)
     return (*contents.parts, *network.parts, *values)
 
 
 def _name_kind(path: Path, contents: Contents, error: CheckpointError) -> CheckpointError:
     """Return an error that says first what a file is, if that is known."""
-    names = list_named_arrays(contents.root[contents.weights])
+    names = torch_contents.list_named_arrays(contents.root[contents.weights])
     kind = describe_other(names, contents.root)
     problem = str(error)
     if not kind or not problem.startswith(f"{path} "):
@@ -241,8 +228,8 @@ def to_nvidia_name(name: str) -> str:
 def _check_blur_filters(path: Path, stored: Mapping[Any, Any]) -> dict[str, Shape]:
     """Return the shapes of FFCV's filters of blurs, by name. Raises `CheckpointError` if they are
     not those of Lockstep's blur."""
-    arrays = list_named_arrays(stored)
-    filters = {name: value for name, value in arrays.items() if is_blur_filter(name)}
+    arrays = torch_contents.list_named_arrays(stored)
+    filters = {name: value for name, value in arrays.items() if torch_contents.is_blur_filter(name)}
     line = np.array([0.25, 0.5, 0.25])
     for name, values in filters.items():
         if values.shape[1:] != (1, 3, 3) or not np.array_equal(
@@ -321,7 +308,7 @@ def _read_average(
     if contents.average is None:
         return {}, ()
     stored = contents.root[contents.average]
-    names = find_network(path, stored, choice).names
+    names = torch_contents.find_network(path, stored, choice).names
     shapes = {bare: stored[name].shape for bare, name in names.items()}
     fits = shapes.keys() == map_shapes(expected).keys() and all(
         shapes[tensor.name] in _list_shapes(tensor) for tensor in expected
@@ -337,7 +324,7 @@ def _read_average(
 def _describe_weights(
     contents: Contents, expected: Mapping[Tensor, str], has_classifier: bool
 ) -> Iterator[str]:
-    if contents.weights in AVERAGES:
+    if contents.weights in torch_contents.AVERAGES:
         yield f"its only weights are a moving average ({contents.weights})"
     if not has_classifier:
         yield (
@@ -357,7 +344,7 @@ def _find_origin(
         if not isinstance(name, str):
             continue
         is_nvidias = any(part in name for part in NVIDIA_SQUEEZES)
-        if is_nvidias or strip_wrappers(name).startswith(f"{prefix}layers."):
+        if is_nvidias or torch_contents.strip_wrappers(name).startswith(f"{prefix}layers."):
             return NVIDIA
     sizes = [len(group["params"]) for group in list_groups(root.get(OPTIMIZER))]
     nvidia_sizes = list(map(len, split_nvidia_groups(trained)))
@@ -365,7 +352,7 @@ def _find_origin(
         return NVIDIA
     modules = set()
     for name in getattr(stored, "modules", ()):
-        modules.add(strip_wrappers(name).removeprefix(prefix))
+        modules.add(torch_contents.strip_wrappers(name).removeprefix(prefix))
     has_timms_keys = {"arch", "args", "version"} <= root.keys()
     if modules & {"act1", "global_pool"} or has_timms_keys or path.name == "pytorch_model.bin":
         return "timm"

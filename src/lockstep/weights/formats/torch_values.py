@@ -163,21 +163,16 @@ def _read_args(root: Values) -> tuple[str, dict[str, Any]]:
     return ("torchvision", options) if is_torchvisions else ("", {})
 
 
-def _simplify(value: Any) -> Any:
-    """Return a plain value, and lists and tables of a few; the name of its type for any other,
+def _simplify(value: Any, depth: int = 1) -> Any:
+    """Return a plain value, and a list or a table of a few; the name of its type for any other,
     since a message that names one could be endless."""
-    if isinstance(value, dict) and len(value) <= _MOST_ITEMS:
-        return {str(name): _simplify_item(item) for name, item in value.items() if is_text(name)}
-    if isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS:
-        return list(map(_simplify_item, value))
-    return _simplify_item(value)
-
-
-def _simplify_item(value: Any) -> Any:
-    is_plain = isinstance(value, str | float | None) or type(value) is bool
-    if is_plain or (isinstance(value, int) and abs(value) < 2**53):
-        return value
-    return f"a {type(value).__name__}"
+    if depth and isinstance(value, dict) and len(value) <= _MOST_ITEMS:
+        return {str(name): _simplify(item, 0) for name, item in value.items()}
+    if depth and isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS:
+        return [_simplify(item, 0) for item in value]
+    is_small = not isinstance(value, int) or abs(value) < 2**53
+    is_plain = isinstance(value, str | float | int | None)
+    return value if is_plain and is_small else f"a {type(value).__name__}"
 
 
 def read_changes(path: Path, root: Values) -> tuple[Changes, list[str], list[str]]:
