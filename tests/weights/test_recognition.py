@@ -330,7 +330,7 @@ def test_nothing_is_assumed_of_a_file_whose_format_or_origin_says_it(
 def test_sizes_are_assumed_where_only_the_colours_are_known(tmp_path: Path, narrow: None) -> None:
     keras(tmp_path / "a.h5", plain_state(keras_recipe()))
     weights = open_weights(tmp_path / "a.h5")
-    assert assumptions(weights.remarks) == ["keras"]
+    assert "keras" in assumptions(weights.remarks)
     sizes = "shorter side 256, crop 224, bilinear, preprocess_input's mean and standard deviation"
     assert any(remark.endswith(sizes) for remark in weights.remarks)
 
