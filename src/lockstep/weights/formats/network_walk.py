@@ -111,8 +111,8 @@ class _Walk:
         )
 
     def _has_keras_names(self, units: list[Unit]) -> bool:
-        """Return whether layers have the names, or batch norms the epsilon, of Keras' ResNets."""
-        if any(unit.epsilon == _KERAS_EPSILON for unit in units):
+        """Return whether layers have the names of Keras' ResNets, or its epsilon next to biases."""
+        if any(unit.epsilon == _KERAS_EPSILON and unit.bias is not None for unit in units):
             return True
         names = (name for node in self._graph.nodes for name in (*node.input, *node.output))
         return any(map(_OF_KERAS.search, map(str, names)))
