@@ -270,3 +270,50 @@ def test_velocities_that_are_not_all_there_are_left_out(mxnet_file: Path) -> Non
         read(mxnet_file)
     side.write_text("garbage")
     assert read(mxnet_file, momentum=False).remarks == ()
+
+
+@pytest.mark.parametrize("place", [1, 3])
+def test_batch_norms_of_nvidias_mxnet_include_the_sum_and_relu(
+    place: int, mxnet_file: Path
+) -> None:
+    """NVIDIA's versions of MXNet have the addend at different places among the inputs."""
+
+    def fuse(nodes: list[dict[str, Any]]) -> None:
+        for node in nodes:
+            source = nodes[node["inputs"][0][0]] if node["op"] == "Activation" else {"op": ""}
+            if source["op"] == "BatchNorm":
+                source["attrs"]["act_type"] = "relu"
+                node.update(op="identity", attrs={})
+            elif source["op"] == "elemwise_add":
+                norm = nodes[source["inputs"][0][0]]
+                inputs = [*norm["inputs"]]
+                inputs.insert(place, source["inputs"][1])
+                node.update(op="BatchNormAddRelu", attrs=norm["attrs"], inputs=inputs)
+
+    weights = read_with_graph(mxnet_file, fuse)
+    assert_canonical(weights.tensors, state_of(recipe_of()).tensors)
+    assert weights.parts == ()
+
+
+def test_graphs_of_older_versions_are_read(mxnet_file: Path) -> None:
+    def age(nodes: list[dict[str, Any]]) -> None:
+        for node in nodes:
+            node["param"] = node.pop("attrs", {})
+            node["attr"] = {"ctx_group": "stage1", "weight_lr_mult": "2.0"}
+            node["op"] = {"elemwise_add": "_Plus", "BatchNorm": "BatchNorm_v1"}.get(
+                node["op"], node["op"]
+            )
+
+    weights = read_with_graph(mxnet_file, age)
+    assert_canonical(weights.tensors, state_of(recipe_of()).tensors)
+
+
+@pytest.mark.parametrize("bytes_", [True, False])
+def test_images_of_bytes_are_not_normalised_unless_the_graph_does(
+    bytes_: bool, mxnet_file: Path
+) -> None:
+    """A variable may have MXNet's number of a type, 3 for uint8."""
+    dtype = {"__dtype__": "3"} if bytes_ else {}
+    weights = read_with_graph(mxnet_file, lambda nodes: nodes[0].update(attrs=dtype))
+    assert (weights.stated == {"mean", "std"}) == bytes_
+    assert (weights.recipe.mean == (0, 0, 0)) == bytes_

@@ -2,13 +2,12 @@
 without MXNet."""
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
 from lockstep.models.architectures import Block, Conv, ModelSpec
 from lockstep.recipes import Recipe
-from lockstep.weights.formats.common import Names, name_convolutions, split_block_name
-from lockstep.weights.formats.table import name_layers
+from lockstep.weights.formats.common import Names
+from lockstep.weights.formats.table import name_convolutions, name_layers
 
 NORM = {
     "weight": "gamma",
@@ -22,25 +21,14 @@ _VERSION = 10300
 about newer graphs."""
 
 
-def name_scopes(spec: ModelSpec) -> dict[Conv, tuple[str, str]]:
-    """Return the original's names of every convolution and its batch norm."""
-    kernels = name_convolutions(spec, "conv0", name_unit, "_conv", "_conv1sc")
-    norms = name_convolutions(spec, "bn0", name_unit, "_bn", "_sc")
-    return {conv: (kernel, norms[conv]) for conv, kernel in kernels.items()}
-
-
 def name_tensors(spec: ModelSpec) -> Names:
     """Return the original's name, without `arg:` and `aux:`, of every canonical tensor."""
-    scopes = name_scopes(spec)
-    kernels = {conv: f"{kernel}_weight" for conv, (kernel, _) in scopes.items()}
-    norms = {conv: f"{norm}_" for conv, (_, norm) in scopes.items()}
+    unit = "stage{stage}_unit{number}_"
+    kernels = name_convolutions(
+        spec, "conv0_weight", f"{unit}conv{{conv}}_weight", f"{unit}conv1sc_weight"
+    )
+    norms = name_convolutions(spec, "bn0_", f"{unit}bn{{conv}}_", f"{unit}sc_")
     return name_layers(kernels, norms, NORM, ("fc1_weight", "fc1_bias"))
-
-
-def name_unit(block: Block) -> str:
-    """Return the original's name of a block, such as "stage1_unit1" of "layer1.0"."""
-    stage, number = split_block_name(block)
-    return f"stage{stage}_unit{number + 1}"
 
 
 class _Graph:
@@ -50,50 +38,46 @@ class _Graph:
     def __init__(self, recipe: Recipe, names: Names, layout: str) -> None:
         self.nodes: list[dict[str, Any]] = []
         self._recipe = recipe
-        self._scopes = name_scopes(recipe.spec)
+        self._scopes = name_tensors(recipe.spec)
         self._names = names
         self._layout = layout
 
-    def add(
-        self, operator: str, name: str, inputs: Iterable[int] = (), **attributes: object
-    ) -> int:
-        """Add a node and return its number."""
+    def add(self, operator: str, name: str, *inputs: int | str, **attributes: object) -> int:
+        """Add a node, after those of its inputs that are names of variables."""
+        numbers = [self.add("null", x) if isinstance(x, str) else x for x in inputs]
         node: dict[str, Any] = {"op": operator, "name": name}
         if attributes:
             node["attrs"] = {key: str(value) for key, value in sorted(attributes.items())}
-        self.nodes.append(node | {"inputs": [[i, 0, 0] for i in inputs]})
+        self.nodes.append(node | {"inputs": [[i, 0, 0] for i in numbers]})
         return len(self.nodes) - 1
-
-    def add_variables(self, names: Iterable[str]) -> list[int]:
-        """Add variables."""
-        return [self.add("null", name) for name in names]
 
     def add_relu(self, x: int, name: str) -> int:
         """Add an activation."""
-        return self.add("Activation", name, [x], act_type="relu")
+        return self.add("Activation", name, x, act_type="relu")
 
-    def add_convolution(self, x: int, conv: Conv) -> int:
+    def add_convolution(self, x: int | str, conv: Conv) -> int:
         """Add a convolution and its batch norm."""
-        kernel, norm = self._scopes[conv]
-        tensors = (f"{conv.name}.weight", f"{conv.name}.bias")
-        variables = [self._names[tensor] for tensor in tensors if tensor in self._names]
+        kernel = f"{conv.name}.weight"
+        biases = [self._names[name] for name in [f"{conv.name}.bias"] if name in self._names]
         x = self.add(
             "Convolution",
-            kernel,
-            [x, *self.add_variables(variables)],
+            self._scopes[kernel].removesuffix("_weight"),
+            x,
+            self._names[kernel],
+            *biases,
             kernel=(conv.kernel, conv.kernel),
             stride=(conv.stride, conv.stride),
             pad=(conv.kernel // 2, conv.kernel // 2),
             num_filter=conv.outputs,
             num_group=conv.groups,
-            no_bias=len(variables) == 1,
+            no_bias=not biases,
             layout=self._layout,
         )
-        variables = [self._names[f"{conv.bn_name}.{suffix}"] for suffix in NORM]
         return self.add(
             "BatchNorm",
-            norm,
-            [x, *self.add_variables(variables)],
+            self._scopes[f"{conv.bn_name}.weight"].removesuffix("_gamma"),
+            x,
+            *[self._names[f"{conv.bn_name}.{suffix}"] for suffix in NORM],
             eps=self._recipe.bn_epsilon,
             momentum=f"{1 - self._recipe.bn_momentum:.9g}",
             fix_gamma=False,
@@ -102,15 +86,15 @@ class _Graph:
 
     def add_block(self, x: int, block: Block, number: int) -> int:
         """Add a residual block, the network's block `number`, from 0."""
-        name = name_unit(block)
+        name = self._scopes[f"{block.convs[0].name}.weight"].removesuffix("conv1_weight")
         y = x
         for i, conv in enumerate(block.convs, start=1):
             y = self.add_convolution(y, conv)
             if i < len(block.convs):
-                y = self.add_relu(y, f"{name}_relu{i}")
+                y = self.add_relu(y, f"{name}relu{i}")
         shortcut = x if block.shortcut is None else self.add_convolution(x, block.shortcut)
-        total = self.add("elemwise_add", f"_plus{number}", [y, shortcut])
-        return self.add_relu(total, f"{name}_relu{len(block.convs)}")
+        total = self.add("elemwise_add", f"_plus{number}", y, shortcut)
+        return self.add_relu(total, f"{name}relu{len(block.convs)}")
 
     def to_json(self) -> str:
         """Return the graph as JSON; its output is the last node."""
@@ -135,25 +119,17 @@ def build_symbol(recipe: Recipe, names: Names | None = None, layout: str = "NCHW
     spec = recipe.spec
     names = names or name_tensors(spec)
     graph = _Graph(recipe, names, layout)
-    x = graph.add_convolution(graph.add("null", "data"), spec.list_stem()[0])
+    x = graph.add_convolution("data", spec.list_stem()[0])
     x = graph.add_relu(x, "relu0")
-    x = graph.add(
-        "Pooling",
-        "pooling0",
-        [x],
-        kernel=(3, 3),
-        stride=(2, 2),
-        pad=(1, 1),
-        pool_type="max",
-        layout=layout,
-    )
+    window = {"kernel": (3, 3), "stride": (2, 2), "pad": (1, 1)}
+    x = graph.add("Pooling", "pooling0", x, **window, pool_type="max", layout=layout)
     for number, block in enumerate(spec.list_blocks()):
         x = graph.add_block(x, block, number)
     x = graph.add(
-        "Pooling", "pool1", [x], kernel=(7, 7), global_pool=True, pool_type="avg", layout=layout
+        "Pooling", "pool1", x, kernel=(7, 7), global_pool=True, pool_type="avg", layout=layout
     )
-    flat = graph.add("Flatten", "flatten0", [x])
-    head = graph.add_variables([names["fc.weight"], names["fc.bias"]])
-    fc = graph.add("FullyConnected", "fc1", [flat, *head], num_hidden=recipe.logits)
-    graph.add("SoftmaxOutput", "softmax", [fc, graph.add("null", "softmax_label")])
+    flat = graph.add("Flatten", "flatten0", x)
+    head = (names["fc.weight"], names["fc.bias"])
+    fc = graph.add("FullyConnected", "fc1", flat, *head, num_hidden=recipe.logits)
+    graph.add("SoftmaxOutput", "softmax", fc, "softmax_label")
     return graph.to_json().encode()

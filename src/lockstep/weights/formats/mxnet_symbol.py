@@ -14,6 +14,7 @@ files that MXNet 1.9.1 wrote.
 
 import json
 import re
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,7 +38,6 @@ _WITHOUT_EFFECT = re.compile(
 )
 """Attributes that change nothing in inference, where a translation does not read them."""
 _ENDLESS = 2**31 - 1
-_UINT8 = "3"
 _UNKNOWN = "MXNet's "
 """What the operators begin with that have no translation."""
 
@@ -69,7 +69,7 @@ class _Node:
     inputs: list[_Value] = field(default_factory=list)
     operators: list[Operator] = field(default_factory=list)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)
+    """Its name, after that of the variable, is the name of each constant."""
     unread: set[str] = field(default_factory=set)
     """Attributes that the translation did not read."""
 
@@ -94,25 +94,15 @@ class _Node:
         """Return an attribute that is a tuple of integers, or one; empty if it is missing."""
         return [int(text) for text in re.findall("-?[0-9]+", self.text(name))]
 
-    def keep(self, value: _Value, array: np.ndarray | None = None) -> str:
-        """Return the name of a constant, possibly with its numbers in another order. Raises
-        `ValueError` if it is none."""
-        if value.array is None:
-            raise ValueError(f"{self.name!r} needs {value.name!r}, which is not among its arrays")
-        name = f"{value.name} of {self.name}"
-        self.constants[name] = value.array if array is None else array
-        self.places[name] = value.name
-        return name
-
-    def keep_numbers(self, text: str) -> str:
-        """Return the name of a constant of the graph: a number, or one for each channel."""
-        column = [[[float(number)]] for number in re.findall(r"[^\s,()\[\]]+", text)]
-        return self.keep(_Value(text, array=np.array(column, np.float32)))
-
-    def add(self, kind: str, *inputs: _Value | str, order: str = "", **attributes: Any) -> _Value:
+    def add(self, kind: str, *inputs: _Value, order: str = "", **attributes: Any) -> _Value:
         """Add an operator and return what it computes. The order of its axes is by default that of
         the node's first input."""
-        names = [value if isinstance(value, str) else value.name for value in inputs]
+        names = []
+        for value in inputs:
+            names.append(value.name)
+            if value.array is not None:
+                names[-1] = f"{value.name} of {self.name}"
+                self.constants[names[-1]] = value.array
         name = f"{self.name} ({kind})" if self.operators else self.name
         self.operators.append(Operator(kind, names, [name], attributes))
         return _Value(name, order or self.inputs[0].axes)
@@ -170,15 +160,15 @@ def translate(path: Path, text: bytes, arrays: Mapping[str, np.ndarray]) -> Symb
             )
     variables = [node for node in nodes if node.kind == "null"]
     images = [node for node in variables if node.name in needed - arrays.keys()]
-    constants = {name: array for node in nodes for name, array in node.constants.items()}
-    places = {name: place for node in nodes for name, place in node.places.items()}
+    constants = ChainMap(*(node.constants for node in nodes))
+    places = {name: name.partition(" of ")[0] for name in needed & constants.keys()}
     graph = OperatorGraph(
         operators,
         [node.name for node in images],
         outputs,
         constants,
-        {name: place for name, place in places.items() if name in needed and place in arrays},
-        takes_bytes=any(node.attributes.get("__dtype__") == _UINT8 for node in images),
+        {name: place for name, place in places.items() if place in arrays},
+        takes_bytes=any(node.attributes.get("__dtype__") == "3" for node in images),  # uint8
     )
     return Symbol(graph, frozenset(node.name for node in variables), axes != _ORDER)
 
@@ -215,9 +205,9 @@ def _read_nodes(nodes: list[dict[str, Any]]) -> Iterator[_Node]:
 
 def _read_entries(entries: list[list[int]], end: int) -> list[tuple[int, int]]:
     """Return numbers of nodes and of their outputs. Inputs come before the nodes that use them."""
-    for source, *_ in entries:
-        if not 0 <= source < end:
-            raise ValueError(f"node {end} has the input {source}")
+    for entry in entries:
+        if not 0 <= entry[0] < end:
+            raise ValueError(f"node {end} has the input {entry[0]}")
     return [(int(entry[0]), int(entry[1])) for entry in entries]
 
 
@@ -245,11 +235,17 @@ def _translate_nodes(
 def _translate(node: _Node) -> _Value | list[_Value]:
     """Return the outputs of a node, to which its translation is added."""
     node.unread = set(node.attributes)
-    is_known = all(value.axes or value.array is not None for value in node.inputs)
+    for value in node.inputs[1:]:
+        if value.is_input and not node.kind.endswith("output"):  # of a loss, which takes labels
+            raise ValueError(f"{node.name!r} needs {value.name!r}, which is not among its arrays")
+    values = None
     try:
-        values = _RULES.get(node.kind, _combine)(node) if is_known else None
-    except (IndexError, KeyError):  # there is no such axis, input or kind
-        values = None
+        if all(value.axes or value.array is not None for value in node.inputs):
+            values = _RULES.get(node.kind, _combine)(node)
+    except (LookupError, AttributeError):  # there is no such axis, input, array or kind
+        pass
+    except ValueError as error:
+        raise ValueError(f"{node.operator} {node.name!r}: {error}") from None
     unread = [name for name in node.unread if not _WITHOUT_EFFECT.fullmatch(name)]
     if values is not None and all(node.attributes[name] in _OFF for name in unread):
         return values
@@ -258,6 +254,12 @@ def _translate(node: _Node) -> _Value | list[_Value]:
 
 
 # Rules for operators
+
+
+def _number(text: str) -> _Value:
+    """Return a constant of the graph: a number, or one for each channel."""
+    column = [[[float(number)]] for number in re.findall(r"[^\s,()\[\]]+", text)]
+    return _Value(text, array=np.array(column, np.float32))
 
 
 def _pass(node: _Node) -> _Values:
@@ -276,10 +278,10 @@ def _prepare(node: _Node) -> _Values:
     """Translate Gluon's ToTensor and Normalize."""
     value = x = node.inputs[0]
     if node.kind == "imagetotensor":
-        value = node.add("Div", x, node.keep_numbers("255"), order=_ORDER)
+        value = node.add("Div", x, _number("255"), order=_ORDER)
         return value if x.axes == "NHWC" else None
     for kind, name in (("Sub", "mean"), ("Div", "std")):
-        value = node.add(kind, value, node.keep_numbers(node.text(name)))
+        value = node.add(kind, value, _number(node.text(name)))
     return value if x.axes == _ORDER else None
 
 
@@ -300,40 +302,41 @@ def _convolve(node: _Node) -> _Values:
     layout = node.text("layout", _ORDER)
     kernel = node.integers("kernel")
     groups = int(node.text("num_group", "1"))
-    names = [node.keep(value) for value in (weight, *biases)]
-    values = node.constants[names[0]]
-    size = list(values.shape)
-    if x.axes != layout or len(kernel) != 2 or node.flag("no_bias") == bool(biases):
+    if weight.array is None or x.axes != layout or node.flag("no_bias") == bool(biases):
         return None
-    if layout == "NHWC" and values.ndim == 4:
-        values = values.transpose(0, 3, 1, 2)
-    if list(values.shape[2:]) != kernel:
+    array = weight.array
+    if layout == "NHWC":
+        array = array.transpose(0, 3, 1, 2)
+    if list(array.shape[2:]) != kernel:
+        size = list(weight.array.shape)
         raise ValueError(f"{weight.name} is {size}, expected a kernel of {kernel} in {layout}")
-    if x.is_input and (values.shape[1], groups) == (4, 1):
-        values = values[:, :3]  # the fourth channel of images is 0
-    node.constants[names[0]] = values
-    strides = node.integers("stride") or [1, 1]
-    dilations = node.integers("dilate") or [1, 1]
-    pads = (node.integers("pad") or [0, 0]) * 2
+    if x.is_input and (array.shape[1], groups) == (4, 1):
+        array = array[:, :3]  # the fourth channel of images is 0
     return node.add(
-        "Conv", x, *names, group=groups, strides=strides, dilations=dilations, pads=pads
+        "Conv",
+        x,
+        replace(weight, array=array),
+        *biases,
+        group=groups,
+        strides=node.integers("stride") or [1, 1],
+        dilations=node.integers("dilate") or [1, 1],
+        pads=(node.integers("pad") or [0, 0]) * 2,
     )
 
 
 def _normalise(node: _Node) -> _Values:
     """Translate batch norms. Some of NVIDIA's MXNet include the sum with a shortcut, and Relu."""
     x, *others = node.inputs
-    addends = [value for value in others if value.array is None and not value.is_input]
-    names = [node.keep(value) for value in others if value not in addends]
-    activation = node.text("act_type", "relu" if node.kind.endswith("relu") else "")
-    sums = [x.axes] if node.kind == "batchnormaddrelu" else []
-    is_channel = x.axes[int(node.text("axis", "1"))] == "C"
-    if not is_channel or len(names) != 4 or [addend.axes for addend in addends] != sums:
+    addends = [value for value in others if value.array is None]
+    gamma, *constants = [value for value in others if value.array is not None]
+    sums = [x.axes] * (node.kind == "batchnormaddrelu")
+    activation = node.text("act_type", "relu" * len(sums))
+    if x.axes[int(node.text("axis", "1"))] != "C" or [value.axes for value in addends] != sums:
         return None
     if node.flag("fix_gamma", default=True):
-        names[0] = node.keep(_Value("ones", array=np.ones_like(node.constants[names[0]])))
+        gamma = _Value("ones", array=np.ones_like(gamma.array))
     epsilon = float(node.text("eps", "0.001"))
-    value = node.add("BatchNormalization", x, *names, epsilon=epsilon)
+    value = node.add("BatchNormalization", x, gamma, *constants, epsilon=epsilon)
     for addend in addends:
         value = node.add("Add", value, addend)
     return node.add(_RENAMED[activation], value) if activation else value
@@ -361,19 +364,18 @@ def _reshape(node: _Node) -> _Values:
     is_known = len(shape) in (2, 4) and shape[0] in (0, -1) and min(shape) >= -1
     if not is_known or (0 in shape[1:] and x.axes[1] != "C"):
         return None
-    size = node.keep(_Value("shape", array=np.array(shape)))
+    size = _Value("shape", array=np.array(shape))
     return node.add("Reshape", x, size, order=_ORDER[: len(shape)])
 
 
 def _connect(node: _Node) -> _Values:
     x, *others = node.inputs
-    names = [node.keep(value) for value in others]
     flattens = node.flag("flatten", default=True)
-    if len(names) != 2 - node.flag("no_bias") or (x.axes != "NC" and not flattens):
+    if len(others) != 2 - node.flag("no_bias") or (x.axes != "NC" and not flattens):
         return None
     if len(x.axes) == 4:
         x = node.add("Flatten", x, order="NC")
-    return node.add("Gemm", x, *names, order="NC", transB=1)
+    return node.add("Gemm", x, *others, order="NC", transB=1)
 
 
 def _softmax(node: _Node) -> _Values:
@@ -381,7 +383,7 @@ def _softmax(node: _Node) -> _Values:
     axis = x.find_axis(int(node.text("axis", "-1")))
     temperature = node.text("temperature")
     if temperature:
-        x = node.add("Div", x, node.keep_numbers(temperature))
+        x = node.add("Div", x, _number(temperature))
     return node.add("LogSoftmax" if node.kind == "logsoftmax" else "Softmax", x, axis=axis)
 
 
@@ -407,13 +409,13 @@ def _slice(node: _Node) -> _Values:
 
 def _take(node: _Node) -> _Values:
     x, indices = node.inputs
-    axis = x.find_axis(int(node.text("axis", "0")))
-    name = node.keep(indices)
-    places = node.constants[name].astype(np.int64)
-    if (places != node.constants[name]).any():
+    places = indices.array.astype(np.int64)  # type: ignore[union-attr]
+    if (places != indices.array).any():
         return None
-    node.constants[name] = np.maximum(places, 0) if node.text("mode", "clip") == "clip" else places
-    return node.add("Gather", x, name, axis=axis)
+    if node.text("mode", "clip") == "clip":
+        places = np.maximum(places, 0)
+    axis = x.find_axis(int(node.text("axis", "0")))
+    return node.add("Gather", x, replace(indices, array=places), axis=axis)
 
 
 def _combine(node: _Node) -> _Values:
@@ -423,15 +425,15 @@ def _combine(node: _Node) -> _Values:
     if match is None or len(axes) != 1:
         return None
     (order,) = axes
-    operands: list[_Value | str] = []
+    operands = []
     for value in node.inputs:
-        operands.append(value)
         if value.array is not None:
             shape = (1,) * (len(order) - value.array.ndim) + value.array.shape
             turned = [order.index(axis) for axis in _ORDER if axis in order]
-            operands[-1] = node.keep(value, value.array.reshape(shape).transpose(turned))
+            value = replace(value, array=value.array.reshape(shape).transpose(turned))
+        operands.append(value)
     if match["scalar"]:
-        operands.append(node.keep_numbers(node.text("scalar", "1")))
+        operands.append(_number(node.text("scalar", "1")))
     if match["reverse"]:
         operands.reverse()
     return node.add(_KINDS[match["kind"]], *operands, order=order) if len(operands) == 2 else None

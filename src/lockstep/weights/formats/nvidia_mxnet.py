@@ -71,8 +71,8 @@ _PARAMETERS = ".params"
 _MOMENTUM = ".momentum.params"
 _SYMBOL = "-symbol.json"
 _OF_EPOCH = re.compile(r"(.+)-([0-9]{4,9})\.params")
-_OF_EPOCH_FROM_0 = re.compile(r"(.+)_([0-9]{4,9})\.params")
-"""The names that NVIDIA's later code writes."""
+_OF_ANY_EPOCH = re.compile(r"(.+)([-_])([0-9]{4,9})\.params")
+"""The second group is "_" in the names that NVIDIA's later code writes."""
 _MODELS = ("resnet50", "resnet101", "resnet152")
 """The original's models that exist here too. Its models with basic blocks differ: they have a
 projection in stage 1."""
@@ -116,7 +116,7 @@ def _list_epochs(folder: Path) -> Iterator[tuple[str, int, Path]]:
     """Yield the prefix, number of epochs done and path of every `.params` file of an epoch in a
     folder."""
     for file in folder.glob(f"*{_PARAMETERS}"):
-        match = _OF_EPOCH.fullmatch(file.name) or _OF_EPOCH_FROM_0.fullmatch(file.name)
+        match = _OF_ANY_EPOCH.fullmatch(file.name)
         if match and file.is_file():
             yield match[1], _count_epochs(file) or 0, file
 
@@ -127,11 +127,8 @@ def _count_epochs(file: Path) -> int | None:
     >>> _count_epochs(Path("model-0090.params")), _count_epochs(Path("model_0089.params"))
     (90, 90)
     """
-    if match := _OF_EPOCH.fullmatch(file.name):
-        return int(match[2])
-    if match := _OF_EPOCH_FROM_0.fullmatch(file.name):
-        return int(match[2]) + 1
-    return None
+    match = _OF_ANY_EPOCH.fullmatch(file.name)
+    return int(match[3]) + (match[2] == "_") if match else None
 
 
 def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_CHOICE) -> Weights:
@@ -160,13 +157,20 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
         remarks.append(f"there is no {graph.name}: it is assumed that {assumption}")
     symbol, network = _follow_graph(path, graph, text, arrays)
     sources = list(network.list_sources(symbol.graph))
+    if arrays[dict(sources)["conv1.weight"]].size != network.units[0].weight.size:
+        remarks.append(FOURTH_CHANNEL)
+    remarks += [*describe_converted(find_converted(arrays, arrays)), *network.remarks]
+    fields = ["model", "logits", "padding", "bn_epsilon", "precision"]
+    if network.takes != "normalised":
+        fields += ["mean", "std"]
+    changes = {name: getattr(network.build_recipe(), name) for name in fields}
     weights = Weights(
-        _change_recipe(recipe, network),
+        recipe.replace(**changes),
         State(0, network.build_tensors(), {}),
         (),
         path,
         "Gluon" if are_gluons(arrays) else "NVIDIA MXNet",
-        (*remarks, *_describe_network(network, arrays, dict(sources))),
+        (*remarks, *network.describe_units()),
         _count_epochs(path),
         stated=frozenset(("mean", "std") if network.normalises else ()),
         assumed_as="keras" if network.takes == "bgr" else "",
@@ -242,46 +246,25 @@ def _follow_graph(
     return symbol, network
 
 
-def _change_recipe(recipe: Recipe, network: Network) -> Recipe:
-    """Return a recipe with what a graph says."""
-    changes = network.build_recipe()
-    fields = ["model", "logits", "padding", "bn_epsilon", "precision"]
-    if network.takes != "normalised":
-        fields += ["mean", "std"]
-    return recipe.replace(**{name: getattr(changes, name) for name in fields})
-
-
-def _describe_network(
-    network: Network, arrays: Mapping[str, np.ndarray], names: Mapping[str, str]
-) -> Iterator[str]:
-    """Yield remarks on a network; `names` has the variables by canonical tensor."""
-    stem = arrays[names["conv1.weight"]]
-    if stem.size != network.units[0].weight.size:
-        yield FOURTH_CHANNEL
-    yield from describe_converted(find_converted(arrays, arrays))
-    yield from network.remarks
-    yield from network.describe_units()
-
-
 def _account_for_rest(
     names: Iterable[str], symbol: Symbol, sources: Iterable[tuple[str, str]]
 ) -> Iterator[Part]:
     """Yield the account of the variables that no tensor is made of."""
     users = {place: symbol.graph.users[name] for name, place in symbol.graph.places.items()}
     used = {name for _, name in sources}
-    for name in names:
-        if name in users and name not in used:
+    for name in filter(lambda name: name not in used, names):
+        if name in users:
             yield Part(name, "folded", f"into {label_node(users[name][0])}")
-        elif name not in used:
+        else:
             yield Part(name, "without effect", "no output is computed from it")
 
 
 def _describe_step(path: Path) -> str:
-    epochs = _count_epochs(path)
-    if epochs is None:
+    match = _OF_ANY_EPOCH.fullmatch(path.name)
+    if match is None:
         return "no step is stored"
-    first = int(_OF_EPOCH.fullmatch(path.name) is not None)
-    return f"no step is stored; its name says epoch {epochs - 1 + first}, counted from {first}"
+    first = int(match[2] == "-")
+    return f"no step is stored; its name says epoch {int(match[3])}, counted from {first}"
 
 
 def write(target: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:
@@ -391,11 +374,12 @@ def _name_arrays(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return the state's weights and velocities by the original's names. Raises `CheckpointError`
     if the state is of another model than the recipe's."""
-    names = name_tensors(recipe.spec)
-    weights, velocities = name_arrays(OIHW, names, recipe, state)
-    statistics = {name for tensor, name in names.items() if ".running_" in tensor}
-    kinds = {name: "aux" if name in statistics else "arg" for name in weights}
-    return {f"{kinds[name]}:{name}": value for name, value in weights.items()}, velocities
+    weights, velocities = name_arrays(OIHW, name_tensors(recipe.spec), recipe, state)
+    return {f"{_name_kind(name)}:{name}": value for name, value in weights.items()}, velocities
+
+
+def _name_kind(name: str) -> str:
+    return "aux" if "_moving_" in name else "arg"
 
 
 def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
