@@ -18,24 +18,26 @@ from safetensors import safe_open
 import lockstep
 from lockstep import backends
 from lockstep.backends.torch.model import Model
-from lockstep.models.state import State
-from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import Weights, certificate, checkpoint, open_weights
+from lockstep.weights import Weights, certificate, open_weights
 from lockstep.weights.formats import torch_file
 from lockstep.weights.formats.common import Written
 from lockstep.weights.target_formats import TARGETS
 from tests.processes import ONE_THREAD
-from tests.weights.formats.cases import bits, state_of
+from tests.weights.certificate_cases import (
+    RECIPE,
+    change_bias,
+    left,
+    save_checkpoint,
+    tensors,
+)
+from tests.weights.formats.cases import bits
 from tests.weights.small_models import (
     compute_in_this_process,
     keras_recipe,
     make_torch_tensors,
-    positive_tensors,
-    recipe_of,
 )
 
-RECIPE = recipe_of().replace(image_size=64, eval_resize=72, eval_crop=64)
 TARGET_NAMES = {
     "safetensors": "a.safetensors",
     "timm": "a",
@@ -47,17 +49,6 @@ TARGET_NAMES = {
 
 
 pytestmark = pytest.mark.usefixtures("narrow")
-
-
-def tensors() -> dict[str, np.ndarray]:
-    return positive_tensors(RECIPE)
-
-
-def save_checkpoint(folder: Path, values: dict[str, np.ndarray], recipe: Recipe = RECIPE) -> Path:
-    """Save a checkpoint with velocities and return its path."""
-    about = {"recipe": recipe.fields(), "classes": []}
-    state = State(7, values, state_of(recipe).momentum)
-    return checkpoint.save(folder / "source", state, data_digest="", about=about)
 
 
 @pytest.fixture
@@ -75,14 +66,6 @@ def change_what_is_written(monkeypatch: pytest.MonkeyPatch, to: str, change: Any
     monkeypatch.setitem(TARGETS, to, replace(TARGETS[to], write=write))
 
 
-def change_bias(weights: Weights) -> Weights:
-    bias = weights.tensors["fc.bias"].copy()
-    bias[2] += 1
-    return replace(
-        weights, state=replace(weights.state, tensors=weights.tensors | {"fc.bias": bias})
-    )
-
-
 def torchs_logits() -> np.ndarray:
     """Return what a module of PyTorch computes from the certificate's images."""
     module = Model(RECIPE.spec, RECIPE)
@@ -91,10 +74,6 @@ def torchs_logits() -> np.ndarray:
     images = torch.from_numpy(certificate.draw_images(64)).permute(0, 3, 1, 2)
     with torch.no_grad():
         return np.asarray(module.eval()((images - mean) / std).numpy(), np.float64)
-
-
-def left(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name != "source")
 
 
 def test_two_frameworks_agree_on_converted_weights(

@@ -14,7 +14,7 @@ from lockstep.system.errors import CheckpointError
 from lockstep.weights import original
 from lockstep.weights.formats import onnx_weights
 from tests.inference.cases import random_tensors
-from tests.weights.test_certificate import RECIPE, change_bias, left, save_checkpoint, tensors
+from tests.weights.certificate_cases import RECIPE, change_bias, left, save_checkpoint, tensors
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
