@@ -15,14 +15,16 @@ import tensorflow as tf
 
 import lockstep
 from lockstep import backends
-from lockstep.backends.tensorflow import export
+from lockstep.backends.tensorflow import export, frozen_graph
 from lockstep.inference.images import read_square
 from lockstep.models.architectures import ModelSpec
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import Weights, open_weights
 from lockstep.weights.formats import tensorflow_graph, tensorflow_weights
+from lockstep.weights.formats.nvidia_tensorflow import name_tensors
 from lockstep.weights.preprocessing import FIELDS
+from tests.edges import is_same_answer
 from tests.inference.cases import CLASSES, random_tensors
 from tests.weights.formats.cases import BASIC, RESNEXT, assert_canonical
 
@@ -68,6 +70,7 @@ def nodes_of(graph: Any, op: str) -> list[Any]:
         ("frozen", {}),
         ("frozen", {"model": BASIC, "padding": "same", "bn_epsilon": 1e-3}),
         ("frozen", {"model": V1, "eval_sampling": "asymmetric", "padding": "flax"}),
+        ("frozen", {"mean": (0.0,) * 3, "std": (1.0,) * 3}),
         ("saved", {"precision": "bf16"}),
     ],
     ids=str,
@@ -103,20 +106,31 @@ def test_a_frozen_graph_is_compared_and_answers_in_tensorflow_alone(tmp_path: Pa
     written = lockstep.export(tmp_path / "first", tmp_path / "frozen", to="frozen-graph")
     assert written["comparison"]["largest_difference"] < 1e-5
     assert (tmp_path / "frozen" / "classes.txt").read_text().splitlines() == list(CLASSES)
-    graph = tf.compat.v1.GraphDef.FromString((tmp_path / "frozen" / "frozen_graph.pb").read_bytes())
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        tf.import_graph_def(graph, name="")
-        classes, probabilities = session.run(["classes:0", "probabilities:0"], {"images:0": IMAGES})
-    module = backends.load("reference").load_module(recipe, tensors)
-    squares = np.empty((len(IMAGES), recipe.eval_crop, recipe.eval_crop, 3), np.uint8)
-    for image, square in zip(IMAGES, squares, strict=True):
-        read_square(image, recipe, square)
-    logits = module(((squares.astype(np.float64) - MEAN) / STD).transpose(0, 3, 1, 2))
+    classes, probabilities = run_graph(tmp_path / "frozen", "classes:0", "probabilities:0")
+    logits = compute_logits(recipe, tensors)
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     assert probabilities == pytest.approx(
         powers / powers.sum(axis=1, keepdims=True), rel=1e-3, abs=1e-6
     )
     assert classes.tolist() == logits.argmax(axis=1).tolist()
+
+
+def run_graph(folder: Path, *outputs: str) -> list[np.ndarray]:
+    """Return what TensorFlow computes of photos."""
+    graph = tf.compat.v1.GraphDef.FromString((folder / "frozen_graph.pb").read_bytes())
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        tf.import_graph_def(graph, name="")
+        return list(session.run(outputs, {"images:0": IMAGES}))
+
+
+def compute_logits(recipe: Recipe, tensors: dict[str, np.ndarray]) -> np.ndarray:
+    """Return the reference's logits of photos."""
+    module = backends.load("reference").load_module(recipe, tensors)
+    squares = np.empty((len(IMAGES), recipe.eval_crop, recipe.eval_crop, 3), np.uint8)
+    for image, square in zip(IMAGES, squares, strict=True):
+        read_square(image, recipe, square)
+    normalised = (squares.astype(np.float64) - recipe.mean) / recipe.std
+    return module(normalised.transpose(0, 3, 1, 2))
 
 
 # Graphs of others
@@ -163,8 +177,8 @@ class Basic:
         values = [self._constant(outputs, low=0.5) for _ in range(4)]
         if self._kind == "unfused":
             scale, shift, mean, variance = values
-            return tf.nn.batch_normalization(y, mean, variance, shift, scale, 1.001e-5)
-        return tf.compat.v1.nn.fused_batch_norm(y, *values, epsilon=1.001e-5, is_training=False)[0]
+            return tf.nn.batch_normalization(y, mean, variance, shift, scale, 2e-5)
+        return tf.compat.v1.nn.fused_batch_norm(y, *values, epsilon=2e-5, is_training=False)[0]
 
     def __call__(self, x: Any) -> Any:
         x = tf.nn.relu(self._unit(x, 8, 7, 2))
@@ -193,7 +207,7 @@ def test_graphs_of_other_programs_compute_what_tensorflow_computes(
         == "the graph does not normalise its images, so the usual mean and std of ImageNet are"
         " assumed"
     )
-    assert original.recipe.bn_epsilon == (1e-5 if kind == "folded" else 1.001e-5)
+    assert original.recipe.bn_epsilon == (1e-5 if kind == "folded" else 2e-5)
 
 
 def wrong_constant(shape: list[int], **values: Any) -> Callable[[Any], object]:
@@ -266,12 +280,12 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
     "a variable": (variable, "is a variable, so the graph is not frozen"),
     "a resize of another program": (
         without_notes,
-        "its images are prepared by Transpose .*expected the graph's input",
+        "'images:0' is used by Gather 'GatherV2:0' and .*; a ResNet has a convolution",
     ),
-    "a circle": (circle, "behind 100 nodes that change nothing"),
+    "a circle": (circle, "its nodes form a circle"),
     "nothing": (
         lambda graph: graph.ClearField("node") or graph.node.add(name="a", op="Const"),
-        "have the layouts",
+        r"it has the inputs \[\], expected one: images",
     ),
 }
 
@@ -298,6 +312,66 @@ def test_a_constant_that_stores_its_last_number_once_is_read(whole: bytes, tmp_p
     original = read(edit_graph(tmp_path, wrong_constant([7, 7, 3, 8], float_val=[1.0, 2.0])))
     kernel = original.state.tensors["conv1.weight"].transpose(2, 3, 1, 0).ravel()
     assert (kernel[0], set(kernel[1:].tolist())) == (1, {2})
+
+
+def add_constant(graph: Any, name: str, values: Any) -> None:
+    node = graph.node.add(name=name, op="Const")
+    array = np.asarray(values)
+    node.attr["dtype"].type = tf.as_dtype(array.dtype).as_datatype_enum
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(array))
+
+
+def choose_classes(graph: Any) -> None:
+    """Gather seven of the logits, in another order, before softmax and ArgMax."""
+    add_constant(graph, "places", np.array([7, 2, 0, 9, 1, 3, 8], np.int32))
+    add_constant(graph, "axis", np.int32(1))
+    for node in [*nodes_of(graph, "Softmax"), *nodes_of(graph, "ArgMax")]:
+        node.input[0] = "chosen"
+    node = graph.node.add(name="chosen", op="GatherV2", input=["BiasAdd", "places", "axis"])
+    node.attr["Tparams"].type = tf.float32.as_datatype_enum
+    for name in ("Tindices", "Taxis"):
+        node.attr[name].type = tf.int32.as_datatype_enum
+
+
+def test_names_of_classes_are_permuted_like_their_logits(whole: bytes, tmp_path: Path) -> None:
+    (tmp_path / "frozen_graph.pb").write_bytes(whole)
+    original = read(edit_graph(tmp_path, choose_classes))
+    assert original.classes == tuple(CLASSES[place] for place in (7, 2, 0, 9, 1, 3, 8))
+    assert [part.name for part in original.parts if part.reason == "into the classifier"] == [
+        "Gather 'chosen:0'"
+    ]
+    [expected] = run_graph(tmp_path, "probabilities:0")
+    assert is_same_answer(expected, compute_logits(original.recipe, original.tensors))
+
+
+def name_like_nvidia(graph: Any, original: Weights) -> None:
+    """Give constants NVIDIA's names, and leave out what Lockstep notes."""
+    theirs = name_tensors(original.recipe.spec)
+    names = {array.name: array.tensors for array in original.stored}
+    for node in graph.node:
+        for place, value in enumerate(node.input):
+            if names.get(value):
+                node.input[place] = f"scope/{theirs[names[value][0]]}"
+        if names.get(node.name):
+            node.name = f"scope/{theirs[names[node.name][0]]}"
+    for _ in range(2):
+        without_notes(graph)
+
+
+@pytest.mark.parametrize("folds", [False, True])
+def test_a_graph_with_nvidias_names_has_its_preprocessing(folds: bool, tmp_path: Path) -> None:
+    recipe = recipe_of(padding="same")
+    program = export.SquareProgram(recipe, random_tensors(recipe, 1))
+    images = tf.TensorSpec([None, 40, 40, 3], tf.uint8, name="images")
+    served = tf.function(program.serve, autograph=False).get_concrete_function(images)
+    frozen_graph.write(served, recipe, (), tmp_path / "a")
+    if folds:
+        edit_graph(tmp_path / "a", choose_classes)
+    ours = read(tmp_path / "a")
+    theirs = read(edit_graph(tmp_path / "a", lambda graph: name_like_nvidia(graph, ours)))
+    assert (theirs.origin, theirs.stated) == ("NVIDIA TensorFlow", {"mean", "std"})
+    assert (theirs.recipe.mean, theirs.recipe.eval_crop) == (MEAN, 224)
+    assert_canonical(theirs.tensors, ours.tensors)
 
 
 def test_functions_that_call_each_other_without_end_are_refused(tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ _FIELDS = {
     "List": "s=2:bytes* i=3:int64*",
     "Function": "name=1:string",
     "Value": (
-        "list=1:List s=2:bytes i=3:int64 f=4:float b=5:bool type=6:int32 tensor=8:Tensor"
-        " func=10:Function"
+        "list=1:List s=2:bytes i=3:int64 f=4:float b=5:bool type=6:int32 shape=7:Shape"
+        " tensor=8:Tensor func=10:Function"
     ),
     "Attribute": "key=1:string value=2:Value",
     "Node": "name=1:string op=2:string input=3:string* attr=5:Attribute*",
@@ -75,8 +75,8 @@ _MOST_PARTS = 300_000
 ResNet50 has 30,000."""
 _MOST_DEPTH = 32
 _MOST_REPEATED = 2**26
-"""This many numbers may come from constants that store a number once for many elements, or that are
-used several times."""
+"""This many numbers may come from constants that store a number once for many elements, or be
+computed of others."""
 _OP = re.compile(rb"[A-Za-z_][A-Za-z0-9_>]*")
 _SEVERAL_OUTPUTS = ("batch_", "reserve_space", "value_index")
 """What the names of the outputs of nodes with several outputs begin with, in functions."""
@@ -92,6 +92,8 @@ _DTYPES: dict[int, tuple[np.dtype[Any], str]] = {
     19: (np.dtype("<f2"), "half_val"),
 }
 """Types of constants by TensorFlow's number, and the field of their values."""
+NUMBERS = (*_DTYPES,)
+"""Numbers of the types of constants that can be read."""
 _STRING = 7
 FLOATS = (1, 2, 14, 19)
 """Numbers of the types of floats."""
@@ -119,14 +121,16 @@ class FlatGraph:
     path: Path
     nodes: list[Node]
     outputs: tuple[str, ...]
-    """The values that a SavedModel returns to a server; empty for a GraphDef."""
+    """The values that it returns: to a server if it is a SavedModel, else those that no node
+    uses."""
     aliases: dict[str, str]
     """Values that are another value, since they are inputs or outputs of a function."""
+    signatures: tuple[str, ...] = ()
+    """The signature that is read, then the others; empty for a GraphDef."""
     bundle: Bundle | None = None
     """The variables of a SavedModel."""
     keys: dict[str, str] = field(default_factory=dict)
     """Their names in the bundle, by the name of their node."""
-    _read: set[str] = field(default_factory=set)
     _left: int = _MOST_REPEATED
 
     def actual(self, value: str) -> str:
@@ -164,19 +168,21 @@ class FlatGraph:
         """Return a constant as it is stored; bfloat16 becomes float32. Raises `ValueError` if its
         bytes do not fit."""
         size = math.prod(self.shape(node))
-        stored = 0
-        if node.op == "Const" and node.name not in self._read:
-            stored = _count_stored(_get_tensor(node), size)
-        self._left -= max(size - stored, 0)
-        self._read.add(node.name)
-        if self._left < 0:
-            raise ValueError(
-                f"{node.name!r:.80} and others repeat more than {_MOST_REPEATED} numbers"
-            )
+        stored = _count_stored(_get_tensor(node), size) if node.op == "Const" else 0
+        self.charge(node, size - stored)
         if node.op == "Const":
             return _read_array(node, size)
         assert self.bundle is not None
         return self.bundle.read(str(self.place(node)))
+
+    def charge(self, node: Node, more: int) -> None:
+        """Note that a node makes numbers that the file does not store. Raises `ValueError` if these
+        are too many."""
+        self._left -= max(more, 0)
+        if self._left < 0:
+            raise ValueError(
+                f"{node.name!r:.80} and others repeat more than {_MOST_REPEATED} numbers"
+            )
 
     def allow(self, more: int) -> None:
         """Allow this many numbers of variables, each of which has 2 bytes or more in a file."""
@@ -259,9 +265,13 @@ def open_graph(path: Path) -> FlatGraph:
         ) from None
     try:
         if kind == "Graph":
-            return _flatten(path, parsed, ())
+            return _flatten(path, parsed)
         meta = _choose_graph(parsed)
-        graph = _flatten(path, meta.graph_def, _list_outputs(meta))
+        signatures = _list_signatures(meta)
+        graph = _flatten(path, meta.graph_def)
+        graph.signatures = tuple(signatures)
+        service = signatures[graph.signatures[0]]
+        graph.outputs = tuple(_name_value(entry.value.name, "", False) for entry in service.outputs)
     except ValueError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     prefix = path.parent / "variables" / "variables"
@@ -277,21 +287,16 @@ def _choose_graph(model: Any) -> Any:
     """Return the graph for servers."""
     if not model.meta_graphs:
         raise ValueError("it has no graph")
-    for meta in model.meta_graphs:
-        if "serve" in meta.meta_info_def.tags:
-            return meta
-    return model.meta_graphs[0]
+    return max(model.meta_graphs, key=lambda meta: "serve" in meta.meta_info_def.tags)
 
 
-def _list_outputs(meta: Any) -> tuple[str, ...]:
-    """Return the values that the usual service returns, or else the first service that takes and
-    returns something."""
-    services = map_entries(meta.signature_def)
-    usable = [service for service in services.values() if service.inputs and service.outputs]
+def _list_signatures(meta: Any) -> dict[str, Any]:
+    """Return the signatures that take and return something by name, the usual one first."""
+    signatures = map_entries(meta.signature_def)
+    usable = {name: entry for name, entry in signatures.items() if entry.inputs and entry.outputs}
     if not usable:
         raise ValueError("it has no signature such as serving_default; save it with one")
-    service = services.get("serving_default", usable[0])
-    return tuple(_name_value(entry.value.name, "", False) for entry in service.outputs)
+    return dict(sorted(usable.items(), key=lambda entry: entry[0] != "serving_default"))
 
 
 def _name_value(text: str, prefix: str, is_in_function: bool) -> str:
@@ -311,6 +316,7 @@ class _Flattening:
         self.aliases: dict[str, str] = {}
         self._functions = functions
         self._left = _MOST_PARTS
+        self._calls = 0
 
     def _count(self, parts: int) -> None:
         self._left -= parts
@@ -331,12 +337,16 @@ class _Flattening:
             function = attributes["f"].func.name if node.op in _CALLS and "f" in attributes else ""
             if function in self._functions:
                 self._call(self._functions[function], f"{prefix}{node.name}", inputs, depth)
+            elif node.op == "IdentityN":
+                for number, value in enumerate(inputs):
+                    self.aliases[f"{prefix}{node.name}:{number}"] = value
             else:
                 self.nodes.append(Node(f"{prefix}{node.name}", node.op, inputs, attributes))
 
     def _call(self, function: Any, name: str, inputs: tuple[str, ...], depth: int) -> None:
         signature = function.signature
-        prefix = f"{name}//"
+        self._calls += 1
+        prefix = f"{self._calls}//"
         self._count(len(signature.input_arg) + len(signature.output_arg) + len(function.ret))
         for argument, value in zip(signature.input_arg, inputs, strict=False):
             self.aliases[f"{prefix}{argument.name}:0"] = value
@@ -347,11 +357,16 @@ class _Flattening:
         self.add(function.node_def, prefix, depth + 1)
 
 
-def _flatten(path: Path, graph: Any, outputs: tuple[str, ...]) -> FlatGraph:
+def _flatten(path: Path, graph: Any) -> FlatGraph:
     functions = {function.signature.name: function for function in graph.library.function}
     flattening = _Flattening(functions)
     flattening.add(graph.node)
-    return FlatGraph(path, flattening.nodes, outputs, flattening.aliases)
+    nodes, aliases = flattening.nodes, flattening.aliases
+    used = {value.partition(":")[0] for node in nodes for value in node.inputs}
+    used |= {value.partition(":")[0] for value in aliases.values()}
+    values = [value for value in (*aliases, *(node.output for node in nodes)) if "//" not in value]
+    outputs = [value for value in values if value.partition(":")[0] not in used]
+    return FlatGraph(path, nodes, tuple(outputs), aliases)
 
 
 def _find_keys(graph: FlatGraph) -> Iterator[tuple[str, str]]:

@@ -1,367 +1,219 @@
 """A graph of TensorFlow in the terms of `network`: ONNX's operators, NCHW, kernels OIHW.
 
-What changes no value in inference is left out (Identity, Cast, reading a variable). Conv2D becomes
-one node with a BiasAdd after it and a Pad before it, and so do groups and batch norms in parts
-(`tensorflow_merging`). All that comes before the arithmetic with mean and standard deviation, such
-as a resize, is left out too. Operators that are not listed here keep their names, so that a network
-that needs one is refused.
+Every node between the images and the outputs becomes an operator of ONNX, or keeps its own name, so
+that a network with it is refused. Nodes that change no value in inference are left out
+(`tensorflow_values.is_same`). Several nodes become one operator where ONNX has one:
+
+- a convolution and the addition of its bias;
+- a batch norm in the parts of `tf.nn.batch_normalization`, as Keras 3 exports it;
+- the convolutions of the groups of a Split, and their Concat.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 
+from lockstep.weights.formats.operators import Operator, OperatorGraph
+from lockstep.weights.formats.protobuf import read_sizes
 from lockstep.weights.formats.tensorflow_graph import FLOATS, FlatGraph, Node
-from lockstep.weights.formats.tensorflow_merging import merge_groups, merge_norms
 from lockstep.weights.formats.tensorflow_values import (
-    CONSTANTS,
-    RESHAPES,
-    SAME,
     Values,
-    get_flag,
-    get_list,
-    get_text,
+    get_attribute,
+    is_same,
+    makes_floats,
 )
 
-_ADDITIONS = ("Add", "AddV2", "BiasAdd")
-_ARITHMETIC = {"Sub": "Sub", "RealDiv": "Div", "Div": "Div", "Mul": "Mul"}
-_ARITHMETIC |= dict.fromkeys(_ADDITIONS, "Add")
-_POOLS = ("Mean", "AvgPool")
+_ARITHMETIC = ("Sub", "Mul", "Div", "Neg", "Log", "Exp", "Relu", "Softmax", "LogSoftmax", "Sigmoid")
+_OPERATORS = {name: name for name in (*_ARITHMETIC, "Shape", "ArgMax", "TopK")}
+_OPERATORS |= {"RealDiv": "Div", "TopKV2": "TopK"}
+"""ONNX's names of operators that compute the same of the same inputs."""
+_WINDOWS = ("Conv", "Pad", "MaxPool")
+"""Operators of which images come out in the order NCHW."""
 _INPUTS = ("Placeholder", "PlaceholderWithDefault")
+_NO_IMAGES = (7, 10)
+"""TensorFlow's numbers of the types of texts and truth values."""
 _TO_NCHW = [0, 3, 1, 2]
 _TO_NHWC = [0, 2, 3, 1]
-_KERNEL = "#kernel"
-_MATRIX = "#matrix"
-_TURNED = "#turned"
-_FLAT = "#flat"
-"""Endings of the names of constants that are laid out as ONNX has them."""
-_COLOURS = 3
-
-
-@dataclass
-class Operator:
-    """A node in ONNX's terms."""
-
-    op_type: str
-    input: list[str]
-    output: list[str]
-    attributes: dict[str, Any] = field(default_factory=dict)
+_LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "": np.asarray,
+    "#kernel": lambda array: array.transpose(3, 2, 0, 1),
+    "#turned": np.transpose,
+    "#channels": lambda array: array.reshape(-1, 1, 1),
+    "#flat": np.ravel,
+}
+"""How constants are laid out for ONNX, by the ending that their names have then."""
+_LAST_AXES = (-1, 3)
+_CHANNEL = "TensorFlow's StridedSlice"
+"""One channel, whose axis is taken away."""
+_END = 2**31 - 1
+"""The end of an axis of any size."""
 
 
 class Nodes:
-    """The part of a graph between its images and its results. Raises `ValueError` if it has no
-    single first convolution."""
+    """The nodes between the images of a graph and its outputs, as operators of ONNX."""
 
     def __init__(self, graph: FlatGraph, *, from_anywhere: bool) -> None:
-        """`from_anywhere` allows that images are prepared by other operators before mean and
-        standard deviation."""
+        """`from_anywhere` allows that other operators resize and crop the images, up to a node
+        EnsureShape."""
+        self.values = Values(graph)
+        self.halves: dict[str, None] = {}
+        """The stored names of used constants that are not float32."""
         self._graph = graph
-        self._values = Values(graph)
-        self._nearest: dict[str, Node | None] = {}
-        nodes = graph.nodes
-        if graph.outputs:
-            nodes = self._values.list_nodes_behind(graph.outputs)
-        kept = merge_groups(self._values, [node for node in nodes if node.op not in SAME])
-        convs = [node for node in kept if node.op == "Conv2D"]
-        self._layout = _find_layout(convs)
-        kept = merge_norms(self._values, kept, self._layout)
-        self._stem = self._find_stem(convs)
-        start = self._find_start()
-        origin = self._values.find_maker(start)
-        if not from_anywhere and (origin is None or origin.op not in _INPUTS):
-            kind = "nothing" if origin is None else origin.op
-            raise ValueError(
-                f"its images are prepared by {kind} ({start!r:.80}); expected the graph's input,"
-                " and after it only arithmetic with mean and standard deviation"
-            )
-        self._uses = Counter[str]()
-        for node in kept:
-            self._uses.update(set(map(self._values.source, node.inputs)))
-        before = {node.name for node in self._values.list_nodes_behind((start,))}
-        self.inputs = (start,)
-        self.nodes = tuple(self._translate([node for node in kept if node.name not in before]))
-        self.users: dict[str, list[Operator]] = {}
-        for operator in self.nodes:
-            for value in dict.fromkeys(operator.input):
-                self.users.setdefault(value, []).append(operator)
-
-    # What `network.Graph` needs
-
-    def attribute(self, node: Any, name: str, default: Any) -> Any:
-        """Return the value of an operator's attribute."""
-        return node.attributes.get(name, default)
-
-    def constant(self, name: str) -> np.ndarray | None:
-        """Return a constant; None if it is computed from images. Raises `ValueError` if its bytes
-        do not fit."""
-        value, mark, layout = name.partition("#")
-        values = self._values.evaluate(value)
-        if values is None or not layout:
-            return values
-        ending = mark + layout
-        if values.ndim == 4 and ending == _KERNEL:
-            return values.transpose(3, 2, 0, 1)
-        if values.ndim == 4 and values.shape[:2] == (1, 1) and ending == _MATRIX:
-            return values[0, 0]
-        if values.ndim == 2 and ending in (_MATRIX, _TURNED):
-            return values.T if ending == _TURNED else values
-        if ending == _FLAT:
-            return values.reshape(-1)
-        raise ValueError(
-            f"{value!r:.80} has the shape {list(values.shape)}, which is not that of a {layout}"
+        self._operators: dict[str, Operator] = {}
+        self._constants: dict[str, np.ndarray] = {}
+        self._places: dict[str, str] = {}
+        order = self.values.sort_nodes(graph.outputs)
+        images = [node for node in order if _takes_images(node)]
+        starts = [node for node in order if from_anywhere and node.op == "EnsureShape"] or images
+        inputs = [self.values.source(node.output) for node in starts]
+        name = self.values.name_maker
+        self._computed = {node.name for node in starts} | set(map(name, inputs))
+        path = []
+        for node in order:
+            if not self._computed.isdisjoint(map(name, node.inputs)):
+                self._computed.add(node.name)
+                path.append(node)
+        results = [value for value in graph.outputs if name(value) in self._computed]
+        outputs = list(map(self.values.source, results))
+        self._uses = Counter(outputs)
+        for node in path:
+            self._uses.update(set(map(self.values.source, node.inputs)))
+        self._branching = {name(value) for value in self._uses if not value.endswith(":0")}
+        """Names of nodes of which more than the first output is used."""
+        layouts = [_read_layout(node) for node in path if node.op == "Conv2D"]
+        self._layout = layouts[0] if layouts else "NHWC"
+        self._channel = -1 if self._layout == "NHWC" else -3
+        self._raw = set(inputs)
+        """Images before the first window."""
+        self._widths = dict.fromkeys(inputs, 3)
+        """The number of channels of each value."""
+        for node in path:
+            if not is_same(node):
+                self._add(node)
+        self.unused = list(_list_unused(graph, self.values.sort_nodes(results)))
+        """Nodes that no output is computed from, apart from those of other signatures."""
+        self.operators = OperatorGraph(
+            list(self._operators.values()),
+            inputs,
+            outputs,
+            self._constants,
+            self._places,
+            channels_last=self._layout == "NHWC",
+            takes_bytes=any(_get_type(node) not in (0, *FLOATS) for node in images),
+            image_size=_find_size(images),
         )
 
-    def floats(self, name: str, what: str) -> np.ndarray:
-        """Return a constant of floats as a new float32 array. Raises `ValueError` if it is
-        something else."""
-        values = self.constant(name)
-        if values is None:
-            raise ValueError(f"{what} ({name!r:.80}) is not a constant")
-        if values.dtype.kind != "f":
-            raise ValueError(
-                f"{what} ({name!r:.80}) is {values.dtype}, expected floats; export without"
-                " quantization"
-            )
-        return np.array(values, np.float32, order="C")
+    def _add(self, node: Node) -> None:
+        """Add the operator of a node. Its images have the channels of its first input."""
+        inputs = list(map(self.values.source, node.inputs))
+        translate = self._TRANSLATIONS.get(node.op)
+        operator = translate(self, node, inputs) if translate else None
+        if node.op in _OPERATORS:
+            outputs = [node.output, f"{node.name}:1"]  # TopK has two
+            operator = Operator(_OPERATORS[node.op], list(map(self._take, inputs)), outputs)
+        elif operator is None or node.name in self._branching:
+            operator = Operator(f"TensorFlow's {node.op}", inputs, [node.output])
+        self._operators[node.output] = operator
+        widths = [self._widths[value] for value in inputs if value in self._widths]
+        self._widths.setdefault(node.output, max(widths, default=0))
+        if operator.op_type not in _WINDOWS and not self._raw.isdisjoint(inputs):
+            self._raw.add(node.output)
 
-    def place(self, name: str) -> tuple[str | None, Any]:
-        """Return the name under which a constant is stored, None if it is none, and its type in
-        TensorFlow's numbers."""
-        node = self._values.find_constant(name.partition("#")[0])
-        if node is None:
-            return None, 0
-        return self._graph.place(node), self._graph.dtype(node)
+    def _take(self, value: str, layout: str = "") -> str:
+        """Return the name of an input. If it is a constant, it is noted in a layout for ONNX."""
+        is_computed = self.values.name_maker(value) in self._computed
+        array = None if is_computed else self.values.evaluate(value)
+        if array is None:
+            return value
+        name = value + layout
+        self._constants[name] = _LAYOUTS[layout](array)
+        node = self.values.find_constant(value)
+        place = self._graph.place(node) if node is not None else None
+        if node is not None and place is not None:
+            self._places[name] = place
+            if self._graph.dtype(node) in FLOATS[1:]:
+                self.halves[place] = None
+        return name
 
-    def list_halves(self) -> list[str]:
-        """Return the stored names of used constants that are not float32."""
-        halves: dict[str, None] = {}
-        for operator in self.nodes:
-            for value in operator.input:
-                name, dtype = self.place(value)
-                if name is not None and dtype in FLOATS[1:]:
-                    halves[name] = None
-        return list(halves)
-
-    # Convolutions
-
-    def _find_conv_before(self, value: str) -> Node | None:
-        """Return the convolution that a value comes from, along the first inputs that are not
-        constants."""
-        path: list[str] = []
-        conv: Node | None = None
-        value = self._values.source(value)
-        while value not in self._nearest and len(path) <= len(self._graph.nodes):
-            path.append(value)
-            node = self._values.find_maker(value)
-            if node is not None and node.op == "Conv2D":
-                conv = node
-                break
-            others = self._values.list_computed(node)
-            if not others:
-                break
-            value = self._values.source(others[0])
-        conv = self._nearest.get(value, conv)
-        self._nearest |= dict.fromkeys(path, conv)
-        return conv
-
-    def _find_stem(self, convs: list[Node]) -> Node:
-        """Return the only convolution of images."""
-        whole = [conv for conv in convs if len(conv.inputs) == 2]
-        stems = [conv for conv in whole if self._find_conv_before(conv.inputs[0]) is None]
-        if len(stems) != 1:
-            names = ", ".join(node.name[:80] for node in stems[:3]) or "none"
-            raise ValueError(
-                f"it has {len(stems)} convolutions of its images ({names}), expected one"
-            )
-        return stems[0]
-
-    def _count_groups(self, conv: Node) -> int:
-        """Return the number of groups: TensorFlow's kernel has the inputs of one group."""
-        before = self._find_conv_before(conv.inputs[0])
-        inputs = _COLOURS if before is None else self._values.read_kernel_shape(before)[3]
-        return inputs // max(self._values.read_kernel_shape(conv)[2], 1)
-
-    def _find_start(self) -> str:
-        """Return the value that mean and standard deviation are applied to, or else the stem's
-        images."""
-        value = self._values.source(self._read_padding(self._stem)[0])
-        for _ in range(16):
-            node = self._values.find_maker(value)
-            computed = self._values.list_computed(node)
-            if node is None or node.op not in (*_ARITHMETIC, "Transpose") or len(computed) != 1:
-                break
-            if node.op == "Transpose" and self._read_permutation(node) != _TO_NCHW:
-                break
-            value = self._values.source(computed[0])
-        return value
-
-    # Operators
-
-    def _translate(self, nodes: list[Node]) -> Iterator[Operator]:
-        """Yield the operators of nodes. An addition to a convolution is its bias."""
-        biases: set[str] = set()
-        padded = Counter[str]()
-        followers: dict[str, Node] = {}
-        for node in nodes:
-            followers |= dict.fromkeys(map(self._values.source, node.inputs), node)
-            if node.op in ("Conv2D", "MaxPool") and self._read_padding(node)[1] != [0] * 4:
-                padded[self._values.source(node.inputs[0])] += 1
-        for node in nodes:
-            if node.op == "Conv2D" and len(node.inputs) == 2 and not self._is_head(node):
-                bias = followers.get(node.output)
-                if bias is None or self._uses[node.output] != 1 or not self._is_bias(bias):
-                    bias = None
-                else:
-                    biases.add(bias.name)
-                yield from self._translate_convolution(node, bias)
-        for node in nodes:
-            is_merged = node.name in biases
-            if node.op == "Pad":
-                is_merged |= padded[node.output] == self._uses[node.output]
-            if self._is_head(node):
-                value, kernel = map(self._values.source, node.inputs)
-                yield Operator("MatMul", [value, kernel + _MATRIX], [node.output])
-            elif node.op not in ("Conv2D", *CONSTANTS) and not is_merged:
-                yield self._translate_node(node)
-
-    def _translate_convolution(self, node: Node, bias: Node | None) -> Iterator[Operator]:
-        value, pads = self._read_padding(node)
-        if node is self._stem and self._layout == "NHWC":
-            maker = self._values.find_maker(value)
-            is_transpose = maker is not None and maker.op == "Transpose"
-            if maker is not None and is_transpose and self._read_permutation(maker) == _TO_NHWC:
-                value = self._values.source(maker.inputs[0])
-            else:
-                yield Operator("Transpose", [value], [f"{value}#nchw"], {"perm": _TO_NCHW})
-                value = f"{value}#nchw"
-        inputs = [value, self._values.source(node.inputs[1]) + _KERNEL]
-        output = node.output
-        if bias is not None:
-            inputs.append(self._find_other_term(bias, node.output) + _FLAT)
-            output = bias.output
-        attributes = self._translate_window(node, pads) | {"group": self._count_groups(node)}
-        yield Operator("Conv", inputs, [output], attributes)
-
-    def _translate_node(self, node: Node) -> Operator:
-        inputs = list(map(self._values.source, node.inputs))
-        output = [node.output]
-        count = len(inputs)
-        if get_text(node, "data_format", "NHWC") == self._layout:
-            images = self._translate_image_node(node, inputs)
-            if images is not None:
-                return images
-        if node.op == "Mean" and count == 2:
-            places = _TO_NHWC if self._layout == "NHWC" else range(4)
-            axes = self._values.read_integers(inputs[1], 4)
-            attributes = {"axes": [places[axis] for axis in axes if -4 <= axis < 4]}
-            return Operator("ReduceMean", inputs[:1], output, attributes)
-        if node.op == "MatMul" and count == 2 and not get_flag(node, "transpose_a", False):
-            layout = _TURNED if get_flag(node, "transpose_b", False) else _MATRIX
-            return Operator("MatMul", [inputs[0], inputs[1] + layout], output)
-        if node.op == "Transpose" and count == 2:
-            return Operator("Transpose", inputs[:1], output, {"perm": self._read_permutation(node)})
-        if node.op in RESHAPES and inputs:
-            return Operator("Reshape", inputs[:1], output)
-        if node.op in ("Relu", "Shape") and count == 1:
-            return Operator(node.op, inputs, output)
-        kind = _ARITHMETIC.get(node.op) if count == 2 else None
-        return Operator(kind or f"TensorFlow's {node.op}", inputs, output)
-
-    def _translate_image_node(self, node: Node, inputs: list[str]) -> Operator | None:
-        """Return the operator of a node whose images have the graph's layout; None if their layout
-        has no meaning for it."""
-        is_inference = not get_flag(node, "is_training", True)
-        if node.op.startswith("FusedBatchNorm") and len(inputs) == 5 and is_inference:
-            epsilon = node.attributes["epsilon"].f if "epsilon" in node.attributes else 1e-4
-            norm = [inputs[0], *(f"{value}{_FLAT}" for value in inputs[1:])]
-            return Operator("BatchNormalization", norm, [node.output], {"epsilon": epsilon})
-        attributes = {"kernel_shape": self._take_spatial(get_list(node, "ksize"))}
-        if node.op == "MaxPool" and len(inputs) == 1:
-            value, pads = self._read_padding(node)
-            attributes |= self._translate_window(node, pads)
-            return Operator("MaxPool", [value], [node.output], attributes)
-        if node.op == "AvgPool" and len(inputs) == 1:
-            return Operator("AveragePool", inputs, [node.output], attributes)
-        return None
-
-    def _read_permutation(self, node: Node) -> list[int]:
-        if len(node.inputs) != 2:
-            return []
-        return self._values.read_integers(node.inputs[1], 4)
-
-    def _find_other_term(self, addition: Node, value: str) -> str:
-        """Return the second term of an addition."""
-        for term in map(self._values.source, addition.inputs):
-            if term != value:
-                return term
-        return value
-
-    def _is_bias(self, node: Node) -> bool:
-        """Return whether a node adds a constant with one number for each channel."""
-        constants = [value for value in node.inputs if self._values.find_constant(value)]
-        if node.op not in _ADDITIONS or len(node.inputs) != 2 or len(constants) != 1:
+    def _is_by_channel(self, name: str) -> bool:
+        """Return whether a constant has one number, or one for each channel."""
+        array = self._constants.get(name)
+        if array is None:
             return False
-        if node.op == "BiasAdd":
-            return get_text(node, "data_format", "NHWC") == self._layout
-        maker = self._values.find_maker(constants[0])
-        if maker is not None and maker.op == "Reshape" and len(maker.inputs) == 2:
-            shape = self._values.read_integers(maker.inputs[1], 4)
-        elif maker is not None and maker.op in CONSTANTS:
-            shape = list(self._graph.shape(maker))
-        else:
-            return False
-        channel = -1 if self._layout == "NHWC" else -3
-        if len(shape) < -channel:
-            return False
-        del shape[channel]
-        return set(shape) <= {1}
+        axes = [axis - array.ndim for axis, size in enumerate(array.shape) if size != 1]
+        return axes in ([], [self._channel])
 
-    def _is_head(self, conv: Node) -> bool:
-        """Return whether a node is a convolution that is the classifier: what it multiplies is an
-        average over the images."""
-        if conv.op != "Conv2D" or len(conv.inputs) != 2:
-            return False
-        node = self._values.find_maker(conv.inputs[0])
-        for _ in range(4):
-            if node is None or node.op not in RESHAPES:
-                break
-            node = self._values.find_maker(node.inputs[0])
-        return node is not None and node.op in _POOLS
+    # Windows
 
-    def _read_padding(self, node: Node) -> tuple[str, list[int]]:
-        """Return the images of a window before a Pad, and the sizes that this pads: top, left,
-        bottom, right."""
-        value = self._values.source(node.inputs[0])
-        pad = self._values.find_maker(value)
-        if pad is None or pad.op != "Pad" or len(pad.inputs) != 2:
-            return value, [0] * 4
-        if get_text(node, "padding", "") != "VALID":
-            return value, [0] * 4
-        sizes = self._values.read_integers(pad.inputs[1], 8)
-        if len(sizes) != 8:
-            return value, [0] * 4
-        begins = self._take_spatial(sizes[::2])
-        ends = self._take_spatial(sizes[1::2])
-        if sum(map(abs, sizes)) != sum(map(abs, [*begins, *ends])):
-            return value, [0] * 4  # other axes than height and width are padded
-        return self._values.source(pad.inputs[0]), [*begins, *ends]
+    def _turn(self, value: str) -> str:
+        """Return images as NCHW."""
+        if self._layout == "NCHW" or value not in self._raw:
+            return value
+        before = self._operators.get(value)
+        if before and before.attributes.get("perm") == _TO_NHWC and self._uses[value] == 1:
+            del self._operators[value]
+            return before.input[0]
+        turned = f"{value}#nchw"
+        self._operators[turned] = Operator("Transpose", [value], [turned], {"perm": _TO_NCHW})
+        return turned
 
-    def _translate_window(self, node: Node, pads: list[int]) -> dict[str, Any]:
+    def _translate_convolution(self, node: Node, inputs: list[str]) -> Operator | None:
+        kernel = self.values.evaluate(inputs[1])
+        if kernel is None or kernel.ndim != 4 or _read_layout(node) != self._layout:
+            return None
+        # A kernel of TensorFlow has the inputs of one group.
+        groups = self._widths.get(inputs[0], 3) // max(kernel.shape[2], 1)
+        self._widths[node.output] = kernel.shape[3]
+        names = [self._turn(inputs[0]), self._take(inputs[1], "#kernel")]
+        attributes = self._read_window(node) | {"group": groups}
+        return Operator("Conv", names, [node.output], attributes)
+
+    def _translate_pad(self, node: Node, inputs: list[str]) -> Operator | None:
+        sizes = self.values.evaluate(inputs[1])
+        number = self.values.evaluate(inputs[2]) if len(inputs) > 2 else np.zeros(1)
+        if sizes is None or number is None or sizes.shape != (4, 2):
+            return None
+        order = _TO_NCHW if self._layout == "NHWC" else range(4)
+        attributes = {"pads": sizes[list(order)].T.ravel().tolist(), "value": number.item()}
+        return Operator("Pad", [self._turn(inputs[0])], [node.output], attributes)
+
+    def _translate_pool(self, node: Node, inputs: list[str]) -> Operator | None:
+        attributes = self._read_window(node)
+        attributes["kernel_shape"] = self._take_spatial(get_attribute(node, "ksize", []))
+        kind = "MaxPool" if node.op == "MaxPool" else "AveragePool"
+        is_whole = kind == "MaxPool" or attributes["auto_pad"] == b"VALID"
+        is_known = is_whole and _read_layout(node) == self._layout
+        return Operator(kind, inputs, [node.output], attributes) if is_known else None
+
+    def _translate_mean(self, node: Node, inputs: list[str]) -> Operator | None:
+        places = _TO_NHWC if self._layout == "NHWC" else range(4)
+        axes = [places[axis] for axis in self.values.read_integers(inputs[1]) if -4 <= axis < 4]
+        attributes = {"axes": axes, "keepdims": int(get_attribute(node, "keep_dims", False))}
+        return Operator("ReduceMean", inputs[:1], [node.output], attributes)
+
+    def _translate_norm(self, node: Node, inputs: list[str]) -> Operator | None:
+        if _read_layout(node) != self._layout or get_attribute(node, "is_training", True):
+            return None
+        epsilon = node.attributes["epsilon"].f if "epsilon" in node.attributes else 1e-4
+        names = list(map(self._take, inputs))
+        return Operator("BatchNormalization", names, [node.output], {"epsilon": epsilon})
+
+    def _read_window(self, node: Node) -> dict[str, Any]:
         """Return the attributes of a window that ONNX has."""
-        kind = get_text(node, "padding", "")
-        explicit = get_list(node, "explicit_paddings")
+        kind = get_attribute(node, "padding", "")
+        pads = [0] * 4
+        explicit = get_attribute(node, "explicit_paddings", [])
         if kind == "EXPLICIT" and len(explicit) == 8:
             pads = [*self._take_spatial(explicit[::2]), *self._take_spatial(explicit[1::2])]
             kind = "VALID"
-        dilations = get_list(node, "dilations") or [1] * 4
         return {
             "auto_pad": b"SAME_UPPER" if kind == "SAME" else kind.encode(),
             "pads": pads,
-            "strides": self._take_spatial(get_list(node, "strides")),
-            "dilations": self._take_spatial(dilations),
+            "strides": self._take_spatial(get_attribute(node, "strides", [])),
+            "dilations": self._take_spatial(get_attribute(node, "dilations", []) or [1] * 4),
         }
 
     def _take_spatial(self, values: list[int]) -> list[int]:
@@ -370,12 +222,243 @@ class Nodes:
             return []
         return values[1:3] if self._layout == "NHWC" else values[2:]
 
+    # Several nodes in one
 
-def _find_layout(convs: list[Node]) -> str:
-    """Return NHWC or NCHW."""
-    layouts = sorted({get_text(node, "data_format", "NHWC") for node in convs})
-    if layouts not in (["NHWC"], ["NCHW"]):
-        raise ValueError(
-            f"its convolutions have the layouts {layouts!s:.80}, expected all NHWC or all NCHW"
+    def _translate_sum(self, node: Node, inputs: list[str]) -> Operator | None:
+        if len(inputs) != 2:
+            return None
+        is_turned = node.op == "BiasAdd" and _read_layout(node) == "NCHW"
+        names = [self._take(inputs[0]), self._take(inputs[1], "#channels" if is_turned else "")]
+        joint = self._join_norm(*inputs) or self._join_bias(inputs[0], inputs[1], names[1])
+        joint = joint or self._join_bias(inputs[1], inputs[0], names[0])
+        return replace(joint or Operator("Add", names, []), output=[node.output])
+
+    def _join_bias(self, value: str, term: str, name: str) -> Operator | None:
+        """Return a convolution and the addition of its bias; None if these are something else."""
+        conv = self._operators.get(value)
+        if conv is None or conv.op_type != "Conv" or len(conv.input) > 2:
+            return None
+        if self._uses[value] != 1 or not self._is_by_channel(name):
+            return None
+        del self._operators[value]
+        return replace(conv, input=[*conv.input, self._take(term, "#flat")])
+
+    def _join_norm(self, product: str, shift: str) -> Operator | None:
+        """Return the batch norm that a sum is: x * f + (beta - mean * f), where f is
+        rsqrt(variance + epsilon) * gamma; None if it is something else."""
+        try:
+            value, factor = self._take_apart(product, "Mul")
+            beta, shrunk = self._take_apart(shift, "Sub")
+            mean, same_factor = self._take_apart(shrunk, "Mul")
+            root, gamma = self._take_apart(factor, "Mul")
+            [total] = self._take_apart(root, "Rsqrt")
+            variance, number = self._take_apart(total, "Add", "AddV2")
+        except ValueError:
+            return None
+        epsilon = self.values.evaluate(number)
+        constants = [self._take(name) for name in (gamma, beta, mean, variance)]
+        is_norm = factor == same_factor and self._uses[product] == 1
+        if not is_norm or epsilon is None or not all(map(self._is_by_channel, constants)):
+            return None
+        del self._operators[product]
+        constants = [self._take(name, "#flat") for name in constants]
+        attributes = {"epsilon": epsilon.item()}
+        return Operator("BatchNormalization", [value, *constants], [], attributes)
+
+    def _take_apart(self, value: str, *ops: str) -> list[str]:
+        """Return the inputs of the node that makes a value. Raises `ValueError` if it is another
+        operator's."""
+        maker = self.values.find_maker(value)
+        if maker is None or maker.op not in ops:
+            raise ValueError(f"{value!r:.80} is not made by {ops}")
+        return list(map(self.values.source, maker.inputs))
+
+    def _join_groups(self, node: Node, inputs: list[str]) -> Operator | None:
+        """Return one convolution in place of those of the parts of a Split, and their Concat; None
+        if the node is another Concat."""
+        *values, axis = inputs
+        convs = [self._operators[value] for value in values if value in self._operators]
+        split = self.values.find_maker(convs[0].input[0]) if convs else None
+        if split is None or split.op != "Split" or len(convs) != len(values):
+            return None
+        parts = [f"{split.name}:{number}" for number in range(len(convs))]
+        axes = [self.values.read_integers(value) for value in (split.inputs[0], axis)]
+        is_group = (
+            get_attribute(split, "num_split", 0) == len(parts)
+            and axes[0] + axes[1] in ([self._channel % 4] * 2, [self._channel] * 2)
+            and all(self._uses[value] == 1 for value in (*values, *parts))
         )
-    return layouts[0]
+        for conv, part in zip(convs, parts, strict=True):
+            is_group &= (conv.op_type, len(conv.input), conv.input[0]) == ("Conv", 2, part)
+            is_group &= conv.attributes == convs[0].attributes
+        if not is_group:
+            return None
+        for value in (split.output, *values):
+            del self._operators[value]
+        images = self.values.source(split.inputs[1])
+        kernels = [conv.input[1] for conv in convs]
+        whole = f"{node.output}#kernel"
+        kernel = np.concatenate([self._constants[name] for name in kernels])
+        self._constants[whole] = kernel
+        if kernels[0] in self._places:
+            self._places[whole] = self._places[kernels[0]]
+        self._widths[node.output] = len(kernel)
+        groups = self._widths.get(images, 3) // max(kernel.shape[1], 1)
+        attributes = convs[0].attributes | {"group": groups}
+        return Operator("Conv", [images, whole], [node.output], attributes)
+
+    # Parts and orders of axes
+
+    def _translate_slice(self, node: Node, inputs: list[str]) -> Operator | None:
+        """Return a slice with one entry for each axis that is named."""
+        numbers = [self.values.read_integers(value) for value in inputs[1:]]
+        rows: list[tuple[int, int, int, int]] = []
+        shrunk = 0
+        if not all(numbers):
+            return None
+        if node.op == "ReverseV2":
+            rows = [(axis, _END, -_END, -1) for axis in numbers[0]]
+        elif node.op == "Slice":
+            for axis, (begin, size) in enumerate(zip(*numbers, strict=True)):
+                rows.append((axis, begin, _END if size < 0 else begin + size, 1))
+        else:
+            masks = ("begin", "end", "ellipsis", "shrink_axis", "new_axis")
+            begins, ends, ellipsis, shrunk, added = (
+                get_attribute(node, f"{m}_mask", 0) for m in masks
+            )
+            first = 0
+            for place, (begin, end, step) in enumerate(zip(*numbers, strict=True)):
+                if ellipsis & 1 << place:
+                    first = -len(numbers[0])
+                    continue
+                if begins & ~shrunk & 1 << place:
+                    begin = 0 if step > 0 else _END
+                if ends & ~shrunk & 1 << place:
+                    end = _END if step > 0 else -_END
+                rows.append((first + place, begin, end, step))
+            if added or (shrunk and shrunk != 1 << len(numbers[0]) - 1):
+                return None
+        rows = [row for row in rows if row[1:] != (0, _END, 1)]
+        if shrunk:
+            if len(rows) != 1 or rows[0][0] not in _LAST_AXES:
+                return None
+            return Operator(_CHANNEL, inputs[:1], [node.output], {"channel": rows[0][1]})
+        names = ("axes", "starts", "ends", "steps")
+        attributes = {name: [row[i] for row in rows] for i, name in enumerate(names)}
+        return Operator("Slice", inputs[:1], [node.output], attributes)
+
+    def _join_channels(self, node: Node, inputs: list[str]) -> Operator | None:
+        """Return a Gather in place of a stack of single channels; None if it is another stack."""
+        parts = [self._operators.get(value) for value in inputs]
+        chosen = [part for part in parts if part is not None and part.op_type == _CHANNEL]
+        values = {part.input[0] for part in chosen}
+        axis = get_attribute(node, "axis", 0)
+        is_whole = len(chosen) == len(parts) and len(values) == 1 and axis in _LAST_AXES
+        if not is_whole or any(self._uses[value] != 1 for value in inputs):
+            return None
+        for value in inputs:
+            self._operators.pop(value, None)
+        name = f"{node.output}#channels"
+        self._constants[name] = np.array([part.attributes["channel"] for part in chosen])
+        return Operator("Gather", [values.pop(), name], [node.output], {"axis": axis})
+
+    def _translate_gather(self, node: Node, inputs: list[str]) -> Operator | None:
+        axes = self.values.read_integers(inputs[2]) if len(inputs) == 3 else []
+        if len(axes) != 1 or get_attribute(node, "batch_dims", 0):
+            return None
+        names = list(map(self._take, inputs[:2]))
+        return Operator("Gather", names, [node.output], {"axis": axes[0]})
+
+    def _translate_transpose(self, node: Node, inputs: list[str]) -> Operator:
+        order = self.values.read_integers(inputs[1])
+        return Operator("Transpose", inputs[:1], [node.output], {"perm": order})
+
+    def _translate_cast(self, node: Node, inputs: list[str]) -> Operator | None:
+        return Operator("Cast", inputs, [node.output], {"to": 1}) if makes_floats(node) else None
+
+    def _translate_squeeze(self, node: Node, inputs: list[str]) -> Operator:
+        axes = get_attribute(node, "squeeze_dims", [])
+        return Operator("Squeeze", inputs, [node.output], {"axes": axes} if axes else {})
+
+    def _translate_reshape(self, node: Node, inputs: list[str]) -> Operator | None:
+        """Return a reshape to a shape that is constant, apart from the number of images."""
+        shape = self.values.read_integers(inputs[1])
+        pack = self.values.find_maker(inputs[1])
+        if not shape and pack is not None and pack.op == "Pack":
+            sizes = list(map(self.values.read_integers, pack.inputs))
+            if self._is_batch_size(pack.inputs[0]):
+                sizes[0] = [-1]
+            shape = list(np.ravel(sizes)) if all(len(size) == 1 for size in sizes) else []
+        if not shape:
+            return None
+        name = f"{node.output}#shape"
+        self._constants[name] = np.array(shape)
+        return Operator("Reshape", [inputs[0], name], [node.output])
+
+    def _is_batch_size(self, value: str) -> bool:
+        """Return whether a value is the first number of a shape."""
+        part = self.values.find_maker(value)
+        if part is None or part.op != "StridedSlice" or get_attribute(part, "end_mask", 0):
+            return False
+        shape = self.values.find_maker(part.inputs[0])
+        bounds = list(map(self.values.read_integers, part.inputs[1:3]))
+        return shape is not None and shape.op == "Shape" and bounds == [[0], [1]]
+
+    def _translate_product(self, node: Node, inputs: list[str]) -> Operator | None:
+        if get_attribute(node, "transpose_a", False):
+            return None
+        layout = "#turned" if get_attribute(node, "transpose_b", False) else ""
+        names = [self._take(inputs[0]), self._take(inputs[1], layout)]
+        return Operator("MatMul", names, [node.output])
+
+    _TRANSLATIONS: ClassVar[dict[str, Callable[..., Operator | None]]] = {
+        **dict.fromkeys(("Add", "AddV2", "AddN", "BiasAdd"), _translate_sum),
+        **dict.fromkeys(("ReverseV2", "Slice", "StridedSlice"), _translate_slice),
+        **dict.fromkeys(("MaxPool", "AvgPool"), _translate_pool),
+        **dict.fromkeys(("Pad", "PadV2"), _translate_pad),
+        **dict.fromkeys(
+            ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), _translate_norm
+        ),
+        "Conv2D": _translate_convolution,
+        "ConcatV2": _join_groups,
+        "GatherV2": _translate_gather,
+        "MatMul": _translate_product,
+        "Cast": _translate_cast,
+        "Mean": _translate_mean,
+        "Pack": _join_channels,
+        "Reshape": _translate_reshape,
+        "Squeeze": _translate_squeeze,
+        "Transpose": _translate_transpose,
+    }
+    """What other operators become; None: nothing that a ResNet has."""
+
+
+def _read_layout(node: Node) -> str:
+    """Return NHWC or NCHW."""
+    return str(get_attribute(node, "data_format", "NHWC"))
+
+
+def _takes_images(node: Node) -> bool:
+    return node.op in _INPUTS and _get_type(node) not in _NO_IMAGES
+
+
+def _get_type(node: Node) -> int:
+    """Return TensorFlow's number of an input's type; 0 if it is missing."""
+    return int(node.attributes["dtype"].type) if "dtype" in node.attributes else 0
+
+
+def _find_size(images: Iterable[Node]) -> int | None:
+    """Return height and width of images; None if they are not fixed, or not one number."""
+    shapes = [read_sizes(n.attributes["shape"].shape) for n in images if "shape" in n.attributes]
+    sizes = {size for shape in shapes for size in shape[1:]} - {3}
+    return sizes.pop() if len(sizes) == 1 and min(sizes) > 0 else None
+
+
+def _list_unused(graph: FlatGraph, used: Iterable[Node]) -> Iterator[Node]:
+    """Yield the other nodes of a graph and of the functions that it calls."""
+    names = {node.name for node in used}
+    calls = {name.rpartition("//")[0] for name in names} | {""}
+    for node in graph.nodes:
+        is_input = node.op in _INPUTS or "Variable" in node.op
+        if node.name not in names and node.name.rpartition("//")[0] in calls and not is_input:
+            yield node

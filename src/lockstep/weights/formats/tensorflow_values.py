@@ -1,129 +1,154 @@
 """The values of a TensorFlow graph: the nodes that make them, and the constants among them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import numpy as np
 
-from lockstep.weights.formats.tensorflow_graph import FlatGraph, Node
+from lockstep.weights.formats.tensorflow_graph import FLOATS, NUMBERS, FlatGraph, Node
 
-SAME = (
-    "Identity",
-    "Cast",
-    "EnsureShape",
-    "StopGradient",
-    "PreventGradient",
-    "Snapshot",
-    "CheckNumerics",
-    "ReadVariableOp",
-)
+_GRADIENTS = ("StopGradient", "PreventGradient")
+_SAME = ("Identity", "ReadVariableOp", "EnsureShape", "CheckNumerics", "Snapshot", *_GRADIENTS)
 """Operators that change no value in inference."""
-RESHAPES = ("Reshape", "Squeeze", "ExpandDims")
-CONSTANTS = ("Const", "VarHandleOp", "Variable", "VariableV2")
+_CONSTANTS = ("Const", "VarHandleOp", "Variable", "VariableV2")
+_LAYOUTS: dict[str, Callable[..., Any]] = {
+    "Reshape": lambda node, array, shape: array.reshape(shape),
+    "Transpose": lambda node, array, order: array.transpose(order),
+    "ExpandDims": lambda node, array, axis: np.expand_dims(array, tuple(axis.ravel())),
+    "Squeeze": lambda node, array: array.squeeze(
+        tuple(get_attribute(node, "squeeze_dims", [])) or None
+    ),
+    "Split": lambda node, axis, array: np.split(
+        array, max(get_attribute(node, "num_split", 1), 1), int(axis)
+    ),
+}
+"""Operators that lay out the numbers of a constant in another way."""
+_ARITHMETIC: dict[str, Callable[..., np.ndarray]] = {
+    "Add": np.add,
+    "AddV2": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "RealDiv": np.divide,
+    "Maximum": np.maximum,
+    "Neg": np.negative,
+    "Log": np.log,
+    "Sqrt": np.sqrt,
+    "Rsqrt": lambda array: 1 / np.sqrt(array),
+}
+"""Operators that compute a constant of others."""
+_MOST_INTEGERS = 64
+_COMPUTED = {"Cast", *_LAYOUTS, *_ARITHMETIC}
+
+
+def is_same(node: Node) -> bool:
+    """Return whether a node changes no value, apart from rounding."""
+    is_float = node.op == "Cast" and makes_floats(node) and makes_floats(node, "SrcT")
+    return is_float or node.op in _SAME
+
+
+def makes_floats(cast: Node, attribute: str = "DstT") -> bool:
+    """Return whether a Cast makes floats, whatever it is of."""
+    return attribute in cast.attributes and cast.attributes[attribute].type in FLOATS
 
 
 class Values:
-    """The values of a graph, whose nodes may be replaced (`replace_node`)."""
+    """The values of a graph."""
 
     def __init__(self, graph: FlatGraph) -> None:
-        self.graph = graph
-        self._makers = {node.output: node for node in graph.nodes}
+        self.read: set[str | None] = set()
+        """The names under which the constants that were read are stored."""
+        self._graph = graph
+        self._makers = {node.name: node for node in graph.nodes}
+        self._constants: dict[str, np.ndarray | None] = {}
 
-    def replace_node(self, node: Node) -> None:
-        """Let a node make its output in place of the one that the graph has."""
-        self._makers[node.output] = node
+    def name_maker(self, value: str) -> str:
+        """Return the name of the node that makes a value, behind functions."""
+        return self._graph.actual(value).partition(":")[0]
 
     def source(self, value: str) -> str:
         """Return the value that a value is, behind functions and nodes that change nothing."""
         for _ in range(100):
-            value = self.graph.actual(value)
-            maker = self._makers.get(value)
-            if maker is None or maker.op not in SAME or not maker.inputs:
+            value = self._graph.actual(value)
+            maker = self._makers.get(self.name_maker(value))
+            if maker is None or not is_same(maker) or not maker.inputs:
                 return value
             value = maker.inputs[0]
         raise ValueError(f"{value!r:.80} is behind 100 nodes that change nothing")
 
     def find_maker(self, value: str) -> Node | None:
         """Return the node that computes a value, behind those that change nothing."""
-        return self._makers.get(self.source(value))
+        return self._makers.get(self.name_maker(self.source(value)))
 
     def find_constant(self, value: str) -> Node | None:
-        """Return the node of the constant that a value is, also a reshaped one; None otherwise."""
+        """Return the node whose constant a value is, or is a layout of; None if it is computed."""
         node = self.find_maker(value)
-        for _ in range(8):
-            if node is None or node.op not in RESHAPES or not node.inputs:
-                break
-            node = self.find_maker(node.inputs[0])
-        return node if node is not None and node.op in CONSTANTS else None
+        while node is not None and node.op in _LAYOUTS and node.inputs:
+            node = self.find_maker(node.inputs[int(node.op == "Split")])
+        return node if node is not None and node.op in _CONSTANTS else None
 
-    def list_computed(self, node: Node | None) -> list[str]:
-        """Return the inputs of a node that are not constants."""
-        inputs = node.inputs if node is not None else ()
-        return [value for value in inputs if self.find_constant(value) is None]
+    def evaluate(self, value: str) -> np.ndarray | None:
+        """Return a constant, also one that is computed of others; None if it is no numbers, or
+        computed of images. Raises `ValueError` if it is stored nowhere, or its bytes do not fit."""
+        value = self.source(value)
+        if value not in self._constants:
+            self._constants[value] = self._compute(value)
+        return self._constants[value]
 
-    def evaluate(self, value: str, depth: int = 0) -> np.ndarray | None:
-        """Return a constant, also a reshaped one; None if it is computed otherwise."""
+    def _compute(self, value: str) -> np.ndarray | None:
         node = self.find_maker(value)
-        if node is None or depth > 8:
+        if node is None:
             return None
-        if node.op in CONSTANTS:
-            return self.graph.array(node)
-        if node.op not in RESHAPES or not node.inputs:
+        if node.op in _CONSTANTS:
+            self.read.add(self._graph.place(node))
+            return self._graph.array(node) if self._graph.dtype(node) in NUMBERS else None
+        arrays = list(map(self.evaluate, node.inputs)) if node.op in _COMPUTED else []
+        numbers = [array for array in arrays if array is not None]
+        if not numbers or len(numbers) < len(arrays):
             return None
-        values = self.evaluate(node.inputs[0], depth + 1)
-        if values is None:
-            return None
-        if node.op == "Squeeze":
-            return values.squeeze(tuple(get_list(node, "squeeze_dims")) or None)
-        if len(node.inputs) != 2:
-            return None
-        shape = self.read_integers(node.inputs[1], 8)
-        if node.op == "Reshape":
-            return values.reshape(shape)
-        return np.expand_dims(values, tuple(shape))
+        if node.op in _ARITHMETIC:
+            size = np.broadcast(*numbers).size
+            self._graph.charge(node, size)
+            with np.errstate(all="ignore"):
+                return _ARITHMETIC[node.op](*numbers)
+        self._graph.charge(node, max(array.size for array in numbers))
+        if node.op == "Cast":
+            return numbers[0].astype(np.float32) if makes_floats(node) else None
+        laid_out = _LAYOUTS[node.op](node, *numbers)
+        return laid_out[int(value.rpartition(":")[2])] if node.op == "Split" else laid_out
 
-    def read_integers(self, value: str, count: int) -> list[int]:
-        """Return a constant of a few integers; empty if it is something else."""
-        node = self.find_maker(value)
-        if node is None or node.op not in CONSTANTS:
+    def read_integers(self, value: str) -> list[int]:
+        """Return a constant of a few integers as a list; empty if it is something else."""
+        array = self.evaluate(value)
+        if array is None or array.dtype.kind != "i" or array.size > _MOST_INTEGERS:
             return []
-        if np.prod(self.graph.shape(node), dtype=np.float64) > count:
-            return []
-        values = self.graph.array(node)
-        return values.ravel().tolist() if values.dtype.kind == "i" else []
+        return list(map(int, array.ravel()))
 
-    def read_kernel_shape(self, conv: Node) -> tuple[int, ...]:
-        """Return the shape of a convolution's kernel, HWIO."""
-        node = self.find_maker(conv.inputs[1])
-        if node is None or node.op not in CONSTANTS or len(self.graph.shape(node)) != 4:
-            raise ValueError(f"the kernel of {conv.name!r:.80} is not a constant of four axes")
-        return self.graph.shape(node)
-
-    def list_nodes_behind(self, values: Iterable[str]) -> list[Node]:
-        """Return the nodes that values are computed by, in the order of the graph."""
-        names: set[str] = set()
-        waiting = list(values)
+    def sort_nodes(self, values: Iterable[str]) -> list[Node]:
+        """Return the nodes that values are computed by, every node after those that it needs.
+        Raises `ValueError` if they form a circle."""
+        needs: dict[str, list[str]] = {}
+        waiting = list(map(self.name_maker, values))
         while waiting:
-            value = self.graph.actual(waiting.pop())
-            node = self._makers.get(value) or self._makers.get(f"{value.rpartition(':')[0]}:0")
-            if node is not None and node.name not in names:
-                names.add(node.name)
-                waiting += node.inputs
-        return [node for node in self.graph.nodes if node.name in names]
+            name = waiting.pop()
+            if name not in needs and name in self._makers:
+                needs[name] = list(map(self.name_maker, self._makers[name].inputs))
+                waiting += needs[name]
+        try:
+            names = list(TopologicalSorter(needs).static_order())
+        except CycleError:
+            raise ValueError("its nodes form a circle") from None
+        return [self._makers[name] for name in names if name in self._makers]
 
 
-def get_text(node: Node, name: str, default: str) -> str:
-    """Return an attribute that is a text."""
+def get_attribute(node: Node, name: str, default: Any) -> Any:
+    """Return an attribute of the type that its default has: a text, a truth value, an integer, or a
+    list of integers."""
     if name not in node.attributes:
         return default
-    return bytes(node.attributes[name].s).decode(errors="replace")
-
-
-def get_flag(node: Node, name: str, default: bool) -> bool:
-    """Return an attribute that is true or false."""
-    return bool(node.attributes[name].b) if name in node.attributes else default
-
-
-def get_list(node: Node, name: str) -> list[Any]:
-    """Return an attribute that is a list of integers; empty if it is missing."""
-    return list(node.attributes[name].list.i) if name in node.attributes else []
+    value = node.attributes[name]
+    if isinstance(default, str):
+        return bytes(value.s).decode(errors="replace")
+    if isinstance(default, bool):
+        return bool(value.b)
+    return list(value.list.i) if isinstance(default, list) else int(value.i)

@@ -19,6 +19,7 @@ from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import is_list_of, is_text, parsed
 from lockstep.weights.formats import nvidia_tensorflow, onnx_metadata, tensorflow_graph
+from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import describe_converted
 from lockstep.weights.formats.network import ASSUMPTION, Network
 from lockstep.weights.formats.network_walk import follow
@@ -39,6 +40,7 @@ CLASSES = "lockstep_classes"
 EXTRA = "assets.extra"
 """The folder of a SavedModel for files that TensorFlow does not read."""
 _MOST_TEXT = 2**24
+_UNUSED = "no output is computed from it"
 _NVIDIAS = (
     "the graph does not normalise its images, so the mean and std of NVIDIA's recipe are used"
 )
@@ -70,44 +72,62 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
     try:
         text, classes, files = _read_notes(graph)
         nodes = Nodes(graph, from_anywhere=text is not None)
-        resnet = follow(nodes)
-        sources = list(resnet.list_sources(nodes))
-        is_nvidias = _is_nvidias(resnet, dict(sources))
+        resnet = follow(nodes.operators)
+        sources = list(resnet.list_sources(nodes.operators))
+        is_nvidias = _is_nvidias(resnet, set(sources))
         recipe = resnet.build_recipe()
         if is_nvidias:
             recipe = _choose_nvidia_recipe(recipe, resnet)
-        halves = nodes.list_halves()
     except (ValueError, LookupError, TypeError, RecursionError, RecipeError) as error:
         raise CheckpointError(f"{path} is not a ResNet that can be read: {error}") from None
+    assumption = "" if resnet.has_keras_names else _NVIDIAS if is_nvidias else ASSUMPTION
     recipe, has_preprocessing, about = onnx_metadata.read_preprocessing(
-        recipe,
-        text,
-        PREPROCESSING,
-        normalises=resnet.normalises,
-        assumption=_NVIDIAS if is_nvidias else ASSUMPTION,
+        recipe, text, PREPROCESSING, normalises=resnet.normalises, assumption=assumption
     )
-    remarks = [*resnet.remarks, *about, *resnet.describe_units()]
-    remarks += describe_converted(halves, "constants")
+    stated = FIELDS if has_preprocessing else ("mean", "std") if resnet.normalises else ()
+    remarks = [*resnet.remarks, *about, *resnet.describe_units(), *_name_signatures(graph)]
     return Weights(
         recipe,
         State(0, resnet.build_tensors(), {}),
-        classes if len(classes) <= recipe.logits else (),
+        resnet.permute_classes(classes),
         path,
         "NVIDIA TensorFlow" if is_nvidias else "TensorFlow",
-        tuple(remarks),
-        stated=frozenset(FIELDS if has_preprocessing or is_nvidias else ()),
+        (*remarks, *describe_converted(list(nodes.halves), "constants")),
+        stated=frozenset(stated),
+        assumed_as="keras" if resnet.has_keras_names else "",
+        parts=(*resnet.parts, *_account_for_rest(graph, nodes, {name for _, name in sources})),
         stored=list_arrays(_describe_arrays(graph), sources),
         others=(*_list_bundle(graph), *files),
     )
 
 
-def _is_nvidias(resnet: Network, places: dict[str, str]) -> bool:
+def _account_for_rest(graph: FlatGraph, nodes: Nodes, used: set[str]) -> Iterator[Part]:
+    """Yield the account of nodes and constants that no tensor is made of."""
+    for node in nodes.unused:
+        if node.op != "Const":
+            yield Part(f"{node.op} {node.name!r:.80}", "without effect", _UNUSED)
+    for name, _, _ in _describe_arrays(graph):
+        if name in nodes.values.read and name not in used:
+            yield Part(name, "folded", "into the nodes that compute with it")
+        elif name not in used and "//" not in name:
+            yield Part(name, "without effect", _UNUSED)
+
+
+def _name_signatures(graph: FlatGraph) -> Iterator[str]:
+    """Yield a remark on the signatures that are not read."""
+    chosen, *others = graph.signatures or ("",)
+    if others:
+        yield f"its signature {chosen!r:.60} is read, and not {', '.join(others)[:200]}"
+
+
+def _is_nvidias(resnet: Network, sources: set[tuple[str, str]]) -> bool:
     """Return whether the weights have the names of NVIDIA's code below one scope."""
     if resnet.spec.block != "bottleneck" or resnet.spec.stride_in != "3x3":
         return False
     names = nvidia_tensorflow.name_tensors(resnet.spec)
-    scope = places.get("fc.weight", "").removesuffix(names["fc.weight"])
-    return all(places.get(tensor) == scope + name for tensor, name in names.items())
+    places = [name for tensor, name in sources if tensor == "fc.weight"]
+    scopes = [name.removesuffix(names["fc.weight"]) for name in places]
+    return any(sources >= {(key, scope + name) for key, name in names.items()} for scope in scopes)
 
 
 def _choose_nvidia_recipe(recipe: Recipe, resnet: Network) -> Recipe:
@@ -120,19 +140,15 @@ def _choose_nvidia_recipe(recipe: Recipe, resnet: Network) -> Recipe:
 def _read_notes(graph: FlatGraph) -> tuple[str | None, tuple[str, ...], tuple[Path, ...]]:
     """Return the preprocessing and the classes that an export of Lockstep wrote, and the files next
     to the graph that have them."""
-    if graph.outputs:
+    if graph.signatures:
         folder = graph.path.parent / EXTRA
         files = [folder / f"{PREPROCESSING}.json", folder / "classes.txt"]
         text, names = map(_read_small_file, files)
         return text, tuple((names or "").splitlines()), tuple(filter(Path.is_file, files))
     nodes = {node.name: node for node in graph.nodes if node.name in (PREPROCESSING, CLASSES)}
-    text = None
-    if PREPROCESSING in nodes:
-        text = tensorflow_graph.decode_text(nodes[PREPROCESSING])
-    classes = []
-    if CLASSES in nodes:
-        classes = parsed(tensorflow_graph.decode_text(nodes[CLASSES]))
-    return text, tuple(classes) if is_list_of(is_text)(classes) else (), ()
+    texts = {name: tensorflow_graph.decode_text(node) for name, node in nodes.items()}
+    classes = parsed(texts.get(CLASSES, "[]"))
+    return texts.get(PREPROCESSING), tuple(classes) if is_list_of(is_text)(classes) else (), ()
 
 
 def _read_small_file(file: Path) -> str | None:
