@@ -203,7 +203,7 @@ def test_a_constant_of_onnx_in_a_file_that_cannot_be_is_refused(
     images = onnx.helper.make_tensor_value_info("x", 1, [1, 3, 8, 8])
     node = onnx.helper.make_node("Conv", ["x", "w"], ["y"])
     model = onnx.helper.make_model(
-        onnx.helper.make_graph([node], "a", [images], [images], [kernel])
+        onnx.helper.make_graph([node], "a", [images], [onnx.ValueInfoProto(name="y")], [kernel])
     )
     (tmp_path / "a.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(CheckpointError, match=r"a\.onnx .*: ('w' is in the file|.*null byte)"):

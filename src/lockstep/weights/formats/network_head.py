@@ -17,7 +17,7 @@ from lockstep.system.text import list_first
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.network import Graph, Head, is_same, label_node, read_axes
 
-Kind = Literal["scores", "log_probabilities", "probabilities", "sigmoid", "derived"]
+Kind = Literal["logits", "log_probabilities", "probabilities", "sigmoid", "derived"]
 _RESHAPES = ("Flatten", "Reshape", "Squeeze")
 _CHOICES = ("ArgMax", "TopK", "Hardmax")
 """Nodes that only choose among classes."""
@@ -32,7 +32,7 @@ class Scores:
     """Number of columns: features, then classes."""
     rank: int
     """Number of axes: 4 as the pool returns them, 2 after a reshape."""
-    kind: Kind = "scores"
+    kind: Kind = "logits"
     matrix: np.ndarray | None = None
     """[width, features]; None: the identity."""
     scale: np.ndarray | None = None
@@ -146,7 +146,7 @@ def _build_head(scores: Scores, output: str, parts: Sequence[Part]) -> Head:
         bias,
         scores.sources,
         output,
-        "logits" if scores.kind in ("scores", "derived") else scores.kind,
+        scores.kind,  # type: ignore[arg-type]
         scores.order,
         tuple(parts),
         tuple(remarks),
@@ -188,7 +188,7 @@ class _Walk:
             after = self._reshape(node, scores)
         elif kind in ("Gather", "Slice"):
             after = self._choose(node, scores)
-        elif scores.kind == "scores":
+        elif scores.kind == "logits":
             after = self._compute_with_constants(node, value, scores)
         if after is None:
             after = self._normalise(node, scores)
@@ -232,7 +232,7 @@ class _Walk:
         if places is None:
             return None
         is_permutation = sorted(places.tolist()) == list(range(scores.width))
-        if scores.kind not in ("scores", "log_probabilities") and not is_permutation:
+        if scores.kind not in ("logits", "log_probabilities") and not is_permutation:
             return None
         return self._fold(node, scores.take(places), ())
 
@@ -307,7 +307,7 @@ class _Walk:
     def _normalise(self, node: Any, scores: Scores) -> Scores | None:
         """Return what softmax, sigmoid and their logarithms make of a value."""
         kind = node.op_type
-        if kind in _SOFTMAX and scores.kind in ("scores", "log_probabilities"):
+        if kind in _SOFTMAX and scores.kind in ("logits", "log_probabilities"):
             last = (-1, 1) if scores.rank == 2 else (1 - scores.rank,)
             axis = self._graph.attribute(node, "axis", -1)
             is_image = scores.rank == 4 and axis == 1 and not self._graph.channels_last
@@ -318,7 +318,7 @@ class _Walk:
             return replace(scores, kind="log_probabilities")
         if kind == "Exp" and scores.kind == "log_probabilities":
             return replace(scores, kind="probabilities")
-        if kind == "Sigmoid" and scores.kind == "scores" and scores.matrix is not None:
+        if kind == "Sigmoid" and scores.kind == "logits" and scores.matrix is not None:
             if scores.width == 1:
                 return replace(scores, kind="sigmoid")
             raise ValueError(
@@ -335,7 +335,7 @@ class _Walk:
 
 def _describe(scores: Scores) -> str:
     names = {
-        "scores": "the pooled features" if scores.matrix is None else "the logits",
+        "logits": "the pooled features" if scores.matrix is None else "the logits",
         "log_probabilities": "the logarithms of probabilities",
         "probabilities": "the probabilities",
         "sigmoid": "the probability",

@@ -64,7 +64,7 @@ class _Walk:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._steps = 8 * len(graph.nodes)
+        self._steps = 8 * len(graph.nodes) + 8
         self._inner: set[str] = set()
         self._paddings: set[Padding] = set()
         self._remarks: list[str] = []

@@ -157,10 +157,11 @@ def _read_args(root: Values) -> tuple[str, dict[str, Any]]:
     if not isinstance(args, dict):
         return "", {}
     options = {str(name): _simplify(value) for name, value in args.items() if is_text(name)}
-    if {"arch", "version"} <= root.keys():
+    if {"arch", "version"} <= root.keys() or {"crop_pct", "img_size"} <= options.keys():
         return "timm", options
-    is_torchvisions = {"data_path", "lr_step_size", "print_freq"} <= options.keys()
-    return ("torchvision", options) if is_torchvisions else ("", {})
+    if options.keys() & {"val_resize_size", "train_crop_size", "lr_step_size"}:
+        return "torchvision", options
+    return "", {}
 
 
 def _simplify(value: Any, depth: int = 1) -> Any:
