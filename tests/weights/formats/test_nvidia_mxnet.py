@@ -144,6 +144,16 @@ def test_kernels_in_nhwc_are_turned_and_a_fourth_channel_has_no_effect(
     assert_canonical(weights.state.tensors, state_of(recipe_of()).tensors)
 
 
+def test_mxnet_does_not_compute_images_in_nhwc_on_cpus(mxnet_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        read_with_graph(mxnet_file, set_layout)
+    weights = read_changed(mxnet_file, convert_to_nhwc)
+    assert weights.original is not None
+    assert weights.original.channels_last
+    with pytest.raises(ValueError, match="does not compute Convolution 'conv0' on CPUs"):
+        weights.original.write(tmp_path)
+
+
 def test_a_fourth_channel_is_folded_in_nchw(mxnet_file: Path) -> None:
     stem = "arg:conv0_weight"
     weights = read_changed(

@@ -245,6 +245,9 @@ def test_the_model_zoos_resnet50_v1_gets_a_certificate_that_names_the_folded_bia
     assert record["engines"]["source"] != record["engines"]["target"]
     assert record["tensors_equal"] == record["tensors"]
     assert [change for change in record["changes"] if "biases of convolutions" in change]
+    assert record["original"]["by"].startswith("MXNet 1.")
+    assert record["original"]["top1_agreement"] == 1
+    assert record["original"]["largest_difference"] < 1e-5
 
 
 def softmax(values: np.ndarray) -> np.ndarray:

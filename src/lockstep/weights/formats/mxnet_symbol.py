@@ -28,7 +28,7 @@ from lockstep.weights.formats.network import label_node
 from lockstep.weights.formats.operators import Operator, OperatorGraph
 
 _ORDER = "NCHW"
-_FLOATS = ("float16", "float32", "float64", "bfloat16")
+FLOATS = ("float16", "float32", "float64", "bfloat16")
 _OFF = ("None", "False", "()", "[]")
 _WITHOUT_EFFECT = re.compile(
     r"__\w+__|\w*(?:ctx_group|lr_mult|wd_mult|force_mirroring|mirror_stage)|workspace|cudnn_\w+"
@@ -58,7 +58,7 @@ class _Value:
 
 
 @dataclass
-class _Node:
+class Node:
     """A node, and its translation."""
 
     name: str
@@ -128,11 +128,17 @@ _Values = _Value | list[_Value] | None
 class Symbol:
     """A graph in ONNX's terms."""
 
+    nodes: list[Node]
+    heads: list[tuple[int, int]]
+    """The nodes and outputs that the graph returns."""
     graph: OperatorGraph
-    variables: frozenset[str]
-    """Names of all variables, images and labels included."""
     channels_last: bool
     """Whether it takes images as NHWC."""
+
+    @property
+    def variables(self) -> set[str]:
+        """Names of all variables, images and labels included."""
+        return {node.name for node in self.nodes if node.kind == "null"}
 
 
 def translate(path: Path, text: bytes, arrays: Mapping[str, np.ndarray]) -> Symbol:
@@ -158,8 +164,8 @@ def translate(path: Path, text: bytes, arrays: Mapping[str, np.ndarray]) -> Symb
             raise ValueError(
                 f"{label_node(operator)} has no place in a ResNet, so its answers would be others"
             )
-    variables = [node for node in nodes if node.kind == "null"]
-    images = [node for node in variables if node.name in needed - arrays.keys()]
+    unset = needed - arrays.keys()
+    images = [node for node in nodes if node.kind == "null" and node.name in unset]
     constants = ChainMap(*(node.constants for node in nodes))
     places = {name: name.partition(" of ")[0] for name in needed & constants.keys()}
     graph = OperatorGraph(
@@ -170,10 +176,10 @@ def translate(path: Path, text: bytes, arrays: Mapping[str, np.ndarray]) -> Symb
         {name: place for name, place in places.items() if place in arrays},
         takes_bytes=any(node.attributes.get("__dtype__") == "3" for node in images),  # uint8
     )
-    return Symbol(graph, frozenset(node.name for node in variables), axes != _ORDER)
+    return Symbol(nodes, heads, graph, axes != _ORDER)
 
 
-def _load(path: Path, text: bytes) -> tuple[list[_Node], list[tuple[int, int]]]:
+def _load(path: Path, text: bytes) -> tuple[list[Node], list[tuple[int, int]]]:
     """Return the nodes of a graph, and what its outputs are."""
     try:
         graph = json.loads(text)
@@ -186,7 +192,7 @@ def _load(path: Path, text: bytes) -> tuple[list[_Node], list[tuple[int, int]]]:
         ) from None
 
 
-def _read_nodes(nodes: list[dict[str, Any]]) -> Iterator[_Node]:
+def _read_nodes(nodes: list[dict[str, Any]]) -> Iterator[Node]:
     names = set()
     for number, node in enumerate(nodes):
         attributes: dict[str, str] = {}
@@ -200,7 +206,7 @@ def _read_nodes(nodes: list[dict[str, Any]]) -> Iterator[_Node]:
         if name in names and node["op"] != "null":  # of a layer that is used twice
             name = f"{name} (node {number})"
         names.add(name)
-        yield _Node(name, str(node["op"]), attributes, _read_entries(node["inputs"], number))
+        yield Node(name, str(node["op"]), attributes, _read_entries(node["inputs"], number))
 
 
 def _read_entries(entries: list[list[int]], end: int) -> list[tuple[int, int]]:
@@ -212,7 +218,7 @@ def _read_entries(entries: list[list[int]], end: int) -> list[tuple[int, int]]:
 
 
 def _translate_nodes(
-    nodes: list[_Node], heads: list[tuple[int, int]], arrays: Mapping[str, np.ndarray], axes: str
+    nodes: list[Node], heads: list[tuple[int, int]], arrays: Mapping[str, np.ndarray], axes: str
 ) -> list[str]:
     """Translate nodes for images with these axes. Return the names of the heads."""
     values: dict[tuple[int, int], _Value] = {}
@@ -232,7 +238,7 @@ def _translate_nodes(
     return [find_value(head).name for head in heads]
 
 
-def _translate(node: _Node) -> _Value | list[_Value]:
+def _translate(node: Node) -> _Value | list[_Value]:
     """Return the outputs of a node, to which its translation is added."""
     node.unread = set(node.attributes)
     for value in node.inputs[1:]:
@@ -262,19 +268,19 @@ def _number(text: str) -> _Value:
     return _Value(text, array=np.array(column, np.float32))
 
 
-def _pass(node: _Node) -> _Values:
-    is_exact = node.text("dtype", "float32") in _FLOATS
+def _pass(node: Node) -> _Values:
+    is_exact = node.text("dtype", "float32") in FLOATS
     return node.inputs if is_exact and node.text("mode", "training") == "training" else None
 
 
-def _rename(node: _Node) -> _Values:
+def _rename(node: Node) -> _Values:
     kind = _RENAMED[node.text("act_type") if node.kind == "activation" else node.kind]
     if kind in ("ArgMax", "TopK"):
         node.unread.clear()
     return node.add(kind, node.inputs[0])
 
 
-def _prepare(node: _Node) -> _Values:
+def _prepare(node: Node) -> _Values:
     """Translate Gluon's ToTensor and Normalize."""
     value = x = node.inputs[0]
     if node.kind == "imagetotensor":
@@ -285,7 +291,7 @@ def _prepare(node: _Node) -> _Values:
     return value if x.axes == _ORDER else None
 
 
-def _transpose(node: _Node) -> _Values:
+def _transpose(node: Node) -> _Values:
     x = node.inputs[0]
     rank = len(x.axes) if x.array is None else x.array.ndim
     order = node.integers("axes") or list(range(rank))[::-1]
@@ -297,7 +303,7 @@ def _transpose(node: _Node) -> _Values:
     return replace(x, axes=axes) if axes in (_ORDER, "NHWC") else None
 
 
-def _convolve(node: _Node) -> _Values:
+def _convolve(node: Node) -> _Values:
     x, weight, *biases = node.inputs
     layout = node.text("layout", _ORDER)
     kernel = node.integers("kernel")
@@ -324,7 +330,7 @@ def _convolve(node: _Node) -> _Values:
     )
 
 
-def _normalise(node: _Node) -> _Values:
+def _normalise(node: Node) -> _Values:
     """Translate batch norms. Some of NVIDIA's MXNet include the sum with a shortcut, and Relu."""
     x, *others = node.inputs
     addends = [value for value in others if value.array is None]
@@ -342,7 +348,7 @@ def _normalise(node: _Node) -> _Values:
     return node.add(_RENAMED[activation], value) if activation else value
 
 
-def _pool(node: _Node) -> _Values:
+def _pool(node: Node) -> _Values:
     x = node.inputs[0]
     kind = {"max": "MaxPool", "avg": "AveragePool"}[node.text("pool_type", "max")]
     ceils = {"valid": 0, "full": 1}[node.text("pooling_convention", "valid")]
@@ -356,7 +362,7 @@ def _pool(node: _Node) -> _Values:
     return node.add(kind, x, kernel_shape=kernel, strides=strides, pads=pads, ceil_mode=ceils)
 
 
-def _reshape(node: _Node) -> _Values:
+def _reshape(node: Node) -> _Values:
     x = node.inputs[0]
     shape = node.integers("shape") if node.kind == "reshape" else [0, -1]
     if x.array is not None and shape and 0 not in shape and min(shape) >= -1:
@@ -368,7 +374,7 @@ def _reshape(node: _Node) -> _Values:
     return node.add("Reshape", x, size, order=_ORDER[: len(shape)])
 
 
-def _connect(node: _Node) -> _Values:
+def _connect(node: Node) -> _Values:
     x, *others = node.inputs
     flattens = node.flag("flatten", default=True)
     if len(others) != 2 - node.flag("no_bias") or (x.axes != "NC" and not flattens):
@@ -378,7 +384,7 @@ def _connect(node: _Node) -> _Values:
     return node.add("Gemm", x, *others, order="NC", transB=1)
 
 
-def _softmax(node: _Node) -> _Values:
+def _softmax(node: Node) -> _Values:
     (x,) = node.inputs
     axis = x.find_axis(int(node.text("axis", "-1")))
     temperature = node.text("temperature")
@@ -387,14 +393,14 @@ def _softmax(node: _Node) -> _Values:
     return node.add("LogSoftmax" if node.kind == "logsoftmax" else "Softmax", x, axis=axis)
 
 
-def _softmax_of_training(node: _Node) -> _Values:
+def _softmax_of_training(node: Node) -> _Values:
     """Translate a softmax of all axes but the first. Its labels have no effect."""
     if node.inputs[0].axes == "NC":
         node.unread -= {"multi_output", "preserve_shape", "mode"}
     return node.add("Softmax", node.inputs[0], axis=1)
 
 
-def _slice(node: _Node) -> _Values:
+def _slice(node: Node) -> _Values:
     """Translate slices along an axis, and values backwards."""
     x = node.inputs[0]
     axes = [x.find_axis(place) for place in node.integers("axis")]
@@ -407,7 +413,7 @@ def _slice(node: _Node) -> _Values:
     return node.add("Slice", x, **attributes)
 
 
-def _take(node: _Node) -> _Values:
+def _take(node: Node) -> _Values:
     x, indices = node.inputs
     places = indices.array.astype(np.int64)  # type: ignore[union-attr]
     if (places != indices.array).any():
@@ -418,7 +424,7 @@ def _take(node: _Node) -> _Values:
     return node.add("Gather", x, replace(indices, array=places), axis=axis)
 
 
-def _combine(node: _Node) -> _Values:
+def _combine(node: Node) -> _Values:
     """Translate arithmetic of two values, of a value and a constant, or of a value and a number."""
     match = _ARITHMETIC.fullmatch(node.kind)
     axes = {value.axes for value in node.inputs if value.array is None}
@@ -447,7 +453,7 @@ _ARITHMETIC = re.compile(
 _RENAMED = {"relu": "Relu", "sigmoid": "Sigmoid", "logisticregressionoutput": "Sigmoid"}
 _RENAMED |= {"negative": "Neg", "log": "Log", "exp": "Exp"}
 _RENAMED |= {"argmax": "ArgMax", "argmaxchannel": "ArgMax", "topk": "TopK"}
-_RULES: dict[str, Callable[[_Node], _Values]] = {
+_RULES: dict[str, Callable[[Node], _Values]] = {
     **dict.fromkeys((*_RENAMED, "activation"), _rename),
     **dict.fromkeys(("identity", "copy", "blockgrad", "dropout", "cast", "ampcast"), _pass),
     **dict.fromkeys(("ampmulticast", "crossdevicecopy"), _pass),
@@ -463,4 +469,4 @@ _RULES: dict[str, Callable[[_Node], _Values]] = {
     "fullyconnected": _connect,
     "take": _take,
 }
-"""What translates an operator, by `_Node.kind`; `_combine` translates others."""
+"""What translates an operator, by `Node.kind`; `_combine` translates others."""

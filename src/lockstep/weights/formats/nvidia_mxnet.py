@@ -41,7 +41,7 @@ from lockstep.recipes.published import resnet50_mxnet_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import replacing
 from lockstep.system.regular_files import TEXT, read_regular
-from lockstep.weights.formats import mxnet_params
+from lockstep.weights.formats import mxnet_original, mxnet_params
 from lockstep.weights.formats.account import Part, refuse_leftover, split_ignored
 from lockstep.weights.formats.common import (
     FOURTH_CHANNEL,
@@ -63,6 +63,7 @@ from lockstep.weights.formats.network_walk import follow
 from lockstep.weights.formats.stand_ins import read_whole
 from lockstep.weights.formats.table import OIHW, name_arrays
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
+from lockstep.weights.original import Original
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = "MXNet"
@@ -157,7 +158,9 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
         remarks.append(f"there is no {graph.name}: it is assumed that {assumption}")
     symbol, network = _follow_graph(path, graph, text, arrays)
     sources = list(network.list_sources(symbol.graph))
-    if arrays[dict(sources)["conv1.weight"]].size != network.units[0].weight.size:
+    stem = network.units[0].weight
+    channels = 3 * arrays[dict(sources)["conv1.weight"]].size // stem.size
+    if channels != 3:
         remarks.append(FOURTH_CHANNEL)
     remarks += [*describe_converted(find_converted(arrays, arrays)), *network.remarks]
     fields = ["model", "logits", "padding", "bn_epsilon", "precision"]
@@ -174,6 +177,13 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
         _count_epochs(path),
         stated=frozenset(("mean", "std") if network.normalises else ()),
         assumed_as="keras" if network.takes == "bgr" else "",
+        original=Original(
+            NAME,
+            partial(mxnet_original.write, symbol, network.head.output, arrays, channels),
+            network.takes,
+            symbol.channels_last,
+            network.head.kind,
+        ),
         parts=(*ignored, *network.parts, *_account_for_rest(arrays, symbol, sources)),
         stored=list_arrays(
             describe_arrays(stored), ((tensor, full_names[name]) for tensor, name in sources)
