@@ -308,10 +308,9 @@ class _Walk:
         """Return what softmax, sigmoid and their logarithms make of a value."""
         kind = node.op_type
         if kind in _SOFTMAX and scores.kind in ("logits", "log_probabilities"):
-            last = (-1, 1) if scores.rank == 2 else (1 - scores.rank,)
+            channel = self._find_channel(scores)
             axis = self._graph.attribute(node, "axis", -1)
-            is_image = scores.rank == 4 and axis == 1 and not self._graph.channels_last
-            if axis not in last and not is_image:
+            if axis not in (channel, channel % scores.rank):
                 raise ValueError(f"{label_node(node)} sums over axis {axis}, not over the classes")
             return replace(scores, kind=_SOFTMAX[kind])
         if kind == "Log" and scores.kind == "probabilities":
