@@ -103,7 +103,9 @@ class Node:
             if value.array is not None:
                 names[-1] = f"{value.name} of {self.name}"
                 self.constants[names[-1]] = value.array
-        name = f"{self.name} ({kind})" if self.operators else self.name
+        name = self.name
+        if self.operators:
+            name += f" ({kind})"
         self.operators.append(Operator(kind, names, [name], attributes))
         return _Value(name, order or self.inputs[0].axes)
 
@@ -282,18 +284,19 @@ def _rename(node: Node) -> _Values:
 
 def _prepare(node: Node) -> _Values:
     """Translate Gluon's ToTensor and Normalize."""
-    value = x = node.inputs[0]
-    if node.kind == "imagetotensor":
-        value = node.add("Div", x, _number("255"), order=_ORDER)
-        return value if x.axes == "NHWC" else None
+    value = node.inputs[0]
+    if (node.kind, value.axes) == ("imagetotensor", "NHWC"):
+        return node.add("Div", value, _number("255"), order=_ORDER)
+    if (node.kind, value.axes) != ("imagenormalize", _ORDER):
+        return None
     for kind, name in (("Sub", "mean"), ("Div", "std")):
         value = node.add(kind, value, _number(node.text(name)))
-    return value if x.axes == _ORDER else None
+    return value
 
 
 def _transpose(node: Node) -> _Values:
     x = node.inputs[0]
-    rank = len(x.axes) if x.array is None else x.array.ndim
+    rank = len(x.axes) or np.ndim(x.array)  # type: ignore[arg-type]
     order = node.integers("axes") or list(range(rank))[::-1]
     if sorted(order) != list(range(rank)):
         return None
@@ -364,8 +367,8 @@ def _pool(node: Node) -> _Values:
 
 def _reshape(node: Node) -> _Values:
     x = node.inputs[0]
-    shape = node.integers("shape") if node.kind == "reshape" else [0, -1]
-    if x.array is not None and shape and 0 not in shape and min(shape) >= -1:
+    shape = node.integers("shape") or [0, -1]  # as Flatten
+    if x.array is not None and 0 not in shape and min(shape) >= -1:
         return replace(x, array=x.array.reshape(shape))
     is_known = len(shape) in (2, 4) and shape[0] in (0, -1) and min(shape) >= -1
     if not is_known or (0 in shape[1:] and x.axes[1] != "C"):
@@ -390,7 +393,7 @@ def _softmax(node: Node) -> _Values:
     temperature = node.text("temperature")
     if temperature:
         x = node.add("Div", x, _number(temperature))
-    return node.add("LogSoftmax" if node.kind == "logsoftmax" else "Softmax", x, axis=axis)
+    return node.add({"logsoftmax": "LogSoftmax"}.get(node.kind, "Softmax"), x, axis=axis)
 
 
 def _softmax_of_training(node: Node) -> _Values:
@@ -428,7 +431,7 @@ def _combine(node: Node) -> _Values:
     """Translate arithmetic of two values, of a value and a constant, or of a value and a number."""
     match = _ARITHMETIC.fullmatch(node.kind)
     axes = {value.axes for value in node.inputs if value.array is None}
-    if match is None or len(axes) != 1:
+    if match is None or len(axes) != 1 or len(node.inputs) != 2 - bool(match["scalar"]):
         return None
     (order,) = axes
     operands = []
@@ -442,7 +445,7 @@ def _combine(node: Node) -> _Values:
         operands.append(_number(node.text("scalar", "1")))
     if match["reverse"]:
         operands.reverse()
-    return node.add(_KINDS[match["kind"]], *operands, order=order) if len(operands) == 2 else None
+    return node.add(_KINDS[match["kind"]], *operands, order=order)
 
 
 _KINDS = {"addn": "Add", "add": "Add", "plus": "Add", "sub": "Sub", "minus": "Sub", "mul": "Mul"}

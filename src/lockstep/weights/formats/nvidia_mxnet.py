@@ -27,7 +27,7 @@ gluon/model_zoo/vision/resnet.py.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -71,8 +71,7 @@ NAME = "MXNet"
 _PARAMETERS = ".params"
 _MOMENTUM = ".momentum.params"
 _SYMBOL = "-symbol.json"
-_OF_EPOCH = re.compile(r"(.+)-([0-9]{4,9})\.params")
-_OF_ANY_EPOCH = re.compile(r"(.+)([-_])([0-9]{4,9})\.params")
+_OF_EPOCH = re.compile(r"(.+)([-_])([0-9]{4,9})\.params")
 """The second group is "_" in the names that NVIDIA's later code writes."""
 _MODELS = ("resnet50", "resnet101", "resnet152")
 """The original's models that exist here too. Its models with basic blocks differ: they have a
@@ -104,21 +103,20 @@ def find(path: Path) -> Path | None:
         return file if file.is_file() else None
     else:
         epochs = [epoch for epoch in _list_epochs(path.parent) if epoch[0] == path.name]
-    writers = {_OF_EPOCH.fullmatch(file.name) is None: file.name for _, _, file in sorted(epochs)}
+    writers = {file.stem[len(prefix)]: file.name for prefix, _, file in sorted(epochs)}
     if len(writers) > 1:
         raise CheckpointError(
             f"{path} has epochs of two programs, such as {' and '.join(writers.values())}; name a"
             " file"
         )
-    return max(epochs, key=lambda epoch: epoch[1])[2] if epochs else None
+    return max(epochs, key=lambda epoch: epoch[1], default=(None, 0, None))[2]
 
 
 def _list_epochs(folder: Path) -> Iterator[tuple[str, int, Path]]:
     """Yield the prefix, number of epochs done and path of every `.params` file of an epoch in a
     folder."""
-    for file in folder.glob(f"*{_PARAMETERS}"):
-        match = _OF_ANY_EPOCH.fullmatch(file.name)
-        if match and file.is_file():
+    for file in filter(Path.is_file, folder.glob(f"*{_PARAMETERS}")):
+        if match := _OF_EPOCH.fullmatch(file.name):
             yield match[1], _count_epochs(file) or 0, file
 
 
@@ -128,8 +126,8 @@ def _count_epochs(file: Path) -> int | None:
     >>> _count_epochs(Path("model-0090.params")), _count_epochs(Path("model_0089.params"))
     (90, 90)
     """
-    match = _OF_ANY_EPOCH.fullmatch(file.name)
-    return int(match[3]) + (match[2] == "_") if match else None
+    match = _OF_EPOCH.fullmatch(file.name)
+    return match and int(match[3]) + (match[2] == "_")
 
 
 def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_CHOICE) -> Weights:
@@ -145,10 +143,11 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
     full_names = dict(zip(arrays, stored, strict=True))
     shapes, ignored = split_ignored({name: v.shape for name, v in arrays.items()}, choice)
     arrays = {name: arrays[name] for name in shapes}
-    match = _OF_EPOCH.fullmatch(path.name)
-    graph = path.with_name((match[1] if match else path.stem) + _SYMBOL)
+    graph = path.with_name(re.sub(r"-[0-9]{4,9}$", "", path.stem) + _SYMBOL)
+    origin = "NVIDIA MXNet"
     recipe = resnet50_mxnet_90ep()
     if are_gluons(arrays):
+        origin = "Gluon"
         recipe = Recipe()
     remarks = []
     if graph.is_file():
@@ -158,21 +157,16 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
         remarks.append(f"there is no {graph.name}: it is assumed that {assumption}")
     symbol, network = _follow_graph(path, graph, text, arrays)
     sources = list(network.list_sources(symbol.graph))
-    stem = network.units[0].weight
-    channels = 3 * arrays[dict(sources)["conv1.weight"]].size // stem.size
+    channels = 3 * arrays[dict(sources)["conv1.weight"]].size // network.units[0].weight.size
     if channels != 3:
         remarks.append(FOURTH_CHANNEL)
     remarks += [*describe_converted(find_converted(arrays, arrays)), *network.remarks]
-    fields = ["model", "logits", "padding", "bn_epsilon", "precision"]
-    if network.takes != "normalised":
-        fields += ["mean", "std"]
-    changes = {name: getattr(network.build_recipe(), name) for name in fields}
     weights = Weights(
-        recipe.replace(**changes),
+        _change_recipe(recipe, network),
         State(0, network.build_tensors(), {}),
         (),
         path,
-        "Gluon" if are_gluons(arrays) else "NVIDIA MXNet",
+        origin,
         (*remarks, *network.describe_units()),
         _count_epochs(path),
         stated=frozenset(("mean", "std") if network.normalises else ()),
@@ -192,40 +186,27 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
     )
     if not momentum:
         return weights
-    return _add_velocities(weights, partial(_follow_graph, path, graph, text), arrays, sources)
+    return _add_velocities(weights)
 
 
-def _add_velocities(
-    weights: Weights,
-    compute: Callable[[Mapping[str, np.ndarray]], tuple[Symbol, Network]],
-    arrays: Mapping[str, np.ndarray],
-    sources: list[tuple[str, str]],
-) -> Weights:
-    """Return weights with their velocities, which have the names of their variables in a file of
-    their own. `compute` returns a network with other arrays."""
+def _add_velocities(weights: Weights) -> Weights:
+    """Return weights with the velocities that Lockstep wrote next to them, in canonical form."""
     path = weights.source
     side = path.with_name(path.name.removesuffix(_PARAMETERS) + _MOMENTUM)
-    kept: dict[str, np.ndarray] = {}
-    if side.exists():
-        kept = _strip_kinds(side, mxnet_params.load(side))
-    # A tensor that several variables are folded into has no velocity.
-    is_folded = any(part.treatment == "folded" for part in weights.parts)
-    names = {} if is_folded else dict(sources)
-    trained = [tensor for tensor in weights.recipe.list_tensors() if tensor.is_trained]
-    slots = {tensor: names.get(tensor.name, tensor.name) for tensor in trained}
+    others = list(filter(Path.exists, [side]))
+    kept = {name: v for file in others for name, v in mxnet_params.load(file).items()}
+    names = name_tensors(weights.recipe.spec)
+    slots = {t: names[t.name] for t in weights.recipe.list_tensors() if t.is_trained}
     slots, about = choose_velocities(slots, kept, side.name, momentum=True)
     velocities = {}
-    if slots:
-        for name in slots.values():
-            check_floats(f"{side}: {name}", kept[name], [arrays[name].shape])
-        # In the place of the weights, velocities are arranged as weights are.
-        tensors = compute({**arrays, **kept})[1].build_tensors()
-        velocities = {tensor.name: tensors[tensor.name] for tensor in trained}
+    for tensor, name in slots.items():
+        values = check_floats(f"{side}: {name}", kept[name], [tensor.shape])
+        velocities[tensor.name] = np.array(values, np.float32)
     return replace(
         weights,
         state=State(0, weights.tensors, velocities),
         remarks=(_describe_step(path), *weights.remarks, *about),
-        others=(*weights.others, *filter(Path.exists, [side])),
+        others=(*weights.others, *others),
     )
 
 
@@ -256,6 +237,15 @@ def _follow_graph(
     return symbol, network
 
 
+def _change_recipe(recipe: Recipe, network: Network) -> Recipe:
+    """Return a recipe with what a graph says."""
+    fields = ["model", "logits", "padding", "bn_epsilon", "precision"]
+    if network.takes != "normalised":
+        fields += ["mean", "std"]
+    changes = network.build_recipe()
+    return recipe.replace(**{name: getattr(changes, name) for name in fields})
+
+
 def _account_for_rest(
     names: Iterable[str], symbol: Symbol, sources: Iterable[tuple[str, str]]
 ) -> Iterator[Part]:
@@ -270,7 +260,7 @@ def _account_for_rest(
 
 
 def _describe_step(path: Path) -> str:
-    match = _OF_ANY_EPOCH.fullmatch(path.name)
+    match = _OF_EPOCH.fullmatch(path.name)
     if match is None:
         return "no step is stored"
     first = int(match[2] == "-")
@@ -349,8 +339,9 @@ def _explain_errors(file: Path) -> Iterator[None]:
 
 def _split_target(target: Path) -> tuple[Path, int]:
     """Return the prefix and epoch of the files to write."""
-    if match := _OF_EPOCH.fullmatch(target.name):
-        return target.with_name(match[1]), int(match[2])
+    match = _OF_EPOCH.fullmatch(target.name)
+    if match and match[2] == "-":
+        return target.with_name(match[1]), int(match[3])
     if target.suffix == _PARAMETERS or not target.name:
         raise CheckpointError(
             f"{target}: expected a prefix, or <prefix>-0090.params with an epoch in four digits"
