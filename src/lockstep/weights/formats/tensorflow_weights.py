@@ -11,6 +11,7 @@ preprocessing is that of its recipe. Exports of Lockstep say theirs, and the nam
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from lockstep.models.state import State
@@ -18,7 +19,12 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import is_list_of, is_text, parsed
-from lockstep.weights.formats import nvidia_tensorflow, onnx_metadata, tensorflow_graph
+from lockstep.weights.formats import (
+    nvidia_tensorflow,
+    onnx_metadata,
+    tensorflow_graph,
+    tensorflow_original,
+)
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import describe_converted
 from lockstep.weights.formats.network import ASSUMPTION, Network
@@ -27,6 +33,7 @@ from lockstep.weights.formats.tensor_bundle import DTYPE_NAMES
 from lockstep.weights.formats.tensorflow_graph import FLOATS, FlatGraph
 from lockstep.weights.formats.tensorflow_nodes import Nodes
 from lockstep.weights.opened_weights import Weights, list_arrays
+from lockstep.weights.original import Original
 from lockstep.weights.preprocessing import FIELDS
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
@@ -95,6 +102,14 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
         (*remarks, *describe_converted(list(nodes.halves), "constants")),
         stated=frozenset(stated),
         assumed_as="keras" if resnet.has_keras_names else "",
+        original=Original(
+            "TensorFlow",
+            partial(tensorflow_original.write, graph, nodes, resnet.head.output),
+            resnet.takes,
+            resnet.takes_channels_last,
+            resnet.head.kind,
+            rounds=bool(nodes.halves),
+        ),
         parts=(*resnet.parts, *_account_for_rest(graph, nodes, {name for _, name in sources})),
         stored=list_arrays(_describe_arrays(graph), sources),
         others=(*_list_bundle(graph), *files),

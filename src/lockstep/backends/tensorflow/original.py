@@ -1,0 +1,64 @@
+"""What TensorFlow or Keras computes of a network that was rebuilt from a file, for the certificate
+of a conversion."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.backends.tensorflow.loading import tf
+
+LAYERS = (
+    *("Activation", "Add", "AveragePooling2D", "BatchNormalization", "Conv2D", "Dense", "Dropout"),
+    *("Flatten", "GlobalAveragePooling2D", "InputLayer", "MaxPooling2D", "Normalization", "ReLU"),
+    *("Rescaling", "Reshape", "Softmax", "ZeroPadding2D"),
+)
+"""The layers of Keras that are rebuilt: built-in ones, which run no code of a file."""
+
+
+def compute(folder: Path, images: np.ndarray) -> tuple[np.ndarray, str]:
+    """Return the outputs [N, outputs] of images, float32 [N, H, W, 3] or [N, 3, H, W], and the
+    program's version.
+
+    The folder holds `graph.pb` and `graph.json`, with the names of the graph's input and output; or
+    `layers.json`, a list of layers of Keras with their class, configuration and inputs, and
+    `layers.npz`, their variables in the order of Keras.
+    """
+    if (folder / "graph.pb").exists():
+        return _compute_graph(folder, images), f"TensorFlow {tf.__version__}"
+    model = _build_model(folder)
+    outputs = [model(image[None], training=False).numpy() for image in images]
+    return np.concatenate(outputs), f"Keras {tf.keras.__version__}"
+
+
+def _compute_graph(folder: Path, images: np.ndarray) -> np.ndarray:
+    about = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
+    definition = tf.compat.v1.GraphDef.FromString((folder / "graph.pb").read_bytes())
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(definition, name="")
+        place = graph.get_tensor_by_name(about["input"])
+        images = images.astype(place.dtype.as_numpy_dtype)
+        with tf.compat.v1.Session(graph=graph) as session:
+            outputs = [session.run(about["output"], {place: image[None]}) for image in images]
+    return np.concatenate(outputs)
+
+
+def _build_model(folder: Path) -> Any:
+    """Return a model of built-in layers. Raises `ValueError` for any other layer."""
+    keras = tf.keras
+    layers = json.loads((folder / "layers.json").read_text(encoding="utf-8"))
+    arrays = np.load(folder / "layers.npz", allow_pickle=False)
+    values: dict[str, Any] = {}
+    for row in layers:
+        if row["class_name"] not in LAYERS:
+            raise ValueError(f"a layer {row['class_name']} is not rebuilt")
+        inputs = [values[name] for name in row["inputs"]]
+        if row["class_name"] == "InputLayer":
+            values[row["name"]] = keras.Input((None, None, 3))
+            continue
+        layer = getattr(keras.layers, row["class_name"]).from_config(row["config"])
+        values[row["name"]] = layer(inputs if len(inputs) > 1 else inputs[0])
+        layer.set_weights([arrays[name] for name in row["variables"]])
+    first = next(row["name"] for row in layers if row["class_name"] == "InputLayer")
+    return keras.Model(values[first], values[layers[-1]["name"]])
