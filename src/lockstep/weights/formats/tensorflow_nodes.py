@@ -22,8 +22,8 @@ from lockstep.weights.formats.tensorflow_graph import FLOATS, FlatGraph, Node
 from lockstep.weights.formats.tensorflow_values import (
     Values,
     get_attribute,
+    get_type,
     is_same,
-    makes_floats,
 )
 
 _ARITHMETIC = ("Sub", "Mul", "Div", "Neg", "Log", "Exp", "Relu", "Softmax", "LogSoftmax", "Sigmoid")
@@ -66,7 +66,8 @@ class Nodes:
         self._constants: dict[str, np.ndarray] = {}
         self._places: dict[str, str] = {}
         order = self.values.sort_nodes(graph.outputs)
-        images = [node for node in order if _takes_images(node)]
+        images = [node for node in order if node.op in _INPUTS]
+        images = [node for node in images if get_type(node, "dtype") not in _NO_IMAGES]
         starts = [node for node in order if from_anywhere and node.op == "EnsureShape"] or images
         inputs = [self.values.source(node.output) for node in starts]
         name = self.values.name_maker
@@ -102,7 +103,7 @@ class Nodes:
             self._constants,
             self._places,
             channels_last=self._layout == "NHWC",
-            takes_bytes=any(_get_type(node) not in (0, *FLOATS) for node in images),
+            takes_bytes=any(get_type(node, "dtype") not in FLOATS for node in images),
             image_size=_find_size(images),
         )
 
@@ -131,11 +132,10 @@ class Nodes:
         name = value + layout
         self._constants[name] = _LAYOUTS[layout](array)
         node = self.values.find_constant(value)
-        place = self._graph.place(node) if node is not None else None
-        if node is not None and place is not None:
-            self._places[name] = place
+        if node is not None:
+            self._places[name] = str(self._graph.place(node))
             if self._graph.dtype(node) in FLOATS[1:]:
-                self.halves[place] = None
+                self.halves[self._places[name]] = None
         return name
 
     def _is_by_channel(self, name: str) -> bool:
@@ -374,7 +374,8 @@ class Nodes:
         return Operator("Transpose", inputs[:1], [node.output], {"perm": order})
 
     def _translate_cast(self, node: Node, inputs: list[str]) -> Operator | None:
-        return Operator("Cast", inputs, [node.output], {"to": 1}) if makes_floats(node) else None
+        is_float = get_type(node, "DstT") in FLOATS
+        return Operator("Cast", inputs, [node.output], {"to": 1}) if is_float else None
 
     def _translate_squeeze(self, node: Node, inputs: list[str]) -> Operator:
         axes = get_attribute(node, "squeeze_dims", [])
@@ -436,15 +437,6 @@ class Nodes:
 def _read_layout(node: Node) -> str:
     """Return NHWC or NCHW."""
     return str(get_attribute(node, "data_format", "NHWC"))
-
-
-def _takes_images(node: Node) -> bool:
-    return node.op in _INPUTS and _get_type(node) not in _NO_IMAGES
-
-
-def _get_type(node: Node) -> int:
-    """Return TensorFlow's number of an input's type; 0 if it is missing."""
-    return int(node.attributes["dtype"].type) if "dtype" in node.attributes else 0
 
 
 def _find_size(images: Iterable[Node]) -> int | None:

@@ -43,13 +43,8 @@ _COMPUTED = {"Cast", *_LAYOUTS, *_ARITHMETIC}
 
 def is_same(node: Node) -> bool:
     """Return whether a node changes no value, apart from rounding."""
-    is_float = node.op == "Cast" and makes_floats(node) and makes_floats(node, "SrcT")
-    return is_float or node.op in _SAME
-
-
-def makes_floats(cast: Node, attribute: str = "DstT") -> bool:
-    """Return whether a Cast makes floats, whatever it is of."""
-    return attribute in cast.attributes and cast.attributes[attribute].type in FLOATS
+    types = (get_type(node, "SrcT"), get_type(node, "DstT"))
+    return node.op in _SAME or (node.op == "Cast" and set(types) <= {*FLOATS})
 
 
 class Values:
@@ -113,7 +108,8 @@ class Values:
                 return _ARITHMETIC[node.op](*numbers)
         self._graph.charge(node, max(array.size for array in numbers))
         if node.op == "Cast":
-            return numbers[0].astype(np.float32) if makes_floats(node) else None
+            is_float = get_type(node, "DstT") in FLOATS
+            return numbers[0].astype(np.float32) if is_float else None
         laid_out = _LAYOUTS[node.op](node, *numbers)
         return laid_out[int(value.rpartition(":")[2])] if node.op == "Split" else laid_out
 
@@ -139,6 +135,11 @@ class Values:
         except CycleError:
             raise ValueError("its nodes form a circle") from None
         return [self._makers[name] for name in names if name in self._makers]
+
+
+def get_type(node: Node, name: str) -> int:
+    """Return TensorFlow's number of a type that is an attribute; 0 if it is missing."""
+    return int(node.attributes[name].type) if name in node.attributes else 0
 
 
 def get_attribute(node: Node, name: str, default: Any) -> Any:
