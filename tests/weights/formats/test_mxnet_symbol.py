@@ -241,6 +241,10 @@ GARBAGE: dict[str, tuple[str, str]] = {
         '{"nodes": [{"op": "Convolution", "name": "a", "inputs": [[0, 0, 0], [0, 0, 0]]}]}',
         "ValueError, node 0 has the input 0",
     ),
+    "an endless number": (
+        '{"nodes": [{"op": "null", "name": "a", "inputs": []}], "heads": [[0, Infinity]]}',
+        "OverflowError",
+    ),
     "numbers for text": (
         '{"nodes": [{"op": "Pooling", "name": "a", "inputs": [], "attrs": {"kernel": 3}}]}',
         "TypeError, kernel of node 0 is 3, expected text",

@@ -187,7 +187,14 @@ def _load(path: Path, text: bytes) -> tuple[list[Node], list[tuple[int, int]]]:
         graph = json.loads(text)
         nodes = list(_read_nodes(graph["nodes"]))
         return nodes, _read_entries(graph["heads"], len(nodes))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise CheckpointError(
             f"{path} is damaged or not an MXNet graph: {type(error).__name__}, {error}. Copy it"
             " again, or remove it to recognise the model by its arrays alone."
