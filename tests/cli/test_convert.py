@@ -84,6 +84,7 @@ def test_the_certificate_is_the_last_line(
         f"^wrote {target}.certificate.json$",
         "^note: left out.*: step 7$",
         rf"^certificate: .* 0 .*0\.0001.* 87 of 87 .* reference {np.__version__}$",
+        "^original: Lockstep wrote the source, and computes it$",
     )
     assert (
         json.loads((tmp_path / "weights.safetensors.certificate.json").read_text())["holds"] is True

@@ -85,7 +85,15 @@ def _describe_certificate(certificate: dict[str, Any]) -> str:
     )
     if certificate["read_by"]:
         text += f"; read by {certificate['read_by']}"
-    return text
+    lines = [text, f"original: {certificate['compared']}"]
+    through = certificate["through_target"]
+    if through is not None:
+        lines.append(
+            f"prepared by {through['by']}: {through['top1_agreement']:.0%} of"
+            f" {certificate['images']} first classes are equal, and probabilities differ by at"
+            f" most {through['largest_difference']:.1e}"
+        )
+    return "\n".join(lines)
 
 
 def _inspect(choice: "WeightsChoice", as_json: bool) -> None:

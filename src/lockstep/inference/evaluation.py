@@ -28,14 +28,12 @@ from lockstep.recipes.published_accuracies import Comparison, compare_top1
 from lockstep.runs.divergence import describe_nonfinite
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
-from lockstep.system.deprecation import accept_old_names
 from lockstep.system.errors import DivergedError
 from lockstep.system.event_log import Summary
 from lockstep.system.ranks import count_ranks
 from lockstep.weights import LOCKSTEP, AnySource, Classes, Preprocessing, Weights, choose
 
 
-@accept_old_names(engine="runtime", which="checkpoint", batch_images="batch")
 def evaluate(
     source: AnySource,
     data: str | Path | None = None,

@@ -20,7 +20,6 @@ from lockstep.inference.targets import (
 )
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
-from lockstep.system.deprecation import accept_old_names
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing_folder
 from lockstep.weights import AnySource, Classes, Preprocessing, Weights, choose
@@ -29,7 +28,6 @@ _IN_MANY_PRECISIONS = ("savedmodel", "frozen-graph", "stablehlo")
 """Formats that can compute in bf16 and fp16, too."""
 
 
-@accept_old_names(which="checkpoint")
 def export(
     source: AnySource,
     folder: str | Path,

@@ -12,14 +12,12 @@ from lockstep.recipes import Execution
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.runs.recorder import Recorder
 from lockstep.system.defaults import DEFAULT_BACKEND
-from lockstep.system.deprecation import accept_old_names
 from lockstep.weights import AnySource, Weights, open_weights
 
 ADVICE = "Try --set precision=fp32, or another checkpoint: --checkpoint with an earlier step."
 """What to do if results are not finite numbers."""
 
 
-@accept_old_names(which="checkpoint")
 def load(
     source: AnySource,
     *,

@@ -24,7 +24,6 @@ from lockstep.models.calibration import UNCALIBRATED, Calibration, compute_proba
 from lockstep.recipes import Execution
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
-from lockstep.system.deprecation import accept_old_names
 from lockstep.system.errors import DataError, DivergedError, UserError
 from lockstep.system.machine import share_of_cores
 from lockstep.system.ranks import is_leading
@@ -75,7 +74,6 @@ class Predictor:
     are needed: at most three batches are in memory.
     """
 
-    @accept_old_names(engine="runtime", which="checkpoint", batch_images="batch")
     def __init__(
         self,
         source: AnySource,
@@ -258,7 +256,6 @@ class _Batch:
         )
 
 
-@accept_old_names(engine="runtime", which="checkpoint", batch_images="batch")
 def predict(
     source: AnySource,
     images: Image | Iterable[Image],

@@ -7,7 +7,6 @@ from typing import Any
 
 from lockstep.models.calibration import UNCALIBRATED
 from lockstep.recipes import Recipe
-from lockstep.system.deprecation import accept_old_names
 from lockstep.system.errors import CheckpointError, nearest
 from lockstep.system.files import give_names, staging, write_json
 from lockstep.weights.certificate import Certificate, certify
@@ -22,7 +21,6 @@ from lockstep.weights.target_formats import TARGETS
 from lockstep.weights.weights_choice import AnySource
 
 
-@accept_old_names(which="checkpoint")
 def convert(
     source: AnySource,
     target: str | Path,

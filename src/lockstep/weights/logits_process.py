@@ -2,9 +2,9 @@
 NAME...`.
 
 For every NAME, FOLDER holds the weights `NAME.safetensors`, their recipe `NAME.json`, and the
-images `NAME.images.npy`, uint8 [N, size, size, 3]. The process writes `NAME.npy`: the logits, float32
-[N, logits], in fp32. It also writes `BACKEND.txt`: the version of the framework. Two frameworks
-cannot share a process.
+images `NAME.images.npy`, uint8 [N, size, size, 3]. The process writes `NAME.npy`: the logits,
+float32 [N, logits], in fp32. It also writes `BACKEND.txt`: the version of the framework. Two
+frameworks cannot share a process.
 
 FOLDER may hold `NAME.files.json`, a list of paths. Then the framework itself reads these files, and
 `NAME.read.json` gets the fingerprints of what it read, by path; null for a file that this version

@@ -104,7 +104,7 @@ def test_a_model_of_pytorch_has_its_weights(tmp_path: Path) -> None:
     export_torch(backends.load("torch").load_module(recipe, tensors), tmp_path / "a", training=True)
     weights = read(tmp_path / "a")
     assert weights.recipe == recipe
-    check_lines(weights.remarks, "mean and std of ImageNet are assumed$")
+    assert (weights.remarks, weights.stated) == ((), frozenset())
     assert_canonical(weights.state.tensors, tensors)
 
 
@@ -121,7 +121,7 @@ def test_a_model_with_folded_batch_norms_has_its_logits(model: ModelSpec, tmp_pa
     assert (weights.recipe.model, weights.has_preprocessing) == (model, False)
     norms = [conv.bn_name for conv in model.list_convolutions()]
     assert weights.folded_norms == tuple(norms)
-    assert "batch norms are folded into their convolutions" in weights.remarks[1]
+    assert "batch norms are folded into their convolutions" in weights.remarks[0]
     assert_close(run_reference(weights, IMAGES), run_onnxruntime(tmp_path / "a", IMAGES))
 
 

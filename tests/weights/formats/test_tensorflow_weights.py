@@ -202,11 +202,7 @@ def test_graphs_of_other_programs_compute_what_tensorflow_computes(
     logits = module((IMAGES.astype(np.float64) / 128 - 1).transpose(0, 3, 1, 2))
     assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
     assert bool(original.folded_norms) == (kind == "folded")
-    assert (
-        original.remarks[0]
-        == "the graph does not normalise its images, so the usual mean and std of ImageNet are"
-        " assumed"
-    )
+    assert original.stated == frozenset()
     assert original.recipe.bn_epsilon == (1e-5 if kind == "folded" else 2e-5)
 
 

@@ -15,7 +15,6 @@ from lockstep.inference.serving.limits import Limits
 from lockstep.inference.serving.model import Source
 from lockstep.recipes import Execution
 from lockstep.runs.events import Listener
-from lockstep.system.deprecation import accept_old_names
 from lockstep.system.errors import BackendError, UserError
 from lockstep.weights import AnySource, Classes, Preprocessing, choose
 
@@ -29,7 +28,6 @@ INSTALL = (
 _MOST_PORT = 65535
 
 
-@accept_old_names(engine="runtime", which="checkpoint", without_token="no_token")
 def serve(
     source: AnySource,
     *,

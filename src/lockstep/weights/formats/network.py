@@ -38,10 +38,6 @@ Padding = Literal["symmetric", "same"]
 Colour = tuple[float, float, float]
 ROUNDING = ("QuantizeLinear", "DequantizeLinear")
 """Nodes that in pairs round floats to multiples of a scale."""
-ASSUMPTION = (
-    "the graph does not normalise its images, so the usual mean and std of ImageNet are assumed"
-)
-"""A remark on graphs without preprocessing."""
 _EPSILON = 1e-5
 _FLOAT_TYPES = (1, 10, 11, 16)
 """ONNX's numbers of float, float16, double and bfloat16."""

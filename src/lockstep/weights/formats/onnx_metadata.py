@@ -68,22 +68,20 @@ def apply_preprocessing(recipe: Recipe, text: str, *, normalises: bool = True) -
 
 
 def read_preprocessing(
-    recipe: Recipe, text: str | None, label: str, *, normalises: bool, assumption: str
+    recipe: Recipe, text: str | None, label: str, *, normalises: bool
 ) -> tuple[Recipe, bool, tuple[str, ...]]:
     """Return a recipe with the preprocessing that an export of Lockstep wrote, whether it wrote
     one, and remarks.
 
     `text` is the value of the property, None if there is none, and `label` what it is for the user.
-    `normalises` is as in `apply_preprocessing`; if it is false and there is no preprocessing,
-    `assumption` is a remark.
+    `normalises` is as in `apply_preprocessing`.
     """
-    remarks = () if normalises or not assumption else (assumption,)
     if text is None:
-        return recipe, False, remarks
+        return recipe, False, ()
     try:
         return apply_preprocessing(recipe, text, normalises=normalises), True, ()
     except ValueError as error:
-        return recipe, False, (*remarks, f"its {label} was left out: {error}")
+        return recipe, False, (f"its {label} was left out: {error}",)
 
 
 def read_calibration(metadata: Mapping[str, str], path: Path) -> Calibration:

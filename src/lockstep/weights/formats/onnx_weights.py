@@ -13,7 +13,7 @@ from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights.formats import onnx_graph, onnx_original
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import describe_converted
-from lockstep.weights.formats.network import ASSUMPTION, ROUNDING, Network, label_node
+from lockstep.weights.formats.network import ROUNDING, Network, label_node
 from lockstep.weights.formats.network_walk import follow
 from lockstep.weights.formats.onnx_graph import Graph
 from lockstep.weights.formats.onnx_metadata import KEY, read_calibration, read_preprocessing
@@ -60,7 +60,6 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
         graph.metadata.get(KEY),
         f"property {KEY}",
         normalises=resnet.normalises,
-        assumption="" if resnet.has_keras_names else ASSUMPTION,
     )
     remarks = (*resnet.remarks, *about, *_describe_graph(graph, resnet))
     sources = list(resnet.list_sources(graph))

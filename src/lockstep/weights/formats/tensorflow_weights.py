@@ -27,7 +27,7 @@ from lockstep.weights.formats import (
 )
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import describe_converted
-from lockstep.weights.formats.network import ASSUMPTION, Network
+from lockstep.weights.formats.network import Network
 from lockstep.weights.formats.network_walk import follow
 from lockstep.weights.formats.tensor_bundle import DTYPE_NAMES
 from lockstep.weights.formats.tensorflow_graph import FLOATS, FlatGraph
@@ -87,11 +87,12 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
             recipe = _choose_nvidia_recipe(recipe, resnet)
     except (ValueError, LookupError, TypeError, RecursionError, RecipeError) as error:
         raise CheckpointError(f"{path} is not a ResNet that can be read: {error}") from None
-    assumption = "" if resnet.has_keras_names else _NVIDIAS if is_nvidias else ASSUMPTION
     recipe, has_preprocessing, about = onnx_metadata.read_preprocessing(
-        recipe, text, PREPROCESSING, normalises=resnet.normalises, assumption=assumption
+        recipe, text, PREPROCESSING, normalises=resnet.normalises
     )
     stated = FIELDS if has_preprocessing else ("mean", "std") if resnet.normalises else ()
+    if is_nvidias and not (has_preprocessing or resnet.normalises):
+        about = (*about, _NVIDIAS)
     remarks = [*resnet.remarks, *about, *resnet.describe_units(), *_name_signatures(graph)]
     return Weights(
         recipe,
