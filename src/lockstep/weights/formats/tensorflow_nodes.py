@@ -94,6 +94,10 @@ class Nodes:
         for node in path:
             if not is_same(node):
                 self._add(node)
+        self.rounds = any(get_type(node, "DstT") in FLOATS[2:] for node in path) or bool(
+            self.halves
+        )
+        """Whether it computes in half precision, or with constants of it."""
         self.unused = list(_list_unused(graph, self.values.sort_nodes(results)))
         """Nodes that no output is computed from, apart from those of other signatures."""
         self.operators = OperatorGraph(

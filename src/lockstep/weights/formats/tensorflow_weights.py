@@ -109,7 +109,7 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
             resnet.takes,
             resnet.takes_channels_last,
             resnet.head.kind,
-            rounds=bool(nodes.halves),
+            rounds=nodes.rounds,
         ),
         parts=(*resnet.parts, *_account_for_rest(graph, nodes, {name for _, name in sources})),
         stored=list_arrays(_describe_arrays(graph), sources),
