@@ -176,10 +176,8 @@ def _read_small_file(file: Path) -> str | None:
 
 def _list_bundle(graph: FlatGraph) -> list[Path]:
     """Return the files that hold the variables of a SavedModel."""
-    if graph.bundle is None:
-        return []
-    folder = graph.path.parent / "variables"
-    return sorted(filter(Path.is_file, folder.glob("variables.*")))
+    places = (graph.path.parent / "variables").glob("variables.*")
+    return sorted(filter(Path.is_file, places)) if graph.bundle is not None else []
 
 
 def _describe_arrays(graph: FlatGraph) -> Iterator[tuple[str, str, tuple[int, ...]]]:
