@@ -30,13 +30,17 @@ REMOTE = "opens an address, not a file"
 WRITTEN = "opens to write, to hold a lock or to flush"
 ALLOWED = {
     "backends/jax/reading.py": OWN,
+    "backends/mxnet/original.py": OWN,
     "backends/mxnet/reading.py": OWN,
     "backends/mxnet/tracing.py": OWN,
+    "backends/paddle/original.py": OWN,
     "backends/paddle/predictor.py": PROGRAM,
     "backends/shared/listening.py": KERNEL,
     "backends/tensorflow/export.py": PROGRAM,
+    "backends/tensorflow/original.py": OWN,
     "backends/tensorflow/reading.py": OWN,
     "backends/torch/export.py": PROGRAM,
+    "backends/torch/original.py": OWN,
     "backends/torch/reading.py": OWN,
     "benchmark/cell_process.py": OWN,
     "benchmark/contention.py": KERNEL,
@@ -90,9 +94,11 @@ ALLOWED = {
     "weights/formats/keras_variables.py open_variables": CHECKED,
     "weights/formats/npz_file.py load": OPENED,
     "weights/formats/onnx_graph.py _read_external": OPENED,
+    "weights/formats/onnx_original.py compute": OWN,
     "weights/formats/torch_file.py": OPENED,
     "weights/known_weights.py read_known_weights": PACKAGE,
     "weights/logits_process.py": OWN,
+    "weights/original.py": OWN,
 }
 """By file, or by file and function."""
 

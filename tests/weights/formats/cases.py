@@ -142,3 +142,15 @@ def check_nothing_is_overwritten(
         with pytest.raises(CheckpointError, match=f"{re.escape(file.name)} already exists"):
             write(target, recipe, state_of(recipe))
         file.unlink()
+
+
+def nest(variables: Variables) -> dict[str, Any]:
+    """Return nested dicts of arrays by path."""
+    tree: dict[str, Any] = {}
+    for path, value in variables.items():
+        branch = tree
+        *scopes, leaf = path.split("/")
+        for scope in scopes:
+            branch = branch.setdefault(scope, {})
+        branch[leaf] = value
+    return tree

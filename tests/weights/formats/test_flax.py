@@ -29,6 +29,7 @@ from tests.weights.formats.cases import (
     assert_canonical,
     assert_remarked,
     assert_state,
+    nest,
     rename_arrays,
     state_of,
 )
@@ -70,17 +71,6 @@ def convert(values: Variables, spec: ModelSpec) -> Variables:
         tree = "batch_stats" if leaf in ("mean", "var") else "params"
         variables[f"{tree}/{name_layer(layer, spec)}/{leaf}"] = np.ascontiguousarray(value)
     return variables
-
-
-def nest(variables: Variables) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, value in variables.items():
-        branch = tree
-        *scopes, leaf = path.split("/")
-        for scope in scopes:
-            branch = branch.setdefault(scope, {})
-        branch[leaf] = value
-    return tree
 
 
 def variables_of(model: str = "small") -> Variables:

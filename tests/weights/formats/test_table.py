@@ -29,10 +29,10 @@ from tests.weights.formats.cases import (
     RESNET,
     Variables,
     assert_canonical,
+    nest,
     state_of,
     zeros,
 )
-from tests.weights.formats.test_flax import nest
 
 ONE = np.ones((), np.int64)
 KERNEL = np.ones((1, 1, 8, 8), np.float32)
