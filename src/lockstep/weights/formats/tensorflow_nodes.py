@@ -286,15 +286,15 @@ class Nodes:
         if split is None or split.op != "Split" or len(convs) != len(values):
             return None
         parts = [f"{split.name}:{number}" for number in range(len(convs))]
-        axes = [self.values.read_integers(value) for value in (split.inputs[0], axis)]
+        axes = self.values.read_integers(split.inputs[0]) + self.values.read_integers(axis)
         is_group = (
             get_attribute(split, "num_split", 0) == len(parts)
-            and axes[0] + axes[1] in ([self._channel % 4] * 2, [self._channel] * 2)
+            and [axis % 4 for axis in axes] == [self._channel % 4] * 2
             and all(self._uses[value] == 1 for value in (*values, *parts))
         )
         for conv, part in zip(convs, parts, strict=True):
             is_group &= (conv.op_type, len(conv.input), conv.input[0]) == ("Conv", 2, part)
-            is_group &= conv.attributes == convs[0].attributes
+            is_group &= conv.attributes | {"group": 0} == convs[0].attributes | {"group": 0}
         if not is_group:
             return None
         for value in (split.output, *values):
