@@ -9,12 +9,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from lockstep.system.errors import CheckpointError
 from lockstep.system.text import list_first
 from lockstep.weights.weights_choice import WeightsChoice
 
+Value = TypeVar("Value")
 Treatment = Literal["folded", "without effect", "ignored"]
 
 
@@ -29,13 +30,18 @@ class Part:
     """Into what it is folded, or why it has no effect: "into the classifier"."""
 
 
+def describe_key(key: Any) -> str:
+    """Return the key of a dict for a message."""
+    return key if isinstance(key, str) else f"a {type(key).__name__}"
+
+
 def split_ignored(
-    shapes: Mapping[str, tuple[int, ...]], choice: WeightsChoice
-) -> tuple[dict[str, tuple[int, ...]], tuple[Part, ...]]:
-    """Return the tensors that a network may have, by name, and the account of those that the user
-    leaves out."""
-    kept = {name: shape for name, shape in shapes.items() if not choice.is_ignored(name)}
-    return kept, tuple(Part(name, "ignored") for name in shapes if name not in kept)
+    values: Mapping[Any, Value], choice: WeightsChoice
+) -> tuple[dict[Any, Value], tuple[Part, ...]]:
+    """Return the values of a file, such as tensors by name, that the user does not leave out, and
+    the account of the others."""
+    kept = {key: value for key, value in values.items() if not choice.is_ignored(describe_key(key))}
+    return kept, tuple(Part(describe_key(key), "ignored") for key in values if key not in kept)
 
 
 def refuse_leftover(

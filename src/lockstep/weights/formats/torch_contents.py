@@ -28,16 +28,16 @@ import numpy as np
 
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import numbers
-from lockstep.weights.formats.account import Part
+from lockstep.weights.formats.account import Part, describe_key, split_ignored
 from lockstep.weights.formats.common import Names
-from lockstep.weights.formats.torch_training import describe_key
 from lockstep.weights.formats.torch_values import scale_colours
+from lockstep.weights.preprocessing import Changes
 from lockstep.weights.weights_choice import WeightsChoice
 
 AVERAGES = ("state_dict_ema", "model_ema", "ema", "ema_state_dict", "ema_model")
 NVIDIA_SQUEEZES = {".squeeze.squeeze.": ".se.fc1.", ".squeeze.expand.": ".se.fc2."}
 WEIGHTS = ("state_dict", "model", "model_state_dict", "model_state", "net", "network", "module")
-_WRAPPERS = re.compile(r"(?:module\.|_orig_mod\.)+")
+_WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
 _NVIDIA_STAGE = re.compile(r"^layers\.([0-3])\.")
 _CHILDREN = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}
 """What has these numbers in a Sequential of the children of torchvision's class."""
@@ -54,6 +54,7 @@ batch norms that timm's SplitBatchNorm2d uses in training alone."""
 _HEAD = re.compile(
     r"(?:(?:fc|head|classifier)\.)?(?:fc|head|classifier|last_linear|linear|output|\d+)"
 )
+_NUMBER = re.compile(r"(?<![^.])[0-9]{1,3}(?![^.])")
 _NORMALISER = re.compile(r"(?:normali[sz]er?|norm|0)\.(?:new_)?(mean|std)")
 _EFFECTIVE = re.compile(
     r"(?!.*\.(?:se|squeeze)\.)(?:.*[._])?(?:\w*sigmoid|tanh|softplus|temperature|normali[sz]\w*"
@@ -85,8 +86,8 @@ class Network:
     prefix: str
     names: Names
     """The names in the state_dict by canonical name, also of what is left over."""
-    colours: Names
-    """The names of "mean" and "std" of a module that normalises images; none without one."""
+    colours: Changes
+    """Mean and standard deviation of a module that normalises images; none without one."""
     silent: list[str]
     """Modules without tensors that may change results."""
     parts: list[Part]
@@ -98,7 +99,7 @@ def find_weights(path: Path, value: Any, choice: WeightsChoice) -> Contents:
     values = value if isinstance(value, dict) else {}
     if is_state_dict(values):
         values = {WEIGHTS[0]: values}
-    root, parts = _split_ignored(values, choice)
+    root, parts = split_ignored(values, choice)
     weights = _find_only(path, root, WEIGHTS)
     average = _find_only(path, root, AVERAGES)
     place = weights or average
@@ -112,29 +113,26 @@ def find_weights(path: Path, value: Any, choice: WeightsChoice) -> Contents:
         )
     named = list_named_arrays(root[place])
     others = {key: part for key, part in root[place].items() if key not in named}
-    others, more_parts = _split_ignored(others, choice)
-    return Contents(others | root, place, average if weights else None, (*parts, *more_parts))
-
-
-def _split_ignored(
-    values: Mapping[Any, Any], choice: WeightsChoice
-) -> tuple[dict[Any, Any], list[Part]]:
-    """Return the values that the user does not leave out, and the account of the others."""
-    names = {key: describe_key(key) for key in values}
-    kept = {key: value for key, value in values.items() if not choice.is_ignored(names[key])}
-    return kept, [Part(names[key], "ignored") for key in values if key not in kept]
+    others, more = split_ignored(others, choice)
+    return Contents(others | root, place, average if weights else None, parts + more)
 
 
 def _find_only(path: Path, root: Mapping[Any, Any], keys: Collection[str]) -> str | None:
     """Return which of some keys has a state_dict; None if none has. Raises `CheckpointError` if
     several have."""
     places = [key for key in keys if is_state_dict(root.get(key))]
-    if len(places) > 1:
+    _check_alone(path, places, places)
+    return next(iter(places), None)
+
+
+def _check_alone(path: Path, networks: Collection[str], patterns: list[str]) -> None:
+    """Raise `CheckpointError` for several networks, with patterns of their names."""
+    if len(networks) > 1:
+        options = "".join(f" --ignore '{pattern}'" for pattern in patterns[1:])
         raise CheckpointError(
-            f"{path} holds several networks: {', '.join(places)}; leave out all but one: lockstep"
-            f" convert {path} weights.safetensors --ignore {places[1]}"
+            f"{path} holds several networks: {', '.join(networks)}; leave out all but one: lockstep"
+            f" convert {path} weights.safetensors{options}"
         )
-    return places[0] if places else None
 
 
 def is_state_dict(value: Any) -> bool:
@@ -147,7 +145,7 @@ def is_state_dict(value: Any) -> bool:
 def list_named_arrays(stored: Mapping[Any, Any]) -> dict[str, np.ndarray]:
     """Return the arrays of a state_dict whose names are texts."""
     arrays = {name: value for name, value in stored.items() if isinstance(value, np.ndarray)}
-    return {name: value for name, value in arrays.items() if isinstance(name, str)}
+    return {name: array for name, array in arrays.items() if isinstance(name, str)}
 
 
 def find_network(path: Path, stored: Mapping[Any, Any], choice: WeightsChoice) -> Network:
@@ -165,8 +163,8 @@ def find_network(path: Path, stored: Mapping[Any, Any], choice: WeightsChoice) -
     prefix, copies = _find_prefix(path, plain.values())
     is_sequential = f"{prefix}4.0.conv1.weight" in plain.values()
     originals = {bare: arrays[name] for name, bare in plain.items()}
-    names: Names = {}
-    parts = []
+    network = Network(prefix, {}, {}, [], [])
+    names, parts = network.names, network.parts
     for name, array in arrays.items():
         bare = _strip_name(name, prefix, _CHILDREN if is_sequential else {})
         if name not in plain or choice.is_ignored(bare):
@@ -184,16 +182,14 @@ def find_network(path: Path, stored: Mapping[Any, Any], choice: WeightsChoice) -
         else:
             names[bare] = name
     head = _take_head(names, arrays)
-    colours = _take_colours(names, arrays)
-    parts += [Part(name, "folded", "into the preprocessing") for name in colours.values()]
-    silent = []
+    network.colours.update(_fold_colours(names, arrays, parts))
     modules = getattr(stored, "modules", ())
     for module in dict.fromkeys(_list_silent(modules, arrays, (prefix.rstrip("."), head))):
         if choice.is_ignored(module):
             parts.append(Part(module, "ignored"))
         else:
-            silent.append(module)
-    return Network(prefix, names, colours, silent, parts)
+            network.silent.append(module)
+    return network
 
 
 def _find_prefix(path: Path, names: Collection[str]) -> tuple[str, list[str]]:
@@ -201,23 +197,17 @@ def _find_prefix(path: Path, names: Collection[str]) -> tuple[str, list[str]]:
     with. Raises `CheckpointError` if there are several networks."""
     matches = filter(None, map(_FIRST.fullmatch, names))
     prefixes = dict.fromkeys(match[1] for match in matches)
-    copies = [prefix for prefix in prefixes if _AVERAGE.fullmatch(prefix)]
+    copies = list(filter(_AVERAGE.fullmatch, prefixes))
     others = [prefix for prefix in prefixes if not prefix.startswith(_ATTACKER)]
     networks = [prefix for prefix in others if prefix not in copies] or copies
-    if len(networks) > 1:
-        ignored = " ".join(f"--ignore '{prefix}*'" for prefix in networks[1:])
-        raise CheckpointError(
-            f"{path} holds several networks: {', '.join(networks)}; leave out all but one: lockstep"
-            f" convert {path} weights.safetensors {ignored}"
-        )
-    if not networks:
-        return "", []
-    return networks[0], [prefix for prefix in copies if prefix != networks[0]]
+    _check_alone(path, networks, [f"{prefix}*" for prefix in networks])
+    network = "".join(networks)
+    return network, [prefix for prefix in copies if prefix != network]
 
 
 def strip_wrappers(name: str) -> str:
     """Return the name of a tensor or a module without `module.` and `_orig_mod.` before it."""
-    return name[match.end() :] if (match := _WRAPPERS.match(name)) else name
+    return _WRAPPERS.sub("", name)
 
 
 def _strip_name(name: str, prefix: str, children: Mapping[str, str]) -> str:
@@ -262,9 +252,9 @@ def _take_head(names: Names, arrays: Mapping[str, np.ndarray]) -> str:
     its name; "" without one."""
     heads = []
     for bare, name in names.items():
-        is_of_block = bare.startswith("layer")
-        if arrays[name].ndim == 2 and bare.endswith(".weight") and not is_of_block:
-            heads.append(bare.removesuffix(".weight"))
+        head, _, kind = bare.rpartition(".")
+        if arrays[name].ndim == 2 and kind == "weight" and not bare.startswith("layer"):
+            heads.append(head)
     if len(heads) != 1 or not _HEAD.fullmatch(heads[0]) or f"{heads[0]}.bias" not in names:
         return ""
     for kind in ("weight", "bias"):
@@ -272,17 +262,19 @@ def _take_head(names: Names, arrays: Mapping[str, np.ndarray]) -> str:
     return strip_wrappers(names["fc.weight"]).removesuffix(".weight")
 
 
-def _take_colours(names: Names, arrays: Mapping[str, np.ndarray]) -> Names:
-    """Take out and return the names of mean and standard deviation that normalise images from 0 to
-    1."""
-    colours = {}
+def _fold_colours(names: Names, arrays: Mapping[str, np.ndarray], parts: list[Part]) -> Changes:
+    """Take out mean and standard deviation that normalise images from 0 to 1; return both."""
+    sources = {}
     for bare in names:
         if match := _NORMALISER.fullmatch(bare):
-            colours[match[1]] = bare
-    is_pair = colours.keys() == {"mean", "std"}
-    if not is_pair or not scale_colours({k: arrays[names[bare]] for k, bare in colours.items()}):
+            sources[match[1]] = bare
+    values = {kind: arrays[names[bare]] for kind, bare in sources.items()}
+    if len(values) < 2 or not (changes := scale_colours(values)):
         return {}
-    return {kind: names.pop(bare) for kind, bare in colours.items()}
+    parts += [
+        Part(names.pop(bare), "folded", "into the preprocessing") for bare in sources.values()
+    ]
+    return changes
 
 
 def _list_silent(
@@ -294,19 +286,15 @@ def _list_silent(
     A file that does not name its modules has those before a place, or one after the first.
     """
     owners = set[str]()
-    for name in arrays:
-        parts = strip_wrappers(name).split(".")
-        owners.update(".".join(parts[:end]) for end in range(1, len(parts)))
+    for bare in map(strip_wrappers, arrays):
+        owners.update(bare[: dot.start()] for dot in re.finditer(r"\.", bare))
     alone = [name for name in map(strip_wrappers, modules) if name not in owners]
     yield from filter(_EFFECTIVE.fullmatch, alone)
     for place in places:
-        parts = place.split(".")
-        for depth, part in enumerate(parts):
-            if not re.fullmatch("[0-9]{1,3}", part):
-                continue
-            base = "".join(f"{above}." for above in parts[:depth])
-            likely = [f"{base}{number}" for number in range(int(part))] or [f"{base}1"]
+        for number in _NUMBER.finditer(place):
+            base = place[: number.start()]
+            likely = [f"{base}{i}" for i in range(int(number[0]))] or [f"{base}1"]
             for name in alone if modules else likely:
-                is_sibling = re.fullmatch("[0-9]{1,3}", name.removeprefix(base))
-                if is_sibling and name.startswith(base) and name not in owners:
+                is_sibling = name.startswith(base) and _NUMBER.fullmatch(name.removeprefix(base))
+                if is_sibling and name not in owners:
                     yield name

@@ -167,10 +167,7 @@ def read_state_dict(
         remarks += about_classes
     remarks += _describe_weights(contents, expected, has_classifier)
     values = _convert_arrays(path, stored, expected)
-    changes |= torch_values.scale_colours(
-        {kind: stored[name] for kind, name in network.colours.items()}
-    )
-    changes |= published
+    changes |= network.colours | published
     return Weights(
         _choose_recipe(path, origin, matching, changes),
         State(0, values, velocities, average, read_scaler(root)),

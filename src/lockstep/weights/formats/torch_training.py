@@ -19,6 +19,7 @@ import numpy as np
 
 from lockstep.models.architectures import Tensor
 from lockstep.weights.formats import numbers
+from lockstep.weights.formats.account import describe_key
 from lockstep.weights.formats.common import describe_missing_velocities, map_shapes
 
 NVIDIA = "NVIDIA PyTorch"
@@ -26,11 +27,6 @@ OPTIMIZER = "optimizer"
 SCALERS = ("scaler", "amp_scaler")
 BEST = ("best_prec1", "best_acc1")
 _VELOCITY = "momentum_buffer"
-
-
-def describe_key(key: Any) -> str:
-    """Return the key of a dict for a message."""
-    return key[:40] if isinstance(key, str) else f"a {type(key).__name__}"
 
 
 def list_groups(optimizer: Any) -> list[dict[Any, Any]]:

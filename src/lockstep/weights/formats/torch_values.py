@@ -23,9 +23,8 @@ from lockstep.models.architectures import MODELS
 from lockstep.system.errors import CheckpointError
 from lockstep.system.strict_json import is_count, is_number, is_text
 from lockstep.weights.formats import numbers
-from lockstep.weights.formats.account import Part, refuse_leftover
+from lockstep.weights.formats.account import Part, describe_key, refuse_leftover
 from lockstep.weights.formats.timm_config import read_timm_args
-from lockstep.weights.formats.torch_training import describe_key
 from lockstep.weights.known_preprocessing import KNOWN, PILLOW
 from lockstep.weights.preprocessing import Changes
 from lockstep.weights.weights_choice import WeightsChoice
@@ -46,25 +45,19 @@ _OF_TORCHVISION = {
     "train_crop_size": "image_size",
 }
 """Fields of recipes by options of torchvision's script."""
-_DESCRIPTIVE = """
-a acc accumulated accuracies accuracy adv amp arch architecture args auc author average avg bad bar
-batch batches best callback callbacks categories cfg checkpoint ckpt class classes commit conf
-config counter created criterion cuda current data datamodule dataset date decay description device
-dice dict dir dtype duration early elapsed ema end epoch epochs err error eval f file final fit
-folder fp generator git global gpu grad group groups hash history hparams hyper hyperparameters id
-idx info initial iou it iter iteration iterations iters kappa label labels last learning license
-lightning loader log logger logs loop loops loss losses lr mae main max maximize message metric
-metrics milestone min minimize miou mixed model momentum monitor mse n name names nat native note
-notes num number numpy opt optim optimiser optimizer optimizers options opts param parameters params
-path patience plugin prec precision prev previous progress project python pytorch random rank rate
-recall remaining results resume rng roc run sampler samples saver scaler sched schedule scheduler
-schedulers score scores seed seen sha stage start state states stats step steps stop stopping
-summary test time timestamp to top torch total train trainer training type url user val valid
-validation version wait wandb warmup wd weight weights world
-"""
+_DESCRIPTIVE = re.compile(
+    r"a|n|fp|id|it|to|wd|(?:acc|adv|amp|arch|arg|auc|av|batch|best|call|categ|cfg|check|ckpt|commit"
+    r"|class(?!if)|conf(?!us)|count|crit|cuda|curr|dat|dec|desc|dev|dict|dtype|dur|early|elapsed|ema"
+    r"|epoch|err|eval|file|final|fit|fold|git|gpu|grad|glob|group|hash|hist|hparam|hyper|idx|info"
+    r"|init|iou|iter|label|last|learn|lic|lightning|log(?!it)|loop|loss|lr|max|metric|min|mix|mode"
+    r"|momentum|monitor|nam|nat|num|opt(?!imal)|param|path|pati|prec|prev|prog|py|rand|rank|rate"
+    r"|recall|result|resume|rng|run|sampl|sav|scaler|sched|score|seed|sha|start|stat|step|stop|test|time|top"
+    r"|torch|total|train|type|url|val|ver|wandb|warm|weight|world).*",
+    re.IGNORECASE,
+)
 """Words in the names of values that change nothing in inference."""
-_OF_ANY_SHAPE = {"optimizer", "optimizers", "optim", "optimiser", "opt", "callbacks", "ema", "rng"}
-"""Words in the names of such values that may hold tensors of any shape."""
+_OF_ANY_SHAPE = re.compile(r"(?:.*[\W_])?(?:opt|callback|ema|rng)", re.IGNORECASE)
+"""Names of such values that may hold tensors of any shape."""
 _MOST_ITEMS = 16
 _SEVERAL_CLASSES = re.compile(r"multi[_-]?label", re.IGNORECASE)
 _PREPARATION = re.compile(
@@ -93,11 +86,9 @@ def account_for_values(
 
 def _is_descriptive(name: str, value: Any) -> bool:
     """Return whether a value changes nothing in inference."""
-    plain = name.replace("amp_scaling", "amp")
-    words = {word.lower() for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", plain)}
-    if not words or not words <= set(_DESCRIPTIVE.split()):
-        return False
-    return not words.isdisjoint(_OF_ANY_SHAPE) or not _has_matrix(value)
+    words = re.findall("[A-Z]?[a-z]+|[A-Z]+", name.replace("amp_scaling", "amp"))
+    is_of_training = bool(words) and all(map(_DESCRIPTIVE.fullmatch, words))
+    return is_of_training and (bool(_OF_ANY_SHAPE.match(name)) or not _has_matrix(value))
 
 
 def _has_matrix(value: Any) -> bool:
@@ -122,20 +113,17 @@ def find_architecture(path: Path, root: Values, choice: WeightsChoice) -> str | 
     """
     if choice.model is not None:
         return None
-    names = [root.get(key) for key in _ARCHITECTURES]
-    names.append(_read_args(root)[1].get("model"))
-    for name in names:
-        # timm's saver without arguments stores the name of the class.
-        if not isinstance(name, str) or name in ("", "resnet"):
-            continue
-        model = find_model(name)
-        if model is None:
-            raise CheckpointError(
-                f"{path} says that its network is {name!r:.60}, which Lockstep does not have. If it"
-                " computes as one of Lockstep's, name that: --model resnet50"
-            )
-        return model
-    return None
+    names = [*map(root.get, _ARCHITECTURES), _read_args(root)[1].get("model")]
+    # timm's saver without arguments stores the name of the class: resnet.
+    texts = (name for name in names if isinstance(name, str) and name not in ("", "resnet"))
+    name = next(texts, None)
+    model = name and find_model(name)
+    if name and not model:
+        raise CheckpointError(
+            f"{path} says that its network is {name!r:.60}, which Lockstep does not have. If it"
+            " computes as one of Lockstep's, name that: --model resnet50"
+        )
+    return model
 
 
 def find_model(name: str) -> str | None:
@@ -222,12 +210,15 @@ def scale_colours(colours: Mapping[str, Any]) -> Changes:
 def _describe_unused(path: Path, name: str, options: Values) -> Iterator[str]:
     """Yield a remark on options of a program that may say how images are prepared. Raises
     `CheckpointError` if they say that an image has several classes."""
-    names = [key for key, value in options.items() if isinstance(key, str) and value is not None]
-    prepared = list(filter(_PREPARATION.fullmatch, names))
+    prepared = []
     for key, value in options.items():
-        if not isinstance(key, str) or not isinstance(value, str | int | float) or not value:
+        if not isinstance(key, str) or value is None:
             continue
-        if _SEVERAL_CLASSES.search(f"{key} {value}" if isinstance(value, str) else key):
+        if _PREPARATION.fullmatch(key):
+            prepared.append(key)
+        is_set = isinstance(value, str | int | float) and bool(value)
+        text = f"{key} {value}" if isinstance(value, str) else key
+        if is_set and _SEVERAL_CLASSES.search(text):
             raise CheckpointError(
                 f"{path}: {name} says {key}: {value!r:.40}, so each output is a sigmoid; expected"
                 " one class an image, a softmax"
