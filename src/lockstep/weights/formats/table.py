@@ -127,7 +127,7 @@ def read(
     }
     slots, about = choose_velocities(slots, shapes, format.velocities, momentum=momentum)
     sources = {tensor: format.find_source(name) for tensor, name in names.items()}
-    state = State(0, _fetch(table, format.layout, sources), _fetch(table, format.layout, slots))
+    state = State(0, fetch(table, format.layout, sources), fetch(table, format.layout, slots))
     remarks = [*_describe(table, format.layout, names, sources), *about]
     averages = [name for name, reason in reasons.items() if reason == AVERAGE]
     if averages:
@@ -136,7 +136,7 @@ def read(
             f" are the trained ones, such as {next(iter(names.values()))}"
         )
     weights = Weights(
-        recipe.replace(model=_name(matching), logits=matching.logits, precision="fp32"),
+        recipe.replace(model=name_network(matching), logits=matching.logits, precision="fp32"),
         state,
         (),
         table.path,
@@ -172,7 +172,8 @@ def _match(
     return choose_model(matchings, table.path, format.program, listed)
 
 
-def _name(matching: Matching) -> str | ModelSpec:
+def name_network(matching: Matching) -> str | ModelSpec:
+    """Return the name of a model in recipes; its spec if it has none."""
     return matching.model if matching.model in MODELS else name_model(matching.spec)
 
 
@@ -191,7 +192,7 @@ def _describe(
     )
 
 
-def _fetch(table: Table, layout: Layout, names: Mapping[Tensor, str]) -> dict[str, np.ndarray]:
+def fetch(table: Table, layout: Layout, names: Mapping[Tensor, str]) -> dict[str, np.ndarray]:
     """Return arrays of a file as new canonical float32 arrays."""
     tensors = {}
     for tensor, name in names.items():

@@ -92,6 +92,11 @@ class Network:
     """Modules without tensors that may change results."""
     parts: list[Part]
 
+    @property
+    def has_classifier(self) -> bool:
+        """Whether a classifier is among the tensors."""
+        return not self.names.keys().isdisjoint(("fc.weight", "fc.bias"))
+
 
 def find_weights(path: Path, value: Any, choice: WeightsChoice) -> Contents:
     """Return where a file has its weights, without values that the user leaves out. Raises

@@ -25,15 +25,15 @@ ffcv-imagenet, train_imagenet.py.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
-from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lockstep.models.architectures import MODELS, ModelSpec, Tensor
+from lockstep.models.architectures import Tensor
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnext101_32x4d_pytorch_90ep
@@ -43,7 +43,6 @@ from lockstep.weights.formats.account import Part, check_outputs, refuse_leftove
 from lockstep.weights.formats.common import (
     Matching,
     Shape,
-    check_floats,
     choose_model,
     describe_converted,
     find_converted,
@@ -51,6 +50,7 @@ from lockstep.weights.formats.common import (
     match_model,
 )
 from lockstep.weights.formats.other_networks import describe_other
+from lockstep.weights.formats.table import OIHW, Table, fetch, list_shapes, name_network
 from lockstep.weights.formats.torch_contents import NVIDIA_SQUEEZES, Contents, Network
 from lockstep.weights.formats.torch_training import (
     NVIDIA,
@@ -75,11 +75,10 @@ one, a model of a hub."""
 _LOGITS = 1000
 _PROJECTING = re.compile(r"encoder_[qk]\.")
 """Networks of MoCo, whose classifier is a projection."""
-_OF_TORCHVISION = re.compile(
-    r"resnet(?:18-(?:f37072fd|5c106cde)|34-(?:b627a593|333f7ec4)|50-(?:0676ba61|11ad3fa6|19c8e357)"
-    r"|101-(?:63fe2227|cd907fc2|5d3b4d8f)|152-(?:394f9c45|f82ba261|b121ed2d))\.pth"
-)
+_OF_TORCHVISION = re.compile(r"resnet\d+-[0-9a-f]{8}\.pth")
 """The names of the files that torchvision downloads."""
+_LAYOUT = {**OIHW, "squeeze": ("OIHW", "OI")}
+"""1x1 convolutions of squeeze-and-excitation may be dense layers."""
 
 
 def matches(head: bytes, path: Path) -> bool:
@@ -116,12 +115,9 @@ def _list_unneeded(value: Any, choice: WeightsChoice) -> tuple[str, ...]:
     """Return the keys of what is not needed for the weights alone."""
     if not isinstance(value, dict) or torch_contents.is_state_dict(value):
         return ()
-    if any(
-        torch_contents.is_state_dict(value.get(key))
-        for key in torch_contents.WEIGHTS
-        if not choice.is_ignored(key)
-    ):
-        return (OPTIMIZER, *torch_contents.AVERAGES)
+    for key in torch_contents.WEIGHTS:
+        if torch_contents.is_state_dict(value.get(key)) and not choice.is_ignored(key):
+            return (OPTIMIZER, *torch_contents.AVERAGES)
     return (OPTIMIZER,)
 
 
@@ -134,11 +130,11 @@ def read_state_dict(
     root = contents.root
     stored = root[contents.weights]
     is_alone = root.keys() == {contents.weights}
-    published = dict((find_published(path) if is_alone else None) or {})
+    published = dict((is_alone and find_published(path)) or {})
     try:
         network = torch_contents.find_network(path, stored, choice)
-        model = published.pop("model", None) or torch_values.find_architecture(path, root, choice)
-        matching, has_classifier = _match_model(path, stored, network, choice, model)
+        model = choice.model or published.get("model") or torch_values.find_model(path, root)
+        matching = _match_model(path, stored, network, replace(choice, model=model))
         changes, used, remarks = torch_values.read_changes(path, root)
         if published:
             network.silent.clear()
@@ -148,11 +144,13 @@ def read_state_dict(
     if network.prefix:
         about_prefix = f"names of tensors begin with {network.prefix!r:.60}, which was taken off"
         remarks.insert(0, about_prefix)
-    tensors = matching.spec.list_tensors(matching.logits)
     names = network.names
-    expected = {tensor: names[tensor.name] for tensor in tensors if tensor.name in names}
-    parameters = {tensor.name: tensor for tensor in expected if tensor.is_trained}
-    trained = [parameters[name] for name in names if name in parameters]
+    expected = {
+        tensor: name for tensor, name in matching.map_tensors().items() if tensor.name in names
+    }
+    places = list(names)
+    trained = [tensor for tensor in expected if tensor.is_trained]
+    trained.sort(key=lambda tensor: places.index(tensor.name))
     origin = _find_origin(path, root, stored, network.prefix, trained)
     epochs, about_epoch = read_epochs(root, origin)
     velocities: dict[str, np.ndarray] = {}
@@ -161,27 +159,30 @@ def read_state_dict(
         velocities, about_velocities = read_velocities(root.get(OPTIMIZER), trained)
         average, about_average = _read_average(path, contents, list(expected), choice)
         remarks += [about_epoch, *about_average, *about_velocities]
-    classes: tuple[str, ...] = ()
-    if has_classifier:
-        classes, about_classes = torch_values.read_classes(root, matching.logits)
-        remarks += about_classes
-    remarks += _describe_weights(contents, expected, has_classifier)
-    values = _convert_arrays(path, stored, expected)
+    classes, about_classes = torch_values.read_classes(root, matching.logits)
+    if not network.has_classifier:
+        classes = ()
+        about_classes = [
+            "it has no classifier (fc.weight, fc.bias), so it names no classes; training can start"
+            " from it"
+        ]
+    if contents.weights in torch_contents.AVERAGES:
+        remarks.append(f"its only weights are a moving average ({contents.weights})")
+    arrays = torch_contents.list_named_arrays(stored)
+    converted = describe_converted(find_converted(expected.values(), arrays), "tensors")
     changes |= network.colours | published
+    values = fetch(Table.of(path, arrays), _LAYOUT, expected)
     return Weights(
         _choose_recipe(path, origin, matching, changes),
         State(0, values, velocities, average, read_scaler(root)),
         classes,
         path,
         origin,
-        tuple(remarks),
+        (*remarks, *about_classes, *converted),
         epochs,
         stated=frozenset(changes).intersection(FIELDS),
         parts=parts,
-        stored=list_arrays(
-            describe_arrays(torch_contents.list_named_arrays(stored)),
-            zip(values, expected.values(), strict=True),
-        ),
+        stored=list_arrays(describe_arrays(arrays), zip(values, expected.values(), strict=True)),
     )
 
 
@@ -225,76 +226,49 @@ def to_nvidia_name(name: str) -> str:
 def _check_blur_filters(path: Path, stored: Mapping[Any, Any]) -> dict[str, Shape]:
     """Return the shapes of FFCV's filters of blurs, by name. Raises `CheckpointError` if they are
     not those of Lockstep's blur."""
-    arrays = torch_contents.list_named_arrays(stored)
-    filters = {name: value for name, value in arrays.items() if torch_contents.is_blur_filter(name)}
     line = np.array([0.25, 0.5, 0.25])
-    for name, values in filters.items():
-        if values.shape[1:] != (1, 3, 3) or not np.array_equal(
-            numbers(values), np.broadcast_to(line[:, None] * line, values.shape)
-        ):
+    shapes = {}
+    for name, values in torch_contents.list_named_arrays(stored).items():
+        if not torch_contents.is_blur_filter(name):
+            continue
+        if values.shape[1:] != (1, 3, 3) or (numbers(values) != line[:, None] * line).any():
             raise CheckpointError(
                 f"{path}: {name} is another filter than (1, 2, 1) x (1, 2, 1) / 16, which Lockstep"
                 " does not have"
             )
-    return {name: values.shape for name, values in filters.items()}
-
-
-def _list_shapes(tensor: Tensor) -> tuple[Shape, ...]:
-    """Return the shapes that a tensor may have in a file. 1x1 convolutions of
-    squeeze-and-excitation may be dense layers."""
-    if ".se." in tensor.name:
-        return tensor.shape, tensor.shape[:2]
-    return (tensor.shape,)
+        shapes[name] = values.shape
+    return shapes
 
 
 def _match_model(
-    path: Path,
-    stored: Mapping[str, np.ndarray],
-    network: Network,
-    choice: WeightsChoice,
-    named: str | None,
-) -> tuple[Matching, bool]:
-    """Return the model that has exactly the tensors of a network, and whether there is a classifier
-    among them. The model that the user chooses is the only one, else the `named` one."""
+    path: Path, stored: Mapping[str, np.ndarray], network: Network, choice: WeightsChoice
+) -> Matching:
+    """Return the model that has exactly the tensors of a network."""
     names = network.names
     shapes = {name: stored[name].shape for name in names.values()}
-    has_classifier = not names.keys().isdisjoint(("fc.weight", "fc.bias"))
     is_nvidias = any(re.search(r"layers\.[0-3]\.", name) for name in shapes)
     blurs = _check_blur_filters(path, stored)
-
-    def match_spec(model: str, spec: ModelSpec) -> Matching:
+    matchings = []
+    for model, spec in choice.list_models().items():
+        if choice.model is None and spec.blur == "before" and not blurs:
+            continue
         others = {} if spec.blur == "before" else dict(blurs)
-        if not has_classifier:
+        if not network.has_classifier:
             others |= {"fc.weight": (_LOGITS, spec.features), "fc.bias": (_LOGITS,)}
-        table = {}
-        for tensor in spec.list_tensors(_LOGITS):
-            missing = to_nvidia_name(tensor.name) if is_nvidias else tensor.name
-            table[tensor.name] = names.get(tensor.name, missing)
-        return match_model((model, spec), table, shapes | others, _list_shapes)
-
-    models = choice.list_models()
-    if choice.model is None and named is not None:
-        models = {named: MODELS[named]}
-    elif choice.model is None and not blurs:
-        models = {name: spec for name, spec in models.items() if spec.blur != "before"}
-    matching = choose_model(starmap(match_spec, models.items()), path, NAME, names.values())
-    if has_classifier and _PROJECTING.search(network.prefix):
-        raise refuse_leftover(path, "an encoder", [names["fc.weight"], names["fc.bias"]])
-    if has_classifier:
+        table = {tensor.name: tensor.name for tensor in spec.list_tensors(_LOGITS)}
+        if is_nvidias:
+            table = {name: to_nvidia_name(name) for name in table}
+        table |= {name: names[name] for name in table.keys() & names.keys()}
+        matchings.append(match_model((model, spec), table, shapes | others, _list_shapes))
+    matching = choose_model(matchings, path, NAME, names.values())
+    if network.has_classifier:
+        if _PROJECTING.search(network.prefix):
+            raise refuse_leftover(path, "an encoder", [names["fc.weight"], names["fc.bias"]])
         check_outputs(path, matching.logits)
-    return matching, has_classifier
+    return matching
 
 
-def _convert_arrays(
-    path: Path, stored: Mapping[str, np.ndarray], names: Mapping[Tensor, str]
-) -> dict[str, np.ndarray]:
-    """Return tensors as new contiguous float32 arrays. Raises `CheckpointError` if one is not of
-    floats."""
-    converted = {}
-    for tensor, name in names.items():
-        values = check_floats(f"{path}: {name}", stored[name])
-        converted[tensor.name] = np.array(values, np.float32, order="C").reshape(tensor.shape)
-    return converted
+_list_shapes = partial(list_shapes, _LAYOUT)
 
 
 def _read_average(
@@ -306,30 +280,16 @@ def _read_average(
         return {}, ()
     stored = contents.root[contents.average]
     names = torch_contents.find_network(path, stored, choice).names
-    shapes = {bare: stored[name].shape for bare, name in names.items()}
-    fits = shapes.keys() == map_shapes(expected).keys() and all(
-        shapes[tensor.name] in _list_shapes(tensor) for tensor in expected
+    fits = names.keys() == map_shapes(expected).keys() and all(
+        stored[names[tensor.name]].shape in _list_shapes(tensor) for tensor in expected
     )
     if not fits:
         return {}, (
             f"the moving average ({contents.average}) has other tensors than the weights and was"
             " left out",
         )
-    return _convert_arrays(path, stored, {tensor: names[tensor.name] for tensor in expected}), ()
-
-
-def _describe_weights(
-    contents: Contents, expected: Mapping[Tensor, str], has_classifier: bool
-) -> Iterator[str]:
-    if contents.weights in torch_contents.AVERAGES:
-        yield f"its only weights are a moving average ({contents.weights})"
-    if not has_classifier:
-        yield (
-            "it has no classifier (fc.weight, fc.bias), so it names no classes; training can start"
-            " from it"
-        )
-    stored = contents.root[contents.weights]
-    yield from describe_converted(find_converted(expected.values(), stored), "tensors")
+    table = Table.of(path, torch_contents.list_named_arrays(stored))
+    return fetch(table, _LAYOUT, {t: names[t.name] for t in expected}), ()
 
 
 def _find_origin(
@@ -337,15 +297,14 @@ def _find_origin(
 ) -> str:
     """Return the program that wrote a file, by its names of tensors, modules and values, and by its
     own name."""
-    for name in stored:
-        if not isinstance(name, str):
-            continue
-        is_nvidias = any(part in name for part in NVIDIA_SQUEEZES)
-        if is_nvidias or torch_contents.strip_wrappers(name).startswith(f"{prefix}layers."):
-            return NVIDIA
+    names = [torch_contents.strip_wrappers(name) for name in stored if isinstance(name, str)]
+    is_nvidias = any(
+        name.startswith(f"{prefix}layers.") or any(part in name for part in NVIDIA_SQUEEZES)
+        for name in names
+    )
     sizes = [len(group["params"]) for group in list_groups(root.get(OPTIMIZER))]
-    nvidia_sizes = list(map(len, split_nvidia_groups(trained)))
-    if path.name.startswith("nvidia_") or sizes == nvidia_sizes:
+    is_nvidias |= sizes == list(map(len, split_nvidia_groups(trained)))
+    if is_nvidias or path.name.startswith("nvidia_"):
         return NVIDIA
     modules = set()
     for name in getattr(stored, "modules", ()):
@@ -366,11 +325,11 @@ def _choose_recipe(path: Path, origin: str, matching: Matching, changes: Changes
     recipe = Recipe()
     if origin == NVIDIA:
         recipe = resnext101_32x4d_pytorch_90ep()
-    if origin == NVIDIA and matching.spec.groups == 1:
-        # configs.yml: ResNet-50 is trained with another batch and weight decay.
-        recipe = recipe.replace(global_batch_images=2048, weight_decay=1 / 32768)
-    model = matching.model if matching.model in MODELS else matching.spec
+        if matching.spec.groups == 1:
+            # configs.yml: ResNet-50 is trained with another batch and weight decay.
+            recipe = recipe.replace(global_batch_images=2048, weight_decay=1 / 32768)
+    changes = {"model": name_network(matching), "logits": matching.logits} | changes
     try:
-        return recipe.replace(model=model, logits=matching.logits, precision="fp32", **changes)
+        return recipe.replace(**changes | {"precision": "fp32"})
     except RecipeError as error:
         raise CheckpointError(f"{path}: {error}") from None

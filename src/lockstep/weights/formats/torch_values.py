@@ -27,7 +27,6 @@ from lockstep.weights.formats.account import Part, describe_key, refuse_leftover
 from lockstep.weights.formats.timm_config import read_timm_args
 from lockstep.weights.known_preprocessing import KNOWN, PILLOW
 from lockstep.weights.preprocessing import Changes
-from lockstep.weights.weights_choice import WeightsChoice
 
 Values = Mapping[Any, Any]
 
@@ -105,19 +104,17 @@ def _has_matrix(value: Any) -> bool:
     return False
 
 
-def find_architecture(path: Path, root: Values, choice: WeightsChoice) -> str | None:
-    """Return the model that a file names; None if it names none, or if the user names another.
+def find_model(path: Path, root: Values) -> str | None:
+    """Return the model that a file names; None if it names none.
 
     Raises `CheckpointError` for a name of another network: it may have the same tensors and compute
     something else.
     """
-    if choice.model is not None:
-        return None
     names = [*map(root.get, _ARCHITECTURES), _read_args(root)[1].get("model")]
     # timm's saver without arguments stores the name of the class: resnet.
     texts = (name for name in names if isinstance(name, str) and name not in ("", "resnet"))
     name = next(texts, None)
-    model = name and find_model(name)
+    model = name and parse_model(name)
     if name and not model:
         raise CheckpointError(
             f"{path} says that its network is {name!r:.60}, which Lockstep does not have. If it"
@@ -126,10 +123,10 @@ def find_architecture(path: Path, root: Values, choice: WeightsChoice) -> str | 
     return model
 
 
-def find_model(name: str) -> str | None:
+def parse_model(name: str) -> str | None:
     """Return the model of a name of timm, torchvision or NVIDIA; None if there is none.
 
-    >>> find_model("hf-hub:timm/resnet50d.ra2_in1k"), find_model("gluon_resnet50_v1c")
+    >>> parse_model("hf-hub:timm/resnet50d.ra2_in1k"), parse_model("gluon_resnet50_v1c")
     ('resnet50d', 'resnet50c')
     """
     bare = name.lower().rpartition("/")[2].partition(".")[0].replace("-", "_")
@@ -230,7 +227,7 @@ def _describe_unused(path: Path, name: str, options: Values) -> Iterator[str]:
         )
 
 
-def read_classes(root: Values, logits: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def read_classes(root: Values, logits: int) -> tuple[tuple[str, ...], list[str]]:
     """Return the names of classes that a file has, and remarks. Names must be those of all outputs,
     each once."""
     for key in _CLASSES:
@@ -238,9 +235,9 @@ def read_classes(root: Values, logits: int) -> tuple[tuple[str, ...], tuple[str,
             continue
         names = _list_names(root[key])
         if sorted(names) == list(range(logits)) and len({*names.values()}) == logits:
-            return tuple(names[index] for index in range(logits)), ()
-        return (), (f"{key} does not name each of the {logits} outputs once, so it is not used",)
-    return (), ()
+            return tuple(names[index] for index in range(logits)), []
+        return (), [f"{key} does not name each of the {logits} outputs once, so it is not used"]
+    return (), []
 
 
 def _list_names(value: Any) -> dict[int, str]:
