@@ -138,9 +138,9 @@ def test_a_resnet50_with_names_of_until_2018_has_its_logits(
     assert np.ptp(old.logits, axis=0).max() > 0.1 * np.abs(old.logits).max(), (
         "images are told apart"
     )
-    assert any(
-        "versions of Keras without a layer pool1_pad" in remark for remark in weights.remarks
-    ) == (kind != "whole")
+    assert any("without a layer pool1_pad" in remark for remark in weights.remarks) == (
+        kind != "whole"
+    )
 
 
 def test_names_of_several_versions_in_one_file_are_refused(tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ keras/layers/normalization.py of Keras 1.2 and 2.0.
 """
 
 import re
-from dataclasses import replace
+from collections.abc import Mapping
+from pathlib import Path
 
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats.keras_variables import Variables
 
 EPSILON = 1e-3
 """What batch norms add to the variance if a file does not describe its layers."""
@@ -38,33 +38,35 @@ _VARIABLES = {
 """Variables by Keras 1's names."""
 
 
-def has_branches(variables: Variables) -> bool:
-    """Return whether variables have the names of these versions."""
-    return any(_BRANCH.fullmatch(name.rpartition("/")[0]) for name in variables.shapes)
+def has_branches(names: Mapping[str, str]) -> bool:
+    """Return whether variables, by `<layer>/<variable>`, have the names of these versions."""
+    return any(_BRANCH.fullmatch(name.rpartition("/")[0]) for name in names)
 
 
-def rename_variables(variables: Variables) -> Variables:
-    """Return variables of these versions by later names. Raises `CheckpointError` if two get the
-    same name."""
-    names = {name: _rename_variable(*name.rsplit("/", 1)) for name in variables.shapes}
-    if len(set(names.values())) < len(names):
+def rename_variables(path: Path, places: Mapping[str, str]) -> dict[str, str]:
+    """Return the paths of variables of these versions by later names. Raises `CheckpointError` if
+    two get the same name."""
+    renamed = {}
+    for name, place in places.items():
+        layer, _, variable = name.rpartition("/")
+        renamed[f"{rename_layer(layer)}/{rename_variable(layer, variable)}"] = place
+    if len(renamed) < len(places):
         raise CheckpointError(
-            f"{variables.path} has variables named by several versions of Keras; save the model"
-            " again"
+            f"{path} has variables named by several versions of Keras; save the model again"
         )
-    layers = {_rename_layer(name): layer for name, layer in variables.layers.items()}
-    return replace(variables.rename(names), layers=layers)
+    return renamed
 
 
-def _rename_variable(layer: str, variable: str) -> str:
+def rename_variable(layer: str, variable: str) -> str:
+    """Return the later name of a layer's variable."""
     variable = variable.removeprefix(f"{layer}_")
-    return f"{_rename_layer(layer)}/{_VARIABLES.get(variable, variable)}"
+    return _VARIABLES.get(variable, variable)
 
 
-def _rename_layer(name: str) -> str:
+def rename_layer(name: str) -> str:
     """Return the later name of a layer.
 
-    >>> _rename_layer("res4f_branch2a"), _rename_layer("bn2a_branch1"), _rename_layer("other")
+    >>> rename_layer("res4f_branch2a"), rename_layer("bn2a_branch1"), rename_layer("other")
     ('conv4_block6_1_conv', 'conv2_block1_0_bn', 'other')
     """
     match = _BRANCH.fullmatch(name)

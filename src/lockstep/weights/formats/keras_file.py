@@ -23,53 +23,79 @@ preprocessing, and turn the stem's input channels from BGR to RGB and back.
 Source: keras/src/applications/resnet.py and imagenet_utils.py.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from lockstep.models.architectures import MODELS, Block, Conv, ModelSpec, Tensor
+from lockstep.models.architectures import MODELS, Block, Conv, ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats import keras_branches, keras_process, keras_variables
+from lockstep.system.errors import CheckpointError, RecipeError
+from lockstep.weights.formats import (
+    keras_branches,
+    keras_process,
+    keras_variables,
+    refuse_many,
+    table,
+)
+from lockstep.weights.formats.account import refuse_leftover, split_ignored
 from lockstep.weights.formats.common import (
-    Matching,
     Names,
-    Shape,
     Written,
-    add_layer,
     check_state,
-    choose_model,
     describe_converted,
     describe_omitted_parts,
-    describe_unused,
     is_stem,
-    match_model,
     name_convolutions,
-    name_model,
     split_block_name,
     write_new,
 )
-from lockstep.weights.formats.keras_variables import Layers, Variables
+from lockstep.weights.formats.keras_calls import MODELS as INNER_MODELS
+from lockstep.weights.formats.keras_layers import IN_TRAINING, Translation
+from lockstep.weights.formats.keras_variables import VARS, Variables
+from lockstep.weights.formats.network_walk import (
+    KERAS_ASSUMPTION,
+    KERAS_MEAN,
+    KERAS_STD,
+    follow,
+)
 from lockstep.weights.formats.structure import BATCH_NORM
+from lockstep.weights.formats.table import (
+    HWIO,
+    Format,
+    Shapes,
+    Table,
+    name_arrays,
+    name_layers,
+)
 from lockstep.weights.opened_weights import Weights, list_arrays
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = "Keras"
 
 EPSILON = 1.001e-5
-MEAN = (123.68, 116.779, 103.939)
-STD = (1.0, 1.0, 1.0)
-"""Preprocessing of keras.applications' ResNets, as RGB."""
+MEAN = KERAS_MEAN
+STD = KERAS_STD
 _MODELS = {"resnet50-v1": "ResNet50", "resnet101-v1": "ResNet101", "resnet152-v1": "ResNet152"}
 _HEAD = "predictions"
-
 _KINDS = {"conv2d": "_conv", "batch_normalization": "_bn"}
 """Classes of layers in files that number them, and the ends of their names."""
-_PREPROCESSING = ("Rescaling", "Normalization", "Resizing", "CenterCrop")
+_STEM = "conv1_conv/kernel"
+_CONTAINERS = ("layers", "_layer_checkpoint_dependencies")
+"""Groups of a model's layers in files that number them."""
+_NAMES = re.compile(r"conv\d_(block\d+_)?(\d_)?(relu|add|out|pad)|pool1_(pad|pool)|avg_pool")
+"""Names of layers of Keras' ResNets that have no variables."""
+_CLASSES = {
+    **{"add": "add", "merge": "add", "out": "relu", "activation": "relu", "pad": "zeropadding2d"},
+    **{"pool": "maxpooling2d", "globalaveragepooling2d": "averagepooling2d"},
+}
+"""Classes of layers by what their names end with, and by others that compute the same."""
+_PASSING = ("input", "inputlayer", "flatten", "identity", *INNER_MODELS, "toplevelmodelweights")
+"""Classes that change nothing, in small letters without `_`."""
+_NO_CLASSIFIER = "it has no classifier"
 
 
 def matches(head: bytes, path: Path) -> bool:
@@ -83,8 +109,7 @@ def find(path: Path) -> Path | None:
 
 
 def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_CHOICE) -> Weights:
-    """Read a ResNet of `keras.applications`: weights or a whole model, also one with another
-    classifier on top.
+    """Read a ResNet that a file describes, or the weights of one of `keras.applications`.
 
     No velocities are read, whatever `momentum` is. Raises `CheckpointError` if the file is damaged,
     incomplete or of another model, and `BackendError` if h5py is missing.
@@ -92,44 +117,177 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
     keras_variables.require_h5py()
     keras_process.check(path)
     with keras_variables.open_variables(path) as variables:
-        if keras_branches.has_branches(variables):
-            return _read_network(path, keras_branches.rename_variables(variables), is_old=True)
-        return _read_network(path, _name_layers(variables), is_old=False)
+        if variables.description is None:
+            return _read_weights(variables, choice)
+        return _read_model(variables, choice)
 
 
-def _read_network(path: Path, variables: Variables, *, is_old: bool) -> Weights:
-    """Read a ResNet from variables with later names, also of a file with old ones."""
-    matching, head = _match_model(path, variables)
-    spec = replace(matching.spec, stride_in=_find_stride(path, variables.layers))
-    epsilon = _find_epsilon(path, variables.layers, keras_branches.EPSILON if is_old else EPSILON)
-    recipe = Recipe(
-        model=name_model(spec),
-        logits=matching.logits,
-        precision="fp32",
-        bn_epsilon=epsilon,
-        mean=MEAN,
-        std=STD,
+def _read_model(variables: Variables, choice: WeightsChoice) -> Weights:
+    """Read a model that its file describes."""
+    path = variables.path
+    refuse_many(path, len(variables.datasets))
+    unknown: list[str] = []
+    try:
+        model = Translation(variables, choice)
+        unknown = model.unknown
+        network = follow(model.graph)
+        recipe = network.build_recipe()
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        RecipeError,
+    ) as error:
+        hint = ""
+        if unknown:
+            hint = (
+                f". If a layer has no effect on inference, leave it out: lockstep convert {path}"
+                f" weights.safetensors --ignore '{unknown[0]}'"
+            )
+        raise CheckpointError(f"{path} is not a ResNet that can be read: {error}{hint}") from None
+    used = {*model.places.values(), *(part.name for part in model.parts)}
+    rest = {name: data.shape for name, data in variables.datasets.items() if name not in used}
+    leftover, parts = split_ignored(rest, choice)
+    if leftover:
+        raise refuse_leftover(path, "a model of Keras", sorted(leftover))
+    halves = [name for name in variables.datasets if variables.find_type(name) != "float32"]
+    remarks = [*network.remarks, *network.describe_units(), *describe_converted(halves)]
+    remarks += [] if model.has_classifier else [_NO_CLASSIFIER]
+    weights = Weights(
+        recipe,
+        State(0, network.build_tensors(), {}),
+        (),
+        path,
+        NAME,
+        tuple(remarks),
+        stated=frozenset(("mean", "std") if network.normalises else ()),
+        assumed_as="" if network.has_keras_names else "torchvision-v1",
+        parts=(*variables.parts, *model.parts, *network.parts, *parts),
+        stored=list_arrays(variables.describe_arrays(), network.list_sources(model.graph)),
     )
-    values = {}
-    sources = []
-    for tensor in spec.list_tensors(matching.logits):
-        name = matching.names[tensor.name]
-        if name in variables.shapes:
-            values[tensor.name] = _read_tensor(variables, name, tensor)
-            sources.append((tensor.name, variables.place(name)))
-    used = set(matching.names.values())
-    for conv, scope in _name_scopes(spec).items():
-        bias = f"{scope}_conv/bias"
-        if bias in variables.shapes:
-            used.add(bias)
-            sources.append((f"{conv.bn_name}.running_mean", variables.place(bias)))
-    remarks = [*_describe_file(variables, matching, head, recipe.model)]
+    return weights if model.has_classifier else _remove_classifier(weights)
+
+
+def _remove_classifier(weights: Weights) -> Weights:
+    """Return weights without the classifier of zeros that stands for none."""
+    tensors = {name: value for name, value in weights.tensors.items() if name[:3] != "fc."}
+    return replace(weights, state=State(0, tensors, {}))
+
+
+def _read_weights(variables: Variables, choice: WeightsChoice) -> Weights:
+    """Read the weights of a network of `keras.applications`, which nothing in the file
+    describes."""
+    path = variables.path
+    places = _name_layers(variables.list_names())
+    is_old = keras_branches.has_branches(places)
     if is_old:
-        remarks += _describe_old_names(variables.layers, epsilon)
-    remarks += describe_unused(sorted(variables.shapes.keys() - used))
-    stored = list_arrays(variables.describe_arrays(), sources)
-    state = State(0, values, {})
-    return Weights(recipe, state, (), path, "Keras", tuple(remarks), stored=stored)
+        places = keras_branches.rename_variables(path, places)
+    shapes = {name: variables.datasets[place].shape for name, place in places.items()}
+    head = _find_head([name for name in shapes if not choice.is_ignored(name)])
+    if not head:
+        [name, *_] = _MODELS if choice.model is None else choice.list_models()
+        shapes |= {f"{_HEAD}/kernel": (choice.list_models()[name].features, 2)}
+        shapes |= {f"{_HEAD}/bias": (2,)}
+    biases = {}
+    for name in shapes:
+        mean = f"{name.removesuffix('_conv/bias')}_bn/moving_mean"
+        if shapes.get(mean) == shapes[name]:
+            biases[mean] = name
+
+    def fetch(name: str) -> np.ndarray:
+        if name not in places:
+            return np.zeros(shapes[name], np.float32)
+        values = variables.read(places[name])
+        if name in biases:
+            bias = variables.read(places[biases[name]])
+            return (values.astype(np.float64) - bias).astype(np.float32)
+        return values[:, :, ::-1] if name == _STEM else values
+
+    arrays = {}
+    for name, shape in shapes.items():
+        if name not in biases.values():
+            dtype = variables.find_type(places[name]) if name in places else "float32"
+            arrays[name] = (dtype, shape)
+    format = Format(
+        program=NAME,
+        layout=HWIO,
+        list_names=lambda spec, shapes: [_name_tensors(spec, head or _HEAD)],
+        explain=lambda name, shape: "",
+        list_models=_list_models,
+    )
+    contents = Table(path, arrays, fetch, _list_strangers(variables))
+    epsilon = keras_branches.EPSILON if is_old else EPSILON
+    recipe = Recipe(mean=MEAN, std=STD, bn_epsilon=epsilon)
+    weights, names = table.read(contents, format, recipe, choice, momentum=False)
+    sources = [(tensor, name) for tensor, name in names.items() if name in places]
+    sources += [(tensor, biases[name]) for tensor, name in names.items() if name in biases]
+    remarks = [KERAS_ASSUMPTION, *weights.remarks]
+    if biases:
+        remarks.append(
+            "biases of convolutions were subtracted from the running means, which computes the same"
+        )
+    remarks += [] if head else [_NO_CLASSIFIER]
+    if is_old:
+        remarks.append(
+            "its names are those of Keras until 2018, so it is assumed that its batch norms add"
+            f" {epsilon:g} to the variance, that its kernels are those of TensorFlow's backend, and"
+            " that it pads by 1 before the first pooling, which versions without a layer pool1_pad"
+            " did not"
+        )
+    return replace(
+        weights if head else _remove_classifier(weights),
+        remarks=tuple(remarks),
+        parts=(*variables.parts, *weights.parts),
+        stored=list_arrays(
+            variables.describe_arrays(),
+            [(tensor, variables.place(places[name])) for tensor, name in sources],
+        ),
+    )
+
+
+def _list_models(choice: WeightsChoice, shapes: Shapes) -> Iterator[tuple[str, ModelSpec]]:
+    """Yield the networks of `keras.applications`, or the one that the user chooses."""
+    for name, spec in choice.list_models().items():
+        if name in _MODELS or choice.model is not None:
+            yield name, spec
+
+
+def _find_head(names: Iterable[str]) -> str:
+    """Return the layer of the classifier: `predictions`, or else the only other layer with a
+    kernel; "" if there is none."""
+    layers = {name.rpartition("/")[0] for name in names if name.endswith("/kernel")}
+    heads = [layer for layer in layers if not layer.endswith("_conv")]
+    if _HEAD in heads:
+        return _HEAD
+    return heads[0] if len(heads) == 1 else ""
+
+
+def _list_strangers(variables: Variables) -> list[str]:
+    """Return the layers without variables that Keras' ResNets do not have, as far as the file lists
+    its layers."""
+    filled = {str(above) for path in variables.datasets for above in PurePosixPath(path).parents}
+    layers = []
+    for group in variables.groups.keys() - filled:
+        above, _, last = group.rpartition("/")
+        if last != VARS and (not above or above.endswith(_CONTAINERS)):
+            name = variables.groups.get(f"{group}/{VARS}") or last
+            kind = re.sub(r"_\d+$", "", last).replace("_", "")
+            is_known = _NAMES.fullmatch(name) is not None
+            if is_known and name != "avg_pool":
+                kind = name.rpartition("_")[2]
+            layers.append((not is_known, len(last), last, name, _CLASSES.get(kind, kind)))
+    blocks = sum(len(data.shape) == 4 for data in variables.datasets.values()) // 3 - 1
+    most = {"add": blocks, "relu": 3 * blocks + 1, "zeropadding2d": 2, "maxpooling2d": 1}
+    most |= {"averagepooling2d": 1, "avgpool": 1}
+    strangers = []
+    for *_, name, kind in sorted(layers):
+        if kind not in _PASSING and not IN_TRAINING.fullmatch(kind):
+            most[kind] = most.get(kind, 0) - 1
+            if most[kind] < 0:
+                strangers.append(name)
+    return strangers
 
 
 def stored(path: Path) -> dict[str, np.ndarray]:
@@ -139,35 +297,35 @@ def stored(path: Path) -> dict[str, np.ndarray]:
     Raises `CheckpointError` if the file is damaged, and `BackendError` if h5py is missing.
     """
     with keras_variables.open_variables(path) as variables:
-        named = _name_layers(variables)
-        return {name: named.read(name) for name in named.shapes}
+        names = _name_layers(variables.list_names())
+        return {name: variables.read(place) for name, place in names.items()}
 
 
-def _name_layers(variables: Variables) -> Variables:
-    """Return variables by the layers' names, also where a file only numbers its layers: in the
-    order of creation."""
-    convs = _sort_layers("conv2d", variables)
-    if not convs or "conv1_conv/kernel" in variables.shapes:
-        return variables
+def _name_layers(places: dict[str, str]) -> dict[str, str]:
+    """Return the paths of variables by the layers' names, also where a file only numbers its
+    layers: in the order of creation."""
+    convs = _sort_layers("conv2d", places)
+    if not convs or "conv1_conv/kernel" in places:
+        return places
     created: list[str] = []
     for name in _MODELS:
         if not created and len(_name_scopes(MODELS[name])) == len(convs):
             created = _list_created_layers(MODELS[name])
-    layers = dict.fromkeys(_sort_layers("dense", variables)[:1], _HEAD)
+    layers = dict.fromkeys(_sort_layers("dense", places)[:1], _HEAD)
     for kind, end in _KINDS.items():
         names = [layer for layer in created if layer.endswith(end)]
-        layers |= zip(_sort_layers(kind, variables), names, strict=False)
+        layers |= zip(_sort_layers(kind, places), names, strict=False)
     renamed = {}
-    for name in variables.shapes:
+    for name, place in places.items():
         layer, _, variable = name.rpartition("/")
-        renamed[name] = f"{layers.get(layer, layer)}/{variable}"
-    return variables.rename(renamed)
+        renamed[f"{layers.get(layer, layer)}/{variable}"] = place
+    return renamed
 
 
-def _sort_layers(kind: str, variables: Variables) -> list[str]:
+def _sort_layers(kind: str, places: Mapping[str, str]) -> list[str]:
     """Return the layers of a class by their numbers: `conv2d`, `conv2d_1`, `conv2d_2`."""
     counts = {}
-    for name in variables.shapes:
+    for name in places:
         layer = name.rpartition("/")[0]
         count = layer.removeprefix(kind).removeprefix("_") or "0"
         if layer.startswith(kind) and count.isdecimal():
@@ -203,154 +361,10 @@ def _name_scopes(spec: ModelSpec) -> dict[Conv, str]:
 def _name_tensors(spec: ModelSpec, head: str = _HEAD) -> Names:
     """Return the variable of every canonical tensor, `<layer>/<variable>`, given the classifier's
     layer."""
-    table = {"fc.weight": f"{head}/kernel", "fc.bias": f"{head}/bias"}
-    for conv, scope in _name_scopes(spec).items():
-        add_layer(table, conv, f"{scope}_conv/kernel", BATCH_NORM, f"{scope}_bn/")
-    return table
-
-
-def _match_model(path: Path, variables: Variables) -> tuple[Matching, str]:
-    """Return the model that has exactly the kernels of a file, and the classifier's layer, "" if it
-    has none."""
-    shapes = dict(variables.shapes)
-    inputs = MODELS["resnet50-v1"].features
-    head = _find_head(shapes, inputs)
-    if not head:
-        shapes |= {f"{_HEAD}/kernel": (inputs, 1), f"{_HEAD}/bias": (1,)}
-
-    used = {name: shape for name, shape in shapes.items() if not name.endswith("_conv/bias")}
-    matchings = [
-        match_model(
-            (name, MODELS[name]), _name_tensors(MODELS[name], head or _HEAD), used, _list_shapes
-        )
-        for name in _MODELS
-    ]
-    return choose_model(matchings, path, "Keras", variables.shapes), head
-
-
-def _find_head(shapes: Mapping[str, Shape], inputs: int) -> str:
-    """Return the layer of the classifier: `predictions`, or else the only dense layer; "" if there
-    is none."""
-    if f"{_HEAD}/kernel" in shapes:
-        return _HEAD
-    heads = []
-    for name, shape in shapes.items():
-        layer, _, variable = name.rpartition("/")
-        if variable == "kernel" and len(shape) == 2:
-            heads.append(layer)
-    if len(heads) == 1 and shapes[f"{heads[0]}/kernel"][0] == inputs:
-        return heads[0]
-    return ""
-
-
-def _list_shapes(tensor: Tensor) -> tuple[Shape, ...]:
-    if tensor.role == "conv_weight":
-        outputs, inputs, height, width = tensor.shape
-        return ((height, width, inputs, outputs),)
-    return (tensor.shape[::-1],)
-
-
-def _read_tensor(variables: Variables, name: str, tensor: Tensor) -> np.ndarray:
-    """Return a tensor as a new canonical float32 array."""
-    values = variables.read(name)
-    if tensor.role == "conv_weight":
-        values = values.transpose(3, 2, 0, 1)
-        return np.array(values[:, ::-1] if is_stem(tensor) else values, order="C")
-    if tensor.role == "bn_mean":
-        bias = f"{name.removesuffix('_bn/moving_mean')}_conv/bias"
-        if bias in variables.shapes:
-            return _subtract_bias(variables, name, values, bias)
-    return np.ascontiguousarray(values.T)
-
-
-def _subtract_bias(variables: Variables, name: str, mean: np.ndarray, bias: str) -> np.ndarray:
-    shape = variables.shapes[bias]
-    if shape != mean.shape:
-        raise CheckpointError(
-            f"{variables.path}: {bias} is {list(shape)}, but {name} is {list(mean.shape)};"
-            " expected the same shape"
-        )
-    return (mean.astype(np.float64) - variables.read(bias)).astype(np.float32)
-
-
-def _find_epsilon(path: Path, layers: Layers, default: float) -> float:
-    """Return batch norm's epsilon; the default if no layers are described. Raises `CheckpointError`
-    if there are several."""
-    epsilons = set()
-    for layer in layers.values():
-        if layer.get("class_name") == "BatchNormalization":
-            epsilons.add(layer.get("epsilon"))
-    epsilons = epsilons or {default}
-    epsilon = min(epsilons, key=str)
-    if len(epsilons) > 1 or not isinstance(epsilon, float) or epsilon <= 0:
-        raise CheckpointError(
-            f"{path}: its batch norms have the epsilons {sorted(map(str, epsilons))}; expected one"
-            " for all"
-        )
-    return epsilon
-
-
-def _find_stride(path: Path, layers: Layers) -> Any:
-    """Return which convolution of a block has the stride: the first 1x1, unless the file describes
-    other layers."""
-    strides = [_read_stride(layers.get(f"conv3_block1_{i}_conv", {})) for i in (1, 2)]
-    if strides == [1, 2]:
-        return "3x3"
-    if layers.get("conv3_block1_1_conv") and strides != [2, 1]:
-        raise CheckpointError(
-            f"{path}: the first block of its stage 3 has the strides {strides}; expected [2, 1] or"
-            " [1, 2]"
-        )
-    return "1x1"
-
-
-def _read_stride(layer: Mapping[str, Any]) -> Any:
-    strides = layer.get("strides", layer.get("subsample"))  # Keras 1's name
-    if isinstance(strides, list) and len(strides) == 2 and strides[0] == strides[1]:
-        return strides[0]
-    return strides
-
-
-def _describe_file(
-    variables: Variables, matching: Matching, head: str, model: str | ModelSpec
-) -> Iterator[str]:
-    yield (
-        "assumes images as keras.applications.resnet.preprocess_input gives them (BGR minus"
-        " 103.939, 116.779, 123.68); the stem's input channels were turned to RGB, and the recipe's"
-        " mean and std are set for that"
-    )
-    if any(name.endswith("_conv/bias") for name in variables.shapes):
-        yield (
-            "biases of convolutions were subtracted from the running means, which computes the same"
-        )
-    if model not in _MODELS:
-        yield "the file describes blocks with their stride in the 3x3, unlike keras.applications"
-    if not head:
-        yield "it has no classifier"
-    elif head != _HEAD:
-        yield f"the classifier is the layer {head}"
-    names = [name for name in matching.names.values() if name in variables.shapes]
-    yield from describe_converted(list(filter(variables.is_converted, names)))
-    layers = variables.layers.items()
-    skipped = [name for name, layer in layers if layer.get("class_name") in _PREPROCESSING]
-    if skipped:
-        yield (
-            f"the model has layers for preprocessing, which were not read: {', '.join(skipped[:5])}"
-        )
-    if variables.has_optimizer:
-        yield "the optimizer's variables were not read"
-
-
-def _describe_old_names(layers: Layers, epsilon: float) -> Iterator[str]:
-    yield (
-        f"its names are those of Keras until 2018, so its batch norms add {epsilon:g} to the"
-        " variance, and its kernels are taken for those of TensorFlow's backend"
-    )
-    if "pool1_pad" not in layers:
-        yield (
-            "versions of Keras without a layer pool1_pad pad otherwise before the first pooling, so"
-            " their logits differ a little; weights fit both"
-        )
+    scopes = _name_scopes(spec)
+    kernels = {conv: f"{scope}_conv/kernel" for conv, scope in scopes.items()}
+    norms = {conv: f"{scope}_bn/" for conv, scope in scopes.items()}
+    return name_layers(kernels, norms, BATCH_NORM, (f"{head}/kernel", f"{head}/bias"))
 
 
 def write_keras(target: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:
@@ -378,16 +392,16 @@ def write_keras(target: Path, recipe: Recipe, state: State, into: Path | None = 
             f" {recipe.padding}"
         )
     h5py = keras_variables.require_h5py()
-    spec = recipe.spec
-    names = _name_tensors(spec)
-    values = {
-        names[tensor.name]: _convert_tensor(state.tensors, tensor, recipe)
-        for tensor in check_state(spec, recipe.logits, state)
-    }
-    for scope in _name_scopes(spec).values():
+    converted = _convert_tensors(recipe, state)
+    values, _ = name_arrays(HWIO, _name_tensors(recipe.spec), recipe, converted)
+    for scope in _name_scopes(recipe.spec).values():
         outputs = values[f"{scope}_conv/kernel"].shape[-1]
         values[f"{scope}_conv/bias"] = np.zeros(outputs, np.float32)
-    layers = _group_by_layer(values, spec)
+    layers: dict[str, dict[str, np.ndarray]]
+    layers = {layer: {} for layer in _list_created_layers(recipe.spec)}
+    for name, value in values.items():
+        layer, _, variable = name.rpartition("/")
+        layers[layer][variable] = value
     store = keras_variables.store_named
     if target.name.endswith(".weights.h5"):
         store = keras_variables.store_numbered
@@ -399,32 +413,20 @@ def write_keras(target: Path, recipe: Recipe, state: State, into: Path | None = 
     return Written((target,), (target,), tuple(_describe_differences(recipe, state)), (biases,))
 
 
-def _group_by_layer(
-    values: Mapping[str, np.ndarray], spec: ModelSpec
-) -> dict[str, dict[str, np.ndarray]]:
-    """Return variables by layer and name. Layers are in the order in which Keras creates and lists
-    them."""
-    layers: dict[str, dict[str, np.ndarray]] = {layer: {} for layer in _list_created_layers(spec)}
-    for variable in ("kernel", "bias", *BATCH_NORM.values()):
-        for layer, variables in layers.items():
-            if f"{layer}/{variable}" in values:
-                variables[variable] = values[f"{layer}/{variable}"]
-    return layers
-
-
-def _convert_tensor(
-    values_by_name: Mapping[str, np.ndarray], tensor: Tensor, recipe: Recipe
-) -> np.ndarray:
-    """Return a tensor in Keras' layout, for images and an epsilon as Keras has them."""
-    values = values_by_name[tensor.name]
-    if is_stem(tensor):
-        values = (values / np.array(recipe.std).reshape(1, 3, 1, 1)).astype(np.float32)[:, ::-1]
-    if tensor.role == "bn_scale" and recipe.bn_epsilon != EPSILON:
-        norm = tensor.name.removesuffix(".weight")
-        variance = values_by_name[f"{norm}.running_var"].astype(np.float64)
-        factors = np.sqrt((variance + EPSILON) / (variance + recipe.bn_epsilon))
-        values = (values * factors).astype(np.float32)
-    return values.transpose(2, 3, 1, 0) if tensor.role == "conv_weight" else values.T
+def _convert_tensors(recipe: Recipe, state: State) -> State:
+    """Return a state for images and an epsilon as Keras has them."""
+    tensors = dict(state.tensors)
+    for tensor in check_state(recipe.spec, recipe.logits, state):
+        values = tensors[tensor.name]
+        if is_stem(tensor):
+            std = np.array(recipe.std).reshape(1, 3, 1, 1)
+            tensors[tensor.name] = (values / std).astype(np.float32)[:, ::-1]
+        if tensor.role == "bn_scale" and recipe.bn_epsilon != EPSILON:
+            norm = tensor.name.removesuffix(".weight")
+            variance = state.tensors[f"{norm}.running_var"].astype(np.float64)
+            factors = np.sqrt((variance + EPSILON) / (variance + recipe.bn_epsilon))
+            tensors[tensor.name] = (values * factors).astype(np.float32)
+    return replace(state, tensors=tensors)
 
 
 def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:

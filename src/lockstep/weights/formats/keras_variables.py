@@ -7,8 +7,8 @@
 | `.h5`, weights | `<layer>/<layer>/<variable>`, perhaps with `:0` at the end |
 | `.h5`, a whole model | the same below `model_weights` |
 
-The group `vars` has the layer's name as an attribute. The model is described by the archive's
-`config.json`, or by the attribute `model_config` of a whole model.
+The group `vars` of newer versions has the layer's name as an attribute. The model is described by
+the archive's `config.json`, or by the attribute `model_config` of a whole model.
 
 HDF5 can say that its values are in other files, and both containers can claim more bytes than they
 have. Such files are refused. An array is read only when it is asked for, with the shape that is
@@ -23,9 +23,10 @@ import json
 import struct
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,13 +36,14 @@ import numpy as np
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.system.regular_files import WEIGHTS, check_regular, open_regular
 from lockstep.weights.formats import BFLOAT16, dtype_name, widen_bfloat16
+from lockstep.weights.formats.account import Part
 
 INSTALL = "pip install h5py==3.14.0"
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _CONFIG = "config.json"
 _WEIGHTS = "model.weights.h5"
 _OPTIMIZER = ("optimizer", "optimizer_weights")
-_VARS = "vars"
+VARS = "vars"
 _BY_POSITION = {
     4: ("gamma", "beta", "moving_mean", "moving_variance"),
     2: ("kernel", "bias"),
@@ -73,57 +75,70 @@ _OF_ZIP = (
 )
 """What zipfile raises for damaged archives in addition to OSError; NotImplementedError is a
 RuntimeError."""
-Layers = dict[str, dict[str, Any]]
-"""Configurations of a model's layers by name, as Keras describes them."""
+_GENERATORS = ("seed_generator", "seed_generator_state")
+"""What Keras calls the states of layers' random numbers."""
 
 
 @dataclass(frozen=True)
 class Variables:
-    """The variables of an open file."""
+    """The variables of an open file, without those of an optimizer."""
 
     path: Path
-    shapes: dict[str, tuple[int, ...]]
-    """Shapes by `<layer>/<variable>`, in the order of the file."""
-    layers: Layers
-    """What the file says about its layers; empty if it holds only weights."""
-    has_optimizer: bool
-    """Whether it also holds the variables of an optimizer."""
+    description: Any
+    """The model's configuration in JSON; None if the file holds only weights."""
     datasets: Mapping[str, Any]
-    """The datasets of HDF5, by the same names as `shapes`."""
+    """The datasets of HDF5 by their path below the weights, in the order of the file."""
+    groups: Mapping[str, str]
+    """The paths of all groups, with the layer's name that a group `vars` may have."""
+    parts: tuple[Part, ...]
+    """The optimizer, and the states of random numbers."""
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, path: str) -> np.ndarray:
         """Return an array of floats as a new float32 array. Raises `CheckpointError` if it holds
         something else."""
-        dataset = self.datasets[name]
+        dataset = self.datasets[path]
         values = dataset[...]
         if _is_bfloat16(dataset):
             values = widen_bfloat16(values.view(np.uint16))
         if values.dtype.kind != "f":
             raise CheckpointError(
-                f"{self.path}: {name} is {values.dtype}, expected float32; save the model without"
+                f"{self.path}: {path} is {values.dtype}, expected float32; save the model without"
                 " quantization"
             )
         return np.array(values, np.float32, order="C")
 
     def describe_arrays(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
         """Yield the path of every array in HDF5, its type and its shape."""
-        for name, dataset in self.datasets.items():
-            dtype = BFLOAT16 if _is_bfloat16(dataset) else dataset.dtype
-            yield self.place(name), dtype_name(dtype), dataset.shape
+        for path, dataset in self.datasets.items():
+            yield self.place(path), self.find_type(path), dataset.shape
 
-    def rename(self, names: Mapping[str, str]) -> "Variables":
-        """Return the variables by other names, given by their present names."""
-        shapes = {names[name]: shape for name, shape in self.shapes.items()}
-        datasets = {names[name]: dataset for name, dataset in self.datasets.items()}
-        return replace(self, shapes=shapes, datasets=datasets)
-
-    def place(self, name: str) -> str:
+    def place(self, path: str) -> str:
         """Return the path of an array in HDF5."""
-        return str(self.datasets[name].name).lstrip("/")
+        return str(self.datasets[path].name).lstrip("/")
 
-    def is_converted(self, name: str) -> bool:
-        """Return whether an array is not stored as float32."""
-        return bool(self.datasets[name].dtype != np.float32)
+    def find_type(self, path: str) -> str:
+        """Return the type of an array's numbers."""
+        dataset = self.datasets[path]
+        return dtype_name(BFLOAT16 if _is_bfloat16(dataset) else dataset.dtype)
+
+    def list_names(self) -> dict[str, str]:
+        """Return the paths of the arrays by `<layer>/<variable>`. Raises `CheckpointError` if two
+        have the same name."""
+        counts = Counter(path.rpartition("/")[0] for path in self.datasets)
+        names: dict[str, str] = {}
+        for path in self.datasets:
+            group, _, variable = path.rpartition("/")
+            layer = group.rpartition("/")[2]
+            if layer == VARS:
+                layer = self.groups.get(group) or group.split("/")[-2:][0]
+                variables = _BY_POSITION.get(counts[group], ())
+                if variable in map(str, range(len(variables))):
+                    variable = variables[int(variable)]
+            name = f"{layer}/{variable.removesuffix(':0')}"
+            if name in names:
+                raise CheckpointError(f"{self.path} has two variables {name}")
+            names[name] = path
+        return names
 
 
 def is_keras(head: bytes, path: Path) -> bool:
@@ -150,13 +165,15 @@ def open_variables(path: Path) -> Iterator[Variables]:
     h5py = require_h5py()
     try:
         check_regular(path, WEIGHTS)
-        size = path.stat().st_size
         source: Path | io.BytesIO = path
-        layers: Layers = {}
+        description = None
         if zipfile.is_zipfile(path):
-            source, layers = _unpack(path, size)
+            source, description = _unpack(path, path.stat().st_size)
         with h5py.File(source, "r") as file:
-            yield _list_variables(h5py, path, file, layers, size)
+            config = file.attrs.get("model_config")
+            if description is None and isinstance(config, str | bytes):
+                description = json.loads(config)
+            yield _list_variables(h5py, path, file, description)
     except (OSError, TypeError, *_OF_ZIP) as error:
         # h5py raises TypeError for types that NumPy does not have.
         raise CheckpointError(
@@ -173,7 +190,7 @@ def require_h5py() -> ModuleType:
     return h5py
 
 
-def _unpack(path: Path, size: int) -> tuple[io.BytesIO, Layers]:
+def _unpack(path: Path, size: int) -> tuple[io.BytesIO, Any]:
     """Return the weights and the configuration in an archive, read into memory."""
     with open_regular(path, WEIGHTS) as opened_file, zipfile.ZipFile(opened_file) as archive:
         for member in archive.infolist():
@@ -194,9 +211,8 @@ def _unpack(path: Path, size: int) -> tuple[io.BytesIO, Layers]:
             raise ValueError(
                 "its members unpack to far more bytes than weights take; it may be malicious"
             )
-        return _read_member(archive, weights), _parse_layers(
-            _read_member(archive, config).getvalue()
-        )
+        description = json.loads(_read_member(archive, config).getvalue()) or {}
+        return _read_member(archive, weights), description
 
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> io.BytesIO:
@@ -210,98 +226,74 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> io.BytesI
     return contents
 
 
-def _parse_layers(config: str | bytes) -> Layers:
-    """Return the layers that a model's configuration lists. Files that describe none of them give
-    none."""
-    layers: Layers = {}
-    try:
-        for layer in json.loads(config)["config"]["layers"]:
-            layers[layer["config"]["name"]] = {
-                **layer["config"],
-                "class_name": layer["class_name"],
-            }
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return {}
-    return layers
-
-
-def _list_variables(
-    h5py: ModuleType, path: Path, file: Any, layers: Layers, size: int
-) -> Variables:
+def _list_variables(h5py: ModuleType, path: Path, file: Any, description: Any) -> Variables:
     """Return the variables below a file's root."""
-    datasets: dict[str, Any] = {}
-    objects = [0]
-    names = _list_children(h5py, file, objects)
+    contents = _Contents(h5py)
     root = file
-    if "model_weights" in names:
+    if "model_weights" in contents.list_children(file):
         root = file["model_weights"]
-        _check_group(h5py, root)
-        names = _list_children(h5py, root, objects)
-    for name in names:
+    for name in contents.list_children(root):
         if name not in _OPTIMIZER:
-            _collect(h5py, root[name], (name,), datasets, objects)
-    total = sum(dataset.size * dataset.dtype.itemsize for dataset in datasets.values())
+            contents.collect(root[name], name, 1)
+    size = path.stat().st_size
+    total = sum(dataset.size * dataset.dtype.itemsize for dataset in contents.datasets.values())
     if total > _MOST_GROWTH * size:
         raise ValueError(
             f"its arrays have {total:,} bytes, but the file has {size:,}; it may be malicious"
         )
-    config = file.attrs.get("model_config")
-    if not layers and isinstance(config, str | bytes):
-        layers = _parse_layers(config)
-    shapes = {name: dataset.shape for name, dataset in datasets.items()}
-    has_optimizer = any(group in file for group in _OPTIMIZER)
-    return Variables(path, shapes, layers, has_optimizer, datasets)
+    datasets = {}
+    parts = [Part(name, "without effect", "the optimizer") for name in _OPTIMIZER if name in file]
+    for place, dataset in contents.datasets.items():
+        if any(name in _GENERATORS for name in place.split("/")):
+            parts.append(Part(place, "without effect", "the state of random numbers"))
+        else:
+            datasets[place] = dataset
+    return Variables(path, description, datasets, contents.groups, tuple(parts))
 
 
-def _list_children(h5py: ModuleType, group: Any, objects: list[int]) -> list[str]:
-    """Return the names in a group, and count them. Raises `ValueError` if one is not in this file,
-    or there are too many."""
-    names = list(group)
-    objects[0] += len(names)
-    if objects[0] > _MOST_OBJECTS:
-        raise ValueError(f"it has more than {_MOST_OBJECTS} objects")
-    for name in names:
-        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-            raise ValueError(
-                f"{group.name}/{name} is a link to another place, which weights do not need;"
-                " nothing was read"
-            )
-    return names
+class _Contents:
+    """The groups and datasets of a file, by path. What is not in the file raises `ValueError`."""
 
+    def __init__(self, h5py: ModuleType) -> None:
+        self.datasets: dict[str, Any] = {}
+        self.groups: dict[str, str] = {}
+        self._h5py = h5py
+        self._objects = 0
 
-def _collect(
-    h5py: ModuleType, item: Any, path: tuple[str, ...], datasets: dict[str, Any], objects: list[int]
-) -> None:
-    """Add the datasets below an object to `datasets`."""
-    if len(path) > _MOST_DEPTH:
-        raise ValueError(f"its groups are nested deeper than {_MOST_DEPTH}")
-    if isinstance(item, h5py.Dataset):
-        _check_stored_here(item)
-        if item.shape is None:
-            raise ValueError(f"{item.name} has no values, not even a shape")
-        layer = path[-2] if len(path) > 1 else ""
-        name = f"{layer}/{path[-1].removesuffix(':0')}"
-        if name in datasets:
-            raise ValueError(f"it has two variables {name}")
-        datasets[name] = item
-        return
-    _check_group(h5py, item)
-    children = _list_children(h5py, item, objects)
-    if path[-1] == _VARS and children:
-        layer = str(item.attrs.get("name", path[-2]))
-        variables = _BY_POSITION.get(len(children), ())
-        if sorted(children) == [str(i) for i in range(len(variables))]:
-            for i, variable in enumerate(variables):
-                _collect(h5py, item[str(i)], (layer, variable), datasets, objects)
+    def list_children(self, group: Any) -> list[str]:
+        """Return the names in a group, and count them."""
+        if not isinstance(group, self._h5py.Group):
+            raise ValueError(f"{group.name} is a {type(group).__name__}; expected a group")
+        names = list(group)
+        self._objects += len(names)
+        if self._objects > _MOST_OBJECTS:
+            raise ValueError(f"it has more than {_MOST_OBJECTS} objects")
+        for name in names:
+            if not isinstance(group.get(name, getlink=True), self._h5py.HardLink):
+                raise ValueError(
+                    f"{group.name}/{name} is a link to another place, which weights do not need;"
+                    " nothing was read"
+                )
+        return names
+
+    def collect(self, item: Any, path: str, depth: int) -> None:
+        """Add what is below an object, which has a path."""
+        path = path.replace("\\", "/")  # as Keras 2 wrote it on Windows
+        if depth > _MOST_DEPTH:
+            raise ValueError(f"its groups are nested deeper than {_MOST_DEPTH}")
+        if isinstance(item, self._h5py.Dataset):
+            _check_stored_here(item)
+            if item.shape is None:
+                raise ValueError(f"{item.name} has no values, not even a shape")
+            if path in self.datasets:
+                raise ValueError(f"it has two arrays {path}")
+            self.datasets[path] = item
             return
-    for name in children:
-        _collect(h5py, item[name], (*path, name), datasets, objects)
-
-
-def _check_group(h5py: ModuleType, item: Any) -> None:
-    """Raise `ValueError` if an object cannot hold others."""
-    if not isinstance(item, h5py.Group):
-        raise ValueError(f"{item.name} is a {type(item).__name__}; expected a group")
+        children = self.list_children(item)
+        is_layer = path.rpartition("/")[2] == VARS
+        self.groups[path] = str(item.attrs.get("name", "")) if is_layer else ""
+        for name in children:
+            self.collect(item[name], f"{path}/{name}", depth + 1)
 
 
 def _check_stored_here(dataset: Any) -> None:
@@ -353,7 +345,7 @@ def store_numbered(
             kind = _CLASSES[first, axes]
             count = f"_{counts[kind]}" if counts[kind] else ""
             counts[kind] += 1
-            group = file.create_group(f"layers/{kind}{count}/{_VARS}")
+            group = file.create_group(f"layers/{kind}{count}/{VARS}")
             group.attrs["name"] = layer
             for i, values in enumerate(variables.values()):
                 group.create_dataset(str(i), data=values)
