@@ -249,7 +249,7 @@ class _Walk:
             )
         numbers, _, is_first = constant
         if kind == "Mul":
-            self._std = self._std / _refuse_zeros(node, numbers)
+            self._std = self._std * np.array(list(map(_invert, _refuse_zeros(node, numbers))))
         elif kind == "Div":
             self._std = self._std * _refuse_zeros(node, numbers)
         elif kind == "Sub" and not is_first:
@@ -366,11 +366,12 @@ class _Walk:
         users = self._find_users(value)
         convs = [node for node in users if node.op_type in ("Conv", "Pad", "Add")]
         branches = [self._follow_branch(node, value) for node in convs]
-        sums = {add.output[0] for _, add in branches}
+        sums = {add.output[0]: add for _, add in branches}
         if len(users) != 2 or len(branches) != 2 or len(sums) != 1:
             raise ValueError(
-                f"{value!r:.80} is used by {_join_labels(users)}; a ResNet has two branches there"
-                " that one Add joins, so its answers would be others"
+                f"{value!r:.80} is used by {_join_labels(users)}, which lead to"
+                f" {_join_labels(list(sums.values()))}; a ResNet has two branches there that one"
+                " Add joins, so its answers would be others"
             )
         (shortcut, _), (main, add) = sorted(branches, key=lambda branch: len(branch[0]))
         if len(shortcut) > 1 or len(main) not in (2, 3):
@@ -419,6 +420,15 @@ class _Walk:
                 f"its last pool has a fixed size, {kernel}; here it averages over all of the image"
             )
         return 4
+
+
+def _invert(factor: float) -> float:
+    """Return the shortest decimal number whose reciprocal rounds to a float32: 255 for 1 / 255."""
+    for digits in range(1, 10):
+        number = float(f"{1 / factor:.{digits}g}")
+        if np.float32(1 / number) == np.float32(factor):
+            return number
+    return 1 / factor
 
 
 def _refuse_zeros(node: Any, numbers: np.ndarray) -> np.ndarray:

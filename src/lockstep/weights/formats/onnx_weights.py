@@ -72,6 +72,7 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
         "ONNX",
         remarks,
         stated=frozenset(stated),
+        assumed_as="keras" if resnet.takes == "bgr" else "",
         original=Original(
             "ONNX Runtime",
             partial(onnx_original.write, graph, resnet.head.output),
