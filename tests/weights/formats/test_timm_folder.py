@@ -349,7 +349,7 @@ def test_a_written_folder_is_read_as_it_was(state: State, tmp_path: Path) -> Non
         ({"dct_scaling": True}, "evaluated with dct_scaling"),
         ({"exif_orientation": True}, "evaluated with exif_orientation"),
         ({"padding": "same"}, "SAME padding"),
-        ({"bn_epsilon": 1e-3}, "these weights were trained with 0.001"),
+        ({"bn_epsilon": 1e-3}, "batch norm adds 0.001 to the variance; timm's model adds"),
     ],
 )
 def test_what_timm_would_compute_differently_is_remarked_upon(

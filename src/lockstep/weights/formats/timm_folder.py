@@ -30,12 +30,12 @@ from lockstep.weights.formats.common import (
     COUNTERS,
     Written,
     check_state,
-    describe_other_padding,
     redirect_file,
 )
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 from lockstep.weights.formats.timm_config import build_timm_config, merge_layouts, read_timm_config
 from lockstep.weights.formats.torch_models import read_state_dict
+from lockstep.weights.formats.torch_writing import build_state_dict, describe_model
 from lockstep.weights.opened_weights import Weights
 from lockstep.weights.preprocessing import FIELDS
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
@@ -44,7 +44,6 @@ NAME = "timm"
 
 CONFIG = "config.json"
 _SAFE, _PICKLED = FILES = ("model.safetensors", "pytorch_model.bin")
-_COUNTER = "num_batches_tracked"
 _KEYS = {name: {name} for name in ("interpolation", "mean", "std")} | {
     "eval_resize": {"crop_pct", "test_crop_pct"},
     "eval_crop": {"input_size", "test_input_size"},
@@ -159,7 +158,9 @@ def write(
     """
     refuse_existing(target)
     config = build_timm_config(recipe, classes)
-    weights = _build_state_dict(recipe, state)
+    expected = check_state(recipe.spec, recipe.logits, state)
+    weights = build_state_dict(expected, state.tensors, step=state.step)
+    arrays = {name: np.asarray(array, order="C") for name, array in weights.items()}
     # The metadata of PyTorch, without which some readers refuse the file.
     metadata = {"format": "pt"}
     if not certified:
@@ -167,7 +168,7 @@ def write(
     try:
         with appearing_folder(redirect_file(target, into)) as unfinished:
             unfinished.mkdir()
-            write_bytes(unfinished / _SAFE, serialise(weights, metadata=metadata))
+            write_bytes(unfinished / _SAFE, serialise(arrays, metadata=metadata))
             write_json(unfinished / CONFIG, config)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error}") from None
@@ -177,15 +178,6 @@ def write(
         tuple(_describe_differences(recipe, state)),
         COUNTERS,
     )
-
-
-def _build_state_dict(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
-    values: dict[str, np.ndarray] = {}
-    for tensor in check_state(recipe.spec, recipe.logits, state):
-        values[tensor.name] = np.ascontiguousarray(state.tensors[tensor.name], np.float32)
-        if tensor.role == "bn_var":
-            values[f"{tensor.name.rpartition('.')[0]}.{_COUNTER}"] = np.array(state.step, np.int64)
-    return values
 
 
 def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
@@ -206,12 +198,6 @@ def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
         yield (
             "timm uses photos as they are stored; these weights are evaluated with exif_orientation"
         )
-    for remark in describe_other_padding(recipe):
-        yield f"timm's models pad symmetrically; {remark}"
-    if recipe.bn_epsilon != 1e-5:
-        yield (
-            "timm's batch norm adds 1e-05 to the variance; these weights were trained with"
-            f" {recipe.bn_epsilon}"
-        )
+    yield from describe_model(recipe, "timm's model")
     if state.momentum:
         yield "velocities were left out, since the folder holds only weights"

@@ -51,7 +51,7 @@ def _split(
 ) -> tuple[list[str], list[str]]:
     groups: tuple[list[str], list[str]] = ([], [])
     for tensor in trained:
-        groups[0 if is_first(tensor) else 1].append(tensor.name)
+        groups[not is_first(tensor)].append(tensor.name)
     return groups
 
 
@@ -68,51 +68,42 @@ def _list_orders(trained: list[Tensor]) -> Iterator[tuple[list[str], ...]]:
 
 def read_velocities(
     optimizer: Any, trained: list[Tensor]
-) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return velocities by canonical name, and remarks. If they do not fit, there are none."""
     groups = list_groups(optimizer)
-    shapes = map_shapes(trained)
     kept = optimizer.get("state") if groups else None
     if not isinstance(kept, dict) or not kept:
-        return {}, tuple(describe_missing_velocities(list(shapes), len(shapes), OPTIMIZER))
+        return {}, [f"there are no velocities ({OPTIMIZER})"]
     slots = [group["params"] for group in groups]
     sizes = list(map(len, slots))
     order = next((order for order in _list_orders(trained) if list(map(len, order)) == sizes), None)
     if order is None:
-        return {}, (
-            f"the velocities were left out: the optimizer's groups of {sizes} parameters are of"
-            " no known program",
-        )
-    entries = {}
+        problem = f"the optimizer's groups of {sizes} parameters are of no known program"
+        return {}, [f"the velocities were left out: {problem}"]
+    velocities = {}
     keys: set[str] = set()
     for name, slot in zip(chain(*order), chain(*slots), strict=True):
         entry = kept.get(slot) if isinstance(slot, int) else None
-        if isinstance(entry, dict):
-            entries[name] = entry
-            keys.update(map(describe_key, entry))
-    others = sorted(keys - {_VELOCITY})
-    if others:
-        return {}, (
-            "the velocities were left out: the optimizer is not SGD, it also keeps"
-            f" {', '.join(others[:3])}",
-        )
-    velocities = {}
-    for name, entry in entries.items():
+        if not isinstance(entry, dict):
+            continue
+        keys.update(map(describe_key, entry))
         value = entry.get(_VELOCITY)
         if isinstance(value, np.ndarray) and numbers(value).dtype.kind == "f":
             velocities[name] = numbers(value)
+    if others := sorted(keys - {_VELOCITY}):
+        problem = f"the optimizer is not SGD, it also keeps {', '.join(others[:3])}"
+        return {}, [f"the velocities were left out: {problem}"]
+    shapes = map_shapes(trained)
     for name, value in velocities.items():
         if value.shape != shapes[name]:
-            return {}, (
-                f"the velocities were left out: their order is unknown, {name} is"
-                f" {list(value.shape)}, expected {list(shapes[name])}",
-            )
+            problem = f"{name} is {list(value.shape)}, expected {list(shapes[name])}"
+            return {}, [f"the velocities were left out: their order is unknown, {problem}"]
     missing = [name for name in shapes if name not in velocities]
     if missing:
-        return {}, tuple(describe_missing_velocities(missing, len(shapes), _VELOCITY))
-    remarks: tuple[str, ...] = ()
+        return {}, list(describe_missing_velocities(missing, len(shapes), _VELOCITY))
+    remarks = []
     if any(group.get("nesterov") is True for group in groups):
-        remarks = ("its optimizer used Nesterov momentum: resume it with --set nesterov=true",)
+        remarks.append("its optimizer used Nesterov momentum: resume it with --set nesterov=true")
     return {name: np.array(velocities[name], np.float32, order="C") for name in shapes}, remarks
 
 

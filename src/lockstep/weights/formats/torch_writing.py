@@ -13,8 +13,9 @@ checkpoint2model.py.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,9 @@ def write_torchvision(
     """
     _check_name(target)
     expected = check_state(recipe.spec, recipe.logits, state)
-    tensors = _build_state_dict(expected, state.tensors, str)
+    tensors = build_state_dict(expected, state.tensors)
     write_new(target, {target: partial(torch_file.save, value=tensors)}, into=into)
-    remarks = (*_describe_model(recipe, "torchvision's class"), *describe_omitted_parts(state))
+    remarks = (*describe_model(recipe, "torchvision's class"), *describe_omitted_parts(state))
     return Written((target,), (target,), remarks, COUNTERS)
 
 
@@ -73,18 +74,20 @@ def write_nvidia_pytorch(
     """
     ending = _check_name(target)
     weights = target.with_name(f"{target.name.removesuffix(ending)}.weights{ending}")
-    expected = _order_as_nvidia(check_state(recipe.spec, recipe.logits, state))
-    trained = [tensor for tensor in expected if tensor.is_trained]
-    tensors = _build_state_dict(expected, state.tensors, to_nvidia_name)
+    expected = check_state(recipe.spec, recipe.logits, state)
+    blocks = [tensor.name.split(".")[:2] for tensor in expected]
+    # NVIDIA's modules have squeeze-and-excitation after the shortcut of its block.
+    expected.sort(key=lambda t: (blocks.index(t.name.split(".")[:2]), ".se." in t.name))
+    tensors = build_state_dict(expected, state.tensors, to_nvidia_name)
     checkpoint: dict[str, Any] = {
         "epoch": epochs,
         "arch": recipe.model if isinstance(recipe.model, str) else "",
         "best_prec1": 0.0,
         "state_dict": tensors,
-        "optimizer": _build_optimizer(recipe, trained, state.momentum),
+        "optimizer": _build_optimizer(recipe, expected, state.momentum),
     }
     if state.ema:
-        checkpoint["state_dict_ema"] = _build_state_dict(expected, state.ema, to_nvidia_name)
+        checkpoint["state_dict_ema"] = build_state_dict(expected, state.ema, to_nvidia_name)
     files: Writers = {
         weights: partial(torch_file.save, value=tensors),
         target: partial(torch_file.save, value=checkpoint),
@@ -103,69 +106,42 @@ def _check_name(target: Path) -> str:
     raise CheckpointError(f"{target}: expected a name that ends in {', '.join(_ENDINGS)}")
 
 
-def _order_as_nvidia(expected: list[Tensor]) -> list[Tensor]:
-    """Return tensors in the order of NVIDIA's modules, in which squeeze-and-excitation follows the
-    shortcut of its block."""
-    ordered: list[Tensor] = []
-    squeeze: list[Tensor] = []
-    for tensor in expected:
-        if ".se." in tensor.name:
-            squeeze.append(tensor)
-            continue
-        if ".downsample." not in tensor.name:
-            ordered += squeeze
-            squeeze = []
-        ordered.append(tensor)
-    return ordered
-
-
-def _build_state_dict(
-    expected: list[Tensor], values: Mapping[str, np.ndarray], rename: Callable[[str], str]
+def build_state_dict(
+    expected: Iterable[Tensor],
+    values: Mapping[str, np.ndarray],
+    rename: Callable[[str], str] = str,
+    step: int = 0,
 ) -> OrderedDict[str, Any]:
     """Return tensors in PyTorch's order: those of a module as they were created, with the counter
-    of each batch norm."""
+    of each batch norm, which is `step`."""
     tensors: OrderedDict[str, Any] = OrderedDict()
     for tensor in expected:
         name = rename(tensor.name)
         tensors[name] = values[tensor.name]
         if tensor.role == "bn_var":
             counter = name.replace("running_var", "num_batches_tracked")
-            tensors[counter] = np.array(0, np.int64)
+            tensors[counter] = np.array(step, np.int64)
     return tensors
 
 
 def _build_optimizer(
-    recipe: Recipe, trained: list[Tensor], momentum: Mapping[str, np.ndarray]
+    recipe: Recipe, expected: list[Tensor], momentum: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
     """Return the state of torch.optim.SGD with NVIDIA's two groups. The code sets the learning rate
     at every step."""
-    state: dict[int, dict[str, np.ndarray]] = {}
-    groups = []
-    begin = 0
-    order = split_nvidia_groups(trained)
-    for names, decay in zip(order, (0.0, recipe.weight_decay), strict=True):
-        parameters = list(range(begin, begin + len(names)))
-        begin += len(names)
-        groups.append(
-            {
-                "lr": recipe.lr,
-                "momentum": recipe.momentum,
-                "dampening": 0,
-                "weight_decay": decay,
-                "nesterov": recipe.nesterov,
-                "maximize": False,
-                "foreach": None,
-                "differentiable": False,
-                "params": parameters,
-            }
-        )
-        for name in names:
-            if name in momentum:
-                state[len(state)] = {"momentum_buffer": momentum[name]}
-    return {"state": state, "param_groups": groups}
+    order = split_nvidia_groups([tensor for tensor in expected if tensor.is_trained])
+    names = [name for name in chain(*order) if name in momentum]
+    shared: dict[str, Any] = {"lr": recipe.lr, "momentum": recipe.momentum, "dampening": 0}
+    shared |= {"weight_decay": 0.0, "nesterov": recipe.nesterov, "maximize": False}
+    shared |= {"foreach": None, "differentiable": False, "params": list(range(len(order[0])))}
+    others = [slot + len(order[0]) for slot in range(len(order[1]))]
+    return {
+        "state": {slot: {"momentum_buffer": momentum[name]} for slot, name in enumerate(names)},
+        "param_groups": [shared, shared | {"weight_decay": recipe.weight_decay, "params": others}],
+    }
 
 
-def _describe_model(recipe: Recipe, module: str) -> Iterator[str]:
+def describe_model(recipe: Recipe, module: str) -> Iterator[str]:
     """Yield what a state_dict cannot say about a model, for the module that will take it."""
     spec = recipe.spec
     if spec.block == "bottleneck" and spec.stride_in == "1x1":
@@ -173,7 +149,8 @@ def _describe_model(recipe: Recipe, module: str) -> Iterator[str]:
             f"this is a v1 model, with the stride in the 1x1; {module} has it in the 3x3 and"
             " computes something else"
         )
-    if spec.parts and module.startswith("torchvision"):
+    is_torchvisions = module.startswith("torchvision")
+    if spec.parts and is_torchvisions:
         yield (
             f"torchvision has no class with {', '.join(spec.parts)}; the names are those of timm's"
             " models"
@@ -185,12 +162,11 @@ def _describe_model(recipe: Recipe, module: str) -> Iterator[str]:
             f"batch norm adds {recipe.bn_epsilon:g} to the variance; {module} adds {_EPSILON:g} by"
             " default"
         )
-    is_resnext = spec.groups > 1 and spec.widths[0] * spec.expansion == 256
-    if is_resnext and module.startswith("torchvision"):
-        per_group = spec.widths[0] // spec.groups
+    if spec.groups > 1 and spec.widths[0] * spec.expansion == 256 and is_torchvisions:
         yield (
             f"torchvision's class needs ResNet(Bottleneck, {list(spec.layers)},"
-            f" groups={spec.groups}, width_per_group={per_group}, num_classes={recipe.logits})"
+            f" groups={spec.groups}, width_per_group={spec.widths[0] // spec.groups},"
+            f" num_classes={recipe.logits})"
         )
 
 
@@ -206,7 +182,7 @@ def _describe_checkpoint(
     yield f"epoch {epochs} is stored, at which --resume begins{step}"
     if recipe.model not in _OF_NVIDIA:
         yield f"the original's code has only the models {', '.join(_OF_NVIDIA)}; this is another"
-    yield from _describe_model(recipe, "the original's model")
+    yield from describe_model(recipe, "the original's model")
     if recipe.logits != _LOGITS:
         yield (
             f"the original's model has {_LOGITS} outputs; these weights have {recipe.logits}:"
