@@ -6,6 +6,7 @@ models/_hub.py, models/_pretrained.py and models/resnet.py.
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -26,12 +27,12 @@ _ARCHITECTURES = {
 """Names of models by timm's names."""
 _DEFAULTS: dict[str, Any] = {
     "num_classes": 1000,
-    "input_size": (3, 224, 224),
+    "input_size": [3, 224, 224],
     "interpolation": "bicubic",
     "crop_pct": 0.875,
     "crop_mode": "center",
-    "mean": (0.485, 0.456, 0.406),
-    "std": (0.229, 0.224, 0.225),
+    "mean": [0.485, 0.456, 0.406],
+    "std": [0.229, 0.224, 0.225],
 }
 """What timm assumes for fields that `config.json` does not name."""
 _TRAINING_ARGS = ("drop_rate", "drop_path_rate", "drop_block_rate", "zero_init_last")
@@ -53,17 +54,16 @@ _AT_TOP = (
 """Fields next to `pretrained_cfg`; they take precedence over fields of the same name in it."""
 
 
-def _is_only(expected: Any) -> Check:
-    return lambda value: type(value) is type(expected) and value == expected
+def _one_of(*expected: Any) -> Check:
+    return lambda value: any(type(value) is type(one) and value == one for one in expected)
+
+
+def _is_triple(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 3
 
 
 def _is_square(value: Any) -> bool:
-    return (
-        isinstance(value, list | tuple)
-        and len(value) == 3
-        and all(map(is_positive, value))
-        and value[1] == value[2]
-    )
+    return _is_triple(value) and all(map(is_positive, value)) and value[1] == value[2]
 
 
 def _is_share(value: Any) -> bool:
@@ -71,58 +71,43 @@ def _is_share(value: Any) -> bool:
 
 
 def _is_colour(value: Any) -> bool:
-    is_triple = isinstance(value, list | tuple) and len(value) == 3
-    return is_triple and all(is_number(number) and math.isfinite(number) for number in value)
-
-
-def _is_deviation(value: Any) -> bool:
-    return _is_colour(value) and min(value) > 0
+    return _is_triple(value) and all(map(is_number, value)) and all(map(math.isfinite, value))
 
 
 def _is_table(value: Any) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and all(map(is_text, value))
-        and all(map(is_text, value.values()))
-    )
+    return isinstance(value, Mapping) and all(map(is_text, (*value, *value.values())))
 
 
+_SQUARE = (_is_square, "[channels, height, width] with equal height and width")
+_SHARE = (_is_share, "a number from 0.001 to 1")
 _CHECKS: dict[str, tuple[Check, str]] = {
     "architecture": (is_text, "the name of a model"),
-    "num_classes": (
-        is_positive,
-        "a whole number above 0; weights without a classifier cannot be used",
-    ),
+    "num_classes": (is_positive, "a whole number above 0: a classifier is needed"),
     "num_features": (is_positive, "a whole number above 0"),
-    "global_pool": (_is_only("avg"), "'avg', the only pooling that Lockstep's models have"),
+    "global_pool": (_one_of("avg"), "'avg', the only pooling that Lockstep's models have"),
     "model_args": (lambda value: isinstance(value, Mapping), "a table of arguments"),
-    "custom_load": (
-        _is_only(False),
-        "false: weights that timm converts while it loads them cannot be read",
-    ),
-    "label_offset": (_is_only(0), "0: outputs of the classifier cannot be skipped"),
-    "first_conv": (
-        lambda value: value in ("conv1", "conv1.0"),
-        "'conv1' or 'conv1.0', the first convolution of a ResNet",
-    ),
-    "classifier": (_is_only("fc"), "'fc', the classifier of a ResNet"),
-    "input_size": (_is_square, "[channels, height, width] with equal height and width"),
-    "test_input_size": (_is_square, "[channels, height, width] with equal height and width"),
-    "fixed_input_size": (lambda value: isinstance(value, bool), "true or false"),
-    "interpolation": (lambda value: value in ("bilinear", "bicubic"), "'bilinear' or 'bicubic'"),
-    "crop_pct": (_is_share, "a number from 0.001 to 1"),
-    "test_crop_pct": (_is_share, "a number from 0.001 to 1"),
-    "crop_mode": (_is_only("center"), "'center', the only way of cropping that Lockstep has"),
+    "custom_load": (_one_of(False), "false: weights that timm has to convert cannot be read"),
+    "label_offset": (_one_of(0), "0: outputs of the classifier cannot be skipped"),
+    "first_conv": (_one_of("conv1", "conv1.0"), "'conv1' or 'conv1.0', the first of a ResNet"),
+    "classifier": (_one_of("fc"), "'fc', the classifier of a ResNet"),
+    "input_size": _SQUARE,
+    "test_input_size": _SQUARE,
+    "fixed_input_size": (_one_of(False, True), "true or false"),
+    "interpolation": (_one_of("bilinear", "bicubic"), "'bilinear' or 'bicubic'"),
+    "crop_pct": _SHARE,
+    "test_crop_pct": _SHARE,
+    "crop_mode": (_one_of("center"), "'center', the only way of cropping that Lockstep has"),
     "mean": (_is_colour, "three numbers, for red, green and blue"),
-    "std": (_is_deviation, "three numbers above 0, for red, green and blue"),
-    "input_img_mode": (_is_only("RGB"), "'RGB'"),
-    "multi_label": (_is_only(False), "false: each output of the model would be a sigmoid"),
+    "std": (lambda value: _is_colour(value) and min(value) > 0, "three numbers above 0"),
+    "input_img_mode": (_one_of("RGB"), "'RGB'"),
+    "multi_label": (_one_of(False), "false: each output of the model would be a sigmoid"),
     "problem_type": (
-        _is_only("single_label_classification"),
+        _one_of("single_label_classification"),
         "'single_label_classification': each output of the model would be a sigmoid, or a number",
     ),
     "label_descriptions": (_is_table, "a table of texts"),
 }
+"""Fields that have a meaning, each with what a message expects of it."""
 
 
 def read_timm_config(
@@ -170,16 +155,18 @@ def read_timm_args(args: Mapping[str, Any]) -> tuple[Changes, list[str]]:
     Raises `CheckpointError` as `read_timm_config` does.
     """
     own = {name: args[name] for name in _OF_SCRIPT if args.get(name)}
-    if args.get("img_size") and "input_size" not in own:
+    if args.get("img_size"):
         channels = args.get("in_chans") or args.get("chans") or 3
-        own["input_size"] = [channels, args["img_size"], args["img_size"]]
+        own.setdefault("input_size", [channels, args["img_size"], args["img_size"]])
     for name in ("mean", "std"):
         value = args.get(name)
+        if isinstance(value, list | tuple) and len(value) == 1:
+            value = value * 3
         if value is not None:
-            is_shared = isinstance(value, list | tuple) and len(value) == 1
-            own[name] = value * 3 if is_shared else value
-    pool = args.get("gp") or "avg"
-    own["global_pool"] = "avg" if pool in ("fast", "fastavg") else pool
+            own[name] = value
+    own["global_pool"] = args.get("gp") or "avg"
+    if own["global_pool"] in ("fast", "fastavg"):
+        own["global_pool"] = "avg"
     own["model_args"] = args.get("model_kwargs") or {}
     _check_fields(own)
     arguments = {**own["model_args"], "bn_eps": args.get("bn_eps")}
@@ -187,16 +174,14 @@ def read_timm_args(args: Mapping[str, Any]) -> tuple[Changes, list[str]]:
     changes: Changes = {**PILLOW, **_scale_colours(own)}
     if "interpolation" in own:
         changes["interpolation"] = own["interpolation"]
-    remarks = []
-    sizes = _DEFAULTS | own
-    trained, tested, share = _read_sizes(sizes)
+    size, _, share = _read_sizes(_DEFAULTS | own)
     if "input_size" in own:
-        changes |= {"image_size": trained, "eval_crop": tested}
+        changes |= {"image_size": size, "eval_crop": size}
     if "crop_pct" in own or "input_size" in own:
-        changes["eval_resize"] = math.floor(tested / share)
-    if "input_size" in own and "crop_pct" not in own:
-        remarks.append(f"its options do not say crop_pct; timm's default is assumed: {share}")
-    return changes, remarks
+        changes["eval_resize"] = math.floor(size / share)
+    if "crop_pct" in own or "input_size" not in own:
+        return changes, []
+    return changes, [f"its options do not say crop_pct; timm's default is assumed: {share}"]
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:
@@ -282,11 +267,10 @@ def _describe_rest(
     own: Mapping[str, Any], trained: int, tested: int, share: float
 ) -> Iterator[str]:
     """Yield remarks on what is assumed, dropped or unknown."""
-    assumed = []
-    for name, value in _DEFAULTS.items():
-        if name in own or (name == "crop_pct" and "test_crop_pct" in own):
-            continue
-        assumed.append(f"{name} {list(value) if isinstance(value, tuple) else value}")
+    defaults = dict(_DEFAULTS)
+    if "test_crop_pct" in own:
+        del defaults["crop_pct"]
+    assumed = [f"{name} {value}" for name, value in defaults.items() if name not in own]
     if assumed:
         yield f"config.json does not say, so timm's default is assumed: {', '.join(assumed)}"
     if trained != tested:
@@ -304,48 +288,41 @@ def _describe_rest(
         yield f"fields that Lockstep does not know were left out: {', '.join(unknown[:10])}"
 
 
-def _read_classes(fields: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _read_classes(fields: Mapping[str, Any]) -> tuple[tuple[str, ...], list[str]]:
     """Return the names of the classes in order, and remarks. Raises `CheckpointError`."""
     labels = fields.get("label_names", ())
     logits = fields["num_classes"]
-    if isinstance(labels, Mapping):
-        names = {_read_index(key): name for key, name in labels.items()}
-    elif isinstance(labels, list | tuple):
-        names = dict(enumerate(labels))
-    else:
+    if isinstance(labels, list | tuple):
+        labels = dict(enumerate(labels))
+    if not isinstance(labels, Mapping):
         raise CheckpointError(
             f"label_names is {labels!r:.60}; expected a list of names, or a table of names by index"
         )
-    for index, name in names.items():
+    names = {}
+    for key, name in labels.items():
+        if not re.fullmatch("[0-9]{1,9}", str(key)):
+            problem = f"the index {key!r:.60}; expected a whole number of at least 0"
+            raise CheckpointError(f"label_names has {problem}")
         if not is_text(name):
-            raise CheckpointError(
-                f"label_names: the name of class {index} is {name!r:.60}; expected a text"
-            )
-        if index >= logits:
-            raise CheckpointError(f"label_names has a class {index}, but num_classes is {logits}")
+            problem = f"the name of class {key} is {name!r:.60}; expected a text"
+            raise CheckpointError(f"label_names: {problem}")
+        if int(key) >= logits:
+            problem = f"a class {int(key)}, but num_classes is {logits}"
+            raise CheckpointError(f"label_names has {problem}")
+        names[int(key)] = name
     classes = tuple(names.get(index, str(index)) for index in range(max(names, default=-1) + 1))
-    twice = [name for name, times in Counter(classes).items() if times > 1]
-    if twice:
-        remark = (
-            f"label_names has {twice[0]!r:.60} for several classes, so names were left out and"
-            " classes are numbers"
-        )
-        return (), (remark,)
+    [(most, times)] = Counter(classes).most_common(1) or [("", 0)]
+    if times > 1:
+        return (), [
+            f"label_names has {most!r:.60} for several classes, so names were left out and classes"
+            " are numbers"
+        ]
     gaps = len(classes) - len(names)
     if not gaps:
-        return classes, ()
-    remark = f"label_names has no names for {gaps} classes; they are called by their numbers"
-    return classes, (remark,)
-
-
-def _read_index(key: Any) -> int:
-    if isinstance(key, int) and not isinstance(key, bool) and key >= 0:
-        return key
-    if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 10:
-        return int(key)
-    raise CheckpointError(
-        f"label_names has the index {key!r:.60}; expected a whole number of at least 0"
-    )
+        return classes, []
+    return classes, [
+        f"label_names has no names for {gaps} classes; they are called by their numbers"
+    ]
 
 
 def build_timm_config(recipe: Recipe, classes: tuple[str, ...]) -> dict[str, Any]:
@@ -361,31 +338,32 @@ def build_timm_config(recipe: Recipe, classes: tuple[str, ...]) -> dict[str, Any
         name = recipe.model if isinstance(recipe.model, str) else "with this specification"
         raise CheckpointError(f"timm has no model {name}; expected one of its ResNets")
     share = _fit_crop_share(recipe.eval_crop, recipe.eval_resize)
-    tests: dict[str, Any] = {}
-    if recipe.image_size != recipe.eval_crop:
-        tests = {"test_input_size": [3, recipe.eval_crop, recipe.eval_crop], "test_crop_pct": share}
-    return {
+    config = {
         "architecture": architectures[0],
         "num_classes": recipe.logits,
         "num_features": spec.features,
         "global_pool": "avg",
-        **({"label_names": list(classes)} if classes else {}),
-        "pretrained_cfg": {
-            "custom_load": False,
-            "input_size": [3, recipe.image_size, recipe.image_size],
-            "fixed_input_size": False,
-            "interpolation": recipe.interpolation,
-            "crop_pct": share,
-            "crop_mode": "center",
-            "mean": [round(value / 255, 12) for value in recipe.mean],
-            "std": [round(value / 255, 12) for value in recipe.std],
-            "num_classes": recipe.logits,
-            "pool_size": [-(-recipe.image_size // 32)] * 2,
-            "first_conv": spec.list_stem()[0].name,
-            "classifier": "fc",
-            **tests,
-        },
     }
+    if classes:
+        config["label_names"] = list(classes)
+    config["pretrained_cfg"] = fields = {
+        "custom_load": False,
+        "input_size": [3, recipe.image_size, recipe.image_size],
+        "fixed_input_size": False,
+        "interpolation": recipe.interpolation,
+        "crop_pct": share,
+        "crop_mode": "center",
+        "mean": [round(value / 255, 12) for value in recipe.mean],
+        "std": [round(value / 255, 12) for value in recipe.std],
+        "num_classes": recipe.logits,
+        "pool_size": [-(-recipe.image_size // 32)] * 2,
+        "first_conv": spec.list_stem()[0].name,
+        "classifier": "fc",
+    }
+    if recipe.image_size != recipe.eval_crop:
+        fields |= {"test_input_size": [3, recipe.eval_crop, recipe.eval_crop]}
+        fields |= {"test_crop_pct": share}
+    return config
 
 
 def _fit_crop_share(crop: int, resize: int) -> float:
