@@ -23,11 +23,13 @@ def compute(folder: Path, images: np.ndarray) -> tuple[np.ndarray, str]:
 
     The folder holds `graph.pb` and `graph.json`, with the names of the graph's input and output; or
     `layers.json`, a list of layers of Keras with their class, configuration and inputs, and
-    `layers.npz`, their variables in the order of Keras.
+    `layers.npz`, their variables in the order of Keras; or `application.json`, a model of
+    `keras.applications`, with its variables by layer and name.
     """
     if (folder / "graph.pb").exists():
         return _compute_graph(folder, images), f"TensorFlow {tf.__version__}"
-    model = _build_model(folder)
+    build = _build_application if (folder / "application.json").exists() else _build_model
+    model = build(folder)
     outputs = [model(image[None], training=False).numpy() for image in images]
     return np.concatenate(outputs), f"Keras {tf.keras.__version__}"
 
@@ -44,21 +46,32 @@ def _compute_graph(folder: Path, images: np.ndarray) -> np.ndarray:
     return np.concatenate(outputs)
 
 
+def _build_application(folder: Path) -> Any:
+    """Return a model of `keras.applications`, which returns logits."""
+    about = json.loads((folder / "application.json").read_text(encoding="utf-8"))
+    arrays = np.load(folder / "layers.npz", allow_pickle=False)
+    build = getattr(tf.keras.applications, about["model"])
+    model = build(weights=None, classes=about["classes"], classifier_activation=None)
+    for layer in model.layers:
+        names = [variable.name.rpartition("/")[2].removesuffix(":0") for variable in layer.weights]
+        layer.set_weights([arrays[f"{layer.name}/{name}"] for name in names])
+    return tf.keras.Model(model.input, model.output)
+
+
 def _build_model(folder: Path) -> Any:
     """Return a model of built-in layers. Raises `ValueError` for any other layer."""
     keras = tf.keras
     layers = json.loads((folder / "layers.json").read_text(encoding="utf-8"))
     arrays = np.load(folder / "layers.npz", allow_pickle=False)
     values: dict[str, Any] = {}
-    for row in layers:
+    for row in layers[:-1]:
         if row["class_name"] not in LAYERS:
             raise ValueError(f"a layer {row['class_name']} is not rebuilt")
-        inputs = [values[name] for name in row["inputs"]]
         if row["class_name"] == "InputLayer":
             values[row["name"]] = keras.Input((None, None, 3))
             continue
+        inputs = [values[name] for name in row["inputs"]]
         layer = getattr(keras.layers, row["class_name"]).from_config(row["config"])
         values[row["name"]] = layer(inputs if len(inputs) > 1 else inputs[0])
         layer.set_weights([arrays[name] for name in row["variables"]])
-    first = next(row["name"] for row in layers if row["class_name"] == "InputLayer")
-    return keras.Model(values[first], values[layers[-1]["name"]])
+    return keras.Model(values[layers[0]["name"]], values[layers[-1]["name"]])

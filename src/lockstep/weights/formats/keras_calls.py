@@ -35,7 +35,7 @@ _OF_KERAS_1 = {
 _FUNCTIONS = ("TFOpLambda", "SlicingOpLambda")
 _SETTINGS = ("training", "name", "dtype", "axis", "data_format")
 """Arguments of calls that are not values."""
-_WITH_ARRAYS = ("Conv2D", "Dense", "BatchNormalization")
+WITH_ARRAYS = ("Conv2D", "Dense", "BatchNormalization")
 
 
 class Value(str):
@@ -71,7 +71,7 @@ class Calls:
     """All calls of a model. What is not Keras' raises `ValueError`, `LookupError`, `TypeError`,
     `AttributeError` or `RecursionError`."""
 
-    def __init__(self, model: Config, arrays: Sequence[str], value: str) -> None:
+    def __init__(self, model: Config, arrays: Arrays, value: str) -> None:
         self.calls: list[Call] = []
         """Connections of models are calls of Identity."""
         self.image_shape: list[Any] = []
@@ -86,7 +86,7 @@ class Calls:
         self.inputs = [value]
         if kind != "sequential":
             self.inputs *= len(_list_links(model["config"]["input_layers"]))
-        self.outputs = self._add_model(model, "", {path: path for path in arrays}, self.inputs)
+        self.outputs = self._add_model(model, "", arrays, self.inputs)
 
     def _add_model(
         self, model: Config, scope: str, arrays: Arrays, values: Sequence[str]
@@ -270,4 +270,4 @@ def _has_arrays(layer: Config) -> bool:
         return any(map(_has_arrays, config if isinstance(config, list) else config["layers"]))
     if layer["class_name"] == "Normalization":
         return config.get("mean") is None
-    return layer["class_name"] in _WITH_ARRAYS
+    return layer["class_name"] in WITH_ARRAYS

@@ -24,9 +24,11 @@ Source: keras/src/applications/resnet.py and imagenet_utils.py.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
@@ -36,10 +38,10 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights.formats import (
     keras_branches,
+    keras_original,
     keras_process,
     keras_variables,
     refuse_many,
-    table,
 )
 from lockstep.weights.formats.account import refuse_leftover, split_ignored
 from lockstep.weights.formats.common import (
@@ -54,24 +56,14 @@ from lockstep.weights.formats.common import (
     write_new,
 )
 from lockstep.weights.formats.keras_calls import MODELS as INNER_MODELS
+from lockstep.weights.formats.keras_calls import WITH_ARRAYS
 from lockstep.weights.formats.keras_layers import IN_TRAINING, Translation
 from lockstep.weights.formats.keras_variables import VARS, Variables
-from lockstep.weights.formats.network_walk import (
-    KERAS_ASSUMPTION,
-    KERAS_MEAN,
-    KERAS_STD,
-    follow,
-)
+from lockstep.weights.formats.network_walk import KERAS_MEAN, KERAS_STD, follow
 from lockstep.weights.formats.structure import BATCH_NORM
-from lockstep.weights.formats.table import (
-    HWIO,
-    Format,
-    Shapes,
-    Table,
-    name_arrays,
-    name_layers,
-)
+from lockstep.weights.formats.table import HWIO, name_arrays, name_layers
 from lockstep.weights.opened_weights import Weights, list_arrays
+from lockstep.weights.original import Original
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = "Keras"
@@ -81,9 +73,7 @@ MEAN = KERAS_MEAN
 STD = KERAS_STD
 _MODELS = {"resnet50-v1": "ResNet50", "resnet101-v1": "ResNet101", "resnet152-v1": "ResNet152"}
 _HEAD = "predictions"
-_KINDS = {"conv2d": "_conv", "batch_normalization": "_bn"}
-"""Classes of layers in files that number them, and the ends of their names."""
-_STEM = "conv1_conv/kernel"
+_STEM = "conv1_conv"
 _CONTAINERS = ("layers", "_layer_checkpoint_dependencies")
 """Groups of a model's layers in files that number them."""
 _NAMES = re.compile(r"conv\d_(block\d+_)?(\d_)?(relu|add|out|pad)|pool1_(pad|pool)|avg_pool")
@@ -95,7 +85,17 @@ _CLASSES = {
 """Classes of layers by what their names end with, and by others that compute the same."""
 _PASSING = ("input", "inputlayer", "flatten", "identity", *INNER_MODELS, "toplevelmodelweights")
 """Classes that change nothing, in small letters without `_`."""
-_NO_CLASSIFIER = "it has no classifier"
+_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError, RecipeError)
+_UNDESCRIBED = (
+    "it holds only weights: they are taken for those of keras.applications' network, with nothing"
+    " between its layers"
+)
+_OLD = (
+    "its names are those of Keras until 2018, so it is assumed that its batch norms add"
+    f" {keras_branches.EPSILON:g} to the variance, that its kernels are those of TensorFlow's"
+    " backend, and that it pads by 1 before the first pooling, which versions without a layer"
+    " pool1_pad did not"
+)
 
 
 def matches(head: bytes, path: Path) -> bool:
@@ -117,29 +117,48 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
     keras_variables.require_h5py()
     keras_process.check(path)
     with keras_variables.open_variables(path) as variables:
-        if variables.description is None:
-            return _read_weights(variables, choice)
-        return _read_model(variables, choice)
+        refuse_many(path, len(variables.datasets))
+        if variables.description is not None:
+            places = {place: place for place in variables.datasets}
+            return _read_model(variables, variables.description, places, choice)
+        names = variables.list_names()
+        is_old = keras_branches.has_branches(names)
+        if is_old:
+            names = keras_branches.rename_variables(path, names)
+        places = names if f"{_STEM}/kernel" in names else {place: place for place in names.values()}
+        head = _find_head(names, choice)
+        spec = _choose_spec(variables, choice)
+        epsilon = keras_branches.EPSILON if is_old else EPSILON
+        description = _describe_network(spec, head, epsilon)
+        weights = _read_model(variables, description, places, choice, _list_strangers(variables))
+        original = None
+        if head and places is names and not is_old and weights.recipe.model in _MODELS:
+            renamed = {name.replace(f"{head}/", f"{_HEAD}/"): name for name in names}
+            arrays = {name: variables.read(names[old]) for name, old in renamed.items()}
+            model = _MODELS[str(weights.recipe.model)]
+            about = {"model": model, "classes": weights.recipe.logits}
+            write = partial(keras_original.write_application, about, arrays)
+            original = Original(NAME, write, "bgr", channels_last=True)
+        return replace(weights, original=original).add_remarks(_OLD if is_old else _UNDESCRIBED)
 
 
-def _read_model(variables: Variables, choice: WeightsChoice) -> Weights:
-    """Read a model that its file describes."""
+def _read_model(
+    variables: Variables,
+    description: Any,
+    places: Mapping[str, str],
+    choice: WeightsChoice,
+    strangers: Sequence[str] = (),
+) -> Weights:
+    """Read a model from its description and the paths of its arrays. `strangers` are layers that
+    the description does not have."""
     path = variables.path
-    refuse_many(path, len(variables.datasets))
     unknown: list[str] = []
     try:
-        model = Translation(variables, choice)
+        model = Translation(description, places, variables, choice)
         unknown = model.unknown
         network = follow(model.graph)
         recipe = network.build_recipe()
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        RecipeError,
-    ) as error:
+    except _ERRORS as error:
         hint = ""
         if unknown:
             hint = (
@@ -148,16 +167,23 @@ def _read_model(variables: Variables, choice: WeightsChoice) -> Weights:
             )
         raise CheckpointError(f"{path} is not a ResNet that can be read: {error}{hint}") from None
     used = {*model.places.values(), *(part.name for part in model.parts)}
-    rest = {name: data.shape for name, data in variables.datasets.items() if name not in used}
+    rest: dict[str, tuple[int, ...]] = dict.fromkeys(strangers, ())
+    rest |= {
+        name: variables.datasets[place].shape for name, place in places.items() if place not in used
+    }
     leftover, parts = split_ignored(rest, choice)
     if leftover:
-        raise refuse_leftover(path, "a model of Keras", sorted(leftover))
-    halves = [name for name in variables.datasets if variables.find_type(name) != "float32"]
+        raise refuse_leftover(path, "a ResNet of Keras", sorted(leftover))
+    halves = [name for name in places if variables.find_type(places[name]) != "float32"]
     remarks = [*network.remarks, *network.describe_units(), *describe_converted(halves)]
-    remarks += [] if model.has_classifier else [_NO_CLASSIFIER]
-    weights = Weights(
+    tensors = network.build_tensors()
+    if not model.has_classifier:
+        tensors = {name: value for name, value in tensors.items() if not name.startswith("fc.")}
+        remarks.append("it has no classifier")
+    arrays = keras_original.read_arrays(model, variables)
+    return Weights(
         recipe,
-        State(0, network.build_tensors(), {}),
+        State(0, tensors, {}),
         (),
         path,
         NAME,
@@ -165,103 +191,88 @@ def _read_model(variables: Variables, choice: WeightsChoice) -> Weights:
         stated=frozenset(("mean", "std") if network.normalises else ()),
         assumed_as="" if network.has_keras_names else "torchvision-v1",
         parts=(*variables.parts, *model.parts, *network.parts, *parts),
+        original=Original(
+            NAME,
+            partial(keras_original.write, model, arrays, network.head.output),
+            network.takes,
+            network.takes_channels_last,
+            network.head.kind,
+            rounds=bool(halves),
+        ),
         stored=list_arrays(variables.describe_arrays(), network.list_sources(model.graph)),
     )
-    return weights if model.has_classifier else _remove_classifier(weights)
 
 
-def _remove_classifier(weights: Weights) -> Weights:
-    """Return weights without the classifier of zeros that stands for none."""
-    tensors = {name: value for name, value in weights.tensors.items() if name[:3] != "fc."}
-    return replace(weights, state=State(0, tensors, {}))
-
-
-def _read_weights(variables: Variables, choice: WeightsChoice) -> Weights:
-    """Read the weights of a network of `keras.applications`, which nothing in the file
-    describes."""
-    path = variables.path
-    places = _name_layers(variables.list_names())
-    is_old = keras_branches.has_branches(places)
-    if is_old:
-        places = keras_branches.rename_variables(path, places)
-    shapes = {name: variables.datasets[place].shape for name, place in places.items()}
-    head = _find_head([name for name in shapes if not choice.is_ignored(name)])
-    if not head:
-        [name, *_] = _MODELS if choice.model is None else choice.list_models()
-        shapes |= {f"{_HEAD}/kernel": (choice.list_models()[name].features, 2)}
-        shapes |= {f"{_HEAD}/bias": (2,)}
-    biases = {}
-    for name in shapes:
-        mean = f"{name.removesuffix('_conv/bias')}_bn/moving_mean"
-        if shapes.get(mean) == shapes[name]:
-            biases[mean] = name
-
-    def fetch(name: str) -> np.ndarray:
-        if name not in places:
-            return np.zeros(shapes[name], np.float32)
-        values = variables.read(places[name])
-        if name in biases:
-            bias = variables.read(places[biases[name]])
-            return (values.astype(np.float64) - bias).astype(np.float32)
-        return values[:, :, ::-1] if name == _STEM else values
-
-    arrays = {}
-    for name, shape in shapes.items():
-        if name not in biases.values():
-            dtype = variables.find_type(places[name]) if name in places else "float32"
-            arrays[name] = (dtype, shape)
-    format = Format(
-        program=NAME,
-        layout=HWIO,
-        list_names=lambda spec, shapes: [_name_tensors(spec, head or _HEAD)],
-        explain=lambda name, shape: "",
-        list_models=_list_models,
-    )
-    contents = Table(path, arrays, fetch, _list_strangers(variables))
-    epsilon = keras_branches.EPSILON if is_old else EPSILON
-    recipe = Recipe(mean=MEAN, std=STD, bn_epsilon=epsilon)
-    weights, names = table.read(contents, format, recipe, choice, momentum=False)
-    sources = [(tensor, name) for tensor, name in names.items() if name in places]
-    sources += [(tensor, biases[name]) for tensor, name in names.items() if name in biases]
-    remarks = [KERAS_ASSUMPTION, *weights.remarks]
-    if biases:
-        remarks.append(
-            "biases of convolutions were subtracted from the running means, which computes the same"
-        )
-    remarks += [] if head else [_NO_CLASSIFIER]
-    if is_old:
-        remarks.append(
-            "its names are those of Keras until 2018, so it is assumed that its batch norms add"
-            f" {epsilon:g} to the variance, that its kernels are those of TensorFlow's backend, and"
-            " that it pads by 1 before the first pooling, which versions without a layer pool1_pad"
-            " did not"
-        )
-    return replace(
-        weights if head else _remove_classifier(weights),
-        remarks=tuple(remarks),
-        parts=(*variables.parts, *weights.parts),
-        stored=list_arrays(
-            variables.describe_arrays(),
-            [(tensor, variables.place(places[name])) for tensor, name in sources],
-        ),
+def _choose_spec(variables: Variables, choice: WeightsChoice) -> ModelSpec:
+    """Return the network that the user chooses, or that of `keras.applications` with as many
+    kernels as a file. Raises `CheckpointError` if there is none."""
+    if choice.model is not None:
+        return next(iter(choice.list_models().values()))
+    count = sum(len(data.shape) == 4 for data in variables.datasets.values())
+    for name in _MODELS:
+        if len(MODELS[name].list_convolutions()) == count:
+            return MODELS[name]
+    raise CheckpointError(
+        f"{variables.path} is not a complete ResNet as Keras saves it: it has {count} kernels of"
+        f" convolutions; expected those of {', '.join(_MODELS.values())}. Its first arrays are"
+        f" {sorted(variables.list_names())[:3]}"
     )
 
 
-def _list_models(choice: WeightsChoice, shapes: Shapes) -> Iterator[tuple[str, ModelSpec]]:
-    """Yield the networks of `keras.applications`, or the one that the user chooses."""
-    for name, spec in choice.list_models().items():
-        if name in _MODELS or choice.model is not None:
-            yield name, spec
-
-
-def _find_head(names: Iterable[str]) -> str:
-    """Return the layer of the classifier: `predictions`, or else the only other layer with a
-    kernel; "" if there is none."""
+def _find_head(names: Iterable[str], choice: WeightsChoice) -> str:
+    """Return the layer of the classifier: `predictions`, or else the only other layer with a kernel
+    that is none of the network's; "" if there is none."""
     layers = {name.rpartition("/")[0] for name in names if name.endswith("/kernel")}
-    heads = [layer for layer in layers if not layer.endswith("_conv")]
+    heads = [layer for layer in layers if not layer.endswith("_conv") and layer[:6] != "conv2d"]
+    heads = [layer for layer in heads if not choice.is_ignored(f"{layer}/kernel")]
     if _HEAD in heads:
         return _HEAD
     return heads[0] if len(heads) == 1 else ""
+
+
+def _describe_network(spec: ModelSpec, head: str, epsilon: float) -> dict[str, Any]:
+    """Return the description of a network of `keras.applications`, with its layers in the order in
+    which Keras creates them. `head` is the name of its classifier, "" if it has none."""
+    layers: list[dict[str, Any]] = []
+
+    def add(kind: str, name: str, *inputs: str, **config: Any) -> str:
+        nodes = [[[value, 0, 0] for value in inputs]]
+        layers.append(
+            {"class_name": kind, "config": {"name": name, **config}, "inbound_nodes": nodes}
+        )
+        return name
+
+    def convolve(value: str, conv: Conv) -> str:
+        scope = scopes[conv]
+        value = add("ZeroPadding2D", f"{scope}_pad", value, padding=conv.kernel // 2)
+        settings = {"strides": conv.stride, "groups": conv.groups, "padding": "valid"}
+        return add("Conv2D", f"{scope}_conv", value, **settings)
+
+    def normalise(value: str) -> str:
+        return add("BatchNormalization", value.replace("_conv", "_bn"), value, epsilon=epsilon)
+
+    scopes = _name_scopes(spec)
+    [stem, *_] = spec.list_stem()
+    value = add("ReLU", "conv1_relu", normalise(convolve("image", stem)))
+    value = add("ZeroPadding2D", "pool1_pad", value, padding=1)
+    value = add("MaxPooling2D", "pool1_pool", value, padding="valid", pool_size=3, strides=2)
+    for block in spec.list_blocks():
+        main = value
+        for conv in block.convs[:-1]:
+            norm = normalise(convolve(main, conv))
+            main = add("ReLU", f"{norm}_relu", norm)
+        if block.shortcut is not None:
+            value = convolve(value, block.shortcut)
+        main = convolve(main, block.convs[-1])
+        if block.shortcut is not None:
+            value = normalise(value)
+        value = add("Add", f"{block.name}_add", value, normalise(main))
+        value = add("ReLU", f"{block.name}_out", value)
+    value = add("GlobalAveragePooling2D", "avg_pool", value)
+    if head:
+        value = add("Dense", head, value)
+    ends = {"input_layers": [["image", 0, 0]], "output_layers": [[value, 0, 0]]}
+    return {"class_name": "Functional", "config": {"layers": layers, **ends}}
 
 
 def _list_strangers(variables: Variables) -> list[str]:
@@ -297,55 +308,7 @@ def stored(path: Path) -> dict[str, np.ndarray]:
     Raises `CheckpointError` if the file is damaged, and `BackendError` if h5py is missing.
     """
     with keras_variables.open_variables(path) as variables:
-        names = _name_layers(variables.list_names())
-        return {name: variables.read(place) for name, place in names.items()}
-
-
-def _name_layers(places: dict[str, str]) -> dict[str, str]:
-    """Return the paths of variables by the layers' names, also where a file only numbers its
-    layers: in the order of creation."""
-    convs = _sort_layers("conv2d", places)
-    if not convs or "conv1_conv/kernel" in places:
-        return places
-    created: list[str] = []
-    for name in _MODELS:
-        if not created and len(_name_scopes(MODELS[name])) == len(convs):
-            created = _list_created_layers(MODELS[name])
-    layers = dict.fromkeys(_sort_layers("dense", places)[:1], _HEAD)
-    for kind, end in _KINDS.items():
-        names = [layer for layer in created if layer.endswith(end)]
-        layers |= zip(_sort_layers(kind, places), names, strict=False)
-    renamed = {}
-    for name, place in places.items():
-        layer, _, variable = name.rpartition("/")
-        renamed[f"{layers.get(layer, layer)}/{variable}"] = place
-    return renamed
-
-
-def _sort_layers(kind: str, places: Mapping[str, str]) -> list[str]:
-    """Return the layers of a class by their numbers: `conv2d`, `conv2d_1`, `conv2d_2`."""
-    counts = {}
-    for name in places:
-        layer = name.rpartition("/")[0]
-        count = layer.removeprefix(kind).removeprefix("_") or "0"
-        if layer.startswith(kind) and count.isdecimal():
-            counts[layer] = int(count)
-    return sorted(counts, key=lambda layer: counts[layer])
-
-
-def _list_created_layers(spec: ModelSpec) -> list[str]:
-    """Return the layers that have variables as Keras creates them: a block's shortcut before its
-    last convolution."""
-    scopes = _name_scopes(spec)
-    layers = ["conv1_conv", "conv1_bn"]
-    for block in spec.list_blocks():
-        *first, last = (scopes[conv] for conv in block.convs)
-        for scope in first:
-            layers += [f"{scope}_conv", f"{scope}_bn"]
-        ends = [last] if block.shortcut is None else [scopes[block.shortcut], last]
-        for kind in ("_conv", "_bn"):
-            layers += [f"{scope}{kind}" for scope in ends]
-    return [*layers, _HEAD]
+        return {name: variables.read(place) for name, place in variables.list_names().items()}
 
 
 def _name_scopes(spec: ModelSpec) -> dict[Conv, str]:
@@ -397,8 +360,10 @@ def write_keras(target: Path, recipe: Recipe, state: State, into: Path | None = 
     for scope in _name_scopes(recipe.spec).values():
         outputs = values[f"{scope}_conv/kernel"].shape[-1]
         values[f"{scope}_conv/bias"] = np.zeros(outputs, np.float32)
-    layers: dict[str, dict[str, np.ndarray]]
-    layers = {layer: {} for layer in _list_created_layers(recipe.spec)}
+    layers: dict[str, dict[str, np.ndarray]] = {}
+    for layer in _describe_network(recipe.spec, _HEAD, EPSILON)["config"]["layers"]:
+        if layer["class_name"] in WITH_ARRAYS:
+            layers[layer["config"]["name"]] = {}
     for name, value in values.items():
         layer, _, variable = name.rpartition("/")
         layers[layer][variable] = value

@@ -15,7 +15,7 @@ import numpy as np
 
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.keras_branches import rename_layer, rename_variable
-from lockstep.weights.formats.keras_calls import Call, Calls, Value, find_class
+from lockstep.weights.formats.keras_calls import MODELS, Call, Calls, Value, find_class
 from lockstep.weights.formats.keras_variables import VARS, Variables
 from lockstep.weights.formats.operators import Operator, OperatorGraph
 from lockstep.weights.weights_choice import WeightsChoice
@@ -49,7 +49,13 @@ class Translation:
     """A model in ONNX's terms. What is not Keras' raises `ValueError`, `LookupError`, `TypeError`,
     `AttributeError` or `RecursionError`."""
 
-    def __init__(self, variables: Variables, choice: WeightsChoice) -> None:
+    def __init__(
+        self,
+        description: Any,
+        places: Mapping[str, str],
+        variables: Variables,
+        choice: WeightsChoice,
+    ) -> None:
         self.parts: list[Part] = []
         self.unknown: list[str] = []
         """Names of layers that are refused."""
@@ -65,7 +71,7 @@ class Translation:
         self._ranks: dict[str, int] = {}
         """Numbers of axes of values; 4 for others."""
         self._is_turned = False
-        model = Calls(variables.description, list(variables.datasets), "images")
+        model = Calls(description, places, "images")
         self.calls = model.calls
         self._image = model.image_shape[1:3]
         for call in self.calls:
@@ -98,7 +104,8 @@ class Translation:
         if is_plain and call.name and self._choice.is_ignored(call.name):
             self.parts.append(Part(call.name, "ignored"))
             return []
-        if call.config.get("training") and not kind.startswith("rand"):
+        is_random = "dropout" in kind or "noise" in kind
+        if call.config.get("training") and (is_random or kind in (*_TRANSLATIONS, *MODELS)):
             label += " as in training"
         elif is_plain and IN_TRAINING.fullmatch(kind):
             name = f"{label} {call.name!r}"
@@ -340,7 +347,7 @@ class Translation:
 
 def _has_usual_layout(call: Call) -> bool:
     """Return whether channels come last."""
-    return call.config.get("data_format") in (None, "default", "tf", "channels_last")
+    return call.config.get("data_format") in (None, "tf", "channels_last", "NHWC")
 
 
 def _activate(value: Any) -> Steps:
