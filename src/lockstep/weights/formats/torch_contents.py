@@ -1,11 +1,10 @@
 """Where the network of a file of PyTorch is, and an account of all tensors and modules.
 
-A state_dict is the whole file, or a value of it. Names of its tensors may begin with `module.`
-(several ranks) and `_orig_mod.` (a compiled model), and then with a prefix that leads to the
-network, such as `model.`. NVIDIA's code says `layers.0.` for `layer1.`, except in the files that it
-published as version 20.06.0, and `squeeze.squeeze` and `squeeze.expand` for `se.fc1` and `se.fc2`.
-FFCV's code puts `.conv` into the name of a convolution with a blur before it. A tensor elsewhere is
-one of these, or is left over:
+Names of tensors may begin with `module.` (several ranks) and `_orig_mod.` (a compiled model), and
+then with a prefix that leads to the network, such as `model.`. NVIDIA's code says `layers.0.` for
+`layer1.`, except in the files that it published as version 20.06.0, and `squeeze.squeeze` and
+`squeeze.expand` for `se.fc1` and `se.fc2`. FFCV's code puts `.conv` into the name of a convolution
+with a blur before it. A tensor elsewhere is one of these, or is left over:
 
 - the only linear layer, under a usual name of a classifier, if the network has none;
 - mean and standard deviation of a module that normalises images;

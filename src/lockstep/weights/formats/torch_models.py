@@ -1,15 +1,6 @@
 """ResNets in PyTorch's files, as torchvision, timm and NVIDIA's code save them: conversion to
 canonical names.
 
-The state_dict is the whole file, or a value of it:
-
-- NVIDIA: `epoch`, `best_prec1`, `state_dict`, `optimizer`, and perhaps `state_dict_ema`. Others
-  write the same and more.
-- torchvision's reference script: `model`, `optimizer`, `lr_scheduler`, `epoch`, `args`, and perhaps
-  `model_ema` and `scaler`.
-- timm: `epoch`, `arch`, `state_dict`, `optimizer`, `version`, `args`, and perhaps `state_dict_ema`
-  and `amp_scaler`.
-
 Names of tensors are torchvision's or timm's, which are the canonical ones. `torch_contents` finds
 the network in a file, `torch_values` reads the values next to it, and `torch_training` what
 continues a training.
@@ -38,6 +29,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnext101_32x4d_pytorch_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
+from lockstep.system.strict_json import is_text
 from lockstep.weights.formats import numbers, torch_contents, torch_file, torch_values
 from lockstep.weights.formats.account import Part, check_outputs, refuse_leftover
 from lockstep.weights.formats.common import (
@@ -75,6 +67,7 @@ one, a model of a hub."""
 _LOGITS = 1000
 _PROJECTING = re.compile(r"encoder_[qk]\.")
 """Networks of MoCo, whose classifier is a projection."""
+_OF_NVIDIA = re.compile(r"^layers\.|\.squeeze\.(?:squeeze|expand)\.", re.MULTILINE)
 _OF_TORCHVISION = re.compile(r"resnet\d+-[0-9a-f]{8}\.pth")
 """The names of the files that torchvision downloads."""
 _LAYOUT = {**OIHW, "squeeze": ("OIHW", "OI")}
@@ -144,11 +137,8 @@ def read_state_dict(
     if network.prefix:
         about_prefix = f"names of tensors begin with {network.prefix!r:.60}, which was taken off"
         remarks.insert(0, about_prefix)
-    names = network.names
-    expected = {
-        tensor: name for tensor, name in matching.map_tensors().items() if tensor.name in names
-    }
-    places = list(names)
+    places = list(network.names)
+    expected = {t: name for t, name in matching.map_tensors().items() if t.name in places}
     trained = [tensor for tensor in expected if tensor.is_trained]
     trained.sort(key=lambda tensor: places.index(tensor.name))
     origin = _find_origin(path, root, stored, network.prefix, trained)
@@ -297,18 +287,16 @@ def _find_origin(
 ) -> str:
     """Return the program that wrote a file, by its names of tensors, modules and values, and by its
     own name."""
-    names = [torch_contents.strip_wrappers(name) for name in stored if isinstance(name, str)]
-    is_nvidias = any(
-        name.startswith(f"{prefix}layers.") or any(part in name for part in NVIDIA_SQUEEZES)
-        for name in names
-    )
+    names = map(torch_contents.strip_wrappers, filter(is_text, stored))
+    lines = "\n".join(name.removeprefix(prefix) for name in names)
     sizes = [len(group["params"]) for group in list_groups(root.get(OPTIMIZER))]
-    is_nvidias |= sizes == list(map(len, split_nvidia_groups(trained)))
-    if is_nvidias or path.name.startswith("nvidia_"):
+    is_nvidias = sizes == list(map(len, split_nvidia_groups(trained)))
+    if is_nvidias or _OF_NVIDIA.search(lines) or path.name.startswith("nvidia_"):
         return NVIDIA
-    modules = set()
-    for name in getattr(stored, "modules", ()):
-        modules.add(torch_contents.strip_wrappers(name).removeprefix(prefix))
+    modules = {
+        torch_contents.strip_wrappers(name).removeprefix(prefix)
+        for name in getattr(stored, "modules", ())
+    }
     has_timms_keys = {"arch", "args", "version"} <= root.keys()
     if modules & {"act1", "global_pool"} or has_timms_keys or path.name == "pytorch_model.bin":
         return "timm"
@@ -328,8 +316,8 @@ def _choose_recipe(path: Path, origin: str, matching: Matching, changes: Changes
         if matching.spec.groups == 1:
             # configs.yml: ResNet-50 is trained with another batch and weight decay.
             recipe = recipe.replace(global_batch_images=2048, weight_decay=1 / 32768)
-    changes = {"model": name_network(matching), "logits": matching.logits} | changes
+    changes |= {"model": name_network(matching), "logits": matching.logits, "precision": "fp32"}
     try:
-        return recipe.replace(**changes | {"precision": "fp32"})
+        return recipe.replace(**changes)
     except RecipeError as error:
         raise CheckpointError(f"{path}: {error}") from None

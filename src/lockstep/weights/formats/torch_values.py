@@ -37,12 +37,8 @@ _CLASSES = (
     *("categories", "id2label", "label2id"),
 )
 _COLOURS = ("mean", "std")
-_OF_TORCHVISION = {
-    "val_resize_size": "eval_resize",
-    "val_crop_size": "eval_crop",
-    "interpolation": "interpolation",
-    "train_crop_size": "image_size",
-}
+_OF_TORCHVISION = {"val_resize_size": "eval_resize", "val_crop_size": "eval_crop"}
+_OF_TORCHVISION |= {"interpolation": "interpolation", "train_crop_size": "image_size"}
 """Fields of recipes by options of torchvision's script."""
 _DESCRIPTIVE = re.compile(
     r"a|n|fp|id|it|to|wd|(?:acc|adv|amp|arch|arg|auc|av|batch|best|call|categ|cfg|check|ckpt|commit"
@@ -50,14 +46,13 @@ _DESCRIPTIVE = re.compile(
     r"|epoch|err|eval|file|final|fit|fold|git|gpu|grad|glob|group|hash|hist|hparam|hyper|idx|info"
     r"|init|iou|iter|label|last|learn|lic|lightning|log(?!it)|loop|loss|lr|max|metric|min|mix|mode"
     r"|momentum|monitor|nam|nat|num|opt(?!imal)|param|path|pati|prec|prev|prog|py|rand|rank|rate"
-    r"|recall|result|resume|rng|run|sampl|sav|scaler|sched|score|seed|sha|start|stat|step|stop|test|time|top"
-    r"|torch|total|train|type|url|val|ver|wandb|warm|weight|world).*",
+    r"|recall|result|resume|rng|run|sampl|sav|scaler|sched|score|seed|sha|start|stat|step|stop|test"
+    r"|time|top|torch|total|train|type|url|val|ver|wandb|warm|weight|world).*",
     re.IGNORECASE,
 )
 """Words in the names of values that change nothing in inference."""
 _OF_ANY_SHAPE = re.compile(r"(?:.*[\W_])?(?:opt|callback|ema|rng)", re.IGNORECASE)
 """Names of such values that may hold tensors of any shape."""
-_MOST_ITEMS = 16
 _SEVERAL_CLASSES = re.compile(r"multi[_-]?label", re.IGNORECASE)
 _PREPARATION = re.compile(
     r"mean|std|.*(crop|resize|resol|interpol|normali[sz]).*|(im|img|image|input)_?size",
@@ -149,12 +144,12 @@ def _read_args(root: Values) -> tuple[str, dict[str, Any]]:
     return "", {}
 
 
-def _simplify(value: Any, depth: int = 1) -> Any:
+def _simplify(value: Any, most: int = 16) -> Any:
     """Return a plain value, and a list or a table of a few; the name of its type for any other,
     since a message that names one could be endless."""
-    if depth and isinstance(value, dict) and len(value) <= _MOST_ITEMS:
+    if isinstance(value, dict) and len(value) <= most:
         return {str(name): _simplify(item, 0) for name, item in value.items()}
-    if depth and isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS:
+    if isinstance(value, list | tuple) and len(value) <= most:
         return [_simplify(item, 0) for item in value]
     is_small = not isinstance(value, int) or abs(value) < 2**53
     is_plain = isinstance(value, str | float | int | None)
@@ -213,9 +208,9 @@ def _describe_unused(path: Path, name: str, options: Values) -> Iterator[str]:
             continue
         if _PREPARATION.fullmatch(key):
             prepared.append(key)
-        is_set = isinstance(value, str | int | float) and bool(value)
-        text = f"{key} {value}" if isinstance(value, str) else key
-        if is_set and _SEVERAL_CLASSES.search(text):
+        is_several = isinstance(value, str) and _SEVERAL_CLASSES.search(value)
+        is_set = isinstance(value, str | int | float) and value
+        if is_several or (is_set and _SEVERAL_CLASSES.search(key)):
             raise CheckpointError(
                 f"{path}: {name} says {key}: {value!r:.40}, so each output is a sigmoid; expected"
                 " one class an image, a softmax"
@@ -228,27 +223,22 @@ def _describe_unused(path: Path, name: str, options: Values) -> Iterator[str]:
 
 
 def read_classes(root: Values, logits: int) -> tuple[tuple[str, ...], list[str]]:
-    """Return the names of classes that a file has, and remarks. Names must be those of all outputs,
-    each once."""
+    """Return the names of classes that a file has, and remarks. A list has them, or a table by name
+    or by index. Names must be those of all outputs, each once."""
     for key in _CLASSES:
-        if not isinstance(root.get(key), dict | list | tuple):
+        names = root.get(key)
+        if isinstance(names, list | tuple):
+            names = dict(enumerate(names))
+        if not isinstance(names, dict):
             continue
-        names = _list_names(root[key])
-        if sorted(names) == list(range(logits)) and len({*names.values()}) == logits:
-            return tuple(names[index] for index in range(logits)), []
+        by_index = {}
+        for index, name in names.items():
+            if is_count(name):
+                index, name = name, index
+            if is_text(name) and (is_count(index) or is_text(index)):
+                by_index[str(index)] = name
+        classes = tuple(by_index.get(str(index), "") for index in range(logits))
+        if len(names) == logits == len({*classes} - {""}):
+            return classes, []
         return (), [f"{key} does not name each of the {logits} outputs once, so it is not used"]
     return (), []
-
-
-def _list_names(value: Any) -> dict[int, str]:
-    """Return names of classes by index, from a list, or from a table by name or by index."""
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    names = {}
-    for index, name in items:
-        if is_count(name):
-            index, name = name, index
-        if isinstance(index, str) and re.fullmatch("[0-9]{1,6}", index):
-            index = int(index)
-        if is_count(index) and is_text(name):
-            names[index] = name
-    return names
