@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.models.architectures import MODELS, Block, Conv, ModelSpec
+from lockstep.models.architectures import MODELS, Conv, ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
@@ -51,8 +51,6 @@ from lockstep.weights.formats.common import (
     describe_converted,
     describe_omitted_parts,
     is_stem,
-    name_convolutions,
-    split_block_name,
     write_new,
 )
 from lockstep.weights.formats.keras_calls import MODELS as INNER_MODELS
@@ -61,7 +59,7 @@ from lockstep.weights.formats.keras_layers import IN_TRAINING, Translation
 from lockstep.weights.formats.keras_variables import VARS, Variables
 from lockstep.weights.formats.network_walk import KERAS_MEAN, KERAS_STD, follow
 from lockstep.weights.formats.structure import BATCH_NORM
-from lockstep.weights.formats.table import HWIO, name_arrays, name_layers
+from lockstep.weights.formats.table import HWIO, name_arrays, name_convolutions, name_layers
 from lockstep.weights.opened_weights import Weights, list_arrays
 from lockstep.weights.original import Original
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
@@ -210,7 +208,7 @@ def _choose_spec(variables: Variables, choice: WeightsChoice) -> ModelSpec:
         return next(iter(choice.list_models().values()))
     count = sum(len(data.shape) == 4 for data in variables.datasets.values())
     for name in _MODELS:
-        if len(MODELS[name].list_convolutions()) == count:
+        if len(_name_scopes(MODELS[name])) == count:
             return MODELS[name]
     raise CheckpointError(
         f"{variables.path} is not a complete ResNet as Keras saves it: it has {count} kernels of"
@@ -313,12 +311,8 @@ def stored(path: Path) -> dict[str, np.ndarray]:
 
 def _name_scopes(spec: ModelSpec) -> dict[Conv, str]:
     """Return what the names of the layers of every convolution and its batch norm begin with."""
-
-    def name_block(block: Block) -> str:
-        stage, number = split_block_name(block)
-        return f"conv{stage + 1}_block{number + 1}"
-
-    return name_convolutions(spec, "conv1", name_block, "_", "_0")
+    block = "conv{after}_block{number}_"
+    return name_convolutions(spec, "conv1", f"{block}{{conv}}", f"{block}0")
 
 
 def _name_tensors(spec: ModelSpec, head: str = _HEAD) -> Names:
