@@ -33,6 +33,10 @@ def make_messages(package: str, messages: Mapping[str, str]) -> dict[str, Any]:
                 field.type_name = f".{package}.{kind}"
             else:
                 field.type = getattr(field, f"TYPE_{kind.upper()}")
+                if not star:  # so that a false that a file says is written again
+                    field.proto3_optional = True
+                    field.oneof_index = len(message.oneof_decl)
+                    message.oneof_decl.add(name=f"_{label}")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     classes = {}
