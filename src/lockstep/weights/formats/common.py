@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.models.architectures import MODELS, STEM_KERNELS, Block, Conv, ModelSpec, Tensor
+from lockstep.models.architectures import MODELS, STEM_KERNELS, Conv, ModelSpec, Tensor
 from lockstep.models.state import State, check_fit
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -123,32 +123,6 @@ def name_model(spec: ModelSpec) -> str | ModelSpec:
     return spec
 
 
-def split_block_name(block: Block) -> tuple[int, int]:
-    """Return the stage of a block, from 1, and its number in the stage, from 0."""
-    stage, number = block.name.removeprefix("layer").split(".")
-    return int(stage), int(number)
-
-
-def name_convolutions(
-    spec: ModelSpec,
-    first: str,
-    name_block: Callable[[Block], str],
-    ending: str,
-    shortcut: str,
-    *,
-    begin: int = 1,
-) -> dict[Conv, str]:
-    """Return a name for every convolution: `first` for the stem, and in a block `<block><ending>`
-    with a number that counts from `begin`, or `<block><shortcut>`."""
-    names = {spec.list_stem()[0]: first}
-    for block in spec.list_blocks():
-        for number, conv in enumerate(block.convs, start=begin):
-            names[conv] = f"{name_block(block)}{ending}{number}"
-        if block.shortcut is not None:
-            names[block.shortcut] = f"{name_block(block)}{shortcut}"
-    return names
-
-
 def add_layer(
     table: Names, conv: Conv, kernel: str, norm: Mapping[str, str], scope: str = ""
 ) -> None:
@@ -175,12 +149,6 @@ def order_shortcuts_first(spec: ModelSpec) -> list[Conv]:
 def is_stem(tensor: Tensor) -> bool:
     """Return whether a tensor is the kernel of the first convolution, whose input is the images."""
     return tensor.name in STEM_KERNELS
-
-
-def widen_stem(tensor: Tensor) -> Shape:
-    """Return the shape of the stem's kernel with a fourth input channel."""
-    outputs, inputs, height, width = tensor.shape
-    return outputs, inputs + 1, height, width
 
 
 def check_floats(about: str, values: np.ndarray, shapes: Sequence[Shape] = ()) -> np.ndarray:
@@ -277,13 +245,6 @@ def choose_velocities(
     if not missing:
         return slots, ()
     return {}, tuple(describe_missing_velocities(missing, len(slots), kind))
-
-
-def describe_unused(others: list[str]) -> Iterable[str]:
-    """Yield a remark that lists the variables that were not used."""
-    if others:
-        more = f" and {len(others) - 10} more" if len(others) > 10 else ""
-        yield f"left over and not used: {', '.join(others[:10])}{more}"
 
 
 def find_converted(names: Iterable[str], arrays: Mapping[str, np.ndarray]) -> list[str]:

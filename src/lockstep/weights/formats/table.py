@@ -31,7 +31,6 @@ from lockstep.weights.formats.common import (
     is_stem,
     match_model,
     name_model,
-    split_block_name,
 )
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
 from lockstep.weights.weights_choice import WeightsChoice
@@ -113,23 +112,28 @@ def read(
     refuse_many(table.path, len(table.arrays))
     sizes = {name: shape for name, (_, shape) in table.arrays.items()}
     shapes, parts = split_ignored(sizes | dict.fromkeys(table.values, ()), choice)
-    reasons = {name: format.explain(name, shape) for name, shape in shapes.items()}
-    parts += tuple(
-        Part(name, "without effect", reason) for name, reason in reasons.items() if reason
-    )
-    variables = {name: shape for name, shape in shapes.items() if not reasons[name]}
-    listed = [name for name in table.arrays if not reasons.get(name)]
+    variables = dict(shapes)
+    listed = dict.fromkeys(table.arrays)
+    averages = []
+    for name, shape in shapes.items():
+        if reason := format.explain(name, shape):
+            parts += (Part(name, "without effect", reason),)
+            del variables[name]
+            listed.pop(name, None)
+            if reason == AVERAGE:
+                averages.append(name)
     matching = _match(table, format, choice, variables, listed)
     check_outputs(table.path, matching.logits)
     names = matching.map_tensors()
-    slots = {
-        tensor: format.name_velocity(name) for tensor, name in names.items() if tensor.is_trained
-    }
+    slots = {}
+    sources = {}
+    for tensor, name in names.items():
+        sources[tensor] = format.find_source(name)
+        if tensor.is_trained:
+            slots[tensor] = format.name_velocity(name)
     slots, about = choose_velocities(slots, shapes, format.velocities, momentum=momentum)
-    sources = {tensor: format.find_source(name) for tensor, name in names.items()}
     state = State(0, fetch(table, format.layout, sources), fetch(table, format.layout, slots))
     remarks = [*_describe(table, format.layout, names, sources), *about]
-    averages = [name for name, reason in reasons.items() if reason == AVERAGE]
     if averages:
         remarks.append(
             f"{len(averages)} moving averages, such as {averages[0]}, were not used; the weights"
@@ -152,7 +156,7 @@ def read(
 
 
 def _match(
-    table: Table, format: Format, choice: WeightsChoice, variables: Shapes, listed: list[str]
+    table: Table, format: Format, choice: WeightsChoice, variables: Shapes, listed: Collection[str]
 ) -> Matching:
     """Return the network whose tensors are all of the variables; messages list the arrays."""
     matchings = []
@@ -264,16 +268,18 @@ def name_convolutions(spec: ModelSpec, stem: str, inner: str, shortcut: str) -> 
     """Return a name for every convolution: of the stem, within a block, and of its shortcut.
 
     A name may have {stage}, {number} (of a block in its stage) and {conv}, which count from 1, and
-    {stage0}, {number0}, {block0} (of a block in the network) and {conv0}, which count from 0.
+    {stage0}, {number0}, {block0} (of a block in the network) and {conv0}, which count from 0. The
+    {after} of a block is its stage with the stem as the first one.
     """
     names = {spec.list_stem()[0]: stem}
     for i, block in enumerate(spec.list_blocks()):
-        stage, number = split_block_name(block)
-        place = {"stage": stage, "stage0": stage - 1, "number": number + 1, "number0": number}
+        stage, number = map(int, block.name.removeprefix("layer").split("."))
+        place = {"block0": i, "stage": stage, "stage0": stage - 1, "after": stage + 1}
+        place |= {"number": number + 1, "number0": number}
         for j, conv in enumerate(block.convs):
-            names[conv] = inner.format(block0=i, conv=j + 1, conv0=j, **place)
+            names[conv] = inner.format(conv=j + 1, conv0=j, **place)
         if block.shortcut is not None:
-            names[block.shortcut] = shortcut.format(block0=i, **place)
+            names[block.shortcut] = shortcut.format(**place)
     return names
 
 

@@ -192,8 +192,10 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
 
 def _scale_colours(fields: Mapping[str, Any]) -> Changes:
     """Return mean and standard deviation, as far as there are any, on the scale 0 to 255."""
-    names = [name for name in ("mean", "std") if name in fields]
-    return {name: tuple(round(255 * value, 9) for value in fields[name]) for name in names}
+    changes = {}
+    for name in fields.keys() & {"mean", "std"}:
+        changes[name] = tuple(round(255 * value, 9) for value in fields[name])
+    return changes
 
 
 def merge_layouts(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -125,14 +125,16 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
             f"{path} has a module that normalises images, but {CONFIG} says how they are prepared"
         )
     changes["model"] = weights.recipe.model
-    about_velocities = ("there are no velocities",) if momentum else ()
+    remarks = [*about, *weights.remarks]
+    if momentum:
+        remarks.append("there are no velocities")
     own = merge_layouts(config).keys()
     return replace(
         weights,
         recipe=Recipe(precision="fp32").replace(**changes),
         classes=classes,
         origin=NAME,
-        remarks=(*about, *weights.remarks, *about_velocities),
+        remarks=tuple(remarks),
         stated=frozenset(FIELDS),
         preprocessing_from={name: "assumed" for name, keys in _KEYS.items() if not own & keys},
         others=(path.parent / CONFIG,),

@@ -100,23 +100,25 @@ class Network:
 def find_weights(path: Path, value: Any, choice: WeightsChoice) -> Contents:
     """Return where a file has its weights, without values that the user leaves out. Raises
     `CheckpointError` if it has none."""
-    values = value if isinstance(value, dict) else {}
-    if is_state_dict(values):
-        values = {WEIGHTS[0]: values}
+    values = {}
+    if is_state_dict(value):
+        values = {WEIGHTS[0]: value}
+    elif isinstance(value, dict):
+        values = value
     root, parts = split_ignored(values, choice)
     weights = _find_only(path, root, WEIGHTS)
     average = _find_only(path, root, AVERAGES)
     place = weights or average
     if place is None:
-        keys = list(map(describe_key, root))[:5]
-        contents = f" with {keys}" if keys else ""
+        contents = f" with {list(map(describe_key, root))[:5]}" if root else ""
         raise CheckpointError(
             f"{path} holds no state_dict of a convolutional network, at its top or below"
             f" {', '.join(WEIGHTS + AVERAGES)}; it is a {type(value).__name__}{contents}. Save it"
             " again with torch.save(model.state_dict(), path)."
         )
-    named = list_named_arrays(root[place])
-    others = {key: part for key, part in root[place].items() if key not in named}
+    others = dict(root[place])
+    for name in list_named_arrays(others):
+        del others[name]
     others, more = split_ignored(others, choice)
     return Contents(others | root, place, average if weights else None, parts + more)
 
@@ -160,17 +162,20 @@ def find_network(path: Path, stored: Mapping[Any, Any], choice: WeightsChoice) -
     """
     arrays = list_named_arrays(stored)
     plain = {}
-    for name in arrays:
+    originals = {}
+    for name, array in arrays.items():
         bare = strip_wrappers(name)
         if not (choice.is_ignored(name) or choice.is_ignored(bare)):
             plain[name] = bare
+            originals[bare] = array
     prefix, copies = _find_prefix(path, plain.values())
-    is_sequential = f"{prefix}4.0.conv1.weight" in plain.values()
-    originals = {bare: arrays[name] for name, bare in plain.items()}
+    children: dict[str, str] = {}
+    if f"{prefix}4.0.conv1.weight" in plain.values():
+        children = _CHILDREN
     network = Network(prefix, {}, {}, [], [])
     names, parts = network.names, network.parts
     for name, array in arrays.items():
-        bare = _strip_name(name, prefix, _CHILDREN if is_sequential else {})
+        bare = _strip_name(name, prefix, children)
         if name not in plain or choice.is_ignored(bare):
             parts.append(Part(name, "ignored"))
         elif _COUNTER.fullmatch(bare):

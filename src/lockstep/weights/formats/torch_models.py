@@ -16,7 +16,7 @@ ffcv-imagenet, train_imagenet.py.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -236,7 +236,9 @@ def _match_model(
     """Return the model that has exactly the tensors of a network."""
     names = network.names
     shapes = {name: stored[name].shape for name in names.values()}
-    is_nvidias = any(re.search(r"layers\.[0-3]\.", name) for name in shapes)
+    rename: Callable[[str], str] = str
+    if re.search(r"layers\.[0-3]\.", " ".join(shapes)):
+        rename = to_nvidia_name
     blurs = _check_blur_filters(path, stored)
     matchings = []
     for model, spec in choice.list_models().items():
@@ -245,10 +247,9 @@ def _match_model(
         others = {} if spec.blur == "before" else dict(blurs)
         if not network.has_classifier:
             others |= {"fc.weight": (_LOGITS, spec.features), "fc.bias": (_LOGITS,)}
-        table = {tensor.name: tensor.name for tensor in spec.list_tensors(_LOGITS)}
-        if is_nvidias:
-            table = {name: to_nvidia_name(name) for name in table}
-        table |= {name: names[name] for name in table.keys() & names.keys()}
+        table = {}
+        for tensor in spec.list_tensors(_LOGITS):
+            table[tensor.name] = names.get(tensor.name, rename(tensor.name))
         matchings.append(match_model((model, spec), table, shapes | others, _list_shapes))
     matching = choose_model(matchings, path, NAME, names.values())
     if network.has_classifier:
@@ -293,10 +294,9 @@ def _find_origin(
     is_nvidias = sizes == list(map(len, split_nvidia_groups(trained)))
     if is_nvidias or _OF_NVIDIA.search(lines) or path.name.startswith("nvidia_"):
         return NVIDIA
-    modules = {
-        torch_contents.strip_wrappers(name).removeprefix(prefix)
-        for name in getattr(stored, "modules", ())
-    }
+    modules = set()
+    for name in map(torch_contents.strip_wrappers, getattr(stored, "modules", ())):
+        modules.add(name.removeprefix(prefix))
     has_timms_keys = {"arch", "args", "version"} <= root.keys()
     if modules & {"act1", "global_pool"} or has_timms_keys or path.name == "pytorch_model.bin":
         return "timm"

@@ -93,9 +93,13 @@ def _has_matrix(value: Any) -> bool:
         part = left.pop()
         if isinstance(part, np.ndarray) and part.ndim > 1 and numbers(part).dtype.kind == "f":
             return True
-        if isinstance(part, dict | list | tuple) and id(part) not in visited:
-            visited.add(id(part))
-            left += part.values() if isinstance(part, dict) else part
+        if id(part) in visited:
+            continue
+        visited.add(id(part))
+        if isinstance(part, dict):
+            left += part.values()
+        elif isinstance(part, list | tuple):
+            left += part
     return False
 
 
@@ -172,7 +176,8 @@ def read_changes(path: Path, root: Values) -> tuple[Changes, list[str], list[str
             raise CheckpointError(f"{path}: in args of timm, {error}") from None
     elif "val_crop_size" in args:
         changes = PILLOW | {name: KNOWN["torchvision-v1"][name] for name in _COLOURS}
-        changes |= {_OF_TORCHVISION[name]: args[name] for name in _OF_TORCHVISION if name in args}
+        for option in _OF_TORCHVISION.keys() & args.keys():
+            changes[_OF_TORCHVISION[option]] = args[option]
         if str(args.get("backend", "pil")).lower() != "pil":
             remarks.append("its program resized tensors; here images are rounded as Pillow does")
     colours = scale_colours({name: root.get(name) for name in _COLOURS})
@@ -189,13 +194,14 @@ def scale_colours(colours: Mapping[str, Any]) -> Changes:
     each has three numbers from 0 to 1."""
     changes = {}
     for name, value in colours.items():
-        values = numbers(value).ravel().tolist() if isinstance(value, np.ndarray) else value
-        if not isinstance(values, list | tuple) or len(values) != 3:
+        if isinstance(value, np.ndarray):
+            value = numbers(value).ravel().tolist()
+        if not isinstance(value, list | tuple) or len(value) != 3:
             return {}
-        if not all(is_number(number) and 0 <= number <= 1 for number in values):
+        if not all(is_number(number) and 0 <= number <= 1 for number in value):
             return {}
         # The shortest decimal of a float32: 0.485.
-        changes[name] = tuple(round(255 * float(str(np.float32(n))), 9) for n in values)
+        changes[name] = tuple(round(255 * float(str(np.float32(n))), 9) for n in value)
     return changes
 
 
