@@ -47,6 +47,12 @@ paper_ids min_input_size pool_size test_pool_size model_type transformers_versio
 dtype torch_dtype initializer_range
 """
 """Fields that change neither the model nor the preprocessing."""
+_KEYS = {
+    **{name: {name} for name in ("interpolation", "mean", "std")},
+    "eval_resize": {"crop_pct", "test_crop_pct"},
+    "eval_crop": {"input_size", "test_input_size"},
+}
+"""The fields that say each value of the preprocessing."""
 _AT_TOP = (
     *("architecture", "num_classes", "num_features", "global_pool", "model_args"),
     *("label_names", "label_descriptions", "multi_label", "problem_type"),
@@ -128,24 +134,14 @@ def read_timm_config(
     own = merge_layouts(config)
     _check_fields(own)
     fields = _DEFAULTS | own
-    trained, tested, share = _read_sizes(fields)
-    changes = {
-        "model": _find_model(fields, chosen),
-        "logits": fields["num_classes"],
-        "image_size": trained,
-        "interpolation": fields["interpolation"],
-        **PILLOW,
-        **_scale_colours(fields),
-        "eval_resize": math.floor(tested / share),
-        "eval_crop": tested,
-    }
+    changes = _prepare(fields)
+    changes |= {"model": _find_model(fields, chosen), "logits": fields["num_classes"]}
     try:
         Recipe.of(changes)
     except RecipeError as error:
         raise CheckpointError(f"these values do not make a recipe: {error}") from None
     classes, about_classes = _read_classes(fields)
-    remarks = (*_describe_rest(own, trained, tested, share), *about_classes)
-    return changes, classes, remarks
+    return changes, classes, (*_describe_rest(own, *_read_sizes(fields)), *about_classes)
 
 
 def read_timm_args(args: Mapping[str, Any]) -> tuple[Changes, list[str]]:
@@ -168,34 +164,39 @@ def read_timm_args(args: Mapping[str, Any]) -> tuple[Changes, list[str]]:
     if own["global_pool"] in ("fast", "fastavg"):
         own["global_pool"] = "avg"
     own["model_args"] = args.get("model_kwargs") or {}
+    remarks = []
+    if "input_size" in own and "crop_pct" not in own:
+        share = own["crop_pct"] = _DEFAULTS["crop_pct"]
+        remarks.append(f"its options do not say crop_pct; timm's default is assumed: {share}")
     _check_fields(own)
     arguments = {**own["model_args"], "bn_eps": args.get("bn_eps")}
     _check_arguments(arguments, arguments.get("num_classes"))
-    changes: Changes = {**PILLOW, **_scale_colours(own)}
-    if "interpolation" in own:
-        changes["interpolation"] = own["interpolation"]
-    size, _, share = _read_sizes(_DEFAULTS | own)
-    if "input_size" in own:
-        changes |= {"image_size": size, "eval_crop": size}
-    if "crop_pct" in own or "input_size" in own:
-        changes["eval_resize"] = math.floor(size / share)
-    if "crop_pct" in own or "input_size" not in own:
-        return changes, []
-    return changes, [f"its options do not say crop_pct; timm's default is assumed: {share}"]
+    changes = _prepare(_DEFAULTS | own)
+    for field in list_assumed(own):
+        del changes[field]
+    if "input_size" not in own:
+        del changes["image_size"]
+    return changes, remarks
+
+
+def list_assumed(own: Mapping[str, Any]) -> list[str]:
+    """Return the fields of the preprocessing of which a file with these fields says nothing."""
+    return [field for field, keys in _KEYS.items() if own.keys().isdisjoint(keys)]
+
+
+def _prepare(fields: Mapping[str, Any]) -> Changes:
+    """Return the changes of `Recipe` fields that prepare images."""
+    trained, tested, share = _read_sizes(fields)
+    changes: Changes = {"image_size": trained, "interpolation": fields["interpolation"], **PILLOW}
+    for name in ("mean", "std"):
+        changes[name] = tuple(round(255 * value, 9) for value in fields[name])
+    return changes | {"eval_resize": math.floor(tested / share), "eval_crop": tested}
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:
     for name, (check, expected) in _CHECKS.items():
         if name in fields and not check(fields[name]):
             raise CheckpointError(f"{name} is {fields[name]!r:.60}; expected {expected}")
-
-
-def _scale_colours(fields: Mapping[str, Any]) -> Changes:
-    """Return mean and standard deviation, as far as there are any, on the scale 0 to 255."""
-    changes = {}
-    for name in fields.keys() & {"mean", "std"}:
-        changes[name] = tuple(round(255 * value, 9) for value in fields[name])
-    return changes
 
 
 def merge_layouts(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,12 @@ from lockstep.weights.formats.common import (
     redirect_file,
 )
 from lockstep.weights.formats.stand_ins import refuse_stand_in
-from lockstep.weights.formats.timm_config import build_timm_config, merge_layouts, read_timm_config
+from lockstep.weights.formats.timm_config import (
+    build_timm_config,
+    list_assumed,
+    merge_layouts,
+    read_timm_config,
+)
 from lockstep.weights.formats.torch_models import read_state_dict
 from lockstep.weights.formats.torch_writing import build_state_dict, describe_model
 from lockstep.weights.opened_weights import Weights
@@ -44,12 +49,6 @@ NAME = "timm"
 
 CONFIG = "config.json"
 _SAFE, _PICKLED = FILES = ("model.safetensors", "pytorch_model.bin")
-_KEYS = {name: {name} for name in ("interpolation", "mean", "std")} | {
-    "eval_resize": {"crop_pct", "test_crop_pct"},
-    "eval_crop": {"input_size", "test_input_size"},
-}
-"""Where `config.json` has values of the preprocessing. Without these keys they are timm's defaults.
-"""
 
 
 def matches(head: bytes, path: Path) -> bool:
@@ -128,7 +127,6 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
     remarks = [*about, *weights.remarks]
     if momentum:
         remarks.append("there are no velocities")
-    own = merge_layouts(config).keys()
     return replace(
         weights,
         recipe=Recipe(precision="fp32").replace(**changes),
@@ -136,7 +134,7 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
         origin=NAME,
         remarks=tuple(remarks),
         stated=frozenset(FIELDS),
-        preprocessing_from={name: "assumed" for name, keys in _KEYS.items() if not own & keys},
+        preprocessing_from=dict.fromkeys(list_assumed(merge_layouts(config)), "assumed"),
         others=(path.parent / CONFIG,),
     )
 
