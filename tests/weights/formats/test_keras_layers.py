@@ -316,6 +316,25 @@ def test_a_model_without_a_classifier_is_read_without_one(ending: str, tmp_path:
         read(file)
 
 
+def test_layers_that_take_no_images_refuse_a_file(plain: Any, tmp_path: Path) -> None:
+    def add_circle(config: dict[str, Any]) -> None:
+        as_in_keras_2(config)
+        for name, other in (("one", "two"), ("two", "one")):
+            list_layers(config).append(
+                {
+                    "class_name": "ReLU",
+                    "name": name,
+                    "config": {"name": name},
+                    "inbound_nodes": [[[other, 0, 0, {}]]],
+                }
+            )
+
+    file = save(plain, tmp_path, "h5")
+    edit_description(file, add_circle)
+    with pytest.raises(CheckpointError, match="its layer 'one' does not depend on images"):
+        read(file)
+
+
 def test_arrays_that_no_layer_has_refuse_a_file(plain: Any, tmp_path: Path) -> None:
     file = save(plain, tmp_path, "h5")
     with h5py.File(file, "r+") as opened_file:
@@ -332,3 +351,38 @@ def test_an_optimizer_and_states_of_chance_have_no_effect(tmp_path: Path) -> Non
     for ending in ("keras", "h5"):
         weights = assert_read(model, save(model, tmp_path, ending))
         assert weights.parts[0].reason == "the optimizer"
+
+
+def test_a_network_of_users_is_read_by_its_connections(tmp_path: Path) -> None:
+    """Basic blocks, no biases, the padding of TensorFlow, and operators in place of layers."""
+
+    def unit(x: Any, outputs: int, size: int, stride: int) -> Any:
+        x = layers.Conv2D(outputs, size, stride, padding="same", use_bias=False)(x)
+        return layers.BatchNormalization()(x)
+
+    image = x = keras.Input((SIZE, SIZE, 3), dtype="uint8")
+    x = layers.ReLU()(unit(keras.ops.cast(x, "float32") / 127.5 - 1, 8, 7, 2))
+    x = layers.MaxPooling2D(3, 2, padding="same")(x)
+    for i, width in enumerate((8, 12, 16, 20)):
+        stride = 2 if i else 1
+        y = keras.ops.relu(unit(x, width, 3, stride))
+        y = unit(y, width, 3, 1)
+        x = keras.ops.relu(y + (unit(x, width, 1, stride) if i else x))
+    x = layers.Dense(CLASSES, use_bias=False)(layers.GlobalAveragePooling2D()(x))
+    model = draw_weights(keras.Model(image, layers.Activation("softmax")(x)))
+    for ending in ("keras", "h5"):
+        weights = assert_read(model, save(model, tmp_path, ending))
+    recipe = weights.recipe
+    assert (recipe.spec.block, recipe.padding, recipe.bn_epsilon) == ("basic", "same", 1e-3)
+    assert (recipe.mean, recipe.std) == ((127.5,) * 3, (127.5,) * 3)
+
+
+def test_layers_of_16_bits_are_remarked(tmp_path: Path) -> None:
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = resnet()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    weights = read(save(model, tmp_path))
+    assert "its layers compute in 16 bits; here they compute in float32" in weights.remarks
+    assert is_same_answer(compute(model, prepare(weights)), compute_as_read(weights), bound=0.02)

@@ -77,6 +77,8 @@ class Calls:
         self.image_shape: list[Any] = []
         """Batch, height, width and channels, as far as the file says them."""
         self.takes_bytes = False
+        self.rounds = False
+        """Whether a layer computes in 16 bits."""
         kind, label = find_kind(model)
         if kind not in MODELS:
             raise ValueError(
@@ -103,7 +105,7 @@ class Calls:
             if kind == "inputlayer":
                 continue
             name = _find_name(layer)
-            own = places.get(name, arrays if kind in MODELS else {})
+            own = places.get(name, {})
             nodes = [{"args": [Value(chain[0])], "kwargs": {}}] if chain else layer["inbound_nodes"]
             for number, node in enumerate(nodes):
                 output = _name_value(scope, name, number)
@@ -152,6 +154,7 @@ class Calls:
 
     def _append(self, call: Call) -> None:
         self.calls.append(call)
+        self.rounds = self.rounds or "float16" in str(call.config.get("dtype"))
         if len(self.calls) > _MOST_CALLS:
             raise ValueError(f"it has more than {_MOST_CALLS} layers")
 
@@ -233,33 +236,33 @@ def _locate_arrays(
 ) -> dict[str, dict[str, str]]:
     """Return the arrays of each of a model's layers.
 
-    Files that name layers have `<layer>/...`, and below it all layers of a model. Others number the
-    layers of a class in their order: `layers/<class>_<count>/vars/<number>`.
+    Files that name layers have `<layer>/...`, and below it the layers of a model and of the models
+    in it. Others number the layers of a class in their order: `layers/<class>_<count>/vars/...`.
     """
-    is_numbered = any(f"/{VARS}/" in rest for rest in arrays)
     groups: dict[str, dict[str, str]] = {}
+    is_numbered = any(f"/{VARS}/" in rest for rest in arrays)
     for rest, path in arrays.items():
-        parts = rest.split("/")
-        begin = 1
+        *above, variable = rest.split("/")
         if is_numbered:
-            begin = 2
-        elif is_inner:
-            begin = len(parts) - 1
-        groups.setdefault(parts[begin - 1], {})["/".join(parts[begin:])] = path
+            above, variable = above[:2], "/".join([*above[2:], variable])
+        elif not is_inner:
+            above, variable = above[:1], "/".join([*above[1:], variable])
+        groups.setdefault("".join(above[-1:]), {})[variable] = path
     if not is_numbered:
+        if is_inner:
+            inner = [layer for layer in layers if find_kind(layer)[0] in MODELS]
+            groups |= {_find_name(layer): dict(arrays) for layer in inner}
         return groups
-    counts: dict[str, list[tuple[int, str]]] = {}
+    queues: dict[str, list[tuple[int, str]]] = {}
     for group in groups:
-        kind, _, count = group.rpartition("_")
-        kind, count = (kind, count) if count.isdecimal() else (group, "0")
-        counts.setdefault(kind, []).append((int(count), group))
-    queues = {kind: iter(sorted(names)) for kind, names in counts.items()}
+        kind, count = re.fullmatch("(.*?)_?([0-9]*)", group).groups()  # type: ignore[union-attr]
+        queues.setdefault(kind, []).append((int(count or 0), group))
     located = {}
     for layer in layers:
         kind = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", str(layer["class_name"])).lower()
-        if kind in queues and _has_arrays(layer):
-            group = next(queues[kind], (0, ""))[1]
-            located[_find_name(layer)] = groups.get(group, {})
+        if queues.get(kind) and _has_arrays(layer):
+            queues[kind].sort()
+            located[_find_name(layer)] = groups[queues[kind].pop(0)[1]]
     return located
 
 

@@ -174,11 +174,12 @@ def _read_model(
         raise refuse_leftover(path, "a ResNet of Keras", sorted(leftover))
     halves = [name for name in places if variables.find_type(places[name]) != "float32"]
     remarks = [*network.remarks, *network.describe_units(), *describe_converted(halves)]
+    if model.rounds:
+        remarks.append("its layers compute in 16 bits; here they compute in float32")
     tensors = network.build_tensors()
     if not model.has_classifier:
         tensors = {name: value for name, value in tensors.items() if not name.startswith("fc.")}
         remarks.append("it has no classifier")
-    arrays = keras_original.read_arrays(model, variables)
     return Weights(
         recipe,
         State(0, tensors, {}),
@@ -191,11 +192,11 @@ def _read_model(
         parts=(*variables.parts, *model.parts, *network.parts, *parts),
         original=Original(
             NAME,
-            partial(keras_original.write, model, arrays, network.head.output),
+            partial(keras_original.write, model, network.head.output),
             network.takes,
             network.takes_channels_last,
             network.head.kind,
-            rounds=bool(halves),
+            rounds=bool(halves) or model.rounds,
         ),
         stored=list_arrays(variables.describe_arrays(), network.list_sources(model.graph)),
     )

@@ -63,6 +63,8 @@ class Translation:
         """Paths of arrays by the names of constants."""
         self.variables_of: dict[str, list[str]] = {}
         """Paths of arrays in the order of a layer's variables, by the value that it computes."""
+        self.arrays: dict[str, np.ndarray] = {}
+        """The arrays of all layers by their paths, as the file has them."""
         self._variables = variables
         self._choice = choice
         self._constants: dict[str, np.ndarray] = {}
@@ -73,6 +75,7 @@ class Translation:
         self._is_turned = False
         model = Calls(description, places, "images")
         self.calls = model.calls
+        self.rounds = model.rounds
         self._image = model.image_shape[1:3]
         for call in self.calls:
             self._ranks[call.output] = self._find_rank(call)
@@ -89,6 +92,18 @@ class Translation:
             takes_bytes=model.takes_bytes,
             image_size=self._image[0] if len(set(self._image)) == 1 else None,
         )
+        self._check_connections()
+
+    def _check_connections(self) -> None:
+        """Raise `ValueError` if a layer does not depend on images."""
+        values = dict.fromkeys(self.graph.inputs)
+        queue = list(values)
+        for value in queue:
+            new = [node.output[0] for node in self.graph.users.get(value, ())]
+            queue += [output for output in new if output not in values]
+            values |= dict.fromkeys(new)
+        if rest := self._operators.keys() - values:
+            raise ValueError(f"its layer {min(rest)!r:.80} does not depend on images")
 
     def _find_rank(self, call: Call) -> int:
         """Return the number of axes of a call's first input."""
@@ -173,6 +188,7 @@ class Translation:
             if name not in paths:
                 raise ValueError(f"its layer {call.name!r} has no variable {name}")
             values = self._variables.read(paths[name])
+            self.arrays[paths[name]] = values
             if name == "kernel" and values.ndim == 4:
                 values = values.transpose(3, 2, 0, 1)
             constant = f"{call.scope}{rename_layer(call.name)}/{name}"

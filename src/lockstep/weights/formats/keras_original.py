@@ -13,7 +13,6 @@ import numpy as np
 from lockstep.system.files import write_json
 from lockstep.weights.formats.keras_calls import Call
 from lockstep.weights.formats.keras_layers import IN_TRAINING, Translation
-from lockstep.weights.formats.keras_variables import Variables
 
 _SETTINGS = {
     *("activation", "axis", "center", "dilation_rate", "epsilon", "filters", "groups", "invert"),
@@ -23,9 +22,10 @@ _SETTINGS = {
 _IDENTITIES = ("identity", "cast")
 
 
-def write(model: Translation, arrays: dict[str, np.ndarray], output: str, folder: Path) -> None:
+def write(model: Translation, output: str, folder: Path) -> None:
     """Write the layers of a model, and their variables by path. Raises `ValueError` if a layer has
     a setting that is not plain."""
+    arrays = model.arrays
     rows: list[dict[str, Any]] = [{"class_name": "InputLayer", "name": model.graph.inputs[0]}]
     sources = {call.output: call.inputs[0] for call in model.calls if _is_same(call)}
     for call in model.calls:
@@ -67,12 +67,6 @@ def write_application(about: dict[str, Any], arrays: dict[str, np.ndarray], fold
     "model" and its number of "classes"."""
     write_json(folder / "application.json", about)
     np.savez(folder / "layers.npz", **arrays)  # type: ignore[arg-type]
-
-
-def read_arrays(model: Translation, variables: Variables) -> dict[str, np.ndarray]:
-    """Return the variables of all layers by path, while their file is open."""
-    paths = {path for paths in model.variables_of.values() for path in paths}
-    return {path: variables.read(path) for path in paths}
 
 
 def _keep_settings(call: Call) -> dict[str, Any]:
