@@ -2,7 +2,10 @@
 
 import re
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import Any
+
+from lockstep.system.errors import CheckpointError
 
 _NETWORKS = {
     "a Transformers ResNet": r"embedder\.embedder\.convolution|encoder\.stages\.\d+\.layers\.",
@@ -36,13 +39,20 @@ _PROGRAMS = {"pytorch-lightning_version": "a Lightning checkpoint", "meta": "a f
 _LOSS = re.compile(r"(^|\.)(criterion|\w*loss\w*)\.", re.MULTILINE)
 
 
-def describe_other(names: Iterable[str], values: Collection[Any]) -> str:
-    """Return what a file with tensors and values of these names is, if that is known; "" if not."""
+def name_kind(
+    path: Path, error: CheckpointError, names: Iterable[str], values: Collection[Any]
+) -> CheckpointError:
+    """Return an error that says first what a file with tensors and values of these names is, if
+    that is known."""
     lines = "\n".join(names)
-    for kind, pattern in _NETWORKS.items():
+    kind = next((program for value, program in _PROGRAMS.items() if value in values), "")
+    if kind and _LOSS.search(lines):
+        kind += " with a loss of its own"
+    for network, pattern in _NETWORKS.items():
         if re.search(pattern, lines, re.MULTILINE):
-            return kind
-    for value, kind in _PROGRAMS.items():
-        if value in values:
-            return f"{kind} with a loss of its own" if _LOSS.search(lines) else kind
-    return ""
+            kind = network
+            break
+    problem = str(error)
+    if not kind or not problem.startswith(f"{path} "):
+        return error
+    return CheckpointError(f"{path} is {kind}: it {problem.removeprefix(f'{path} ')}")

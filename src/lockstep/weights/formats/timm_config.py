@@ -281,7 +281,7 @@ def _describe_rest(
             f"evaluation is at {tested} px with crop_pct {share:g}, the sizes for tests, as in"
             f" timm's validation; training was at {trained} px"
         )
-    dropped = [name for name in _TRAINING_ARGS if name in own.get("model_args", {})]
+    dropped = sorted({*_TRAINING_ARGS}.intersection(own.get("model_args", {})))
     if dropped:
         yield f"arguments that change training only were left out: {', '.join(dropped)}"
     if "label_descriptions" in own:

@@ -182,10 +182,7 @@ def write(
 
 def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
     if not recipe.eval_antialias:
-        yield (
-            "timm's resize filters when it shrinks an image; these weights are evaluated with"
-            " eval_antialias: false"
-        )
+        yield "timm's resize filters when shrinking; these weights have eval_antialias: false"
     geometry = ", ".join(f"{name}: {value}" for name, value in own_geometry(recipe).items())
     if geometry:
         yield (
@@ -195,9 +192,7 @@ def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
     if recipe.dct_scaling:
         yield "timm decodes JPEGs at full size; these weights are evaluated with dct_scaling"
     if recipe.exif_orientation:
-        yield (
-            "timm uses photos as they are stored; these weights are evaluated with exif_orientation"
-        )
+        yield "timm does not rotate photos; these weights are evaluated with exif_orientation"
     yield from describe_model(recipe, "timm's model")
     if state.momentum:
         yield "velocities were left out, since the folder holds only weights"

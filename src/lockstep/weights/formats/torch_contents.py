@@ -274,10 +274,11 @@ def _take_head(names: Names, arrays: Mapping[str, np.ndarray]) -> str:
 def _fold_colours(names: Names, arrays: Mapping[str, np.ndarray], parts: list[Part]) -> Changes:
     """Take out mean and standard deviation that normalise images from 0 to 1; return both."""
     sources = {}
-    for bare in names:
+    values = {}
+    for bare, name in names.items():
         if match := _NORMALISER.fullmatch(bare):
             sources[match[1]] = bare
-    values = {kind: arrays[names[bare]] for kind, bare in sources.items()}
+            values[match[1]] = arrays[name]
     if len(values) < 2 or not (changes := scale_colours(values)):
         return {}
     parts += [

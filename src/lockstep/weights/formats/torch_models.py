@@ -41,7 +41,7 @@ from lockstep.weights.formats.common import (
     map_shapes,
     match_model,
 )
-from lockstep.weights.formats.other_networks import describe_other
+from lockstep.weights.formats.other_networks import name_kind
 from lockstep.weights.formats.table import OIHW, Table, fetch, list_shapes, name_network
 from lockstep.weights.formats.torch_contents import NVIDIA_SQUEEZES, Contents, Network
 from lockstep.weights.formats.torch_training import (
@@ -133,15 +133,15 @@ def read_state_dict(
             network.silent.clear()
         parts = _account_for_rest(path, contents, network, matching, used)
     except CheckpointError as error:
-        raise _name_kind(path, contents, error) from None
-    if network.prefix:
-        about_prefix = f"names of tensors begin with {network.prefix!r:.60}, which was taken off"
-        remarks.insert(0, about_prefix)
+        names = torch_contents.list_named_arrays(stored)
+        raise name_kind(path, error, names, root) from None
+    if prefix := network.prefix:
+        remarks.insert(0, f"names of tensors begin with {prefix!r:.60}, which was taken off")
     places = list(network.names)
     expected = {t: name for t, name in matching.map_tensors().items() if t.name in places}
     trained = [tensor for tensor in expected if tensor.is_trained]
     trained.sort(key=lambda tensor: places.index(tensor.name))
-    origin = _find_origin(path, root, stored, network.prefix, trained)
+    origin = _find_origin(path, root, stored, prefix, trained)
     epochs, about_epoch = read_epochs(root, origin)
     velocities: dict[str, np.ndarray] = {}
     average: dict[str, np.ndarray] = {}
@@ -190,16 +190,6 @@ def _account_for_rest(
     known = {contents.weights, contents.average, *used}
     values = torch_values.account_for_values(path, model, contents.root, known)
     return (*contents.parts, *network.parts, *values)
-
-
-def _name_kind(path: Path, contents: Contents, error: CheckpointError) -> CheckpointError:
-    """Return an error that says first what a file is, if that is known."""
-    names = torch_contents.list_named_arrays(contents.root[contents.weights])
-    kind = describe_other(names, contents.root)
-    problem = str(error)
-    if not kind or not problem.startswith(f"{path} "):
-        return error
-    return CheckpointError(f"{path} is {kind}: it {problem.removeprefix(f'{path} ')}")
 
 
 def to_nvidia_name(name: str) -> str:

@@ -36,7 +36,6 @@ _CLASSES = (
     *("classes", "class_names", "class_to_idx", "idx_to_class", "label_names", "labels"),
     *("categories", "id2label", "label2id"),
 )
-_COLOURS = ("mean", "std")
 _OF_TORCHVISION = {"val_resize_size": "eval_resize", "val_crop_size": "eval_crop"}
 _OF_TORCHVISION |= {"interpolation": "interpolation", "train_crop_size": "image_size"}
 """Fields of recipes by options of torchvision's script."""
@@ -175,14 +174,15 @@ def read_changes(path: Path, root: Values) -> tuple[Changes, list[str], list[str
         except CheckpointError as error:
             raise CheckpointError(f"{path}: in args of timm, {error}") from None
     elif "val_crop_size" in args:
-        changes = PILLOW | {name: KNOWN["torchvision-v1"][name] for name in _COLOURS}
+        known = KNOWN["torchvision-v1"]
+        changes = PILLOW | {"mean": known["mean"], "std": known["std"]}
         for option in _OF_TORCHVISION.keys() & args.keys():
             changes[_OF_TORCHVISION[option]] = args[option]
         if str(args.get("backend", "pil")).lower() != "pil":
             remarks.append("its program resized tensors; here images are rounded as Pillow does")
-    colours = scale_colours({name: root.get(name) for name in _COLOURS})
+    colours = scale_colours({"mean": root.get("mean"), "std": root.get("std")})
     if colours:
-        used += _COLOURS
+        used += colours
     for key, value in root.items():
         if key not in used and isinstance(value, dict):
             remarks += _describe_unused(path, describe_key(key), value)

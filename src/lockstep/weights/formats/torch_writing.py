@@ -134,7 +134,7 @@ def _build_optimizer(
     shared: dict[str, Any] = {"lr": recipe.lr, "momentum": recipe.momentum, "dampening": 0}
     shared |= {"weight_decay": 0.0, "nesterov": recipe.nesterov, "maximize": False}
     shared |= {"foreach": None, "differentiable": False, "params": list(range(len(order[0])))}
-    others = [slot + len(order[0]) for slot in range(len(order[1]))]
+    others = list(range(len(order[0]), len(order[0]) + len(order[1])))
     return {
         "state": {slot: {"momentum_buffer": momentum[name]} for slot, name in enumerate(names)},
         "param_groups": [shared, shared | {"weight_decay": recipe.weight_decay, "params": others}],
@@ -145,38 +145,25 @@ def describe_model(recipe: Recipe, module: str) -> Iterator[str]:
     """Yield what a state_dict cannot say about a model, for the module that will take it."""
     spec = recipe.spec
     if spec.block == "bottleneck" and spec.stride_in == "1x1":
-        yield (
-            f"this is a v1 model, with the stride in the 1x1; {module} has it in the 3x3 and"
-            " computes something else"
-        )
+        yield f"this is a v1 model, with the stride in the 1x1; {module} has it in the 3x3"
     is_torchvisions = module.startswith("torchvision")
     if spec.parts and is_torchvisions:
-        yield (
-            f"torchvision has no class with {', '.join(spec.parts)}; the names are those of timm's"
-            " models"
-        )
+        yield f"torchvision has no class with {', '.join(spec.parts)}; the names are timm's"
     for remark in describe_other_padding(recipe):
         yield f"{remark}; {module} pads symmetrically"
     if recipe.bn_epsilon != _EPSILON:
-        yield (
-            f"batch norm adds {recipe.bn_epsilon:g} to the variance; {module} adds {_EPSILON:g} by"
-            " default"
-        )
+        epsilon = f"{recipe.bn_epsilon:g} to the variance"
+        yield f"batch norm adds {epsilon}; {module} adds {_EPSILON:g} by default"
     if spec.groups > 1 and spec.widths[0] * spec.expansion == 256 and is_torchvisions:
-        yield (
-            f"torchvision's class needs ResNet(Bottleneck, {list(spec.layers)},"
-            f" groups={spec.groups}, width_per_group={spec.widths[0] // spec.groups},"
-            f" num_classes={recipe.logits})"
-        )
+        sizes = f"groups={spec.groups}, width_per_group={spec.widths[0] // spec.groups}"
+        arguments = f"Bottleneck, {list(spec.layers)}, {sizes}, num_classes={recipe.logits}"
+        yield f"torchvision's class needs ResNet({arguments})"
 
 
 def _describe_checkpoint(
     target: Path, weights: Path, recipe: Recipe, state: State, epochs: int
 ) -> Iterator[str]:
-    yield (
-        f"{target.name} is for --resume on one GPU; on several, the names in state_dict have to"
-        " begin with module."
-    )
+    yield f"{target.name} is for --resume on one GPU; on several, names need the prefix module."
     yield f"{weights.name} is for --pretrained-from-file"
     step = f"; step {state.step} is not" if state.step else ""
     yield f"epoch {epochs} is stored, at which --resume begins{step}"
@@ -184,10 +171,8 @@ def _describe_checkpoint(
         yield f"the original's code has only the models {', '.join(_OF_NVIDIA)}; this is another"
     yield from describe_model(recipe, "the original's model")
     if recipe.logits != _LOGITS:
-        yield (
-            f"the original's model has {_LOGITS} outputs; these weights have {recipe.logits}:"
-            " --num_classes"
-        )
+        outputs = f"{_LOGITS} outputs; these weights have {recipe.logits}"
+        yield f"the original's model has {outputs}: --num_classes"
     if not state.momentum:
         yield "no velocities were written: after --resume they begin at 0"
     if state.scaler:
