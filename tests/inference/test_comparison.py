@@ -14,13 +14,13 @@ from PIL import Image
 
 import lockstep
 from lockstep.inference import onnx_model, targets
-from lockstep.weights.certificate import draw_photos
 from lockstep.inference.images import read_square
 from lockstep.inference.targets import Target
 from lockstep.models.quantisation import layers
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import open_weights
+from lockstep.weights.certificate import draw_photos
 from tests.backends import oracle
 from tests.inference.cases import CLASSES, MEAN, STD, image_file, pictures, save_random
 

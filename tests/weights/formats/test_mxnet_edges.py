@@ -20,7 +20,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_models")]
 
 ABOUT = (
     *("has one output", "only which classes are best", "it returns several results"),
-    *("follows the probabilit", "follows the logarithms of probabilities"),
+    *(
+        "follows the probability",
+        "follows the probabilities",
+        "follows the logarithms of probabilities",
+    ),
 )
 """What is said of outputs, or of what follows a softmax, in place of its name."""
 FOLDED = (
