@@ -44,8 +44,8 @@ _DESCRIPTIVE = re.compile(
     r"|class(?!if)|conf(?!us)|count|crit|cuda|curr|dat|dec|desc|dev|dict|dtype|dur|early|elapsed|ema"
     r"|epoch|err|eval|file|final|fit|fold|git|gpu|grad|glob|group|hash|hist|hparam|hyper|idx|info"
     r"|init|iou|iter|label|last|learn|lic|lightning|log(?!it)|loop|loss|lr|max|metric|min|mix|mode"
-    r"|momentum|monitor|nam|nat|num|opt(?!imal)|param|path|pati|prec|prev|prog|py|rand|rank|rate"
-    r"|recall|result|resume|rng|run|sampl|sav|scaler|sched|score|seed|sha|start|stat|step|stop|test"
+    r"|momentum|monitor|name|nat|num|opt(?!imal)|param|path|pati|prec|prev|prog|py|rand|rank|rate"
+    r"|recall|result|resume|rng|run|sampl|save|saving|scaler|sched|score|seed|sha|start|stat|step|stop|test"
     r"|time|top|torch|total|train|type|url|val|ver|wandb|warm|weight|world).*",
     re.IGNORECASE,
 )
