@@ -28,16 +28,7 @@ INSERTIONS = list(list_insertions())
 CASES = sample([(case, "keras") for case in INSERTIONS], 61)
 if EDGES:
     CASES = [*CASES, *zip(INSERTIONS[::2], (*ENDINGS[1:],) * len(INSERTIONS), strict=False)]
-UNSEEN = (
-    "oper",
-    "ops.",
-    "backwards",
-    "preprocess_input",
-    "the first",
-    "every",
-    "Softmax and",
-    "e ",
-)
+UNSEEN = ("oper", "ops.", "channels", "the ", "without the", "every", "several", "preprocess")
 """Begins of what is inserted without a layer: a file of weights does not show it."""
 
 
@@ -70,11 +61,5 @@ def test_a_layer_more_is_computed_or_refused(
     else:
         assert is_same_answer(compute(model, prepare(weights)), compute_as_read(weights))
         return
-    others = (
-        "one output",
-        "'conv1_pad'",
-        "resnet50-v1 is nearest",
-        "follows the proba",
-        "of proba",
-    )
+    others = ("one output", "'conv1_pad'", "follows the proba", "of proba")
     assert any(name in message for name in (*list_inserted(model), *others))

@@ -316,18 +316,17 @@ def test_a_model_without_a_classifier_is_read_without_one(ending: str, tmp_path:
         read(file)
 
 
-def test_layers_that_take_no_images_refuse_a_file(plain: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["ReLU", "Identity"])
+def test_layers_in_a_circle_refuse_a_file(kind: str, plain: Any, tmp_path: Path) -> None:
     def add_circle(config: dict[str, Any]) -> None:
         as_in_keras_2(config)
         for name, other in (("one", "two"), ("two", "one")):
-            list_layers(config).append(
-                {
-                    "class_name": "ReLU",
-                    "name": name,
-                    "config": {"name": name},
-                    "inbound_nodes": [[[other, 0, 0, {}]]],
-                }
-            )
+            nodes = [[[other, 0, 0, {}]]]
+            fields = {"name": name}
+            layer = {"class_name": kind, "name": name, "config": fields, "inbound_nodes": nodes}
+            list_layers(config).append(layer)
+        if kind == "Identity":
+            config["config"]["output_layers"] = [["one", 0, 0]]
 
     file = save(plain, tmp_path, "h5")
     edit_description(file, add_circle)

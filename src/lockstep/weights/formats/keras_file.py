@@ -125,7 +125,7 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
             names = keras_branches.rename_variables(path, names)
         places = names if f"{_STEM}/kernel" in names else {place: place for place in names.values()}
         head = _find_head(names, choice)
-        spec = _choose_spec(variables, choice)
+        spec = _choose_spec(path, names, choice)
         epsilon = keras_branches.EPSILON if is_old else EPSILON
         description = _describe_network(spec, head, epsilon)
         weights = _read_model(variables, description, places, choice, _list_strangers(variables))
@@ -202,19 +202,21 @@ def _read_model(
     )
 
 
-def _choose_spec(variables: Variables, choice: WeightsChoice) -> ModelSpec:
+def _choose_spec(path: Path, names: Mapping[str, str], choice: WeightsChoice) -> ModelSpec:
     """Return the network that the user chooses, or that of `keras.applications` with as many
-    kernels as a file. Raises `CheckpointError` if there is none."""
+    convolutions as a file. Raises `CheckpointError` if there is none."""
     if choice.model is not None:
         return next(iter(choice.list_models().values()))
-    count = sum(len(data.shape) == 4 for data in variables.datasets.values())
+    kernels = [name for name in names if re.search(r"_conv/kernel$|^conv2d(_\d+)?/kernel$", name)]
+    if f"{_STEM}/kernel" in names:
+        kernels = [name for name in kernels if name.endswith("_conv/kernel")]
     for name in _MODELS:
-        if len(_name_scopes(MODELS[name])) == count:
+        if len(_name_scopes(MODELS[name])) == len(kernels):
             return MODELS[name]
     raise CheckpointError(
-        f"{variables.path} is not a complete ResNet as Keras saves it: it has {count} kernels of"
+        f"{path} is not a complete ResNet as Keras saves it: it has the kernels of {len(kernels)}"
         f" convolutions; expected those of {', '.join(_MODELS.values())}. Its first arrays are"
-        f" {sorted(variables.list_names())[:3]}"
+        f" {sorted(names)[:3]}"
     )
 
 

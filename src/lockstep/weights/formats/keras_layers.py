@@ -80,6 +80,7 @@ class Translation:
         for call in self.calls:
             self._ranks[call.output] = self._find_rank(call)
             self._add(call.inputs[0], self._translate(call), call.output)
+        self._check_connections(model.inputs)
         outputs = list(model.outputs)
         self.has_classifier = not self._add_zeros(outputs)
         self.graph = OperatorGraph(
@@ -92,17 +93,17 @@ class Translation:
             takes_bytes=model.takes_bytes,
             image_size=self._image[0] if len(set(self._image)) == 1 else None,
         )
-        self._check_connections()
 
-    def _check_connections(self) -> None:
+    def _check_connections(self, inputs: list[str]) -> None:
         """Raise `ValueError` if a layer does not depend on images."""
-        values = dict.fromkeys(self.graph.inputs)
-        queue = list(values)
+        users: dict[str, list[str]] = {}
+        for output, operator in self._operators.items():
+            for value in operator.input:
+                users.setdefault(value, []).append(output)
+        queue = list(inputs)
         for value in queue:
-            new = [node.output[0] for node in self.graph.users.get(value, ())]
-            queue += [output for output in new if output not in values]
-            values |= dict.fromkeys(new)
-        if rest := self._operators.keys() - values:
+            queue += users.pop(value, [])
+        if rest := self._operators.keys() - set(queue):
             raise ValueError(f"its layer {min(rest)!r:.80} does not depend on images")
 
     def _find_rank(self, call: Call) -> int:
