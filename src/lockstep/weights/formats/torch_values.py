@@ -210,7 +210,7 @@ def _describe_unused(path: Path, name: str, options: Values) -> Iterator[str]:
     `CheckpointError` if they say that an image has several classes."""
     prepared = []
     for key, value in options.items():
-        if not isinstance(key, str) or value is None:
+        if not isinstance(key, str) or value is None or isinstance(value, np.ndarray):
             continue
         if _PREPARATION.fullmatch(key):
             prepared.append(key)
