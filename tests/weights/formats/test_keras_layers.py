@@ -302,6 +302,8 @@ def test_a_network_with_names_of_its_own_is_assumed_to_take_the_usual_images(
     model = resnet(names="my_", epsilon=1e-3)
     weights = assert_read(model, save(model, tmp_path))
     assert (weights.assumed_as, weights.recipe.bn_epsilon) == ("torchvision-v1", 1e-3)
+    with pytest.raises(CheckpointError, match=r"not a complete ResNet as Keras .*'my_conv1_bn/b"):
+        read(save(model, tmp_path, "weights.h5"))
 
 
 @pytest.mark.parametrize("ending", ["keras", "h5"])

@@ -6,7 +6,7 @@
 | Paddle: `paddle_pickle` | `nvidia_paddle` |
 | PyTorch: `torch_file`, `torch_pickle` | `torch_models`, `torch_training`, `torch_writing` |
 | MXNet: `mxnet_params`; the graph: `mxnet_symbol` | `nvidia_mxnet`, by `network_walk` |
-| Keras: `keras_variables`, after `keras_process` | `keras_file`; older names: `keras_branches` |
+| Keras: `keras_variables`, after `keras_process` | `keras_file`, by `keras_layers`, the same |
 | Flax: `msgpack_tree`; NumPy: `npz_file`; both by `flax_file` | `flax_models`, `torch_models` |
 | ONNX: `onnx_graph`; its preprocessing: `onnx_metadata` | `onnx_weights`, by `network_walk` |
 | TensorFlow's graphs: `tensorflow_graph`, `tensorflow_nodes` | `tensorflow_weights`, the same |

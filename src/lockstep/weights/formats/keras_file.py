@@ -71,7 +71,6 @@ MEAN = KERAS_MEAN
 STD = KERAS_STD
 _MODELS = {"resnet50-v1": "ResNet50", "resnet101-v1": "ResNet101", "resnet152-v1": "ResNet152"}
 _HEAD = "predictions"
-_STEM = "conv1_conv"
 _CONTAINERS = ("layers", "_layer_checkpoint_dependencies")
 """Groups of a model's layers in files that number them."""
 _NAMES = re.compile(r"conv\d_(block\d+_)?(\d_)?(relu|add|out|pad)|pool1_(pad|pool)|avg_pool")
@@ -86,7 +85,7 @@ _PASSING = ("input", "inputlayer", "flatten", "identity", *INNER_MODELS, "toplev
 _ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError, RecipeError)
 _UNDESCRIBED = (
     "it holds only weights: they are taken for those of keras.applications' network, with nothing"
-    " between its layers"
+    " more between its layers, and softmax after its classifier"
 )
 _OLD = (
     "its names are those of Keras until 2018, so it is assumed that its batch norms add"
@@ -123,14 +122,16 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
         is_old = keras_branches.has_branches(names)
         if is_old:
             names = keras_branches.rename_variables(path, names)
-        places = names if f"{_STEM}/kernel" in names else {place: place for place in names.values()}
+        titles = [title for group, title in variables.groups.items() if group != VARS]
+        is_numbered = not any(titles) and "conv2d/kernel" in names
+        places = {place: place for place in names.values()} if is_numbered else names
         head = _find_head(names, choice)
-        spec = _choose_spec(path, names, choice)
+        spec = _choose_spec(path, names, choice, is_numbered=is_numbered)
         epsilon = keras_branches.EPSILON if is_old else EPSILON
         description = _describe_network(spec, head, epsilon)
         weights = _read_model(variables, description, places, choice, _list_strangers(variables))
         original = None
-        if head and places is names and not is_old and weights.recipe.model in _MODELS:
+        if head and not is_numbered and not is_old and weights.recipe.model in _MODELS:
             renamed = {name.replace(f"{head}/", f"{_HEAD}/"): name for name in names}
             arrays = {name: variables.read(names[old]) for name, old in renamed.items()}
             model = _MODELS[str(weights.recipe.model)]
@@ -202,21 +203,23 @@ def _read_model(
     )
 
 
-def _choose_spec(path: Path, names: Mapping[str, str], choice: WeightsChoice) -> ModelSpec:
-    """Return the network that the user chooses, or that of `keras.applications` with as many
-    convolutions as a file. Raises `CheckpointError` if there is none."""
+def _choose_spec(
+    path: Path, names: Mapping[str, str], choice: WeightsChoice, *, is_numbered: bool
+) -> ModelSpec:
+    """Return the network that the user chooses, or the largest one of `keras.applications` whose
+    convolutions a file has. Raises `CheckpointError` if there is none."""
     if choice.model is not None:
         return next(iter(choice.list_models().values()))
-    kernels = [name for name in names if re.search(r"_conv/kernel$|^conv2d(_\d+)?/kernel$", name)]
-    if f"{_STEM}/kernel" in names:
-        kernels = [name for name in kernels if name.endswith("_conv/kernel")]
-    for name in _MODELS:
-        if len(_name_scopes(MODELS[name])) == len(kernels):
+    count = sum(bool(re.fullmatch(r"conv2d(_\d+)?/kernel", name)) for name in names)
+    for name in reversed(_MODELS):
+        scopes = _name_scopes(MODELS[name]).values()
+        has_all = all(f"{scope}_conv/kernel" in names for scope in scopes)
+        if (is_numbered and count == len(scopes)) or has_all:
             return MODELS[name]
     raise CheckpointError(
-        f"{path} is not a complete ResNet as Keras saves it: it has the kernels of {len(kernels)}"
-        f" convolutions; expected those of {', '.join(_MODELS.values())}. Its first arrays are"
-        f" {sorted(names)[:3]}"
+        f"{path} is not a complete ResNet as Keras saves it: expected the variables of"
+        f" {', '.join(_MODELS.values())}, or a model that describes its layers; the first of its"
+        f" {len(names)} arrays are {sorted(names)[:3]}"
     )
 
 
