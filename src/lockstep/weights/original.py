@@ -35,22 +35,25 @@ _MOST_BYTES = 16 * 2**30
 class Program:
     """A program that computes what other programs' files hold."""
 
-    backend: str
-    """The backend whose Python has it; "" for this Python."""
-    packages: tuple[str, ...]
-    """The packages that it needs in this Python, if it has no backend; one is enough."""
     module: str
     """The module with `compute(folder, images)`, which returns the outputs, [N, outputs], and the
-    program's version."""
+    program's version. That of a backend runs in the backend's Python."""
+    packages: tuple[str, ...] = ()
+    """The packages that it needs in this Python instead, of which one is enough."""
+
+    @property
+    def backend(self) -> str:
+        """The backend whose Python has it; "" for this Python."""
+        return "" if self.packages else self.module.split(".")[2]
 
 
 PROGRAMS = {
-    "ONNX Runtime": Program("", ("onnxruntime",), "lockstep.weights.formats.onnx_original"),
-    "TensorFlow": Program("tensorflow", (), "lockstep.backends.tensorflow.original"),
-    "Keras": Program("tensorflow", (), "lockstep.backends.tensorflow.original"),
-    "MXNet": Program("mxnet", (), "lockstep.backends.mxnet.original"),
-    "Paddle": Program("paddle", (), "lockstep.backends.paddle.original"),
-    "torchvision or timm": Program("", ("timm", "torchvision"), "lockstep.backends.torch.original"),
+    "ONNX Runtime": Program("lockstep.weights.formats.onnx_original", ("onnxruntime",)),
+    "TensorFlow": Program("lockstep.backends.tensorflow.original"),
+    "Keras": Program("lockstep.backends.tensorflow.original"),
+    "MXNet": Program("lockstep.backends.mxnet.original"),
+    "Paddle": Program("lockstep.backends.paddle.original"),
+    "torchvision or timm": Program("lockstep.backends.torch.original", ("timm", "torchvision")),
 }
 
 
