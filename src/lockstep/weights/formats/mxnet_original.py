@@ -41,7 +41,7 @@ def write(
         "heads": [[places[head], place, 0]],
         "attrs": {"mxnet_version": ["int", _VERSION]},
     }
-    (folder / "symbol.json").write_text(json.dumps(graph), encoding="utf-8")
+    (folder / "symbol.json").write_text(json.dumps(graph, allow_nan=False), encoding="utf-8")
     names = arrays.keys() & {node["name"] for node in nodes}
     np.savez(
         folder / "arrays.npz",
