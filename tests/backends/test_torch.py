@@ -260,8 +260,9 @@ MAY_WAIT = {
 """`_largest` uses the hosts' own process group, `_copy_to_numpy` and `_read_numbers` are part of
 `read`, `_evaluate` of `evaluate`, `profile` ends with its last kernel, and `products` are timed.
 `heat` is of `lockstep predict --explain`, `answer` of an export."""
-MAY_WAIT |= {"wait", "_upload", "fit"}
-"""`wait` is called before a captured step is forgotten. The others run in the thread of uploads."""
+MAY_WAIT |= {"wait", "_upload", "fit", "compute"}
+"""`wait` is called before a captured step is forgotten. `compute` is of a
+certificate. The others run in the thread of uploads."""
 
 
 def calls(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, str]]:
