@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, TypeVar
 
 from lockstep.system.errors import CheckpointError
@@ -50,12 +51,12 @@ def refuse_leftover(
     """Return the error for a file that holds a network and others of this kind, with these names,
     of which nobody knows what they do."""
     names = [re.sub(r"[\x00-\x1f\x7f-\x9f\[']", "?", name) for name in names]  # as patterns
-    options = "".join(f" --ignore '{name}'" for name in names[:3])
-    more = " ..." if len(names) > 3 else ""
+    options = "".join(f" --ignore '{name}'" for name in names)
     return CheckpointError(
         f"{path} is {network} with {kind} that this network does not compute with:"
         f" {list_first(names, 1)}; they may change its results. If they have no effect on"
-        f" inference, leave them out: lockstep convert {path} weights.safetensors{options}{more}"
+        f" inference, leave them out: lockstep convert {quote(str(path))} weights.safetensors"
+        f"{options}"
     )
 
 

@@ -18,6 +18,8 @@ from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.network import Graph, Head, is_same, label_node, read_axes
 
 Kind = Literal["logits", "log_probabilities", "probabilities", "sigmoid", "derived"]
+_NO_CLASS = 2**31 - 1
+"""The place of a class among names that do not exist."""
 _RESHAPES = ("Flatten", "Reshape", "Squeeze")
 _CHOICES = ("ArgMax", "TopK", "Hardmax")
 """Nodes that only choose among classes."""
@@ -67,7 +69,10 @@ class Scores:
             product = matrix.astype(np.float64) @ self.matrix
         elif self.scale is not None:
             product = matrix * self.scale
-        changes = {"matrix": product, "scale": None, "shift": shift, "order": None}
+        order = None
+        if self.matrix is not None:  # mixed classes have no names
+            order = np.full(len(matrix), _NO_CLASS)
+        changes = {"matrix": product, "scale": None, "shift": shift, "order": order}
         return replace(self, width=len(matrix), **changes)  # type: ignore[arg-type]
 
     def take(self, places: np.ndarray) -> Self:
@@ -217,7 +222,11 @@ class _Walk:
         shape = [-1, scores.width]
         if node.op_type == "Reshape" and len(node.input) > 1:
             constant = self._graph.constant(node.input[1])
-            shape = shape if constant is None else [int(size) for size in np.ravel(constant)]
+            if constant is not None:
+                shape = [int(size) for size in np.ravel(constant)]
+            is_batch = shape[:1] in ([-1], [0]) or shape[1:] == [scores.width]
+            if scores.matrix is not None and (constant is None or not is_batch):
+                return None
         sizes = [size for size in shape[1:] if size != 1]
         if len(shape) < 2 or sizes not in ([-1], [0], [scores.width], []):
             return None

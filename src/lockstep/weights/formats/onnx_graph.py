@@ -31,6 +31,8 @@ _MODEL_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 2
 _VERSION = 1
 _GRAPH = 7
 _PASSING = ("Identity", "Cast", "Transpose", *ROUNDING)
+_INTEGERS = (2, 3, 4, 5, 6, 7, 12, 13)
+"""ONNX's numbers of the types of integers."""
 _MOST_STEPS = 16
 """A constant is followed through at most this many nodes."""
 
@@ -48,7 +50,7 @@ class Graph:
     outputs: tuple[str, ...]
     """Names of the values that it returns."""
     takes_bytes: bool
-    """Whether its images are uint8."""
+    """Whether its images are integers."""
     image_size: int | None
     """Height and width of its images, if it fixes them."""
     makers: dict[str, Any]
@@ -214,7 +216,7 @@ def open_graph(path: Path) -> Graph:
         tuple(needed),
         tuple(value.name for value in inputs),
         outputs,
-        tensor.elem_type == onnx.TensorProto.UINT8,
+        tensor.elem_type in _INTEGERS,
         sizes.pop() if len(sizes) == 1 and 0 not in sizes else None,
         makers,
         {name: tuple(nodes) for name, nodes in users.items()},
