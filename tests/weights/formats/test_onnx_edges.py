@@ -104,3 +104,36 @@ def test_what_is_linear_is_folded(insertion: Insertion, tmp_path: Path) -> None:
     weights = read(file)
     assert any(part.treatment == "folded" for part in weights.parts)
     assert is_same_answer(compute(edited, prepare(weights)), compute_as_read(weights))
+
+
+def save(edited: Any, folder: Path) -> Path:
+    onnx.save(edited, str(folder / "model.onnx"))
+    return folder / "model.onnx"
+
+
+def test_a_computed_reshape_of_the_logits_is_refused(tmp_path: Path) -> None:
+    edited = insert(bare_model(), ("after it", "Reshape"), CHANNELS)
+    make = onnx.helper.make_node
+    edited.graph.node.insert(0, make("Constant", [], ["halves"], value_ints=[-1, 2, LOGITS // 2]))
+    [reshape] = [node for node in edited.graph.node if node.op_type == "Reshape"]
+    reshape.input[1] = "halves"
+    with pytest.raises(CheckpointError, match="Reshape 'y' follows the logits"):
+        read(save(edited, tmp_path))
+
+
+def test_classes_that_a_matrix_mixes_have_no_names(tmp_path: Path) -> None:
+    names = tuple(f"class {i}" for i in range(LOGITS))
+    model = build_model(RECIPE, random_tensors(RECIPE, 1), names, form=Form(bare=True))
+    metadata = list(model.metadata_props)
+    for kind, classes in (("Identity", names), ("Gemm", ()), ("Gather", (names[-1], *names[:-1]))):
+        edited = insert(model, ("after it", kind), CHANNELS)
+        edited.metadata_props.extend(metadata)
+        assert read(save(edited, tmp_path)).classes == classes
+
+
+def test_integers_are_from_0_to_255(tmp_path: Path) -> None:
+    edited = insert(bare_model(), ("before the stem", "Cast to doubles"), CHANNELS)
+    edited.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT32
+    weights = read(save(edited, tmp_path))
+    assert (weights.recipe.mean, weights.recipe.std) == ((0.0,) * 3, (1.0,) * 3)
+    assert is_same_answer(compute(edited, PHOTOS.astype(np.int32)), compute_as_read(weights))
