@@ -325,3 +325,23 @@ def test_a_described_network_is_the_only_one_that_is_tried(
         CheckpointError, match=r"described model is nearest, but \S+conv1\.weight is"
     ):
         read_value(tensors, tmp_path, model=other)
+
+
+class Behind(nn.Module):
+    """A network with a module without tensors next to it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.backbone = Plain()
+        self.add_module(name, nn.Sigmoid())
+
+
+@pytest.mark.parametrize("name", ["act", "out", "final", "clip", "neck", "resize", "relu"])
+def test_a_module_that_a_resnet_does_not_have_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"without tensors .*: {name};"):
+        read_value(Behind(name).state_dict(), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["dropout", "criterion", "val_loss", "train_acc", "flatten"])
+def test_a_module_without_effect_is_read(name: str, tmp_path: Path) -> None:
+    assert read_value(Behind(name).state_dict(), tmp_path).has_classifier

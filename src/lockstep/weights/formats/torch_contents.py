@@ -55,13 +55,17 @@ _HEAD = re.compile(
 )
 _NUMBER = re.compile(r"(?<![^.])[0-9]{1,3}(?![^.])")
 _NORMALISER = re.compile(r"(?:normali[sz]er?|norm|0)\.(?:new_)?(mean|std)")
-_EFFECTIVE = re.compile(
-    r"(?!.*\.(?:se|squeeze)\.)(?:.*[._])?(?:\w*sigmoid|tanh|softplus|temperature|normali[sz]\w*"
-    r"|transforms?|preprocess\w*|scale|scaling|simam|[gsc]?elu|silu|mish|\w*swish|leaky\w*)"
-    r"|(?:.*\.)?(?:maxpool\.1|(?:layer[1-4]|layers\.[0-3])\.\d+)",
-    re.IGNORECASE,
+_OF_NETWORK = re.compile(
+    r"act\d?|relu\d?|maxpool(?:\.0)?|(?:avg|global_)_?pool(?:\.\w+)?|conv1\.\d+"
+    r"|(?:layer[1-4]|layers\.[0-3])\.\d+\.(?:aa|act\d?|relu\d?|drop_\w+|downsample\.\d"
+    r"|(?:se|squeeze)\.\w+)"
 )
-"""Modules that may change results, though they have no tensors."""
+"""Modules without tensors of the ResNets of torchvision, timm and NVIDIA, below their prefix."""
+_WITHOUT_EFFECT = re.compile(
+    r"(?:.*\.)?(?:drop\w*|identity|flatten)"
+    r"|(?:.*[._])?(?:criterion|loss|losses|metrics?|acc|accuracy)(?:[._].*)?"
+)
+"""Modules that change nothing in inference, wherever they are."""
 
 
 @dataclass(frozen=True)
@@ -290,8 +294,8 @@ def _fold_colours(names: Names, arrays: Mapping[str, np.ndarray], parts: list[Pa
 def _list_silent(
     modules: Collection[str], arrays: Collection[str], places: Collection[str]
 ) -> Iterator[str]:
-    """Yield modules without tensors that may change results: those with such a name, and those next
-    to the network or the classifier in an nn.Sequential, whose `places` are given.
+    """Yield modules without tensors that may change results: those that a ResNet does not have, and
+    those next to the network or the classifier in an nn.Sequential, whose `places` are given.
 
     A file that does not name its modules has those before a place, or one after the first.
     """
@@ -299,7 +303,13 @@ def _list_silent(
     for bare in map(strip_wrappers, arrays):
         owners.update(bare[: dot.start()] for dot in re.finditer(r"\.", bare))
     alone = [name for name in map(strip_wrappers, modules) if name not in owners]
-    yield from filter(_EFFECTIVE.fullmatch, alone)
+    prefix, *_ = places
+    for name in filter(None, alone):
+        inner = name.removeprefix(f"{prefix}.") if prefix else name
+        is_inner = inner != name or not prefix
+        is_known = is_inner and _OF_NETWORK.fullmatch(inner)
+        if not is_known and not _WITHOUT_EFFECT.fullmatch(inner):
+            yield name
     for place in places:
         for number in _NUMBER.finditer(place):
             base = place[: number.start()]
