@@ -51,7 +51,10 @@ def refuse_leftover(
     """Return the error for a file that holds a network and others of this kind, with these names,
     of which nobody knows what they do."""
     names = [re.sub(r"[\x00-\x1f\x7f-\x9f\[']", "?", name) for name in names]  # as patterns
-    options = "".join(f" --ignore '{name}'" for name in names)
+    patterns = names
+    if len(names) > 3:
+        patterns = [re.sub(r"[./][^./]*$", lambda end: f"{end[0][0]}*", name) for name in names]
+    options = "".join(f" --ignore '{pattern}'" for pattern in dict.fromkeys(patterns))
     return CheckpointError(
         f"{path} is {network} with {kind} that this network does not compute with:"
         f" {list_first(names, 1)}; they may change its results. If they have no effect on"

@@ -57,7 +57,7 @@ _NUMBER = re.compile(r"(?<![^.])[0-9]{1,3}(?![^.])")
 _NORMALISER = re.compile(r"(?:normali[sz]er?|norm|0)\.(?:new_)?(mean|std)")
 _OF_NETWORK = re.compile(
     r"act\d?|relu\d?|maxpool(?:\.0)?|(?:avg|global_)_?pool(?:\.\w+)?|conv1\.\d+"
-    r"|(?:layer[1-4]|layers\.[0-3])\.\d+\.(?:aa|act\d?|relu\d?|drop_\w+|downsample\.\d"
+    r"|(?:layer[1-4]|layers\.[0-3])\.\d+\.(?:aa|blur|act\d?|relu\d?|drop_\w+|downsample(?:\.\d)?"
     r"|(?:se|squeeze)\.\w+)"
 )
 """Modules without tensors of the ResNets of torchvision, timm and NVIDIA, below their prefix."""
