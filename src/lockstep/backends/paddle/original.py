@@ -33,4 +33,6 @@ def compute(folder: Path, images: np.ndarray) -> tuple[np.ndarray, str]:
     module.eval()
     with paddle.no_grad():
         logits = module(paddle.to_tensor(images)).numpy()
-    return np.asarray(logits), f"paddle.vision {paddle.__version__}"
+    return np.asarray(
+        logits
+    ), f"paddle.vision {paddle.__version__}'s {about['model']} with these tensors"

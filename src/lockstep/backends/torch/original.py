@@ -35,11 +35,15 @@ def _build(name: str, logits: int) -> tuple[Any, str]:
     try:
         timm = importlib.import_module("timm")
         if timm.is_model(name):
-            return timm.create_model(name, num_classes=logits), f"timm {timm.__version__}"
+            return timm.create_model(
+                name, num_classes=logits
+            ), f"timm {timm.__version__}'s {name} with these tensors"
     except (ImportError, RuntimeError):  # timm imports torchvision, which may not fit PyTorch
         pass
     torchvision = importlib.import_module("torchvision")
     build = getattr(torchvision.models, name, None)
     if build is None:
         raise ImportError(f"neither timm nor torchvision has {name}")
-    return build(weights=None, num_classes=logits), f"torchvision {torchvision.__version__}"
+    return build(
+        weights=None, num_classes=logits
+    ), f"torchvision {torchvision.__version__}'s {name} with these tensors"

@@ -40,10 +40,10 @@ _OF_TORCHVISION = {"val_resize_size": "eval_resize", "val_crop_size": "eval_crop
 _OF_TORCHVISION |= {"interpolation": "interpolation", "train_crop_size": "image_size"}
 """Fields of recipes by options of torchvision's script."""
 _DESCRIPTIVE = re.compile(
-    r"a|n|fp|id|it|to|wd|(?:acc|adv|amp|arch|arg|auc|av|batch|best|call|categ|cfg|check|ckpt|commit"
+    r"a|n|fp|id|it|to|wd|logs?|logg(?:er|ing)|(?:acc|adv|amp|arch|arg|auc|av|batch|best|call|categ|cfg|check|ckpt|commit"
     r"|class(?!if)|conf(?!us)|count|crit|cuda|curr|dat|dec|desc|dev|dict|dtype|dur|early|elapsed|ema"
     r"|epoch|err|eval|file|final|fit|fold|git|gpu|grad|glob|group|hash|hist|hparam|hyper|idx|info"
-    r"|init|iou|iter|label|last|learn|lic|lightning|log(?!it)|loop|loss|lr|max|metric|min|mix|mode"
+    r"|init|iou|iter|label|last|learn|lic|lightning|loop|loss|lr|max|metric|min|mix|mode"
     r"|momentum|monitor|name|nat|num|opt(?!imal)|param|path|pati|prec|prev|prog|py|rand|rank|rate"
     r"|recall|result|resume|rng|run|sampl|save|saving|scaler|sched|score|seed|sha|start|stat|step|stop|test"
     r"|time|top|torch|total|train|type|url|val|ver|wandb|warm|weight|world).*",
