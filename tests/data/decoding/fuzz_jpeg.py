@@ -1,17 +1,20 @@
 """A fuzzer of the JPEG decoder: `python -m tests.data.decoding.fuzz_jpeg --minutes 5` (see `make
 fuzz`).
 
-It draws JPEGs, damages most of them, decodes windows of them, and compares every answer with
-libjpeg-turbo's pixels. To give no answer is always right; the decoder must answer for a damaged
-file only with the pixels that libjpeg-turbo gives.
+It draws JPEGs, or takes those of other encoders, gives some the marker of another kind of frame,
+damages most of them, decodes windows of them, and compares every answer with libjpeg-turbo's
+pixels. To give no answer is always right; the decoder must answer for a damaged file only with the
+pixels that libjpeg-turbo gives. All files are also decoded at an eighth of their size.
 """
 
 import argparse
 import io
 import json
+import re
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -21,10 +24,14 @@ import simplejpeg
 from PIL import Image
 
 from lockstep.data.decoding import jpeg
+from lockstep.data.decoding.decode import decode
 from lockstep.data.decoding.jpeg import Window
+from tests.data.decoding.other_encoders import FILES
 from tests.data.pictures import any_window, encode, picture
 
 SAMPLINGS = ("444", "422", "420", "Gray")
+FRAMES = (*range(0xC0, 0xC4), *range(0xC5, 0xCC), *range(0xCD, 0xD0), 0xF7)
+"""The markers of all kinds of frames. 0xC4 and 0xCC start tables, 0xC8 is an extension's."""
 
 
 def module_of(path: Path | None) -> Any:
@@ -59,6 +66,18 @@ def draw_case(rng: np.random.Generator) -> bytes:
         file, "JPEG", quality=quality, subsampling=int(rng.integers(3)), **kind
     )
     return file.getvalue()
+
+
+def set_frame(data: bytes, code: int) -> bytes:
+    """Return a JPEG whose first frame has another marker."""
+    return re.sub(rb"\xff[\xc0-\xc3\xc9\xca](?=\0.[\x08\x0c])", bytes([0xFF, code]), data, count=1)
+
+
+def draw_other_kind(rng: np.random.Generator) -> bytes:
+    """Return a JPEG of another encoder, or one whose frame has any marker, or both."""
+    files = list(FILES.values())
+    data = files[rng.integers(len(files))] if rng.random() < 0.6 else draw_case(rng)
+    return set_frame(data, FRAMES[rng.integers(len(FRAMES))]) if rng.random() < 0.6 else data
 
 
 def damage(rng: np.random.Generator, data: bytes) -> bytes:
@@ -106,6 +125,8 @@ def judge(module: Any, rng: np.random.Generator, data: bytes) -> str:
 
     The last is damage behind the window's last row, which the decoder does not look at.
     """
+    with suppress(ValueError):
+        decode(data, 8)
     try:
         height, width = simplejpeg.decode_jpeg_header(data)[:2]
     except (ValueError, KeyError):
@@ -119,7 +140,7 @@ def judge(module: Any, rng: np.random.Generator, data: bytes) -> str:
     if outcome is None:
         return "no answer"
     try:
-        whole = simplejpeg.decode_jpeg(data, strict=False)
+        whole = decode(data)
     except ValueError:
         return "libjpeg-turbo refuses it"
     top, left, rows, columns = window
@@ -152,7 +173,7 @@ def main() -> None:
     number = 0
     while time.monotonic() < end:
         rng = np.random.default_rng([options.seed, number])
-        data = draw_case(rng)
+        data = draw_case(rng) if rng.random() < 0.6 else draw_other_kind(rng)
         data = data if rng.random() < 0.2 else damage(rng, data)
         verdict = judge(module, rng, data)
         counts[verdict] += 1

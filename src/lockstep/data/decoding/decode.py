@@ -1,4 +1,4 @@
-"""From encoded bytes to the pixels of a whole image: libjpeg-turbo for JPEGs, Pillow for the rest.
+"""From encoded bytes to the pixels of a whole image: TurboJPEG for usual JPEGs, else Pillow.
 
 EXIF orientation is not applied here: a turned photo stays as it is stored
 (`lockstep.data.decoding.orientation`).
@@ -15,6 +15,7 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 
 from lockstep.data.decoding import jpeg
 from lockstep.data.decoding.image_formats import explain_unreadable, readable_formats
+from lockstep.data.decoding.jpeg_frames import check_frame
 from lockstep.data.decoding.size_limits import (
     JPEG_START,
     MOST_HEADER_BYTES,
@@ -117,8 +118,8 @@ def check_ends(data: bytes | memoryview) -> None:
 
 
 def is_plain_jpeg(data: bytes) -> bool:
-    """Return whether the bytes are a JPEG that libjpeg-turbo decodes; False if Pillow converts its
-    colours."""
+    """Return whether the bytes are a JPEG that TurboJPEG and DALI may decode; False if Pillow
+    decodes it or it is refused."""
     try:
         return _jpeg_size(data) is not None
     except ValueError:
@@ -140,9 +141,9 @@ def header_size(data: bytes | memoryview) -> tuple[int, int]:
 
 
 def _jpeg_size(data: bytes | memoryview) -> tuple[int, int] | None:
-    """Return height and width if the bytes are a JPEG for libjpeg-turbo; None if Pillow is to
-    decode them."""
-    if data[:2] != JPEG_START:
+    """Return height and width if the bytes are a JPEG for TurboJPEG; None if Pillow is to decode
+    them. Raises `ValueError` for a JPEG that neither decodes."""
+    if data[:2] != JPEG_START or not check_frame(data):
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)

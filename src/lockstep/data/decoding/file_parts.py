@@ -1,16 +1,45 @@
-"""The number of parts that a PNG or a TIFF consists of, read without decoding.
+"""The parts that a file consists of, read without decoding: a JPEG's segments, the chunks of a PNG
+or a WebP, a TIFF's entries.
 
 Pillow takes time for every part, so the parts are counted before it opens a file.
 """
 
+import re
 import struct
+from collections.abc import Iterator
 
+JPEG_START = b"\xff\xd8"
+"""The first bytes of every JPEG."""
+START_OF_SCAN = 0xDA
+_SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
+"""A marker that libjpeg also takes for one within the data of a scan. Others, and RST0 to RST7, do
+not end a scan."""
+_WITHOUT_LENGTH = (0xD8, 0xD9)
+"""Markers that start and end an image. libjpeg refuses a second start."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 _LAST_CHUNK = b"IEND"
 _TIFF_ORDERS = {b"II": "<", b"MM": ">"}
 _BIG_TIFF = 43
 _TIFF_BYTES = (1, 2, 6, 7)
 """The types of a TIFF's entries whose values stay bytes when they are read."""
+
+
+def list_segments(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
+    """Yield the marker of every segment of a JPEG, and where its content starts and ends.
+
+    They are found as libjpeg does: it skips bytes before a marker, and the data of scans.
+
+    What follows the end of the image, or a second start, is not a part of it.
+    """
+    marker = _SEGMENT.search(data, len(JPEG_START))
+    while marker is not None:
+        start = marker.end()
+        code = data[start - 1]
+        if code in _WITHOUT_LENGTH:
+            return
+        end = start + max(int.from_bytes(data[start : start + 2], "big"), 2)
+        yield code, start + 2, end
+        marker = _SEGMENT.search(data, end)
 
 
 def count_parts(data: bytes | memoryview, most: int) -> int:

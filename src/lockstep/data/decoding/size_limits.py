@@ -12,12 +12,16 @@ most; 40 ns for each byte of a JPEG; for 100 million pixels of other formats 6 s
 four channels of 16 bits or a HEIC of noise, 10 s for an AVIF of noise. Other formats take less.
 """
 
-import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lockstep.data.decoding.file_parts import count_parts
+from lockstep.data.decoding.file_parts import (
+    JPEG_START,
+    START_OF_SCAN,
+    count_parts,
+    list_segments,
+)
 
 MOST_PIXELS = 2 * (1024**3 // 4 // 3)
 """The limit for JPEGs, which can be decoded reduced or as a window in little memory: Pillow's own
@@ -39,8 +43,6 @@ up to another limit than 255."""
 MOST_SLOW_BYTES = 2**25
 MOST_COMMENTS = 1000
 """Comments of a PPM in text. Each takes time for up to 1 MiB."""
-JPEG_START = b"\xff\xd8"
-"""The first bytes of every JPEG."""
 MOST_RESIZED = 2**24
 """The limit for an image after the resize of an evaluation, unless four squares of `eval_resize`
 have more: a strip that is 256 times as long as wide at 256 pixels. Resizing to the limit takes 0.2
@@ -71,12 +73,6 @@ MOST_SEGMENTS = 10_000
 """Segments of a JPEG: its tables, profiles and comments. Photos have fewer than 300."""
 MOST_SEGMENT_BYTES = 2**25
 """The limit of bytes of these segments together. Pillow's time grows with their square."""
-_SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
-"""A marker that libjpeg also takes for one within the data of a scan. Others, and RST0 to RST7, do
-not end a scan."""
-_START_OF_IMAGE = 0xD8
-_END_OF_IMAGE = 0xD9
-_START_OF_SCAN = 0xDA
 _SEQUENTIAL = (0xC0, 0xC1, 0xC9)
 """The frames whose pixels are complete after one scan if it has all their colours; libjpeg refuses
 a second one."""
@@ -159,36 +155,27 @@ def count_scans(data: bytes | memoryview, most: int) -> int:
 
     Raises `OverBudget` if there are more segments, or bytes of them, than allowed.
     """
-    place = 2
     scans = 0
     segment_bytes = 0
     colours: bytes | memoryview = b""
-    for _ in range(MOST_SEGMENTS):
-        marker = _SEGMENT.search(data, place)
-        if marker is None:
-            return scans
-        place = marker.end()
-        code = data[marker.end() - 1]
-        if code in (_START_OF_IMAGE, _END_OF_IMAGE):  # libjpeg refuses the former
-            return scans
-        length = data[place : place + 2]
-        first = data[place + 2 : place + 3]
-        if code == _START_OF_SCAN:
+    for number, (code, start, end) in enumerate(list_segments(data), 1):
+        if number > MOST_SEGMENTS:
+            raise OverBudget(
+                f"more than {MOST_SEGMENTS:,} segments of a JPEG are too many; save the image again"
+            )
+        if code == START_OF_SCAN:
             scans += 1
-            if scans > most or (scans == 1 and first == colours):
+            if scans > most or (scans == 1 and data[start : start + 1] == colours):
                 return scans
         elif code in _SEQUENTIAL:
-            colours = data[place + 7 : place + 8]
-        segment_bytes += int.from_bytes(length, "big")
+            colours = data[start + 5 : start + 6]
+        segment_bytes += end - start + 2
         if segment_bytes > MOST_SEGMENT_BYTES:
             raise OverBudget(
                 f"more than {MOST_SEGMENT_BYTES:,} bytes of metadata are too many;"
                 " save the image again"
             )
-        place += max(int.from_bytes(length, "big"), 2)
-    raise OverBudget(
-        f"more than {MOST_SEGMENTS:,} segments of a JPEG are too many; save the image again"
-    )
+    return scans
 
 
 class _Decoding:
