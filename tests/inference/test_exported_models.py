@@ -18,10 +18,10 @@ import lockstep
 from lockstep.inference import onnx_model
 from lockstep.inference.computation import list_export_runtimes
 from lockstep.inference.onnx_model import Form
-from lockstep.inference.onnx_photos import take_photos
 from lockstep.models.quantisation import layers
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
+from lockstep.weights.formats.onnx_photos import take_photos
 from tests.inference.cases import CLASSES, MEAN, STD, random_tensors
 
 SQUARES = np.random.default_rng(7).integers(0, 256, (3, 32, 32, 3), np.uint8)

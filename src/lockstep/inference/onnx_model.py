@@ -51,7 +51,7 @@ def build_model(
     """Return a model with the weights inside.
 
     The model takes `images`, squares after resize and crop: uint8 RGB [N, S, S, 3], where S is the
-    recipe's `eval_crop` (`lockstep.inference.onnx_photos` makes it take photos). It returns
+    recipe's `eval_crop` (`lockstep.weights.formats.onnx_photos` makes it take photos). It returns
     `classes`, int64 [N], and `probabilities`, float32 [N, logits]. The class names are in its
     metadata, as a JSON list. The metadata also has the preprocessing of an evaluation
     (`lockstep.weights.formats.onnx_metadata`).

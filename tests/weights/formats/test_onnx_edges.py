@@ -11,6 +11,7 @@ import pytest
 
 from lockstep.inference.onnx_model import Form, build_model
 from lockstep.system.errors import CheckpointError
+from lockstep.weights.formats import onnx_original
 from lockstep.weights.formats.onnx_weights import read
 from lockstep.weights.opened_weights import Weights
 from tests.edges import Place, is_same_answer, sample
@@ -137,3 +138,122 @@ def test_integers_are_from_0_to_255(tmp_path: Path) -> None:
     weights = read(save(edited, tmp_path))
     assert (weights.recipe.mean, weights.recipe.std) == ((0.0,) * 3, (1.0,) * 3)
     assert is_same_answer(compute(edited, PHOTOS.astype(np.int32)), compute_as_read(weights))
+
+
+MAKE = onnx.helper.make_node
+NUMBERS = np.linspace(-3, 3.3, LOGITS).astype(np.float32)
+COMPUTED: dict[str, list[Any]] = {
+    "integers": [
+        MAKE("Cast", ["numbers"], ["whole"], to=onnx.TensorProto.INT64),
+        MAKE("Cast", ["whole"], ["c"], to=onnx.TensorProto.FLOAT),
+    ],
+    "halves": [
+        MAKE("Mul", ["numbers", "large"], ["more"]),
+        MAKE("Cast", ["more"], ["half"], to=onnx.TensorProto.FLOAT16),
+        MAKE("Cast", ["half"], ["single"], to=onnx.TensorProto.FLOAT),
+        MAKE("Div", ["single", "large"], ["c"]),
+    ],
+    "clipped": [
+        MAKE("QuantizeLinear", ["numbers", "scale", "zero"], ["whole"]),
+        MAKE("DequantizeLinear", ["whole", "scale", "zero"], ["c"]),
+    ],
+    "attributes": [MAKE("Constant", [], ["c"], value_floats=NUMBERS.tolist())],
+    "a prior": [
+        MAKE("Exp", ["numbers"], ["positive"]),
+        MAKE("Reciprocal", ["positive"], ["one over"]),
+        MAKE("Log", ["one over"], ["log"]),
+        MAKE("Unsqueeze", ["log", "axes"], ["c"]),
+        MAKE("Constant", [], ["axes"], value_ints=[0]),
+    ],
+}
+"""Nodes that make a constant `c` of others."""
+
+
+@pytest.mark.parametrize("nodes", COMPUTED.values(), ids=COMPUTED)
+def test_a_computed_constant_is_what_onnx_runtime_computes(
+    nodes: list[Any], tmp_path: Path
+) -> None:
+    edited = insert(bare_model(), ("after it", "Add of channels"), CHANNELS)
+    constants = {"numbers": NUMBERS, "large": np.float32(300), "scale": np.float32(0.01)}
+    constants["zero"] = np.int8(5)
+    tensors = [onnx.numpy_helper.from_array(np.array(v), name) for name, v in constants.items()]
+    [old] = [tensor for tensor in edited.graph.initializer if tensor.name == "c"]
+    edited.graph.initializer.remove(old)
+    edited.graph.initializer.extend(tensors)
+    for node in nodes:
+        edited.graph.node.insert(0, node)
+    edited.graph.node.sort(key=lambda node: node not in nodes)
+    weights = read(save(edited, tmp_path))
+    assert is_same_answer(compute(edited, prepare(weights)), compute_as_read(weights))
+
+
+def test_a_constant_opens_no_file_and_grows_no_larger(tmp_path: Path) -> None:
+    edited = insert(bare_model(), ("after it", "Add of channels"), CHANNELS)
+    edited.graph.node.insert(0, MAKE("Identity", ["c"], ["d"]))
+    [add] = [node for node in edited.graph.node if node.output[0] == "y"]
+    add.input[1] = "d"
+    elsewhere = onnx.TensorProto(name="t", dims=[1], data_type=1, data_location=1)
+    elsewhere.external_data.add(key="location", value="missing")
+    edited.graph.node[0].attribute.append(onnx.helper.make_attribute("t", elsewhere))
+    with pytest.raises(CheckpointError, match="Add 'y' follows the logits"):
+        read(save(edited, tmp_path))
+    edited.graph.node[0].CopyFrom(MAKE("Sub", ["c", "column"], ["d"]))
+    edited.graph.initializer.append(onnx.numpy_helper.from_array(NUMBERS[:, None], "column"))
+    with pytest.raises(CheckpointError, match="larger than the constants"):
+        read(save(edited, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "reason"),
+    [
+        (["QuantizeLinear"], "QuantizeLinear '0' is not one of a pair"),
+        (["DequantizeLinear"], "DequantizeLinear '0' is not one of a pair"),
+        (["DynamicQuantizeLinear"], "it is quantised: DynamicQuantizeLinear '0'"),
+        (["QuantizeLinear", "DequantizeLinear"], ""),
+    ],
+)
+def test_rounding_is_left_out_in_pairs_alone(kinds: list[str], reason: str, tmp_path: Path) -> None:
+    edited = insert(bare_model(), ("after it", "Identity"), CHANNELS)
+    edited.graph.node[-1].output[0] = value = "z"
+    for i, kind in enumerate(kinds):
+        inputs = [value] if kind.startswith("Dynamic") else [value, "scale"]
+        edited.graph.node.append(MAKE(kind, inputs, [str(i)]))
+        value = str(i)
+    edited.graph.output[0].name = value
+    edited.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0.5), "scale"))
+    if reason:
+        with pytest.raises(CheckpointError, match=reason):
+            read(save(edited, tmp_path))
+    else:
+        read(save(edited, tmp_path))
+
+
+def test_images_in_half_precision_are_compared_in_it(tmp_path: Path) -> None:
+    edited = insert(bare_model(), ("before the stem", "Cast to doubles"), CHANNELS)
+    edited.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    weights = read(save(edited, tmp_path))
+    assert weights.original is not None
+    assert weights.original.rounds
+    (tmp_path / "rebuilt").mkdir()
+    weights.original.write(tmp_path / "rebuilt")
+    images = normalise(weights)
+    outputs, _ = onnx_original.compute(tmp_path / "rebuilt", images)
+    expected = compute(edited, images.astype(np.float16))
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["Sub of channels", "Softmax"])
+def test_nodes_with_the_names_of_lockstep_are_nodes_as_others(kind: str, tmp_path: Path) -> None:
+    edited = insert(bare_model(), ("before the stem", kind), CHANNELS)
+    for node in edited.graph.node:
+        node.name = "preprocessing/0" if "y" in node.output else node.name
+        node.input[:] = [{"input": "images", "y": "squares"}.get(name, name) for name in node.input]
+        node.output[:] = [{"y": "squares"}.get(name, name) for name in node.output]
+    edited.graph.input[0].name = "images"
+    if kind == "Softmax":
+        edited.metadata_props.extend(bare_model().metadata_props)
+        with pytest.raises(CheckpointError, match="'images' is used by Softmax 'squares'"):
+            read(save(edited, tmp_path))
+    else:
+        weights = read(save(edited, tmp_path))
+        assert is_same_answer(compute(edited, prepare(weights)), compute_as_read(weights))

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from lockstep.inference import onnx_model
-from lockstep.inference.onnx_photos import check_resize
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.regular_files import WEIGHTS, read_regular
 from lockstep.weights import LOCKSTEP, Weights
 from lockstep.weights.formats import onnx_graph, onnx_metadata, onnx_weights
+from lockstep.weights.formats.onnx_photos import check_resize
 
 _PASSED = ("Cast", "DequantizeLinear", "Identity", "QuantizeLinear")
 """Nodes that may follow the classifier. They are run."""
@@ -139,7 +139,7 @@ def _count_logits(graph: onnx_graph.Graph, name: str) -> int:
     steps = [node]
     while len(steps) < 4 and steps[-1].op_type in _QUANTISED:
         steps.append(graph.makers[steps[-1].input[0]])
-    bias = graph.place(node.input[-1])[0]
+    bias = graph.place(node.input[-1])
     sizes = [] if bias is None else graph.stored[bias].dims
     if [step.op_type for step in steps] not in (["Gemm"], _QUANTISED) or len(sizes) != 1:
         raise ValueError(f"its {name} come from {node.op_type}, expected Gemm with a bias")

@@ -17,7 +17,6 @@ import numpy as np
 from lockstep import backends
 from lockstep.backends import FRAMEWORKS, Framework
 from lockstep.inference import onnx_model
-from lockstep.inference.onnx_photos import take_photos
 from lockstep.system.errors import BackendError, CheckpointError, nearest
 from lockstep.system.files import write_lines
 from lockstep.system.regular_files import WEIGHTS, read_regular
@@ -25,6 +24,7 @@ from lockstep.system.strict_json import to_json
 from lockstep.weights import Weights
 from lockstep.weights.calibration_file import describe_calibration
 from lockstep.weights.formats import onnx_metadata
+from lockstep.weights.formats.onnx_photos import take_photos
 
 Answers = tuple[np.ndarray, np.ndarray]
 """What a program answers: classes, int64 [N], and probabilities, or the logits of a bare one,

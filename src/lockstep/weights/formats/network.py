@@ -39,7 +39,7 @@ Colour = tuple[float, float, float]
 ROUNDING = ("QuantizeLinear", "DequantizeLinear")
 """Nodes that in pairs round floats to multiples of a scale."""
 _EPSILON = 1e-5
-_FLOAT_TYPES = (1, 10, 11, 16)
+FLOAT_TYPES = (1, 10, 11, 16)
 """ONNX's numbers of float, float16, double and bfloat16."""
 _BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
 """What the inputs of a BatchNormalization are, after the values that it normalises."""
@@ -86,9 +86,8 @@ class Graph(Protocol):
         """Return a constant of floats as a new float32 array. Raises `ValueError` if it is
         something else."""
 
-    def place(self, name: str) -> tuple[str | None, Any]:
-        """Return the name under which a file stores a constant; None if it is none. The rest is for
-        the graph alone."""
+    def place(self, name: str) -> str | None:
+        """Return the name under which a file stores a constant; None if it is none."""
 
 
 def label_node(node: Any) -> str:
@@ -99,7 +98,7 @@ def label_node(node: Any) -> str:
 def is_same(graph: Graph, node: Any) -> bool:
     """Return whether a node changes nothing in inference, apart from rounding."""
     if node.op_type == "Cast":
-        return graph.attribute(node, "to", 1) in _FLOAT_TYPES
+        return graph.attribute(node, "to", 1) in FLOAT_TYPES
     if node.op_type == "Dropout":
         training = graph.constant(node.input[2]) if "".join(node.input[2:3]) else None
         return training is None or not training.any()
@@ -236,7 +235,7 @@ class Network:
                 tensors[1:] = [*norm, f"{conv.bn_name}.running_mean"]
             pairs += zip(tensors, unit.constants, strict=False)
         for tensor, value in pairs:
-            place, _ = graph.place(value)
+            place = graph.place(value)
             if place is not None:
                 yield tensor, place
 

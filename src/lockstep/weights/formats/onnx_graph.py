@@ -10,7 +10,7 @@ Source: onnx.proto and ExternalData.md of ONNX.
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ import numpy as np
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.system.regular_files import WEIGHTS, open_regular
 from lockstep.system.strict_json import is_list_of, is_text
-from lockstep.weights.formats.network import ROUNDING
-from lockstep.weights.formats.onnx_metadata import take_squares
+from lockstep.weights.formats.network import ROUNDING, label_node
+from lockstep.weights.formats.onnx_photos import remove_resize
 from lockstep.weights.formats.protobuf import find_fields, map_entries, read_message
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 
@@ -30,9 +30,16 @@ _MODEL_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 2
 """Fields of a ModelProto and their wire types: 0 is a number, 2 is bytes with their length."""
 _VERSION = 1
 _GRAPH = 7
-_PASSING = ("Identity", "Cast", "Transpose", *ROUNDING)
-_INTEGERS = (2, 3, 4, 5, 6, 7, 12, 13)
-"""ONNX's numbers of the types of integers."""
+_LAYING_OUT = ("Constant", "Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze")
+_ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Neg", "Log", "Exp", "Sqrt", "Reciprocal")
+_COMPUTED = (*_LAYING_OUT, *_ARITHMETIC, *ROUNDING)
+"""Nodes that make a constant of others, no larger than these."""
+INTEGERS = (2, 4, 5, 6, 7, 12, 13)
+"""ONNX's numbers of the types of integers that hold 255."""
+_PLAIN = (1, 2, 3, 6, 7)
+"""ONNX's numbers of the types of attributes that are numbers, lists of them, or texts."""
+_HALVES = (10, 16)
+"""Those of float16 and bfloat16."""
 _MOST_STEPS = 16
 """A constant is followed through at most this many nodes."""
 
@@ -49,8 +56,8 @@ class Graph:
     """Names of the inputs that are not constants."""
     outputs: tuple[str, ...]
     """Names of the values that it returns."""
-    takes_bytes: bool
-    """Whether its images are integers."""
+    image_type: int
+    """ONNX's number of the type of its images."""
     image_size: int | None
     """Height and width of its images, if it fixes them."""
     makers: dict[str, Any]
@@ -70,6 +77,8 @@ class Graph:
     """Nodes that no output is computed from; they are not among `nodes`."""
     channels_last: bool = False
     """Constants are in ONNX's order, NCHW."""
+    computed: dict[str, np.ndarray | None] = field(default_factory=dict)
+    """Values that were computed from constants, by name; None for those that are not."""
 
     def attribute(self, node: Any, name: str, default: Any) -> Any:
         """Return the value of a node's attribute."""
@@ -78,59 +87,56 @@ class Graph:
                 return self.onnx.helper.get_attribute_value(attribute)
         return default
 
+    @property
+    def takes_bytes(self) -> bool:
+        """Whether its images are integers."""
+        return self.image_type in INTEGERS
+
     def constant(self, name: str) -> np.ndarray | None:
-        """Return a constant, also one behind Identity, Cast, Transpose or `ROUNDING`; None if it is
-        computed from images.
+        """Return a constant, also one that nodes of the types `_COMPUTED` make of others; None if
+        it is computed from images.
 
         Raises `ValueError` if its bytes do not fit its shape or lie outside of the model's folder.
         """
-        place, nodes = self.place(name)
-        if place is None:
-            return None
-        values = self.read(place)
-        for node in reversed(nodes):
-            if node.op_type == "Transpose":
-                values = values.transpose(self.attribute(node, "perm", None))
-            elif values.dtype.kind in "iu":
-                values = self._dequantise(values, node)
-        return values
+        if name in self.stored:
+            return self.read(name)
+        if name not in self.computed:
+            self.computed[name] = self._compute(self.makers.get(name))
+        return self.computed[name]
 
     def read(self, name: str) -> np.ndarray:
         """Return a stored constant as it is. Raises `ValueError` as `constant` does."""
         return _read_array(self, name)
 
-    def _dequantise(self, values: np.ndarray, node: Any) -> np.ndarray:
-        """Return the float32 values that a node DequantizeLinear makes of constant integers."""
-        scale, zero = (self.constant(name) for name in (*node.input[1:], "", "")[:2])
-        axis = self.attribute(node, "axis", 1)
-        sizes = (1, *values.shape[axis : axis + 1])
-        if scale is None or scale.dtype != np.float32 or scale.size not in sizes:
-            raise ValueError(
-                f"the scale of {node.output[0]!r} must be a constant float32 per channel"
-            )
-        if zero is not None and zero.any():
-            raise ValueError(
-                f"the integers of {node.output[0]!r} are not symmetric: their zero point is not 0"
-            )
-        along = [1] * values.ndim
-        if scale.size > 1:
-            along[axis] = -1
-        return np.asarray(values.astype(np.float32) * scale.reshape(along))
+    def _compute(self, node: Any) -> np.ndarray | None:
+        """Return the constant that a node makes, as ONNX's reference computes it."""
+        if node is None or node.op_type not in _COMPUTED:
+            return None
+        if any(entry.type not in _PLAIN for entry in node.attribute):
+            return None
+        names = list(filter(None, node.input))
+        constants = {name: self.constant(name) for name in names}
+        arrays = {name: array for name, array in constants.items() if array is not None}
+        if len(arrays) < len(constants):
+            return None
+        label = label_node(node)
+        try:
+            sizes = [array.size for array in arrays.values()]
+            if node.op_type in _ARITHMETIC and np.broadcast(*arrays.values()).size > max(sizes):
+                raise ValueError("it is larger than the constants that it is made of")
+            with np.errstate(all="ignore"):
+                return _run_reference(self, node, arrays)
+        except Exception as error:  # the reference's have no common base
+            raise ValueError(f"{label} cannot be computed: {error!s:.200}") from None
 
-    def place(self, name: str) -> tuple[str | None, list[Any]]:
-        """Return the stored constant that a value is, None if it is none, and the nodes that
-        transpose or dequantise it."""
-        nodes: list[Any] = []
+    def place(self, name: str) -> str | None:
+        """Return the stored constant that a value is or is made of first; None if it is none."""
         for _ in range(_MOST_STEPS):
-            if name in self.stored:
-                return name, nodes
             maker = self.makers.get(name)
-            if maker is None or maker.op_type not in _PASSING or not maker.input:
+            if name in self.stored or maker is None or maker.op_type not in _COMPUTED:
                 break
-            if maker.op_type in ("Transpose", "DequantizeLinear"):
-                nodes.append(maker)
-            name = maker.input[0]
-        return None, nodes
+            name = maker.input[0] if maker.input else ""
+        return name if name in self.stored else None
 
     def describe_arrays(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
         """Yield name, type and shape of every stored constant."""
@@ -165,9 +171,17 @@ class Graph:
 
     def list_halves(self) -> list[str]:
         """Return the names of constants of at least two axes that have fewer bits than float32."""
-        kinds = (self.onnx.TensorProto.FLOAT16, self.onnx.TensorProto.BFLOAT16)
         tensors = [tensor for tensor in self.stored.items() if len(tensor[1].dims) > 1]
-        return [name for name, tensor in tensors if tensor.data_type in kinds]
+        return [name for name, tensor in tensors if tensor.data_type in _HALVES]
+
+    @property
+    def rounds(self) -> bool:
+        """Whether it computes with integers, or in half precision."""
+        for node in self.nodes:
+            is_half = node.op_type == "Cast" and self.attribute(node, "to", 1) in _HALVES
+            if is_half or node.op_type in ROUNDING:
+                return True
+        return self.image_type in _HALVES or bool(self.list_halves())
 
 
 def is_onnx(path: Path) -> bool:
@@ -191,7 +205,7 @@ def open_graph(path: Path) -> Graph:
         raise CheckpointError(
             f"{path} is damaged or not an ONNX model: {error}. Export or copy it again."
         ) from None
-    take_squares(model)
+    remove_resize(model)
     graph = model.graph
     stored = {tensor.name: tensor for tensor in graph.initializer} | dict(
         _list_tensors(onnx, graph)
@@ -216,7 +230,7 @@ def open_graph(path: Path) -> Graph:
         tuple(needed),
         tuple(value.name for value in inputs),
         outputs,
-        tensor.elem_type in _INTEGERS,
+        tensor.elem_type or onnx.TensorProto.FLOAT,
         sizes.pop() if len(sizes) == 1 and 0 not in sizes else None,
         makers,
         {name: tuple(nodes) for name, nodes in users.items()},
@@ -260,6 +274,25 @@ def _read_classes(model: Any) -> tuple[str, ...]:
                 return ()
             return tuple(classes) if is_list_of(is_text)(classes) else ()
     return ()
+
+
+def _run_reference(graph: Graph, node: Any, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """Return what ONNX's reference computes by a node of constants."""
+    from onnx.reference import ReferenceEvaluator
+
+    helper: Any = graph.onnx.helper
+    inputs: Any = []
+    for name, array in arrays.items():
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        inputs.append(helper.make_tensor_value_info(name, kind, array.shape))
+    outputs = [graph.onnx.ValueInfoProto(name=node.output[0])]
+    alone = helper.make_graph([node], "constant", inputs, outputs)
+    opsets = graph.opsets
+    if node.op_type in ROUNDING:  # the reference lacks versions of them, which compute the same
+        opsets = (helper.make_opsetid("", 21),)
+    model = helper.make_model(alone, opset_imports=opsets, ir_version=graph.ir_version)
+    results: Any = ReferenceEvaluator(model).run(None, arrays)
+    return np.asarray(results[0])
 
 
 def _read_array(graph: Graph, name: str) -> np.ndarray:

@@ -4,9 +4,9 @@ How images are resized, cropped and normalised is in the metadata property `KEY`
 the fields `lockstep.weights.preprocessing.FIELDS`, as the recipe has them. A model may lack those
 that `_NEEDED` does not name.
 
-A model of photos also has nodes that resize and crop (`lockstep.inference.onnx_photos`). What they
-compute is the value `SQUARES`, and their names, and those of their constants, begin with
-`PREPROCESSING`. Without them the model is one of squares, which are its input `IMAGES` then.
+A model of photos also has nodes that resize and crop (`onnx_photos`). What they compute is the
+value `SQUARES`, and their names, and those of their constants, begin with `PREPROCESSING`. Without
+them the model is one of squares, which are its input `IMAGES` then.
 """
 
 from collections.abc import Iterable, Mapping

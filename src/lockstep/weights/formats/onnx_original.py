@@ -27,8 +27,7 @@ def write(graph: Graph, output: str, folder: Path) -> None:
     constants = [onnx.numpy_helper.from_array(graph.read(name), name) for name in stored]
     if sum(tensor.ByteSize() for tensor in constants) > _MOST_BYTES:
         raise ValueError("it has more than 2 GiB")
-    kind = onnx.TensorProto.UINT8 if graph.takes_bytes else onnx.TensorProto.FLOAT
-    images = onnx.helper.make_tensor_value_info(graph.inputs[0], kind, None)
+    images = onnx.helper.make_tensor_value_info(graph.inputs[0], graph.image_type, None)
     outputs = [onnx.ValueInfoProto(name=output)]
     rebuilt = onnx.helper.make_graph(nodes, "rebuilt", [images], outputs, constants)
     model = onnx.helper.make_model(rebuilt, opset_imports=graph.opsets, ir_version=graph.ir_version)
@@ -45,7 +44,7 @@ def compute(folder: Path, images: np.ndarray) -> tuple[np.ndarray, str]:
         (folder / _MODEL).read_bytes(), options, providers=["CPUExecutionProvider"]
     )
     image = session.get_inputs()[0]
-    if image.type == "tensor(uint8)":
-        images = images.astype(np.uint8)
+    kind = image.type.removeprefix("tensor(").removesuffix(")")
+    images = images.astype({"float": "float32"}.get(kind, kind))
     outputs = [session.run(None, {image.name: one[None]})[0] for one in images]
     return np.concatenate(outputs), f"ONNX Runtime {onnxruntime.__version__}"

@@ -4,16 +4,20 @@ Only preprocessing that is not in the file is assumed, with a remark. Models of 
 have all of it in their metadata (`onnx_metadata`).
 """
 
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights.formats import onnx_graph, onnx_original
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import describe_converted
-from lockstep.weights.formats.network import ROUNDING, Network, label_node
+from lockstep.weights.formats.network import FLOAT_TYPES, ROUNDING, Network, label_node
 from lockstep.weights.formats.network_walk import follow
 from lockstep.weights.formats.onnx_graph import Graph
 from lockstep.weights.formats.onnx_metadata import KEY, read_calibration, read_preprocessing
@@ -25,6 +29,8 @@ from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 NAME = "ONNX"
 
 _FILE = "model.onnx"
+_QUANTISED = re.compile(r"QLinear\w+|\w+Integer|DynamicQuantizeLinear|QGemm")
+"""Operators that compute with integers."""
 
 
 def matches(head: bytes, path: Path) -> bool:
@@ -49,7 +55,7 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
     """
     graph = onnx_graph.open_graph(path)
     try:
-        _check_domains(graph)
+        _check_nodes(graph)
         resnet = follow(graph)
         recipe = resnet.build_recipe()
         calibration = read_calibration(graph.metadata, path)
@@ -79,8 +85,7 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
             resnet.takes,
             resnet.takes_channels_last,
             resnet.head.kind,
-            rounds=any(node.op_type in ROUNDING for node in graph.nodes)
-            or bool(graph.list_halves()),
+            rounds=graph.rounds,
         ),
         parts=(*resnet.parts, *_account_for_rest(graph, {place for _, place in sources})),
         stored=list_arrays(graph.describe_arrays(), sources),
@@ -89,13 +94,49 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
     )
 
 
-def _check_domains(graph: Graph) -> None:
-    """Raise `ValueError` if a node is not one of ONNX's own operators."""
+def _check_nodes(graph: Graph) -> None:
+    """Raise `ValueError` if a node is not one of ONNX's own operators, or computes with integers,
+    or if images are not of a type that holds numbers up to 255."""
     for node in graph.nodes:
-        if node.domain not in ("", "ai.onnx"):
+        label = label_node(node)
+        if _QUANTISED.fullmatch(node.op_type):
             raise ValueError(
-                f"{label_node(node)} is an operator of {node.domain!r:.60}, expected ONNX's own"
+                f"it is quantised: {label} computes with integers; export it with floats, or with"
+                f" pairs of {' and '.join(ROUNDING)}"
             )
+        if node.domain not in ("", "ai.onnx"):
+            raise ValueError(f"{label} is an operator of {node.domain!r:.60}, expected ONNX's own")
+        if node.op_type in ROUNDING and not _is_of_pair(graph, node):
+            raise ValueError(
+                f"it is quantised: {label} is not one of a pair of {' and '.join(ROUNDING)} with"
+                " one scale, so its answers would be others"
+            )
+    if graph.image_type not in (*FLOAT_TYPES, *onnx_graph.INTEGERS):
+        raise ValueError(
+            f"its images are of ONNX's type {graph.image_type}, expected floats or integers that"
+            " hold 255"
+        )
+
+
+def _is_of_pair(graph: Graph, node: Any) -> bool:
+    """Return whether a node that rounds is constant, or next to one that turns back what it does
+    or what it turns back."""
+    if graph.constant(node.output[0]) is not None:
+        return True
+    others = [graph.makers.get(node.input[0])]
+    if node.op_type == ROUNDING[0]:
+        others = [*graph.users.get(node.output[0], ())]
+        others += [None for name in graph.outputs if name == node.output[0]]
+    for other in others:
+        if other is None or {node.op_type, other.op_type} != {*ROUNDING}:
+            return False
+        values = [[*map(graph.constant, one.input[1:])] for one in (node, other)]
+        if len(values[0]) != len(values[1]):
+            return False
+        for one, two in zip(*values, strict=True):
+            if one is None or two is None or not np.array_equal(one, two):
+                return False
+    return bool(others)
 
 
 def _account_for_rest(graph: Graph, used: set[str]) -> Iterator[Part]:

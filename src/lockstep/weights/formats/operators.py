@@ -56,6 +56,6 @@ class OperatorGraph:
             raise ValueError(f"{what} ({name!r:.80}) is {kind}, expected constant floats")
         return np.array(values, np.float32, order="C")
 
-    def place(self, name: str) -> tuple[str | None, Any]:
+    def place(self, name: str) -> str | None:
         """Return the name under which a file stores a constant; None if it stores none."""
-        return self.places.get(name), None
+        return self.places.get(name)

@@ -8,7 +8,16 @@ import numpy as np
 from lockstep.backends.shared.operators import Operand
 from lockstep.backends.shared.resizing import crop_centre, read_geometry
 from lockstep.recipes import Recipe
-from lockstep.weights.formats.onnx_metadata import IMAGES, PREPROCESSING, SQUARES, rename_input
+from lockstep.weights.formats.onnx_metadata import (
+    IMAGES,
+    KEY,
+    PREPROCESSING,
+    SQUARES,
+    apply_preprocessing,
+    rename_input,
+    take_squares,
+)
+from lockstep.weights.formats.protobuf import map_entries
 
 _OPERATORS = {"add": "Add", "subtract": "Sub", "multiply": "Mul", "divide": "Div"}
 
@@ -50,6 +59,19 @@ def check_resize(model: Any, recipe: Recipe) -> None:
     is_bare = not parts[0] and model.graph.input[0].name != IMAGES
     if parts not in (expected, ([], ["Cast"])) and not is_bare:
         raise ValueError("its images pass through other nodes than its metadata describes")
+
+
+def remove_resize(model: Any) -> None:
+    """Change a model of photos that `lockstep export` wrote into one of squares; any other model
+    stays as it is, also one whose nodes have the same names."""
+    text = map_entries(model.metadata_props).get(KEY)
+    if text is None:
+        return
+    try:
+        check_resize(model, apply_preprocessing(Recipe(), text, normalises=False))
+    except (ValueError, LookupError):
+        return
+    take_squares(model)
 
 
 def _split_resize(graph: Any) -> tuple[list[bytes], list[str]]:
