@@ -14,6 +14,7 @@ from lockstep.data.sources import (
     CLASSES,
     QUARANTINE,
     STORE_FILES,
+    find_store_folder,
     is_file,
     is_folder,
     shorten_list,
@@ -102,11 +103,12 @@ def list_beside_classes(root: Path) -> list[Skipped]:
 def read_class_folder(root: Path, name: str) -> ClassFolder:
     """Return the contents of a class folder of `root`."""
     contents = ClassFolder([], set(), [], {})
-    if (root / name / MEMBERS).is_file():
+    stored = find_store_folder(root) is not None and (root / name / MEMBERS).is_file()
+    if stored:
         _sort_objects(root, name, contents)
     for entry in _scan(root / name):
         place = f"{name}/{entry.name}"
-        if entry.name in (BUNDLE, MEMBERS):
+        if stored and entry.name in (BUNDLE, MEMBERS):
             continue
         if entry.name.startswith("."):
             contents.skipped.append(Skipped(HIDDEN, place))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lockstep.data.stores.objects import find_url
 from lockstep.system.errors import DataError
+from lockstep.system.files import user_cache
 from lockstep.system.regular_files import RECORDS, read_regular_text
 
 FOLDER = "folder"
@@ -44,6 +45,8 @@ BUNDLE = ".lockstep-objects"
 STORE_FILES = (".store.json", ".listing.lock", ".parts")
 """The files of a folder that stands for an object store, besides those of the data set: the list of
 objects, a lock, and the folder of what processes have fetched."""
+STORES = "stores"
+"""The folder of the user's cache in which folders stand for object stores."""
 DALI_INDEXES = "idx"
 """The folder of DALI's indexes next to TFRecord files."""
 
@@ -80,9 +83,26 @@ def name_folder(folder: Path) -> str:
     return str(folder)
 
 
+def find_store_folder(path: Path) -> Path | None:
+    """Return the folder at or above a path that stands for an object store; None if there is none.
+
+    Its list of objects decides what is requested, and from which address, and its cache is emptied.
+    So only a folder that was made for an address in this user's cache stands for a store: the same
+    files in another folder, such as someone's data set, or behind a link are files like others.
+    """
+    stores = user_cache() / STORES
+    for folder in (path, *path.parents[:3]):
+        with suppress(OSError):
+            if folder.parent.samefile(stores) and not folder.is_symlink():
+                return folder
+    return None
+
+
 def read_store_field(folder: Path, name: str) -> str | None:
     """Return what the list of objects in a folder that stands for a store says of the store: its
     `url`, or the `address` that commands name. None in other folders."""
+    if find_store_folder(folder) != folder:
+        return None
     with suppress(OSError, ValueError, KeyError, TypeError):
         return str(json.loads(read_regular_text(folder / STORE_FILES[0], RECORDS))[name])
     return None
@@ -114,7 +134,7 @@ def find_source(root: Path) -> Source:
     _check_written(root)
     folders, files = list_visible(root)
     if set(folders) - {DALI_INDEXES}:
-        bundles = [f"{folder}/{BUNDLE}" for folder in folders]
+        bundles = [f"{folder}/{BUNDLE}" for folder in folders if find_store_folder(root)]
         return Source(FOLDER, root, tuple(name for name in bundles if (root / name).is_file()))
     return _make_source(root, files, "") or Source(FOLDER, root)
 

@@ -41,7 +41,7 @@ class CachedObject:
     @contextmanager
     def _open(self, path: Path) -> Iterator[int]:
         """Open a file for one call: there may be more objects than a process may open."""
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             yield file
         finally:

@@ -25,6 +25,8 @@ from lockstep.data.sources import (
     DALI_INDEXES,
     QUARANTINE,
     STORE_FILES,
+    STORES,
+    find_store_folder,
     group_by_format,
     list_visible,
     read_store_field,
@@ -66,7 +68,7 @@ def _open_folder(url: str) -> Path:
             " names that end in .tar, .tfrecord or .rec, or -00000-of-00001"
         )
     _check_names(url, [item.name for item in items], classes)
-    folder = user_cache() / "stores" / hashlib.sha256(url.encode()).hexdigest()[:16]
+    folder = user_cache() / STORES / hashlib.sha256(url.encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     with hold_lock(folder / _LISTING_LOCK):
         _write_folder(folder, store, items, classes)
@@ -220,11 +222,11 @@ class Mirror:
 
 def find_mirror(path: Path) -> Mirror | None:
     """Return the mirror that a file belongs to; None if it is a file with contents."""
-    for folder in path.parents[:3]:
-        if (folder / NOTE).is_file():
-            with _OPENING:
-                return _open_mirror(folder)
-    return None
+    folder = find_store_folder(path)
+    if folder is None:
+        return None
+    with _OPENING:
+        return _open_mirror(folder)
 
 
 _OPENING = Lock()
@@ -244,7 +246,13 @@ def _claim_folder(mirror: Path, items: dict[str, StoredObject]) -> tuple[Path, i
     for number in count():
         folder = mirror / _PARTS / f"{machine}-{number}"
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if folder.resolve() != mirror.resolve() / _PARTS / folder.name:
+            raise DataError(
+                f"{folder} is behind a link; expected a folder, since files in it are removed."
+                " Remove the link"
+            )
+        mode = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        lock = os.open(folder / "lock", mode, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
