@@ -129,6 +129,6 @@ def _content(image: Image, recipe: Recipe) -> tuple[bytes | np.ndarray, int]:
 def _read_pillow(image: PIL.Image.Image, *, turns: bool) -> np.ndarray:
     try:
         # Both load the pixels, and the user's image stays as it is.
-        return convert_to_rgb(PIL.ImageOps.exif_transpose(image) if turns else image.copy())
+        return convert_to_rgb(PIL.ImageOps.exif_transpose(image) if turns else image.copy(), image)
     except Exception as error:  # a damaged file makes Pillow's readers raise almost anything
         raise ValueError(str(error) or type(error).__name__) from None

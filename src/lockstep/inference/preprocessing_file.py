@@ -53,8 +53,8 @@ def prepare(photo):
         with Image.open(photo) as image:
             upright = ImageOps.exif_transpose(image) if TURNS else image
             if upright.mode.startswith("I"):  # 16 bits of grey
-                grey = np.clip(np.asarray(upright) >> 8, 0, 255)
-                upright = Image.fromarray(grey.astype(np.uint8))
+                grey = np.clip(np.asarray(upright), 0, 65535).astype(np.uint32)
+                upright = Image.fromarray(((grey * 255 + 32767) // 65535).astype(np.uint8))
             photo = np.asarray(upright.convert("RGB"))
     squares = crop_centre(photo[None], GEOMETRY, NumPy())
     if NORMALISES:

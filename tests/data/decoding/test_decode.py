@@ -225,7 +225,7 @@ BROKEN = {
     ),
     "a CMYK JPEG cut in half": (CMYK[: len(CMYK) // 2], "truncated"),
     "a PNG cut in half": (PNG[: len(PNG) // 2], "truncated"),
-    "a PNG with a hole": (PNG[:2000] + bytes(400) + PNG[2400:], "data stream"),
+    "a PNG with a hole": (PNG[:2000] + bytes(400) + PNG[2400:], "checksum of a PNG's chunk IDAT"),
 }
 
 

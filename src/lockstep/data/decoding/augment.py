@@ -15,6 +15,7 @@ from PIL import Image
 
 from lockstep.data.decoding import jpeg
 from lockstep.data.decoding.decode import check, decode, is_plain_jpeg
+from lockstep.data.decoding.file_parts import JPEG_START
 from lockstep.data.decoding.jpeg import Window
 from lockstep.data.decoding.orientation import (
     UPRIGHT,
@@ -23,7 +24,7 @@ from lockstep.data.decoding.orientation import (
     turn_image,
 )
 from lockstep.data.decoding.sampling import crop_to_needed, filter_square, sample_square, stretches
-from lockstep.data.decoding.size_limits import JPEG_START, MOST_RESIZED, TooManyPixels, decoding
+from lockstep.data.decoding.size_limits import MOST_RESIZED, TooManyPixels, decoding
 from lockstep.recipes import Recipe
 from lockstep.recipes.augmentation import Augmentation
 from lockstep.recipes.order import BatchPlan, centre_plan

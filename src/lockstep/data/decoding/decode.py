@@ -14,10 +14,22 @@ import simplejpeg
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from lockstep.data.decoding import jpeg
+from lockstep.data.decoding.file_parts import (
+    JPEG_START,
+    PNG_START,
+    is_ancillary,
+    list_damaged_chunks,
+)
 from lockstep.data.decoding.image_formats import explain_unreadable, readable_formats
 from lockstep.data.decoding.jpeg_frames import check_frame
+from lockstep.data.decoding.samples import (
+    check_tiff,
+    explain_tiff,
+    load_colours,
+    read_tiff_tags,
+    scale_grey,
+)
 from lockstep.data.decoding.size_limits import (
-    JPEG_START,
     MOST_HEADER_BYTES,
     MOST_PIXELS,
     OverBudget,
@@ -163,13 +175,33 @@ def _check_by_pillow(data: bytes) -> tuple[int, int]:
         return image.height, image.width
 
 
-def convert_to_rgb(image: Image.Image) -> np.ndarray:
+def convert_to_rgb(image: Image.Image, source: Image.Image | None = None) -> np.ndarray:
     """Return a loaded image of Pillow as uint8 RGB [height, width, 3], as `decode` does. Its `info`
-    may change."""
-    if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip at 255
-        image = Image.fromarray(np.clip(np.asarray(image) >> 8, 0, 255).astype(np.uint8))
+    may change. `source` is the image as it was opened, if `image` was made of it.
+
+    Raises `ValueError` if its values have no known range.
+    """
+    image = scale_grey(image, source or image)
     image.info.pop("transparency", None)  # otherwise Pillow warns that it is dropped
     return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def drop_damaged_chunks(data: bytes) -> bytes:
+    """Return an image without the ancillary chunks of a PNG that fail their checksum, as libpng
+    reads it. Raises `ValueError` with the name of a chunk that cannot be dropped."""
+    if not data.startswith(PNG_START):
+        return data
+    kept = []
+    place = 0
+    for name, start, end in list_damaged_chunks(data):
+        if not is_ancillary(name):
+            raise ValueError(
+                f"the checksum of a PNG's chunk {name.decode(errors='replace')} is wrong: its data"
+                " is damaged; replace the file"
+            )
+        kept.append(data[place : start - 8])
+        place = end + 4
+    return b"".join((*kept, data[place:])) if kept else data
 
 
 def _open_by_pillow(data: bytes | memoryview) -> ImageFile.ImageFile:
@@ -189,6 +221,8 @@ def _open_by_pillow(data: bytes | memoryview) -> ImageFile.ImageFile:
 def _load_by_pillow(data: bytes) -> Iterator[Image.Image]:
     """Yield an image with its pixels loaded. Errors in the block are raised as `ValueError`."""
     try:
+        check_bytes(data)
+        data = drop_damaged_chunks(data)
         image = _open_by_pillow(data)
         check_size(image.height, image.width, len(data))
         if data[:2] == JPEG_START:
@@ -196,10 +230,12 @@ def _load_by_pillow(data: bytes) -> Iterator[Image.Image]:
         elif image.tile and image.tile[0][0] in _DECODERS_IN_PYTHON:
             check_slow_format(data, image.height * image.width)
         with decoding(image.height * image.width):
-            image.load()
-            yield image
+            check_tiff(getattr(image, "tag_v2", {}))
+            loaded = load_colours(image, lambda: _open_by_pillow(data))
+            yield scale_grey(loaded, image)
     except UnidentifiedImageError:
-        raise ValueError(explain_unreadable(data)) from None
+        tags = read_tiff_tags(data)
+        raise ValueError(explain_tiff(tags) if tags else explain_unreadable(data)) from None
     except OverBudget:
         raise
     except Image.DecompressionBombError as error:

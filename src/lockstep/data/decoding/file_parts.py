@@ -7,6 +7,8 @@ Pillow takes time for every part, so the parts are counted before it opens a fil
 import re
 import struct
 from collections.abc import Iterator
+from itertools import islice
+from zlib import crc32
 
 JPEG_START = b"\xff\xd8"
 """The first bytes of every JPEG."""
@@ -16,8 +18,12 @@ _SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
 not end a scan."""
 _WITHOUT_LENGTH = (0xD8, 0xD9)
 """Markers that start and end an image. libjpeg refuses a second start."""
-_PNG = b"\x89PNG\r\n\x1a\n"
+PNG_START = b"\x89PNG\r\n\x1a\n"
 _LAST_CHUNK = b"IEND"
+_IS_ANCILLARY = 0x20
+"""The bit of a chunk's first letter that is set if a decoder may do without the chunk."""
+Chunk = tuple[bytes, int, int]
+"""The name of a chunk, and where its content starts and ends."""
 _TIFF_ORDERS = {b"II": "<", b"MM": ">"}
 _BIG_TIFF = 43
 _TIFF_BYTES = (1, 2, 6, 7)
@@ -48,8 +54,8 @@ def count_parts(data: bytes | memoryview, most: int) -> int:
 
     Counting stops above `most`, and where a file is damaged.
     """
-    if data[:8] == _PNG:
-        return _count_chunks(data, most)
+    if data[:8] == PNG_START:
+        return sum(1 for _ in islice(list_png_chunks(data), most + 1))
     order = _TIFF_ORDERS.get(bytes(data[:2]))
     if order is None:
         return 0
@@ -59,16 +65,42 @@ def count_parts(data: bytes | memoryview, most: int) -> int:
         return 0
 
 
-def _count_chunks(data: bytes | memoryview, most: int) -> int:
-    chunks = 0
-    place = len(_PNG)
-    while chunks <= most and place < len(data):
-        chunks += 1
-        if data[place + 4 : place + 8] == _LAST_CHUNK:
-            break
-        length = int.from_bytes(data[place : place + 4], "big")
-        place += 12 + length  # with length, name and checksum
-    return chunks
+def list_png_chunks(data: bytes | memoryview) -> Iterator[Chunk]:
+    """Yield the chunks of a PNG up to its last one, or to the one that the file ends in."""
+    place = len(PNG_START)
+    name = b""
+    while place + 8 <= len(data) and name != _LAST_CHUNK:
+        name = bytes(data[place + 4 : place + 8])
+        start = place + 8
+        end = start + int.from_bytes(data[place : place + 4], "big")
+        yield name, start, end
+        place = end + 4  # behind the checksum
+
+
+def list_webp_chunks(data: bytes | memoryview) -> Iterator[Chunk]:
+    """Yield the chunks of a WebP, which is a RIFF file."""
+    place = 12
+    while place + 8 <= len(data):
+        start = place + 8
+        end = start + int.from_bytes(data[place + 4 : start], "little")
+        yield bytes(data[place : place + 4]), start, end
+        place = end + end % 2
+
+
+def list_damaged_chunks(data: bytes | memoryview) -> list[Chunk]:
+    """Return the chunks of a PNG whose checksum is wrong. A file that ends too early has no
+    checksum to compare."""
+    damaged = []
+    for name, start, end in list_png_chunks(data):
+        checksum = bytes(data[end : end + 4])
+        if len(checksum) == 4 and crc32(data[start - 4 : end]).to_bytes(4, "big") != checksum:
+            damaged.append((name, start, end))
+    return damaged
+
+
+def is_ancillary(name: bytes) -> bool:
+    """Return whether a decoder may do without a chunk of a PNG."""
+    return bool(name[0] & _IS_ANCILLARY)
 
 
 def _count_entries(data: bytes | memoryview, order: str, most: int) -> int:
