@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from lockstep.data import listing as listing_module
+from lockstep.data.class_folders import Skipped
 from lockstep.data.containers import Sample
-from lockstep.data.index import Index, open_index
+from lockstep.data.index import Index, list_skipped, open_index
 from lockstep.data.packing.splits import shard_name
 from lockstep.data.sources import find_split
 from lockstep.system.errors import DataError
@@ -72,6 +73,24 @@ def test_a_list_that_names_a_class_twice_is_refused(tmp_path: Path) -> None:
         open_index(tmp_path)
 
 
+def test_a_list_one_folder_above_is_that_of_train_and_val_alone(tmp_path: Path) -> None:
+    names = ("ape", "cat", "dog")
+    image_folder(tmp_path, {f"{place}/cat/0.jpg": jpeg() for place in ("train", "photos")})
+    (tmp_path / "classes.txt").write_bytes(b"\xef\xbb\xbfape\r\n\r\ncat\r\ndog")
+    assert open_index(tmp_path / "train").classes == names
+    assert open_index(tmp_path / "photos").classes == ("cat",)
+    (tmp_path / "photos/classes.txt").write_text("ape\ncat\ndog\n")
+    assert open_index(tmp_path / "photos").classes == names
+
+
+def test_a_list_that_lacks_a_folder_is_left_out_by_name(tmp_path: Path) -> None:
+    image_folder(tmp_path, {f"{name}/0.jpg": jpeg() for name in ("cat", "dog")})
+    (tmp_path / "classes.txt").write_text("dgo\ncat\n")
+    index = open_index(tmp_path)
+    assert index.classes == ("cat", "dog")
+    assert list_skipped(index) == (Skipped("class-list", "classes.txt without dog"),)
+
+
 def tar(path: Path, members: dict[str, bytes]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as file:
@@ -108,9 +127,9 @@ def test_a_tar_of_an_image_folder_has_the_digest_of_the_folder(tmp_path: Path) -
 
 
 def test_folders_called_by_numbers_are_names_in_a_tar_and_in_a_folder(tmp_path: Path) -> None:
-    """As text, 10 sorts before 2. The validation images alone would not show this."""
+    """They sort as numbers. A split without some of them shows that they are names."""
     train = [f"{name}/x.jpg" for name in ("0", "1", "10", "2")]
-    val = [f"{name}/x.jpg" for name in ("0", "1", "2")]
+    val = [f"{name}/x.jpg" for name in ("0", "2", "10")]
     image_folder(
         tmp_path / "folder",
         {f"train/{name}": jpeg() for name in train} | {f"val/{name}": jpeg() for name in val},
@@ -119,7 +138,8 @@ def test_folders_called_by_numbers_are_names_in_a_tar_and_in_a_folder(tmp_path: 
     tar(tmp_path / "tar/val-0.tar", {name: jpeg() for name in val})
     for root in (tmp_path / "folder", tmp_path / "tar"):
         training = open_index(find_split(root, "train"))
-        assert labels(open_index(find_split(root, "val"), classes=training.classes)) == [0, 1, 3]
+        assert training.classes == ("0", "1", "2", "10")
+        assert labels(open_index(find_split(root, "val"), classes=training.classes)) == [0, 2, 3]
 
 
 def test_a_tar_with_numbers_and_folders_as_classes_is_refused(tmp_path: Path) -> None:

@@ -354,8 +354,9 @@ def _open_shown(
 ) -> "tuple[Index, Recipe]":
     """Return the index of a split, and the recipe that `train` has with these options. If the
     recipe has a validation share or a fold, the images are divided as in its runs."""
-    from lockstep.data.split import divide_index
+    from lockstep.data.split import arrange_classes, divide_index
     from lockstep.recipes import load_recipe, my_images
+    from lockstep.runs.folder import read_classes
     from lockstep.system.errors import DataError, UserError, nearest
 
     recipe = source = None
@@ -372,7 +373,9 @@ def _open_shown(
     else:
         recipe = load_recipe(name).replace(**changes)
         division = recipe.division
-    indexes = dict(_indexes(data))
+    own = read_classes(Path(name or ""))
+    order = (recipe or wanted).class_order
+    indexes = {split: arrange_classes(index, order, own) for split, index in _indexes(data)}
     if division:
         whole = indexes.get("train") or indexes[""]
         indexes = dict(zip(("train", "val"), divide_index(whole, division), strict=True))

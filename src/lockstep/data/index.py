@@ -38,7 +38,7 @@ from lockstep.data.images import (
     relabel,
 )
 from lockstep.data.inspection import list_and_inspect
-from lockstep.data.listing import Listing, list_images
+from lockstep.data.listing import Listing, list_images, order_as_listed
 from lockstep.data.sources import (
     CACHE,
     CLASSES,
@@ -178,7 +178,7 @@ def open_index(
                 stamp = _stamp(source)
                 index = _build(source, lock.tell)
                 _store(index, cache, stamp)
-    return index if classes is None else _relabel(index, classes)
+    return index if classes is None else relabel_index(index, classes)
 
 
 def find_index(source: Source, *, classes: tuple[str, ...]) -> Index | None:
@@ -190,7 +190,7 @@ def find_index(source: Source, *, classes: tuple[str, ...]) -> Index | None:
     """
     _check_folders(source, classes)
     index = _load_any(source)
-    return None if index is None else _relabel(index, classes)
+    return None if index is None else relabel_index(index, classes)
 
 
 def check_layouts(sources: Iterable[Source]) -> None:
@@ -220,11 +220,16 @@ def _load_any(source: Source) -> Index | None:
     return None
 
 
-def _relabel(index: Index, classes: tuple[str, ...]) -> Index:
+def relabel_index(index: Index, classes: tuple[str, ...]) -> Index:
+    """Return the index with labels that are positions in `classes`, in the order of a listing with
+    them. Raises `DataError` if a class is not in `classes`."""
     if classes == index.classes:
         return index
-    index = relabel(index, classes)
-    return replace(index, digest=_digest(index.rows, index.classes))
+    moved = relabel(index, classes)
+    order = order_as_listed(moved, index.classes)
+    if order is not None:
+        return subset(moved, order)
+    return replace(moved, digest=_digest(moved.rows, moved.classes))
 
 
 def _check_folders(source: Source, classes: tuple[str, ...] | None) -> None:

@@ -4,19 +4,27 @@ for all formats."""
 import errno
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from threading import Event
 
 import numpy as np
 
-from lockstep.data.class_folders import ClassFolder, Skipped, list_class_folders, read_class_folder
+from lockstep.data.class_folders import (
+    CLASS_LIST,
+    ClassFolder,
+    Skipped,
+    list_class_folders,
+    read_class_folder,
+)
+from lockstep.data.class_order import are_numbers, sort_classes
 from lockstep.data.containers import NO_LABEL, Damage, Stored, recordio, tfrecord, webdataset
 from lockstep.data.images import ROW, Images, Names, Progress, Quarantined, relabel
-from lockstep.data.sources import CLASSES, FOLDER, Source
+from lockstep.data.sources import ALIASES, CLASSES, FOLDER, Source
 from lockstep.data.stores.bundles import explain_new_list
 from lockstep.system.errors import DataError
 from lockstep.system.machine import cores
@@ -71,7 +79,8 @@ def list_images(
     the same order in every format:
 
     - RecordIO: by the number from im2rec.
-    - Other formats: by class and name, or only by name if all names are numbers.
+    - Other formats: by class and name, or only by name if all names are numbers. Classes whose
+      names are all numbers sort as numbers.
     - If numbers or names are missing or not unique: as stored.
 
     In a folder, only `folder/class/image` is listed. A class folder without images is no class;
@@ -83,16 +92,38 @@ def list_images(
         listing = _list_folder(source, quarantine)
     else:
         listing = _list_files(source, first_label, quarantine, progress, inspect)
-    return listing if classes is None else relabel(listing, classes)
+    if classes is None:
+        return listing
+    moved = relabel(listing, classes)
+    order = order_as_listed(moved, listing.classes)
+    if order is None:
+        return moved
+    return replace(moved, rows=moved.rows[order], names=Names.of(moved.names[i] for i in order))
+
+
+def order_as_listed(images: Images, before: Sequence[str]) -> np.ndarray | None:
+    """Return the order in which images with new labels are listed; None if they are in it.
+
+    `before` are the names of the classes in the order of their old labels. Only the order of
+    numbers can differ from it, except in RecordIO, where images have numbers.
+    """
+    is_same = images.numbered or not are_numbers(before) or images.classes == tuple(before)
+    if is_same or images.source.format == "recordio":
+        return None
+    return _order(np.zeros(0, np.int64), images.rows, list(images.names))
 
 
 def _list_folder(source: Source, quarantine: Mapping[str, str]) -> Listing:
     folders = list_class_folders(source.root)
     contents = {name: read_class_folder(source.root, name) for name in folders}
     folders = [name for name in folders if contents[name].files]
+    skipped = list(chain.from_iterable(folder.skipped for folder in contents.values()))
     classes = read_classes(source) or ()
-    if not set(folders) <= set(classes):
-        classes = tuple(folders)
+    unlisted = sorted(set(folders) - set(classes))
+    if classes and unlisted:
+        skipped.append(Skipped(CLASS_LIST, f"{CLASSES} without {unlisted[0]}"))
+    if unlisted:
+        classes = sort_classes(folders)
     labels_by_class = {name: label for label, name in enumerate(classes)}
     names = []
     labels = []
@@ -120,7 +151,7 @@ def _list_folder(source: Source, quarantine: Mapping[str, str]) -> Listing:
         numbered=False,
         damaged=tuple(damaged),
         left_out=tuple(left_out),
-        skipped=tuple(chain.from_iterable(folder.skipped for folder in contents.values())),
+        skipped=tuple(skipped),
     )
 
 
@@ -167,7 +198,7 @@ def _list_files(
     inspect: Inspect | None,
 ) -> Listing:
     files = _read_files(source, first_label, quarantine, progress, inspect)
-    folders = sorted({name for file in files for name in file.folders})
+    folders = sort_classes(sorted({name for file in files for name in file.folders}))
     parts = [np.zeros(0, ROW)]
     numbers = [np.zeros(0, np.int64)]
     names: list[bytes] = []
@@ -187,7 +218,7 @@ def _list_files(
                 " expected one of them"
             )
     rows = np.concatenate(parts)
-    classes = tuple(folders) or _name_classes(source, rows["label"], class_names)
+    classes = folders or _name_classes(source, rows["label"], class_names)
     order = _order(np.concatenate(numbers), rows, names)
     return Listing(
         source,
@@ -281,7 +312,7 @@ def find_fault(item: Stored, first_label: int = 0) -> str:
     return f"its label is {item.label}"
 
 
-def _replace_labels(rows: np.ndarray, file: _File, folders: list[str]) -> np.ndarray:
+def _replace_labels(rows: np.ndarray, file: _File, folders: Sequence[str]) -> np.ndarray:
     """Return rows in which temporary labels are replaced by positions in `folders`."""
     if not file.folders:
         return rows
@@ -342,15 +373,20 @@ def _name_classes(
 
 
 def read_classes(source: Source) -> tuple[str, ...] | None:
-    """Return the names in `classes.txt` in a source's folder or in the folder above; None if there
-    is no such file."""
-    for folder in (source.root, source.root.parent):
+    """Return the names in `classes.txt` in a source's folder, or in the folder above a folder
+    `train` or `val`; None if there is no such file."""
+    root = source.root.absolute()
+    folders = [source.root]
+    if root.name.lower() in chain.from_iterable(ALIASES.values()):
+        folders.append(root.parent)
+    for folder in folders:
         if (folder / CLASSES).is_file():
             # Not splitlines: it also splits at characters that names can contain.
             text = read_regular_text(folder / CLASSES, RECORDS, errors="surrogateescape")
-            names = tuple(filter(None, map(str.strip, text.split("\n"))))
+            lines = text.removeprefix("\ufeff").split("\n")
+            names = tuple(filter(None, map(str.strip, lines)))
             if len(set(names)) < len(names):
-                twice = next(name for i, name in enumerate(names) if name in names[:i])
+                [(twice, _)] = Counter(names).most_common(1)
                 raise DataError(
                     f"{folder / CLASSES} lists {twice} twice; expected a different name for each"
                     " class"

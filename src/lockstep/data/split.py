@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lockstep.data.class_folders import Skipped, describe_skipped, list_class_folders
+from lockstep.data.class_order import AS_INDEXED, sort_classes
 from lockstep.data.images import Progress, printable
 from lockstep.data.index import (
     Index,
@@ -25,6 +26,7 @@ from lockstep.data.index import (
     find_index,
     list_skipped,
     open_index,
+    relabel_index,
     subset,
 )
 from lockstep.data.sources import (
@@ -89,6 +91,8 @@ def open_sets(
     *,
     validates: bool = True,
     is_strict: bool = False,
+    class_order: str = AS_INDEXED,
+    own_classes: tuple[str, ...] = (),
 ) -> Sets:
     """Return the training and validation images of a data set, or of one split of it that is given
     in its place.
@@ -98,7 +102,8 @@ def open_sets(
     function to call with its progress.
     Without `validates`, validation images are not read: their index is empty, and a folder of
     classes has only training images. With `is_strict`, class folders that are empty or hold folders
-    are refused; otherwise they are left out, and a note counts them. Raises `DataError` if there
+    are refused; otherwise they are left out, and a note counts them. Classes have the order
+    `class_order`, or that of `own_classes`, those of the run so far. Raises `DataError` if there
     are no validation images, or if there are and a share is requested.
     """
     data, sources, notes = find_run_sources(data, division, validates=validates)
@@ -106,14 +111,28 @@ def open_sets(
         check_layouts(sources)
     if division:
         whole = open_index(sources[0], progress=progress("indexing"))
+        whole = arrange_classes(whole, class_order, own_classes)
         return Sets(*divide_index(whole, division), data, notes + note_skipped(data, [whole]))
     training = open_index(sources[0], progress=progress("indexing train"))
+    training = arrange_classes(training, class_order, own_classes)
     if not validates:
         nothing = replace(subset(training, np.zeros(0, np.int64)), quarantined=())
         return Sets(training, nothing, data, notes + note_skipped(data, [training]))
     validation = open_index(sources[1], classes=training.classes, progress=progress("indexing val"))
     notes += note_skipped(data, [training, validation])
+    if validation.numbered and not training.numbered:
+        notes.append("labels of validation images are matched by number: they have no class names")
     return Sets(training, validation, data, notes)
+
+
+def arrange_classes(index: Index, class_order: str, own_classes: tuple[str, ...] = ()) -> Index:
+    """Return the index with its classes in an order of `class_order`, or as in `own_classes` if
+    these have all of its classes."""
+    if index.numbered:
+        return index
+    if set(index.classes) <= set(own_classes):
+        return relabel_index(index, own_classes)
+    return relabel_index(index, sort_classes(index.classes, class_order))
 
 
 class RunSources(NamedTuple):

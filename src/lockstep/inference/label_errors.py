@@ -109,7 +109,8 @@ def check_labels(
     recipe = Recipe()
     for run in _list_folders(runs):
         weights = open_weights(run)
-        sets = open_sets(data, weights.recipe.division, recorder.progress)
+        own = weights.classes
+        sets = open_sets(data, weights.recipe.division, recorder.progress, own_classes=own)
         _check_images(weights, sets, data, run)
         recipe = weights.recipe
         images = len(sets.training) + len(sets.validation)

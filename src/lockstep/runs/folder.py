@@ -19,7 +19,7 @@
 
 import fcntl
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -29,6 +29,7 @@ from lockstep.recipes import Recipe, difference, load_recipe
 from lockstep.recipes.field_validation import format_value, list_changes, shorten_text
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import write_text
+from lockstep.system.strict_json import is_list_of, is_text
 from lockstep.weights import checkpoint
 
 LOGS = "logs"
@@ -37,6 +38,19 @@ LOGS = "logs"
 
 Changed = dict[str, tuple[Any, Any]]
 """Recipe fields that differ: name -> (value in the folder, new value)."""
+
+
+def read_classes(path: Path) -> tuple[str, ...]:
+    """Return the classes of the run in a folder, in the order of its labels; none if no checkpoint
+    of it can be read."""
+    checkpoints = path / "checkpoints"
+    for step in reversed(checkpoint.steps(checkpoints)):
+        folder = checkpoint.checkpoint_path(checkpoints, step)
+        with suppress(CheckpointError):
+            about = checkpoint.read_metadata(checkpoint.find_weights_file(folder, ema=False)) or {}
+            if is_list_of(is_text)(about.get("classes")):
+                return tuple(about["classes"])
+    return ()
 
 
 @contextmanager

@@ -16,7 +16,12 @@ from lockstep.recipes.order import check_batch_norm, check_shares, steps_per_epo
 from lockstep.recipes.schedule import learning_rates
 from lockstep.runs import resuming
 from lockstep.runs.context import RunContext, stop_before_training
-from lockstep.runs.folder import Changed, open_run_folder, refuse_another_recipe
+from lockstep.runs.folder import (
+    Changed,
+    open_run_folder,
+    read_classes,
+    refuse_another_recipe,
+)
 from lockstep.runs.loggers import check_installed
 from lockstep.runs.recipe_from_images import choose_from_images
 from lockstep.runs.recorder import Recorder
@@ -95,13 +100,13 @@ def _settle_recipe(
         _check_recipe(recipe, execution, world)
         start = None if settings.counts_classes else _fit_start(recipe, source, world, out)
         is_strict = recipe.based_on not in OWN_IMAGES
-        sets = _open_sets(settings.data, recipe, recorder, stop, execution, is_strict=is_strict)
+        sets = _open_sets(settings, recipe, recorder, stop, execution, is_strict=is_strict)
         if settings.counts_classes:
             recipe, notes = _count_classes(recipe, sets)
             start = _fit_start(recipe, source, world, out)
     else:
         wanted = settings.wanted.load_plug_ins()
-        sets = _open_sets(settings.data, wanted, recorder, stop, execution)
+        sets = _open_sets(settings, wanted, recorder, stop, execution)
         recipe = choose_from_images(
             settings.chosen,
             source,
@@ -152,7 +157,7 @@ def _count_classes(recipe: Recipe, sets: Sets) -> tuple[Recipe, list[str]]:
 
 
 def _open_sets(
-    data: Path,
+    settings: RunSettings,
     recipe: Recipe,
     recorder: Recorder,
     stop: StopRequests,
@@ -175,7 +180,13 @@ def _open_sets(
         return advance
 
     return open_sets(
-        data, recipe.division, progress, validates=not execution.train_only, is_strict=is_strict
+        settings.data,
+        recipe.division,
+        progress,
+        validates=not execution.train_only,
+        is_strict=is_strict,
+        class_order=recipe.class_order,
+        own_classes=read_classes(settings.out),
     )
 
 

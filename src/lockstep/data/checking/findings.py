@@ -66,6 +66,10 @@ KINDS = {
     "hidden": _warning(
         "a hidden file, which is left out", "Nothing, or rename it if it is an image"
     ),
+    "class-list": _warning(
+        f"a {CLASSES} that lacks classes, so that labels are those of the sorted folders",
+        "Correct the list, or remove it",
+    ),
     "no-images": _error("no image that can be used", "Put the images there, or remove it"),
     "two-formats": _error(
         "images in two formats in one folder", "Put each format in a separate folder"

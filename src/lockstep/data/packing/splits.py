@@ -7,15 +7,16 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
 from lockstep.data.containers import Bytes
 from lockstep.data.index import read_quarantine
-from lockstep.data.listing import Listing, list_images
+from lockstep.data.listing import Listing, list_images, read_classes
 from lockstep.data.packing.faults import Faults
 from lockstep.data.packing.target import read_states
-from lockstep.data.sources import ALIASES, CACHE, CLASSES, FOLDER, find_sources
+from lockstep.data.sources import ALIASES, CACHE, CLASSES, FOLDER, Source, find_sources
 from lockstep.system.errors import DataError
 
 SHARD_BYTES = 2**27
@@ -104,14 +105,18 @@ class Split:
 def list_splits(source: Path, target: Path, packing: Packing) -> Iterator[Split]:
     """Yield the splits of a data set, to be written to `target`.
 
-    Raises `DataError` if its files are damaged.
+    An unfinished pack keeps the order of classes in which it was begun. Raises `DataError` if its
+    files are damaged.
     """
     classes: tuple[str, ...] | None = None
     for name, where in find_sources(source).items():
         quarantine = read_quarantine(where)
-        listing = list_images(
-            where, classes, first_label=packing.first_label, quarantine=quarantine
-        )
+        options: Any = {"first_label": packing.first_label, "quarantine": quarantine}
+        listing = list_images(where, classes, **options)
+        if classes is None and (target / CLASSES).is_file():
+            begun = read_classes(Source(FOLDER, target)) or ()
+            if begun != listing.classes and sorted(begun) == sorted(listing.classes):
+                listing = list_images(where, begun, **options)
         if listing.damaged and where.format != FOLDER:
             bad = listing.damaged[0]
             raise DataError(

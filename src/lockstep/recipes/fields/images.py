@@ -18,6 +18,11 @@ class ImageFields(Settings):
     """Which training images come, with which crops and flips, and how pixels are resized and
     normalised."""
 
+    class_order: Literal["index", "number", "text"] = "index"
+    """The order of class folders that are all numbers, and so their labels. "index": the order of
+    the index of the images: "number" in a new one, "text" in one that an earlier version made.
+    "number": 0, 1, 2, 10; equal numbers such as 01 and 1 in the order of their names. "text": 0, 1,
+    10, 2, as torchvision and Keras sort. A resumed run keeps its own order."""
     order: Literal["shuffled", "permuted", "windowed"] = "shuffled"
     """The order of the images of an epoch, another one in each. "shuffled": random. "permuted":
     random, computed position by position: it takes no memory, for more images than an array of all
