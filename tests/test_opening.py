@@ -60,7 +60,7 @@ ALLOWED = {
     "data/containers/webdataset.py members": OPENED,
     "data/decoding/decode.py": OPENED,
     "data/decoding/orientation.py _find_exif_by_pillow": OPENED,
-    "data/index.py _map": OPENED,
+    "data/index_files.py _map": OPENED,
     "data/packing/target.py _load_states": OPENED,
     "data/staging.py _copy": OPENED,
     "inference/decoding/pool.py _fork": "starts a process",

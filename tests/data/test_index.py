@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lockstep.data import index as module
+from lockstep.data.images import ROW
 from lockstep.data.index import Index, open_index
 from lockstep.system.errors import DataError
 from tests.data.cases import image_folder, jpeg
@@ -67,7 +67,7 @@ def test_the_encoded_image_is_read_from_its_file(root: Path) -> None:
 
 
 def test_a_row_is_24_bytes() -> None:
-    assert module.ROW.itemsize == 24
+    assert ROW.itemsize == 24
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_the_copy_is_of_the_moment_when_it_began(data: Path, tmp_path: Path) -> 
 
     stage(data, tmp_path / "copy", add_file)
     assert index_splits(tmp_path / "copy") == before != index_splits(data)
-    assert stage(data, tmp_path / "copy").copied == 7  # the image, and the six files of the index
+    assert stage(data, tmp_path / "copy").copied == 8  # the image, and the seven files of the index
 
 
 def test_a_file_that_changes_while_it_is_copied_is_an_error(

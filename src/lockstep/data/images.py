@@ -1,6 +1,7 @@
 """Images of a source, in a fixed order: their places, labels and names, in arrays."""
 
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,12 +13,12 @@ import numpy as np
 from lockstep.data.containers import recordio
 from lockstep.data.containers.places import Places
 from lockstep.data.decoding.orientation import shown_sizes
-from lockstep.data.sources import FOLDER, Source
+from lockstep.data.sources import FOLDER, Source, name_folder
 from lockstep.data.stores.eviction import Reads
 from lockstep.data.stores.places import StoredPlaces, open_places
 from lockstep.data.stores.transfer import Part
 from lockstep.system.errors import DataError
-from lockstep.system.regular_files import IMAGE, open_descriptor, read_descriptor
+from lockstep.system.regular_files import IMAGE, explain_failure, open_descriptor, read_descriptor
 
 ROW = np.dtype(
     [
@@ -150,6 +151,16 @@ class Images:
             return self.name(sample)
         offset = int(self.rows["offset"][sample])
         return f"{self._file_name(sample)}@{offset if offset >= 0 else ~offset}"
+
+    def explain_failure(self, sample: int, error: OSError) -> DataError:
+        """Return the error for an image that the system failed to read: the image itself may be
+        whole."""
+        root = name_folder(self.source.root)
+        return DataError(
+            f"{root}/{self.place(sample)} cannot be read: {explain_failure(error)}. Start again"
+            " when its disk or network answers; to leave the image out instead: lockstep data check"
+            f" {shlex.quote(root)} --quarantine"
+        )
 
     def _file_name(self, sample: int) -> str:
         if self.source.format == FOLDER:

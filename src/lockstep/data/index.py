@@ -2,7 +2,7 @@
 images.
 
 It is built once by decoding every image. It is kept next to the data, or in the user's cache if the
-data is read-only, and is mapped into memory. It takes 33 bytes for each image plus its name, for
+data is read-only, and is mapped into memory. It takes 37 bytes for each image plus its name, for
 every storage format.
 """
 
@@ -25,9 +25,7 @@ from lockstep.data.class_folders import (
     list_class_folders,
     read_class_folder,
 )
-from lockstep.data.decoding.image_formats import MISSING, readable_formats
 from lockstep.data.images import (
-    ROW,
     Images,
     ImageSizes,
     Names,
@@ -37,7 +35,8 @@ from lockstep.data.images import (
     read_file,
     relabel,
 )
-from lockstep.data.inspection import list_and_inspect
+from lockstep.data.index_files import DESCRIPTION, read_index, write_index
+from lockstep.data.inspection import LEFT_OUT, is_usable, list_and_inspect
 from lockstep.data.listing import Listing, list_images, order_as_listed
 from lockstep.data.sources import (
     CACHE,
@@ -49,26 +48,19 @@ from lockstep.data.sources import (
     name_folder,
 )
 from lockstep.recipes import Recipe
+from lockstep.system.crc import compute_crc
 from lockstep.system.errors import DataError
-from lockstep.system.files import replacing, user_cache, write_text
+from lockstep.system.files import user_cache
 from lockstep.system.locks import hold_lock
 from lockstep.system.regular_files import (
-    ANY_SIZE,
     RECORDS,
-    open_regular,
+    explain_failure,
+    is_failure,
     read_regular,
     read_regular_text,
 )
 
 VERSION = 5
-_ARRAYS = {
-    "rows": ROW,
-    "names": np.dtype("u1"),
-    "name_ends": np.dtype("<u4"),
-    "times": np.dtype("<u4"),
-    "orientations": np.dtype("u1"),
-}
-"""The files of an index, one array each."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +72,8 @@ class Index(Images):
     2**32; otherwise empty."""
     orientations: np.ndarray
     """uint8: the EXIF orientation of each image, 1 to 8."""
+    checksums: np.ndarray
+    """uint32: the CRC-32C of the bytes of each image; empty in an index of an older version."""
     states: tuple[tuple[int, int], ...]
     """Size and modification time, at the time of listing, of every file that holds many images."""
     quarantined: tuple[Quarantined, ...]
@@ -88,6 +82,8 @@ class Index(Images):
     digest: str
     """SHA-256 of labels, lengths, sizes and classes: equal for the same images in the same order in
     any format."""
+    notes: tuple[str, ...] = ()
+    """Why a stored index was not used."""
 
     @property
     def root(self) -> Path:
@@ -115,25 +111,39 @@ class Index(Images):
     def read(self, sample: int) -> bytes:
         """Return the encoded image.
 
-        Raises `DataError` if its file is missing, or is not the file that was indexed.
+        Raises `DataError` if it is missing, cannot be read, or has not the bytes that were indexed.
+        In an index without checksums, the time of its file shows this.
         """
         try:
-            if self.source.files:
-                file = int(self.rows["file"][sample])
-                if self._places(file).state() != self.states[file]:
-                    raise self.explain_change(sample, "its file was written after indexing")
-                return self.read_encoded(sample)
-            data, time = read_file(self.path(sample))
+            is_later, data = self._read(sample)
         except OSError as error:
-            raise self.explain_change(sample, str(error.strerror)) from None
+            if is_failure(error):
+                raise self.explain_failure(sample, error) from None
+            raise self.explain_change(sample, explain_failure(error)) from None
         except ValueError as error:
             raise self.explain_change(sample, str(error)) from None
-        if len(data) != self.rows["length"][sample]:
-            length = self.rows["length"][sample]
+        length = self.rows["length"][sample]
+        if len(data) != length:
             raise self.explain_change(sample, f"it has {len(data)} bytes instead of {length}")
-        if time != self.times[sample]:
+        if not self.has_checksum_of(sample, data):
+            raise self.explain_change(sample, "its bytes were changed after indexing")
+        if is_later and not len(self.checksums):
             raise self.explain_change(sample, "it was written after indexing")
         return data
+
+    def has_checksum_of(self, sample: int, data: bytes | memoryview) -> bool:
+        """Return whether bytes have the checksum of an image; True in an index without."""
+        return not len(self.checksums) or compute_crc(data) == self.checksums[sample]
+
+    def _read(self, sample: int) -> tuple[bool, bytes]:
+        """Return the current bytes of an image, and before them whether its file is another one by
+        its time."""
+        if not self.source.files:
+            data, time = read_file(self.path(sample))
+            return time != self.times[sample], data
+        file = int(self.rows["file"][sample])
+        is_later = self._places(file).state() != self.states[file]
+        return is_later, self.read_encoded(sample)
 
     def explain_change(self, sample: int, how: str) -> DataError:
         """Return the error that says how a file differs from the indexed one, and what to do."""
@@ -159,24 +169,28 @@ def open_index(
     images changed.
 
     These changes are noticed: added and removed files, and size and time of files that hold many
-    images. An image file that was overwritten in place is refused when it is read. `anew` builds
-    the index in any case. Labels are the positions of the classes in `classes`, or in the source's
-    own list. Several processes may call this at the same time, also on several machines that share
-    the data; one builds the index, the others wait. `progress` is called with the number of images
-    done and of all images, also while another process builds. Raises `DataError` if the layout of
-    the images does not fit any format.
+    images. An image file that was overwritten in place is refused when it is read. An image that
+    was left out is looked at again if it was written since, or if its file was missing. `anew`
+    builds the index in any case.
+
+    Labels are the positions of the classes in `classes`, or in the source's own list. Several
+    processes may call this at the same time, also on several machines that share the data; one
+    builds the index, the others wait. `progress` is called with the number of images done and of
+    all images, also while another process builds. Raises `DataError` if the layout of the images
+    does not fit any format, or if the system fails to read one.
     """
     source = where if isinstance(where, Source) else find_source(Path(where))
     _check_folders(source, classes)
-    index = None if anew else _load_any(source)
+    notes: list[str] = []
+    index = None if anew else _load_any(source, notes)
     if index is None:
         cache = find_cache_folder(source)
         with hold_lock(cache / "indexing.lock", progress) as lock:
             # Another process may have built it in the meantime.
-            index = None if anew else _load(source, cache)
+            index = None if anew else _load_any(source)
             if index is None:
                 stamp = _stamp(source)
-                index = _build(source, lock.tell)
+                index = replace(_build(source, lock.tell), notes=tuple(notes))
                 _store(index, cache, stamp)
     return index if classes is None else relabel_index(index, classes)
 
@@ -208,16 +222,29 @@ def check_layouts(sources: Iterable[Source]) -> None:
 def list_skipped(index: Index) -> tuple[Skipped, ...]:
     """Return what is in the folder of an index and is no image of a class."""
     if index.source.format != FOLDER:
-        return ()
+        return index.skipped
     return (*list_beside_classes(index.root), *index.skipped)
 
 
-def _load_any(source: Source) -> Index | None:
+def _load_any(source: Source, notes: list[str] | None = None) -> Index | None:
+    """Return the stored index; None if there is none, or if it cannot be used: then `notes` get the
+    reason."""
     for folder in _cache_folders(source):
-        index = _load(source, folder)
+        try:
+            index = _load(source, folder)
+        except (OSError, ValueError) as error:
+            if notes is not None:
+                notes.append(f"the index in {folder} is not used and made again: {error}")
+            continue
         if index is not None:
             return index
     return None
+
+
+def load_index(source: Source) -> Index | None:
+    """Return the stored index of a source with its own classes; None if there is none, or if the
+    images changed."""
+    return _load_any(source)
 
 
 def relabel_index(index: Index, classes: tuple[str, ...]) -> Index:
@@ -255,6 +282,7 @@ def subset(index: Index, samples: np.ndarray) -> Index:
         names=Names.of(index.names[i] for i in samples.tolist()),
         times=index.times[samples] if len(index.times) else index.times,
         orientations=index.orientations[samples],
+        checksums=index.checksums[samples] if len(index.checksums) else index.checksums,
         digest=_digest(rows, index.classes),
     )
 
@@ -343,7 +371,7 @@ def _build(source: Source, progress: Progress) -> Index:
         listing, facts = list_and_inspect(source, read_quarantine(source), progress)
     if not len(listing) and listing.skipped and not listing.left_out and not listing.damaged:
         raise explain_no_images(source.root, listing.skipped)
-    times, orientations, bad = facts
+    bad = facts.bad
     good = np.array([i for i in range(len(listing)) if i not in bad], np.int64)
     if not len(good):
         images = len(listing) + len(listing.left_out) or "its"
@@ -353,8 +381,7 @@ def _build(source: Source, progress: Progress) -> Index:
     quarantined = [Quarantined(listing.place(i), bad[i]) for i in sorted(bad)]
     quarantined += listing.damaged
     for image in listing.left_out:
-        reason = f"left out by {QUARANTINE}: {image.reason}"
-        quarantined.append(Quarantined(image.file, reason))
+        quarantined.append(Quarantined(image.file, f"{LEFT_OUT}{image.reason}"))
     rows = listing.rows[good]
     return Index(
         source,
@@ -362,8 +389,9 @@ def _build(source: Source, progress: Progress) -> Index:
         Names.of(listing.names[i] for i in good.tolist()),
         listing.classes,
         listing.numbered,
-        times=times[good] if len(times) else times,
-        orientations=orientations[good],
+        times=facts.times[good] if len(facts.times) else facts.times,
+        orientations=facts.orientations[good],
+        checksums=facts.checksums[good],
         states=states,
         quarantined=tuple(quarantined),
         skipped=listing.skipped,
@@ -386,67 +414,55 @@ def _digest(rows: np.ndarray, classes: tuple[str, ...]) -> str:
     return digest.hexdigest()
 
 
-def _checksum(arrays: dict[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for array in arrays.values():
-        digest.update(array.data)
-    return digest.hexdigest()
-
-
 def _store(index: Index, cache: Path, stamp: str) -> None:
-    values = (index.rows, index.names.text, index.names.ends, index.times, index.orientations)
-    arrays = {
-        name: np.ascontiguousarray(value, dtype)
-        for (name, dtype), value in zip(_ARRAYS.items(), values, strict=True)
-    }
-    for name, array in arrays.items():
-        with replacing(cache / name) as partial:
-            array.tofile(partial)
     about = {
         "stamp": stamp,
         "digest": index.digest,
-        "checksum": _checksum(arrays),
         "classes": index.classes,
         "numbered": index.numbered,
         "states": index.states,
         "quarantined": [[bad.file, bad.reason] for bad in index.quarantined],
         "skipped": index.skipped,
     }
-    write_text(cache / "index.json", json.dumps(about, indent=1, allow_nan=False))
+    arrays = {
+        "rows": index.rows,
+        "names": index.names.text,
+        "name_ends": index.names.ends,
+        "times": index.times,
+        "orientations": index.orientations,
+        "checksums": index.checksums,
+    }
+    write_index(cache, about, arrays)
 
 
 def _load(source: Source, cache: Path) -> Index | None:
-    try:
-        about = json.loads(read_regular_text(cache / "index.json", RECORDS))
-        if about["stamp"] != _stamp(source):
-            return None
-        reasons = {reason for _, reason in about["quarantined"]}
-        missing = [format for format, reason in MISSING.items() if reason in reasons]
-        if missing and set(missing) & set(readable_formats()):
-            return None  # what decodes them was installed since
-        arrays = {name: _map(cache / name, dtype) for name, dtype in _ARRAYS.items()}
-        # Files left by a killed process or a full disk do not match.
-        if _checksum(arrays) != about["checksum"]:
-            return None
-        return Index(
-            source,
-            arrays["rows"],
-            Names(arrays["names"], arrays["name_ends"]),
-            tuple(about["classes"]),
-            about["numbered"],
-            times=arrays["times"],
-            orientations=arrays["orientations"],
-            states=tuple((size, time) for size, time in about["states"]),
-            quarantined=tuple(Quarantined(file, why) for file, why in about["quarantined"]),
-            skipped=tuple(Skipped(kind, place) for kind, place in about["skipped"]),
-            digest=about["digest"],
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+    """Return the index in a folder; None if there is none, or of images that changed. Raises
+    `ValueError` and `OSError` if it cannot be used for another reason."""
+    folders = set()
+    if source.format == FOLDER:
+        folders = set(list_class_folders(source.root))
+    states = [_state(source.root / name) for name in source.files]
+    files = read_index(cache, _stamp(source), source.format, folders, states)
+    if files is None:
         return None
-
-
-def _map(path: Path, dtype: np.dtype) -> np.ndarray:
-    if not path.stat().st_size:  # an empty file cannot be mapped
-        return np.zeros(0, dtype)
-    with open_regular(path, ANY_SIZE) as file:
-        return np.memmap(file, dtype, "r")
+    about, arrays = files
+    quarantined = tuple(Quarantined(file, reason) for file, reason in about["quarantined"])
+    since = (cache / DESCRIPTION).stat().st_ctime_ns
+    if any(is_usable(source, bad, since) for bad in quarantined):
+        return None
+    if _digest(arrays["rows"], about["classes"]) != about["digest"]:
+        raise ValueError("the digest is not that of the images")
+    return Index(
+        source,
+        arrays["rows"],
+        Names(arrays["names"], arrays["name_ends"]),
+        tuple(about["classes"]),
+        about["numbered"],
+        times=arrays["times"],
+        orientations=arrays["orientations"],
+        checksums=arrays["checksums"],
+        states=tuple(states),
+        quarantined=quarantined,
+        skipped=tuple(Skipped(*item) for item in about["skipped"]),
+        digest=about["digest"],
+    )

@@ -1,24 +1,43 @@
 """Every image of a source decoded once: its size, its orientation, or why it cannot be used."""
 
+import errno
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from lockstep.data.decoding.decode import check
+from lockstep.data.decoding.image_formats import MISSING, readable_formats
 from lockstep.data.decoding.orientation import UPRIGHT, read_orientation
-from lockstep.data.images import Images, Names, Progress, read_file
+from lockstep.data.images import Images, Names, Progress, Quarantined, read_file
 from lockstep.data.listing import Listing, list_images
-from lockstep.data.sources import FOLDER, Source
+from lockstep.data.sources import FOLDER, QUARANTINE, Source
 from lockstep.data.stores.mirror import find_mirror
+from lockstep.system.crc import compute_crc
 from lockstep.system.machine import cores
+from lockstep.system.regular_files import explain_failure, is_failure
 
 Result = TypeVar("Result")
-Facts = tuple[np.ndarray, np.ndarray, dict[int, str]]
-"""Times of image files (uint32, empty for other formats), EXIF orientations (uint8), and the
-reasons of bad images by their numbers."""
+LEFT_OUT = f"left out by {QUARANTINE}: "
+"""How the reason of an image begins that a quarantine leaves out."""
+_FAILURES = {"None", "MemoryError", *map(os.strerror, errno.errorcode)}
+"""Reasons that are those of the system."""
+
+
+class Facts(NamedTuple):
+    """What is found by decoding images."""
+
+    times: np.ndarray
+    """uint32: the times of image files; empty for other formats."""
+    orientations: np.ndarray
+    """uint8: EXIF orientations."""
+    checksums: np.ndarray
+    """uint32: the CRC-32C of the bytes of each image."""
+    bad: dict[int, str]
+    """The reasons of bad images, by their numbers."""
 
 
 def list_and_inspect(
@@ -48,23 +67,29 @@ def _arrange(rows: np.ndarray, inspected: list[tuple[np.ndarray, Facts]]) -> Fac
         (rows["offset"], rows["file"])
     )
     orientations = np.empty(len(rows), np.uint8)
+    checksums = np.empty(len(rows), np.uint32)
     bad: dict[int, str] = {}
     first = 0
-    for part, (_, own_orientations, reasons) in inspected:
+    for part, facts in inspected:
         own = places[first : first + len(part)]
-        orientations[own] = own_orientations
-        bad |= {int(own[i]): reason for i, reason in reasons.items()}
+        orientations[own] = facts.orientations
+        checksums[own] = facts.checksums
+        bad |= {int(own[i]): reason for i, reason in facts.bad.items()}
         first += len(part)
-    return np.zeros(0, np.uint32), orientations, bad
+    return Facts(np.zeros(0, np.uint32), orientations, checksums, bad)
 
 
 def inspect_images(images: Images, progress: Progress) -> Facts:
-    """Decode all images, fill in their heights, widths and lengths, and return the facts."""
+    """Decode all images, fill in their heights, widths and lengths, and return the facts.
+
+    Raises `DataError` if the system fails to read an image: that is no property of the image.
+    """
     rows = images.rows
     are_files = not images.source.files
     are_objects = images.source.format == FOLDER and images.is_stored
     times = np.zeros(len(rows) if are_files else 0, np.uint32)
     orientations = np.full(len(rows), UPRIGHT, np.uint8)
+    checksums = np.zeros(len(rows), np.uint32)
     bad: dict[int, str] = {}
 
     def inspect(some: range) -> int:
@@ -76,20 +101,61 @@ def inspect_images(images: Images, progress: Progress) -> Facts:
                     data, times[i] = read_file(images.path(i))
                 else:
                     data = images.read_encoded(i)
-                height, width = check(data)
-                if max(height, width) > np.iinfo(np.uint16).max:
-                    raise ValueError(f"{width} x {height} pixels are too many")
+                height, width = _measure(data)
             except OSError as error:
-                bad[i] = str(error.strerror)
+                if is_failure(error):
+                    raise images.explain_failure(i, error) from None
+                bad[i] = explain_failure(error)
             except ValueError as error:
+                if isinstance(error.__context__, MemoryError):
+                    full = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+                    raise images.explain_failure(i, full) from None
                 bad[i] = str(error)
             else:
                 rows[["length", "height", "width"]][i] = (len(data), height, width)
                 orientations[i] = read_orientation(data)
+                checksums[i] = compute_crc(data)
         return some.stop
 
     run_in_ranges(inspect, len(rows), lambda done: progress(done, len(rows)))
-    return times, orientations, bad
+    return Facts(times, orientations, checksums, bad)
+
+
+def _measure(data: bytes) -> tuple[int, int]:
+    """Return height and width of an image. Raises `ValueError` if it cannot be used."""
+    height, width = check(data)
+    if max(height, width) > np.iinfo(np.uint16).max:
+        raise ValueError(f"{width} x {height} pixels are too many")
+    return height, width
+
+
+def is_usable(source: Source, bad: Quarantined, since: int) -> bool:
+    """Return whether an image that an index left out may be usable by now: its file was missing, or
+    was written after `since`, in nanoseconds; or what decodes it was installed.
+
+    Indexes of older versions also left out what the system failed to read.
+    """
+    if bad.reason.startswith(LEFT_OUT):
+        return False
+    if any(bad.reason == MISSING.get(format) for format in readable_formats()):
+        return True
+    has_failed = bad.reason in _FAILURES
+    folder, _, file = bad.file.partition("/")
+    if source.files:
+        return has_failed
+    if folder.startswith(".") or "/" in file:
+        return False  # this module never wrote it
+    path = f"{source.root}/{bad.file}"
+    try:
+        # The time of the last change also shows a file that was put in place with an old time.
+        if not has_failed and os.stat(path).st_ctime_ns <= since:  # noqa: PTH116 - as in `path`
+            return False
+        _measure(read_file(path)[0])
+    except OSError as error:
+        return is_failure(error) or explain_failure(error) != bad.reason
+    except ValueError:
+        return False
+    return True
 
 
 def run_in_ranges(

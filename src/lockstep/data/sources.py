@@ -11,7 +11,8 @@ from pathlib import Path
 from lockstep.data.stores.objects import find_url
 from lockstep.system.errors import DataError
 from lockstep.system.files import user_cache
-from lockstep.system.regular_files import RECORDS, read_regular_text
+from lockstep.system.regular_files import RECORDS, is_failure, read_regular_text
+from lockstep.system.strict_json import is_count, parsed
 
 FOLDER = "folder"
 ALIASES = {"train": ("train",), "val": ("val", "validation")}
@@ -267,8 +268,8 @@ def read_lengths(root: Path) -> dict[str, dict[str, int]]:
     with suppress(FileNotFoundError):
         for line in read_regular_text(root / FINISHED, RECORDS, errors="replace").split("\n"):
             with suppress(ValueError):  # an empty or incomplete line
-                lengths = json.loads(line)
-                if isinstance(lengths, dict):
+                lengths = parsed(line)
+                if isinstance(lengths, dict) and all(map(is_count, lengths.values())):
                     notes[next(iter(lengths), "")] = lengths
     return notes
 
@@ -288,17 +289,23 @@ def _check_lengths(root: Path, files: tuple[str, ...]) -> None:
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a folder or a link to one. A link that cannot be followed is not a
-    folder."""
+    """Return whether an entry is a folder or a link to one. A looping link is not.
+
+    Raises `OSError` if the system fails to look: a class would vanish with its folder.
+    """
     try:
         return entry.is_dir()
-    except OSError:
+    except OSError as error:
+        if is_failure(error):
+            raise
         return False
 
 
 def is_file(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a file or a link to one."""
+    """Return whether an entry is a file or a link to one. Raises `OSError` as `is_folder` does."""
     try:
         return entry.is_file()
-    except OSError:
+    except OSError as error:
+        if is_failure(error):
+            raise
         return False

@@ -47,7 +47,20 @@ _KINDS = {
     stat.S_IFBLK: "a device",
 }
 _PART = 2**20
+_NO_TARGET = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR)
 AnyPath = str | os.PathLike[str]
+
+
+def explain_failure(error: OSError) -> str:
+    """Return the reason of an error, without its number and the file's name."""
+    return error.strerror or str(error)
+
+
+def is_failure(error: OSError) -> bool:
+    """Return whether an error is the state of a disk, a network or a process, which passes. Others
+    say that a path leads to no file, or to one that is not read, for a reason of this module's."""
+    code = error.errno or 0
+    return code not in _NO_TARGET and error.strerror in (None, os.strerror(code))
 
 
 def open_descriptor(path: AnyPath, limit: Limit) -> tuple[int, os.stat_result]:

@@ -1,0 +1,249 @@
+"""The files of an index: arrays that are mapped into memory, and a description in JSON.
+
+They may come with a stranger's data set, so everything in them is checked when they are opened.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lockstep.data.images import ROW, Names
+from lockstep.data.sources import FOLDER
+from lockstep.system.files import replacing, write_text
+from lockstep.system.regular_files import (
+    ANY_SIZE,
+    IMAGE,
+    NAMES,
+    open_regular,
+    read_regular_text,
+)
+from lockstep.system.strict_json import Check, is_count, is_list_of, is_text, parsed
+
+DESCRIPTION = "index.json"
+_ARRAYS = {
+    "rows": ROW,
+    "names": np.dtype("u1"),
+    "name_ends": np.dtype("<u4"),
+    "times": np.dtype("<u4"),
+    "orientations": np.dtype("u1"),
+}
+"""The files of an index, one array each."""
+_CHECKSUMS = "checksums"
+"""The file of the images' checksums. Indexes of older versions do not have it."""
+_CHECKSUM = np.dtype("<u4")
+_AT_ONCE = 2**14
+_LONGEST_NAME = 2048
+"""Two names of 255 bytes on a disk; 1,024 bytes in an object store."""
+
+
+class IndexFiles(NamedTuple):
+    """The contents of the files."""
+
+    about: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+    """By name: `rows`, `names`, `name_ends`, `times`, `orientations` and `checksums`, which may be
+    empty."""
+
+
+def _is_pair_of(first: Check, second: Check) -> Check:
+    return lambda value: (
+        isinstance(value, list) and len(value) == 2 and first(value[0]) and second(value[1])
+    )
+
+
+_FIELDS: dict[str, Check] = {
+    "stamp": is_text,
+    "digest": is_text,
+    "checksum": is_text,
+    "classes": is_list_of(is_text),
+    "numbered": lambda value: isinstance(value, bool),
+    "states": is_list_of(_is_pair_of(is_count, lambda value: isinstance(value, int))),
+    "quarantined": is_list_of(_is_pair_of(is_text, is_text)),
+    "skipped": is_list_of(
+        lambda item: is_list_of(is_text)(item[:2]) and all(map(is_count, item[2:])) and 1 < len(item) < 4
+    ),
+}
+
+
+def write_index(cache: Path, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """Write the files of an index; the description comes last."""
+    arrays = {
+        name: np.ascontiguousarray(arrays[name], dtype)
+        for name, dtype in (_ARRAYS | {_CHECKSUMS: _CHECKSUM}).items()
+    }
+    for name, array in arrays.items():
+        with replacing(cache / name) as partial:
+            array.tofile(partial)
+    about = about | {
+        _CHECKSUMS: _hash_arrays({_CHECKSUMS: arrays.pop(_CHECKSUMS)}),
+        "checksum": _hash_arrays(arrays),
+    }
+    write_text(cache / DESCRIPTION, json.dumps(about, indent=1, allow_nan=False))
+
+
+def _hash_arrays(arrays: dict[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for array in arrays.values():
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def read_index(
+    cache: Path, stamp: str, format: str, folders: set[str], states: list[tuple[int, int]]
+) -> IndexFiles | None:
+    """Return the files of an index; None if there are none, or if they are of other images.
+
+    `stamp` is that of the images as they are, `folders` are their class folders, and `states` sizes
+    and times of the files that hold many images. Raises `ValueError` with the reason if the files
+    are damaged, or could not be those of an index of these images.
+    """
+    try:
+        about = parsed(read_regular_text(cache / DESCRIPTION, NAMES))
+    except FileNotFoundError:
+        return None
+    if not isinstance(about, dict) or about.get("stamp") != stamp:
+        return None
+    for name, is_right in _FIELDS.items():
+        if not is_right(about.get(name)):
+            raise ValueError(f"{name} is not what an index has there")
+    if list(map(tuple, about["states"])) != states:
+        raise ValueError("states are not those of the files")
+    if len(set(about["classes"])) < len(about["classes"]):
+        raise ValueError("a class has another one's name")
+    arrays = _map_arrays(cache, are_files=format == FOLDER and not states, about=about)
+    used = _check_rows(arrays, states, len(about["classes"]))
+    if format == FOLDER:
+        classes = dict(enumerate(about["classes"]))
+        if not {classes[label] for label in used} <= folders:
+            raise ValueError("classes are not the class folders")
+        _check_names(arrays, classes)
+    else:
+        _check_places(arrays["rows"], states)
+    # Files left by a killed process or a full disk do not match.
+    checksums = {_CHECKSUMS: arrays[_CHECKSUMS]}
+    own = {name: arrays[name] for name in _ARRAYS}
+    if _hash_arrays(own) != about["checksum"] or (
+        _CHECKSUMS in about and _hash_arrays(checksums) != about[_CHECKSUMS]
+    ):
+        raise ValueError("the arrays do not have their checksum")
+    return IndexFiles(about, arrays)
+
+
+def _map_arrays(cache: Path, *, are_files: bool, about: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return the arrays, after a look at the lengths of all of them."""
+    names = [*_ARRAYS]
+    if _CHECKSUMS in about:
+        names.append(_CHECKSUMS)
+    dtypes = _ARRAYS | {_CHECKSUMS: _CHECKSUM}
+    arrays = {_CHECKSUMS: np.zeros(0, _CHECKSUM)}
+    for name in names:
+        arrays[name] = _map(cache / name, dtypes[name])
+    count = len(arrays["rows"])
+    lengths = dict.fromkeys(("name_ends", "orientations", *names[len(_ARRAYS) :]), count)
+    lengths["times"] = count * are_files
+    lengths["names"] = 0
+    if len(arrays["name_ends"]):
+        lengths["names"] = int(arrays["name_ends"][-1])
+    for name, length in lengths.items():
+        if len(arrays[name]) != length:
+            raise ValueError(f"{name} has {len(arrays[name])} entries, expected {length}")
+    return arrays
+
+
+def _map(path: Path, dtype: np.dtype) -> np.ndarray:
+    if path.is_symlink():
+        raise ValueError(f"{path.name} is a link, expected a file")
+    if not path.stat().st_size:  # an empty file cannot be mapped
+        return np.zeros(0, dtype)
+    with open_regular(path, ANY_SIZE) as file:
+        return np.memmap(file, dtype, "r")
+
+
+def _check_rows(
+    arrays: dict[str, np.ndarray], states: list[tuple[int, int]], classes: int
+) -> set[int]:
+    """Raise `ValueError` if a value is out of its range. Return the labels.
+
+    The arrays are read in parts: what is wrong, such as a file of zeros larger than any disk, is
+    wrong at the beginning.
+    """
+    sizes = np.array([size for size, _ in states] or [2**62], np.int64)
+    labels: set[int] = set()
+    last = 0
+    for first in range(0, len(arrays["rows"]), _AT_ONCE):
+        rows, ends, turns = (
+            arrays[name][first : first + _AT_ONCE] for name in ("rows", "name_ends", "orientations")
+        )
+        begins = _find_begins(rows)
+        room = sizes[np.minimum(rows["file"], len(sizes) - 1)] - rows["length"]
+        wrong = {
+            "labels": (rows["label"] < 0) | (rows["label"] >= classes),
+            "places": (rows["file"] >= len(sizes)) | (begins > room),
+            "lengths": (rows["length"] == 0) | (rows["length"] > IMAGE.most_bytes),
+            "sizes": (rows["height"] == 0) | (rows["width"] == 0),
+            "orientations": (turns < 1) | (turns > 8),
+            "names": np.diff(ends.astype(np.int64), prepend=last) < 0,
+        }
+        for name, where in wrong.items():
+            if where.any():
+                raise ValueError(f"{name} are out of their range")
+        labels |= set(np.unique(rows["label"]).tolist())
+        last = int(ends[-1])
+    return labels
+
+
+def _find_begins(rows: np.ndarray) -> np.ndarray:
+    return np.where(rows["offset"] < 0, ~rows["offset"], rows["offset"])
+
+
+def _check_places(rows: np.ndarray, states: list[tuple[int, int]]) -> None:
+    """Raise `ValueError` if two images are at one place."""
+    first = np.cumsum([0, *(size for size, _ in states)])
+    _require_different(first[rows["file"]] + _find_begins(rows), "places")
+
+
+def _check_names(arrays: dict[str, np.ndarray], classes: dict[int, str]) -> None:
+    """Raise `ValueError` unless every name is `class/file`, with the class of its label, and
+    different from all others.
+
+    A path of a class folder, one slash and a name stays in the folder.
+    """
+    text, ends = arrays["names"], arrays["name_ends"].astype(np.int64)
+    weights = np.random.default_rng(0).integers(2**64, size=_LONGEST_NAME, dtype=np.uint64)
+    hashes = np.empty(len(ends), np.uint64)
+    for first in range(0, len(ends), _AT_ONCE):
+        begin = int(ends[first - 1]) if first else 0
+        own = ends[first : first + _AT_ONCE] - begin
+        starts = np.concatenate([[0], own[:-1]])
+        lengths = own - starts
+        # Longer names would make the next line read more than a part.
+        if not (lengths.min() > 0 and lengths.max() <= _LONGEST_NAME):
+            raise ValueError("names are empty or too long")
+        names = np.array(text[begin : begin + int(own[-1])])
+        if (names == 0).any() or np.count_nonzero(names == ord("/")) != len(own):
+            raise ValueError("names are not class/file")
+        labels = arrays["rows"]["label"][first : first + _AT_ONCE]
+        for label in np.unique(labels).tolist():
+            prefix = np.frombuffer(f"{classes[label]}/".encode("utf-8", "surrogateescape"), "u1")
+            some = np.flatnonzero(labels == label)
+            places = starts[some, None] + np.arange(len(prefix))
+            if lengths[some].min() <= len(prefix) or (names[places] != prefix).any():
+                raise ValueError("names are not those of their classes")
+        positions = np.arange(len(names)) - np.repeat(starts, lengths)
+        sums = np.add.reduceat(weights[positions] * (names.astype(np.uint64) + 1), starts)
+        hashes[first : first + _AT_ONCE] = sums
+    if not _are_different(hashes):
+        _require_different(np.array(list(Names(text, arrays["name_ends"])), object), "names")
+
+
+def _are_different(values: np.ndarray) -> bool:
+    ordered = np.sort(values)
+    return not (ordered[1:] == ordered[:-1]).any()
+
+
+def _require_different(values: np.ndarray, name: str) -> None:
+    if not _are_different(values):
+        raise ValueError(f"two images have the same {name}")
