@@ -23,6 +23,9 @@ class Server(ThreadingHTTPServer):
         self.etag = '"1"'
         self.cut_after: list[int] = []
         """After how many bytes the next connections end."""
+        self.answers: list[tuple[int, dict[str, str], bytes] | None] = []
+        """Status, headers and body of the next answers, which may be wrong ones; None for the right
+        one."""
         self.requests: list[dict[str, str]] = []
         self.sent = 0
 
@@ -36,6 +39,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.requests.append(dict(self.headers))
+        answer = self.server.answers.pop(0) if self.server.answers else None
+        if answer:
+            status, headers, body = answer
+            self.send_response(status)
+            for header in headers.items():
+                self.send_header(*header)
+            self.end_headers()
+            self.wfile.write(body)
+            self.close_connection = True
+            return
         if self.path == "/elsewhere":
             self.send_response(302)
             self.send_header("Location", "http://192.0.2.1/w.pth")
@@ -55,6 +68,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(content) - start))
         self.send_header("ETag", self.server.etag)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         self.end_headers()
         body = content[start:]
         if self.server.cut_after:

@@ -121,6 +121,72 @@ def test_without_a_server_the_message_says_what_to_do(server: Server, tmp_path: 
     assert f"curl -fL -o w.pth {address}" in str(refused.value)
 
 
+START = 1_000_000
+LENGTH = len(CONTENT)
+OTHER_PARTS = {
+    "from the start": (206, f"bytes 0-{LENGTH - 1}/{LENGTH}", '"1"'),
+    "from elsewhere": (206, f"bytes {START + 1}-{LENGTH - 1}/{LENGTH}", '"1"'),
+    "beyond the end": (206, f"bytes {START}-{LENGTH}/{LENGTH}", '"1"'),
+    "backwards": (206, f"bytes {START}-{START - 1}/{LENGTH}", '"1"'),
+    "of an unknown size": (206, f"bytes {START}-{LENGTH - 1}/*", '"1"'),
+    "in other digits": (206, f"bytes {START}-{LENGTH - 1}/\xb2", '"1"'),
+    "of another unit": (206, f"items {START}-{LENGTH - 1}/{LENGTH}", '"1"'),
+    "nowhere": (206, "", '"1"'),
+    "of another file": (206, f"bytes {START}-{LENGTH - 1}/{LENGTH}", '"2"'),
+    "refused": (416, f"bytes */{LENGTH}", '"1"'),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_PARTS)
+def test_a_part_that_does_not_continue_the_file_is_left_out(
+    server: Server, tmp_path: Path, name: str
+) -> None:
+    server.cut_after = [START]
+    status, content_range, tag = OTHER_PARTS[name]
+    headers = {"Content-Range": content_range, "ETag": tag}
+    server.answers = [None, (status, headers, b"x" * (LENGTH - START))]
+    download(server.address, tmp_path / "w.pth")
+    assert (tmp_path / "w.pth").read_bytes() == CONTENT
+    assert [request.get("Range") for request in server.requests] == [None, f"bytes={START}-", None]
+
+
+def test_a_shorter_part_than_asked_for_is_continued(server: Server, tmp_path: Path) -> None:
+    server.cut_after = [START]
+    headers = {"Content-Range": f"bytes {START}-{2 * START - 1}/{LENGTH}", "ETag": '"1"'}
+    headers["Content-Length"] = str(START)
+    server.answers = [None, (206, headers, CONTENT[START : 2 * START])]
+    download(server.address, tmp_path / "w.pth")
+    assert (tmp_path / "w.pth").read_bytes() == CONTENT
+    assert server.requests[-1]["Range"] == f"bytes={2 * START}-"
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "message"),
+    [
+        (206, {"Content-Range": f"bytes 0-4/{LENGTH}"}, "part of a file.*expected all of it"),
+        (206, {}, "part of a file"),
+        (204, {}, "answers 204; expected 200"),
+        (200, {"Content-Length": "\xb2"}, r"Content-Length is '\\xb2'; expected a number"),
+        (200, {"Content-Length": "-5"}, "Content-Length is '-5'; expected a number"),
+        (200, {"Content-Length": "+5"}, "Content-Length is .* expected a number"),
+        (200, {"Content-Length": "1_0"}, "Content-Length is .* expected a number"),
+        (200, {"Content-Length": "5, 7"}, "Content-Length is .* expected a number"),
+        (200, {"Content-Length": ""}, "Content-Length is .* expected a number"),
+        (200, {"Content-Length": "9" * 5000}, "Content-Length is .* expected a number"),
+        (200, {"Content-Length": "9" * 18}, "expected at most 8,589,934,592"),
+    ],
+)
+def test_an_answer_that_is_no_file_gets_one_sentence(
+    server: Server, tmp_path: Path, status: int, headers: dict[str, str], message: str
+) -> None:
+    server.answers = [(status, headers, b"12345")]
+    with pytest.raises(CheckpointError, match=message):
+        download(server.address, tmp_path / "w.pth")
+    assert not (tmp_path / "w.pth").exists()
+    download(server.address, tmp_path / "w.pth")  # the next try is not affected
+    assert (tmp_path / "w.pth").read_bytes() == CONTENT
+
+
 @pytest.mark.parametrize(
     "address",
     [
@@ -130,6 +196,17 @@ def test_without_a_server_the_message_says_what_to_do(server: Server, tmp_path: 
         "https:///w.pth",
         "https://user:secret@example.org/w.pth",
         "https://[::1/w.pth",
+        "https://example.org:99999/w.pth",
+        "https://example.org:port/w.pth",
+        "https://a..b/w.pth",
+        f"https://{'a' * 64}.org/w.pth",
+        "https://ex\xe4mple.org/w.pth",
+        "https://example.org/\u0435.pth",
+        "https://example.org/w.pth\0",
+        "https://example.org/w\n.pth",
+        "https://example.org/a b.pth",
+        "https://example.org/\ud800.pth",
+        "",
     ],
 )
 def test_other_addresses_are_refused(address: str) -> None:

@@ -135,6 +135,12 @@ def test_a_file_takes_precedence_over_known_weights(server: Server, tmp_path: Pa
         ("torchvision/resnet18.IMAGENET1K_V3", NAME),
         ("timm/vit.a1_in1k", "lockstep weights"),
         ("https://example.org/", "https://HOST/FOLDER/FILE"),
+        ("https://example.org/a/..", "https://HOST/FOLDER/FILE"),
+        ("https://example.org/..?w.pth", "https://HOST/FOLDER/FILE"),
+        ("https://example.org/a/.", "https://HOST/FOLDER/FILE"),
+        ("https://example.org/a/", "https://HOST/FOLDER/FILE"),
+        (f"https://example.org/{'a' * 250}", "at most 200 characters"),
+        ("https://example.org/\u0435.pth", "visible ASCII"),
         ("hf:model", "hf:OWNER/MODEL"),
         ("hf:../../etc", "hf:OWNER/MODEL"),
     ],
@@ -142,6 +148,32 @@ def test_a_file_takes_precedence_over_known_weights(server: Server, tmp_path: Pa
 def test_names_of_nothing_are_refused(server: Server, name: str, expected: str) -> None:
     with pytest.raises(CheckpointError, match=expected):
         fetch_weights(name)
+
+
+PAGE = b"<!doctype html><title>Sign in</title>"
+
+
+def test_a_download_that_its_reader_refuses_is_removed(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_narrow_models(monkeypatch)
+    server.content = PAGE
+    with pytest.raises(CheckpointError, match="It was removed: the same command downloads it"):
+        open_weights(server.address)
+    zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
+    server.content = (tmp_path / "a.pth").read_bytes()
+    assert open_weights(server.address).recipe.model == "resnet50"
+
+
+def test_a_file_that_the_user_named_or_verified_is_kept(server: Server, tmp_path: Path) -> None:
+    server.content = PAGE
+    verified = fetch_weights(f"{server.address}#sha256={hashlib.sha256(PAGE).hexdigest()}")
+    (tmp_path / "page.pth").write_bytes(PAGE)
+    for path in (verified, tmp_path / "page.pth"):
+        with pytest.raises(CheckpointError) as refusal:
+            open_weights(path)
+        assert "removed" not in str(refusal.value)
+        assert path.exists()
 
 
 @pytest.mark.parametrize(

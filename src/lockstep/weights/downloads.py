@@ -5,6 +5,7 @@ import fcntl
 import http
 import http.client
 import os
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -28,16 +29,28 @@ _ATTEMPTS = 5
 """A connection may break this often, as long as every one of them brings some bytes."""
 _PART = 2**20
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_SIZE = re.compile(r"[0-9]{1,18}")
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
+"""A `Content-Range` (RFC 9110): the first byte, the last byte, and the size of the file."""
 
 
 def check_address(address: str) -> None:
     """Raise `CheckpointError` unless an address is `https://`, or `http://` of this machine."""
+    if not re.fullmatch("[!-~]+", address):
+        raise CheckpointError(
+            f"{address!a:.200} cannot be downloaded: it has characters other than visible ASCII;"
+            " expected https://HOST/PATH with such characters as %XX"
+        )
     try:
         parts = urlsplit(address)
-        host = parts.hostname
+        host = parts.hostname or ""
+        host.encode("idna")
+        is_usable = bool(host) and parts.port != 0
     except ValueError:
-        host = None
-    is_safe = host and (parts.scheme == "https" or (parts.scheme == "http" and host in _LOOPBACK))
+        is_usable = False
+    is_safe = is_usable and (
+        parts.scheme == "https" or (parts.scheme == "http" and host in _LOOPBACK)
+    )
     if is_safe and "@" not in parts.netloc:
         return
     raise CheckpointError(
@@ -62,6 +75,10 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
 
 class _Broken(Exception):
     """A connection that ended before the file did."""
+
+
+class _OtherPart(OSError):
+    """An answer that is not what is missing of a file."""
 
 
 def download(
@@ -136,6 +153,10 @@ def _fetch(
         try:
             _receive(address, file, part, can_resume=can_resume, progress=progress)
             return
+        except _OtherPart:
+            if not before:
+                raise
+            _empty(file)
         except (_Broken, http.client.HTTPException, TimeoutError, ConnectionError) as error:
             file.flush()
             if file.tell() <= before:
@@ -153,6 +174,9 @@ def _receive(
         request.add_header("Range", f"bytes={start}-")
         if validator:
             request.add_header("If-Range", validator)
+    else:
+        _empty(file)
+        start = 0
     opener = urllib.request.build_opener(_SafeRedirects)
     try:
         response = opener.open(request, timeout=_TIMEOUT_SEC)
@@ -160,19 +184,40 @@ def _receive(
         if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not start:
             raise
         error.close()
-        _empty(file)  # the part is not of this file, or is longer
-        _receive(address, file, part, can_resume=can_resume, progress=progress)
-        return
+        raise _OtherPart("the part is of another file, or longer than the file") from None
     with closing(response):
-        if response.status != http.HTTPStatus.PARTIAL_CONTENT:
-            _empty(file)
-            start = 0
-        length = response.headers.get("Content-Length", "")
-        total = start + int(length) if length.isdigit() else None
+        total = _read_total(response, start, validator)
         if total is not None and total > WEIGHTS.most_bytes:
             raise OSError(f"it has {total:,} bytes; expected at most {WEIGHTS.most_bytes:,}")
+        if response.status == http.HTTPStatus.OK:
+            _empty(file)
+            start = 0
         write_text(_validator_path(part), response.headers.get("ETag", "").strip())
         _copy(response, file, start, total, progress)
+
+
+def _read_total(response: Any, start: int, validator: str) -> int | None:
+    """Return the size of a file, of which an answer has all bytes, or those from `start` on; None
+    if the server does not say.
+
+    Raises `_OtherPart` if the answer has other bytes, and `OSError` if it has no file.
+    """
+    headers = response.headers
+    length = ", ".join(dict.fromkeys(headers.get_all("Content-Length", ["0"]))).strip()
+    if not _SIZE.fullmatch(length):
+        raise OSError(f"its Content-Length is {length!a:.40}; expected a number of bytes")
+    if response.status == http.HTTPStatus.OK:
+        return int(length) if "Content-Length" in headers else None
+    if response.status != http.HTTPStatus.PARTIAL_CONTENT:
+        raise OSError(f"the server answers {response.status}; expected 200 with the file")
+    text = headers.get("Content-Range", "").strip()
+    bounds = _RANGE.fullmatch(text)
+    is_same = not validator or headers.get("ETag", "").strip() == validator
+    if start and bounds and is_same:
+        first, last, total = map(int, bounds.groups())
+        if first == start <= last < total:
+            return total
+    raise _OtherPart(f"the server sends a part of a file ({text!a:.80}); expected all of it")
 
 
 def _empty(file: IO[bytes]) -> None:
@@ -192,7 +237,7 @@ def _copy(
             progress(done, total)
     file.flush()
     os.fsync(file.fileno())
-    if total is not None and done < total:
+    if total is not None and done != total:
         raise _Broken(f"{done:,} of {total:,} bytes came")
 
 
@@ -208,7 +253,7 @@ def _read_validator(part: Path) -> str:
         tag = read_regular_text(_validator_path(part), SETTINGS)
     except (OSError, ValueError):
         return ""
-    return tag if tag.startswith('"') and tag.isprintable() else ""
+    return tag if re.fullmatch('"[ -~]*"', tag) else ""
 
 
 def _check_present(file: Path, sha256: str) -> None:

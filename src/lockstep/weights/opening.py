@@ -23,7 +23,7 @@ from lockstep.weights.preprocessing import (
     set_preprocessing,
 )
 from lockstep.weights.recognition import recognise
-from lockstep.weights.remote_weights import locate_weights
+from lockstep.weights.remote_weights import locate_weights, removing_refused
 from lockstep.weights.weights_choice import DESCRIBED, AnySource, WeightsChoice, choose
 
 
@@ -75,8 +75,9 @@ def _read(path: Path, choice: WeightsChoice, *, ema: bool, momentum: bool) -> We
     if lockstep_files.is_checkpoint(path):
         weights = lockstep_files.read_checkpoint(path, ema=ema, momentum=momentum)
     else:
-        format, place = recognise(path)
-        weights = format.read(place, momentum=momentum or ema, choice=choice)
+        with removing_refused(path):
+            format, place = recognise(path)
+            weights = format.read(place, momentum=momentum or ema, choice=choice)
         if ema and not weights.state.ema:
             is_own = weights.origin == LOCKSTEP
             hint = "it is a separate file, ema.safetensors" if is_own else "leave out --ema"

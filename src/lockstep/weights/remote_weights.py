@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from lockstep.system.errors import CheckpointError, nearest
@@ -27,6 +27,10 @@ _HUB_FILES = (_CONFIGURATION, "model.safetensors", "pytorch_model.bin")
 """The files of a model that are downloaded: its configuration, and the first weights there are."""
 _DIGEST = re.compile(r"sha256=[0-9a-fA-F]{8,64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_LONGEST_NAME = 200
+"""Characters of a file's name. Most file systems take 255, with what is added to a part's name."""
+_unverified = set[Path]()
+"""The files that this process got by an address without a digest."""
 
 
 def is_remote(name: str | Path) -> bool:
@@ -59,14 +63,35 @@ def fetch_weights(name: str, *, progress: Progress | None = None) -> Path:
             f"{name:.200} ends with #{fragment:.80}; expected nothing after the address, or"
             " #sha256= and the first 8 to 64 hexadecimal digits of the file's SHA-256"
         )
-    file_name = PurePosixPath(urlsplit(address).path).name
-    if not file_name:
-        raise CheckpointError(f"{name:.200} names no file; expected https://HOST/FOLDER/FILE")
+    file_name = urlsplit(address).path.rpartition("/")[2]
+    if file_name in ("", ".", "..") or len(file_name) > _LONGEST_NAME:
+        raise CheckpointError(
+            f"{name:.200} does not end with the name of a file; expected https://HOST/FOLDER/FILE,"
+            f" FILE with at most {_LONGEST_NAME} characters"
+        )
     # Files of several addresses can have one name.
     folder = hashlib.sha256(address.encode()).hexdigest()[:16]
     path = cache_folder() / folder / file_name
     download(address, path, sha256=fragment.removeprefix("sha256="), progress=progress)
+    if not fragment:
+        _unverified.add(path)
     return path
+
+
+@contextmanager
+def removing_refused(path: Path) -> Iterator[None]:
+    """Remove a file whose download had no digest to compare if its reader raises
+    `CheckpointError`."""
+    try:
+        yield
+    except CheckpointError as error:
+        if path not in _unverified:
+            raise
+        path.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"{error}. The file was downloaded without a digest and may be damaged or a page of"
+            " HTML. It was removed: the same command downloads it again"
+        ) from None
 
 
 def locate_weights(name: str | Path, *, progress: Progress | None = None) -> Path:
