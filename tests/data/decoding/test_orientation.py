@@ -15,6 +15,7 @@ from lockstep.data.decoding.orientation import (
     add_orientation,
     find_stored_window,
     read_orientation,
+    replace_orientation,
     shown_size,
     turn_image,
 )
@@ -72,7 +73,7 @@ def tiff(order: str, kind: int, value: int, tags: int = 1) -> bytes:
 
 
 @pytest.mark.parametrize("order", "<>")
-@pytest.mark.parametrize("kind", [1, 3])
+@pytest.mark.parametrize("kind", [1, 3, 4])
 @pytest.mark.parametrize(
     "before",
     [b"", b"\xff\xff", b"\xff\xe0\0\x04ab", b"\xff\xe1\0\x09http:\0\0", b"garbage"],
@@ -95,7 +96,6 @@ def test_exif_data_is_found_in_either_byte_order_behind_other_segments(
         add_exif(b"II*\0\xff\xff\xff\xff"),
         add_exif(tiff("<", 3, 0)),
         add_exif(tiff("<", 3, 9)),
-        add_exif(tiff("<", 4, 6)),
         add_exif(tiff("<", 3, 6)[:-8]),
         add_exif(tiff("<", 3, 6).replace(b"\x12\x01", b"\x13\x01")),
         add_exif(struct.pack("<4sIH", b"II*\0", 8, 65535)),
@@ -106,10 +106,109 @@ def test_exif_data_is_found_in_either_byte_order_behind_other_segments(
         b"\x89PNG\r\n\x1a\neXIf",
         b"RIFF\0\0\0\0WEBPEXIF",
     ],
-    ids=range(18),
+    ids=range(17),
 )
 def test_an_image_without_a_valid_orientation_is_upright(data: bytes) -> None:
     assert read_orientation(data) == 1
+
+
+XMP = b'<x:xmpmeta><rdf:Description tiff:Orientation="8"/></x:xmpmeta>'
+LETTERS = b"EXIF and eXIf Exif\0\0 by an editor"
+RAW = b"\nexif\n      32\n" + (b"Exif\0\0" + tiff("<", 3, 6)).hex().encode() + b"\n"
+
+
+def png_with(*chunks: tuple[bytes, bytes], before: bool = True) -> bytes:
+    """Return a PNG with chunks before or behind its pixels."""
+    file = io.BytesIO()
+    Image.fromarray(PIXELS).save(file, "PNG")
+    data = file.getvalue()
+    added = b""
+    for name, body in chunks:
+        added += struct.pack(">I", len(body)) + name + body
+        added += struct.pack(">I", zlib.crc32(name + body))
+    place = 33 if before else len(data) - 12
+    return data[:place] + added + data[place:]
+
+
+def webp_with(*chunks: tuple[bytes, bytes]) -> bytes:
+    """Return a WebP with chunks behind its pixels."""
+    file = io.BytesIO()
+    Image.fromarray(PIXELS).save(file, "WEBP", lossless=True, exif=tiff("<", 3, 1), xmp=b"<x/>")
+    start = file.getvalue().index(b"VP8L")
+    (size,) = struct.unpack_from("<I", file.getvalue(), start + 4)
+    data = file.getvalue()[: start + 8 + size + size % 2]
+    for name, body in chunks:
+        data += name + struct.pack("<I", len(body)) + body + bytes(len(body) % 2)
+    return data[:4] + struct.pack("<I", len(data) - 8) + data[8:]
+
+
+def with_xmp(jpeg: bytes) -> bytes:
+    body = b"http://ns.adobe.com/xap/1.0/\0" + XMP
+    return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body + jpeg[2:]
+
+
+PLACES = {
+    "PNG, text before": png_with((b"tEXt", b"Comment\0" + LETTERS), (b"eXIf", tiff("<", 3, 6))),
+    "PNG, text behind": png_with((b"eXIf", tiff(">", 4, 6)), (b"tEXt", b"a\0" + LETTERS)),
+    "PNG, letters alone": png_with((b"tEXt", b"a\0\0\0\0\x20eXIf" + tiff("<", 3, 6))),
+    "PNG, raw profile": png_with((b"tEXt", b"Raw profile type exif\0" + RAW)),
+    "PNG, packed raw profile": png_with(
+        (b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(RAW)), before=False
+    ),
+    "PNG, international": png_with((b"iTXt", b"Raw profile type exif\0\0\0en\0x\0" + RAW)),
+    "PNG, packed international": png_with(
+        (b"iTXt", b"Raw profile type exif\0\1\0\0\0" + zlib.compress(RAW))
+    ),
+    "PNG, chunk and raw profile": png_with(
+        (b"tEXt", b"Raw profile type exif\0" + RAW), (b"eXIf", tiff("<", 3, 3))
+    ),
+    "PNG, XMP": png_with((b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + XMP)),
+    "WebP": webp_with((b"EXIF", tiff("<", 3, 6))),
+    "WebP, prefix": webp_with((b"EXIF", b"Exif\0\0" + tiff(">", 3, 6))),
+    "WebP, LONG": webp_with((b"EXIF", tiff(">", 4, 6))),
+    "WebP, letters in XMP": webp_with((b"EXIF", tiff("<", 3, 6)), (b"XMP ", LETTERS)),
+    "WebP, letters alone": webp_with((b"XMP ", b"xxEXIF\x20\0\0\0" + tiff("<", 3, 6))),
+    "WebP, XMP": webp_with((b"XMP ", XMP)),
+    "WebP, EXIF and XMP": webp_with((b"EXIF", tiff("<", 3, 6)), (b"XMP ", XMP)),
+    "WebP, odd length": webp_with((b"ABCD", b"abc"), (b"EXIF", tiff("<", 3, 6))),
+    "WebP, not in its header": webp_with((b"EXIF", tiff("<", 3, 6))).replace(
+        b"VP8X\x0a\0\0\0\x0c", b"VP8X\x0a\0\0\0\x04"
+    ),
+    "JPEG, XMP": with_xmp(encode(PIXELS, "420")),
+    "JPEG, XMP and EXIF": with_xmp(add_exif(tiff("<", 3, 6))),
+    "JPEG, XMP and an invalid EXIF": with_xmp(add_exif(tiff("<", 3, 9))),
+    "JPEG, thumbnail": add_exif(tiff("<", 3, 6) + add_exif(tiff("<", 3, 3))),
+    "JPEG, two": add_orientation(add_exif(tiff("<", 3, 6)), 3),
+    "JPEG, letters in a comment": add_exif(tiff("<", 3, 6), b"\xff\xfe\0\x0cExif\0\0abcd"),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_the_orientation_is_found_where_pillow_finds_it(name: str) -> None:
+    image = Image.open(io.BytesIO(PLACES[name]))
+    image.load()
+    expected = image.getexif().get(0x0112, 1)
+    assert read_orientation(PLACES[name]) == (expected if expected in ORIENTATIONS else 1)
+
+
+def test_the_places_have_orientations_that_differ() -> None:
+    assert {read_orientation(data) for data in PLACES.values()} == {1, 3, 6, 8}
+
+
+def test_a_damaged_chunk_of_exif_data_does_not_count() -> None:
+    data = png_with((b"eXIf", tiff("<", 3, 6)), before=False)
+    assert read_orientation(data) == 6
+    place = data.index(b"eXIf") + 4 + 22
+    assert read_orientation(data[:place] + b"\1" + data[place + 1 :]) == 1
+
+
+@pytest.mark.parametrize("orientation", [1, 8])
+def test_a_replaced_orientation_is_the_only_exif_data(orientation: int) -> None:
+    data = add_orientation(add_exif(tiff("<", 4, 6), b"\xff\xff"), 3)
+    replaced = replace_orientation(data, orientation)
+    assert replaced.count(b"Exif") == (orientation != 1)
+    assert Image.open(io.BytesIO(replaced)).getexif().get(0x0112, 1) == orientation
+    np.testing.assert_array_equal(decode(replaced), decode(data))
 
 
 def test_exif_data_behind_the_pixels_of_a_png_counts() -> None:

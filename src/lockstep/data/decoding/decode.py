@@ -8,6 +8,7 @@ import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 import numpy as np
 import simplejpeg
@@ -18,7 +19,8 @@ from lockstep.data.decoding.file_parts import (
     JPEG_START,
     PNG_START,
     is_ancillary,
-    list_damaged_chunks,
+    is_damaged,
+    list_png_chunks,
 )
 from lockstep.data.decoding.image_formats import explain_unreadable, readable_formats
 from lockstep.data.decoding.jpeg_frames import check_frame
@@ -31,6 +33,7 @@ from lockstep.data.decoding.samples import (
 )
 from lockstep.data.decoding.size_limits import (
     MOST_HEADER_BYTES,
+    MOST_PARTS,
     MOST_PIXELS,
     OverBudget,
     TooManyPixels,
@@ -186,14 +189,25 @@ def convert_to_rgb(image: Image.Image, source: Image.Image | None = None) -> np.
     return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
 
-def drop_damaged_chunks(data: bytes) -> bytes:
+def list_damaged_chunks(data: bytes | memoryview) -> list[str]:
+    """Return the names of a PNG's chunks whose checksum is wrong; none for other formats."""
+    if data[: len(PNG_START)] != PNG_START:
+        return []
+    chunks = islice(list_png_chunks(data), MOST_PARTS)
+    return [chunk[0].decode("latin-1") for chunk in chunks if is_damaged(data, chunk)]
+
+
+def _drop_damaged_chunks(data: bytes) -> bytes:
     """Return an image without the ancillary chunks of a PNG that fail their checksum, as libpng
     reads it. Raises `ValueError` with the name of a chunk that cannot be dropped."""
     if not data.startswith(PNG_START):
         return data
     kept = []
     place = 0
-    for name, start, end in list_damaged_chunks(data):
+    for chunk in list_png_chunks(data):
+        if not is_damaged(data, chunk):
+            continue
+        name, start, end = chunk
         if not is_ancillary(name):
             raise ValueError(
                 f"the checksum of a PNG's chunk {name.decode(errors='replace')} is wrong: its data"
@@ -222,7 +236,7 @@ def _load_by_pillow(data: bytes) -> Iterator[Image.Image]:
     """Yield an image with its pixels loaded. Errors in the block are raised as `ValueError`."""
     try:
         check_bytes(data)
-        data = drop_damaged_chunks(data)
+        data = _drop_damaged_chunks(data)
         image = _open_by_pillow(data)
         check_size(image.height, image.width, len(data))
         if data[:2] == JPEG_START:

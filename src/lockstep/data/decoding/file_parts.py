@@ -87,15 +87,12 @@ def list_webp_chunks(data: bytes | memoryview) -> Iterator[Chunk]:
         place = end + end % 2
 
 
-def list_damaged_chunks(data: bytes | memoryview) -> list[Chunk]:
-    """Return the chunks of a PNG whose checksum is wrong. A file that ends too early has no
-    checksum to compare."""
-    damaged = []
-    for name, start, end in list_png_chunks(data):
-        checksum = bytes(data[end : end + 4])
-        if len(checksum) == 4 and crc32(data[start - 4 : end]).to_bytes(4, "big") != checksum:
-            damaged.append((name, start, end))
-    return damaged
+def is_damaged(data: bytes | memoryview, chunk: Chunk) -> bool:
+    """Return whether the checksum of a PNG's chunk is wrong. If the file ends too early, there is
+    none to compare."""
+    _, start, end = chunk
+    checksum = bytes(data[end : end + 4])
+    return len(checksum) == 4 and crc32(data[start - 4 : end]).to_bytes(4, "big") != checksum
 
 
 def is_ancillary(name: bytes) -> bool:

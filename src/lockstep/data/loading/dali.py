@@ -17,7 +17,7 @@ import numpy as np
 
 from lockstep.data import Batch
 from lockstep.data.decoding.decode import decode, is_plain_jpeg
-from lockstep.data.decoding.orientation import turn_image
+from lockstep.data.decoding.orientation import replace_orientation, turn_image
 from lockstep.data.decoding.sampling import stretches
 from lockstep.data.index import Index
 from lockstep.data.loading.dali_augmentations import (
@@ -172,6 +172,8 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
             data = self._index.read(sample)
             if not is_plain_jpeg(data):
                 data, window = self._make_bitmap(sample, data, window)
+            elif self._turns:
+                data = replace_orientation(data, int(self._index.orientations[sample]))
             encoded.append(np.frombuffer(data, np.uint8))
             windows.append(window)
         return (
