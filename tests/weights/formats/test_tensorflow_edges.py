@@ -10,10 +10,12 @@ import pytest
 import tensorflow as tf
 
 from lockstep import backends
+from lockstep.backends.tensorflow import export
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import Weights
 from lockstep.weights.formats.tensorflow_weights import read
 from tests.edges import is_same_answer, sample
+from tests.inference.cases import random_tensors
 from tests.weights.formats.insertions_tensorflow import (
     IMAGES,
     MEAN,
@@ -27,6 +29,7 @@ from tests.weights.formats.insertions_tensorflow import (
     run,
     whole_graph,
 )
+from tests.weights.formats.onnx_cases import recipe_of
 
 REFUSALS = ("its classifier has one output", "MatMul 'MatMul:0' ")
 """What messages say that name no inserted node. The second is the node behind."""
@@ -198,3 +201,75 @@ def test_of_several_signatures_the_one_for_servers_is_read(tmp_path: Path) -> No
         CheckpointError, match=r"TensorFlow's Tanh '[0-9]//Tanh:0' follows the logits"
     ):
         read(tmp_path / "other" / "saved_model.pb")
+
+
+def remove(graph: Any, *names: str) -> None:
+    for place in reversed(range(len(graph.node))):
+        if graph.node[place].name in names:
+            del graph.node[place]
+
+
+def classify_reshaped(x: Any, reshape: Callable[[Any], Any]) -> Any:
+    """Add a second classifier, of reshaped features."""
+    Basic()(normalise(x))
+    features = reshape(tensor("features"))
+    return tf.matmul(features, tf.constant(np.eye(64, 10), tf.float32), name="reshaped")
+
+
+@pytest.mark.parametrize("count", [2, 10])
+@pytest.mark.parametrize(
+    ("reshape", "is_read"),
+    [
+        (lambda x, count: tf.reshape(x, [count, -1]), True),
+        (lambda x, count: tf.reshape(tf.reshape(x, [count, -1]), [-1, 64]), True),
+        (lambda x, count: tf.gather(tf.reshape(x, [count, -1]), np.arange(64), axis=1), False),
+        (lambda x, count: tf.reshape(x, [count, -1])[:, :64] * 2, False),
+    ],
+)
+def test_a_reshape_for_a_number_of_images_mixes_none(
+    reshape: Callable[[Any, int], Any], is_read: bool, count: int, tmp_path: Path
+) -> None:
+    graph = freeze(lambda x: classify_reshaped(x, lambda value: reshape(value, count)))
+    remove(graph, "logits", "MatMul")
+    if is_read:
+        images = np.concatenate([IMAGES] * 3)[:count]
+        logits = compute_as_read(read_graph(graph, tmp_path))
+        expected = run(graph, "reshaped", images)
+        assert is_same_answer(expected[:4], logits[:count])
+    else:
+        with pytest.raises(CheckpointError, match="follows the pooled features"):
+            read_graph(graph, tmp_path)
+
+
+def test_a_mean_over_channels_is_refused_by_the_names_of_its_axes(tmp_path: Path) -> None:
+    def average(x: Any) -> Any:
+        Basic()(normalise(x))
+        return tf.reduce_mean(tensor("block3"), [1, 3])
+
+    graph = freeze(average)
+    remove(graph, "logits", "MatMul", "features")
+    with pytest.raises(CheckpointError, match="averages over channels and height, expected"):
+        read_graph(graph, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "change"),
+    [
+        ("before", lambda x: x - 0.5),
+        ("after", lambda x: tf.reverse(x, [-1])),
+    ],
+)
+def test_exports_that_prepare_photos_otherwise_are_refused(
+    place: str, change: Callable[[Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_of(eval_resize=36, eval_crop=32, image_size=32)
+    crop = export.PhotoProgram.crop
+    with monkeypatch.context() as patch:
+        if place == "before":
+            ensure = tf.ensure_shape
+            patch.setattr(tf, "ensure_shape", lambda x, shape: ensure(change(x), shape))
+        else:
+            patch.setattr(export.PhotoProgram, "crop", lambda self, x: crop(self, change(x)))
+        export.export_frozen_graph(recipe, random_tensors(recipe, 1), (), tmp_path / "a")
+    with pytest.raises(CheckpointError, match="nodes before EnsureShape"):
+        read(tmp_path / "a" / "frozen_graph.pb")

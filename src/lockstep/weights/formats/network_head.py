@@ -34,6 +34,9 @@ class Scores:
     """Number of columns: features, then classes."""
     rank: int
     """Number of axes: 4 as the pool returns them, 2 after a reshape."""
+    is_checked: bool = True
+    """Whether the number of columns is sure. After a reshape for a number of images, which may mix
+    them, it is that of the classifier's inputs."""
     kind: Kind = "logits"
     matrix: np.ndarray | None = None
     """[width, features]; None: the identity."""
@@ -73,6 +76,7 @@ class Scores:
         if self.matrix is not None:  # mixed classes have no names
             order = np.full(len(matrix), _NO_CLASS)
         changes = {"matrix": product, "scale": None, "shift": shift, "order": order}
+        changes["is_checked"] = True
         return replace(self, width=len(matrix), **changes)  # type: ignore[arg-type]
 
     def take(self, places: np.ndarray) -> Self:
@@ -220,25 +224,27 @@ class _Walk:
         if node.op_type == "Flatten" and axis not in (1, 1 - scores.rank):
             return None
         shape = [-1, scores.width]
+        is_checked = True
         if node.op_type == "Reshape" and len(node.input) > 1:
             constant = self._graph.constant(node.input[1])
             if constant is not None:
                 shape = [int(size) for size in np.ravel(constant)]
-            is_batch = shape[:1] in ([-1], [0]) or shape[1:] == [scores.width]
-            if scores.matrix is not None and (constant is None or not is_batch):
-                return None
+            is_checked = shape[:1] in ([-1], [0]) or shape[1:] == [scores.width]
+            is_checked &= constant is not None
+        if scores.matrix is not None and not is_checked:
+            return None
         sizes = [size for size in shape[1:] if size != 1]
         if len(shape) < 2 or sizes not in ([-1], [0], [scores.width], []):
             return None
         if not sizes and scores.width != 1:
             return None
-        return replace(scores, rank=len(shape))
+        return replace(scores, rank=len(shape), is_checked=is_checked)
 
     def _choose(self, node: Any, scores: Scores) -> Scores | None:
         """Return chosen columns."""
         channel = self._find_channel(scores)
         places = find_places(self._graph, node, scores.rank, channel, scores.width)
-        if places is None:
+        if places is None or not scores.is_checked:
             return None
         is_permutation = sorted(places.tolist()) == list(range(scores.width))
         if scores.kind not in ("logits", "log_probabilities") and not is_permutation:

@@ -38,6 +38,7 @@ _ARITHMETIC = ("Sub", "Div", "Mul", "Add")
 _PREPARING = ("Conv", "Pad", "Transpose", *_ARITHMETIC, "BatchNormalization", "Gather", "Slice")
 """The first convolution and what may stand before it."""
 _NO_PADS = [0] * 4
+_AXES = ("images", "channels", "height", "width")
 _KERAS_EPSILON = 1.001e-5
 _OF_KERAS = re.compile(r"\bconv[2-5]_block[0-9]+_[0-3]_(conv|bn)(_|\b)")
 """Names of layers of Keras' ResNets."""
@@ -403,8 +404,9 @@ class _Walk:
         if node.op_type == "ReduceMean":
             places = read_axes(self._graph, node, 4)
             if places != [2, 3]:
+                names = " and ".join(_AXES[place] for place in places) or "nothing"
                 raise ValueError(
-                    f"{label_node(node)} averages over the axes {places}, expected [2, 3]"
+                    f"{label_node(node)} averages over {names}, expected height and width"
                 )
             return 4 if self._graph.attribute(node, "keepdims", 1) else 2
         if node.op_type == "AveragePool":

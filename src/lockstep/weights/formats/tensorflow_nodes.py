@@ -68,7 +68,10 @@ class Nodes:
         order = self.values.sort_nodes(graph.outputs)
         images = [node for node in order if node.op in _INPUTS]
         images = [node for node in images if get_type(node, "dtype") not in _NO_IMAGES]
-        starts = [node for node in order if from_anywhere and node.op == "EnsureShape"] or images
+        self.squares = [node for node in order if from_anywhere and node.op == "EnsureShape"]
+        """The nodes that the images come out of, resized and cropped."""
+        self.images = images
+        starts = self.squares or images
         inputs = [self.values.source(node.output) for node in starts]
         name = self.values.name_maker
         self._computed = {node.name for node in starts} | set(map(name, inputs))

@@ -1,6 +1,6 @@
 """The values of a TensorFlow graph: the nodes that make them, and the constants among them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -24,12 +24,34 @@ _LAYOUTS: dict[str, Callable[..., Any]] = {
     ),
 }
 """Operators that lay out the numbers of a constant in another way."""
+_TYPES: dict[int, Any] = {1: np.float32, 2: np.float64, 3: np.int32, 9: np.int64, 19: np.float16}
+_TYPES |= {4: np.uint8, 14: np.float32}
+"""NumPy's types by TensorFlow's numbers."""
+_OTHERS: dict[str, Callable[..., Any]] = {
+    "Cast": lambda node, array: (
+        array.astype(_TYPES[get_type(node, "DstT")]) if get_type(node, "DstT") in _TYPES else None
+    ),
+    "Shape": lambda node, array: np.array(array.shape, _TYPES[get_type(node, "out_type") or 3]),
+    "Sum": lambda node, array, axes: array.sum(
+        tuple(axes.ravel()), keepdims=get_attribute(node, "keep_dims", False)
+    ),
+    "StridedSlice": lambda node, array, place, *others: (
+        array[place[0]] if get_attribute(node, "shrink_axis_mask", 0) == place.size == 1 else None
+    ),
+    "Range": lambda node, start, end, step: np.arange(start, end, step),
+    "GatherV2": lambda node, array, places, axis: array.take(places, int(axis)),
+    "BatchMatMulV2": lambda node, array, other: array @ other,
+}
+"""Operators that resize images, in exports of Lockstep."""
 _ARITHMETIC: dict[str, Callable[..., np.ndarray]] = {
     "Add": np.add,
     "AddV2": np.add,
     "Sub": np.subtract,
     "Mul": np.multiply,
     "RealDiv": np.divide,
+    "FloorDiv": np.floor_divide,
+    "Floor": np.floor,
+    "Minimum": np.minimum,
     "Maximum": np.maximum,
     "Neg": np.negative,
     "Log": np.log,
@@ -38,7 +60,9 @@ _ARITHMETIC: dict[str, Callable[..., np.ndarray]] = {
 }
 """Operators that compute a constant of others."""
 _MOST_INTEGERS = 64
-_COMPUTED = {"Cast", *_LAYOUTS, *_ARITHMETIC}
+_MOST_NUMBERS = 2**30
+"""This many numbers may come from pixels of an image."""
+_COMPUTED = {*_LAYOUTS, *_OTHERS, *_ARITHMETIC}
 
 
 def is_same(node: Node) -> bool:
@@ -106,12 +130,17 @@ class Values:
             self._graph.charge(node, size)
             with np.errstate(all="ignore"):
                 return _ARITHMETIC[node.op](*numbers)
-        self._graph.charge(node, max(array.size for array in numbers))
-        if node.op == "Cast":
-            is_float = get_type(node, "DstT") in FLOATS
-            return numbers[0].astype(np.float32) if is_float else None
-        laid_out = _LAYOUTS[node.op](node, *numbers)
+        self._graph.charge(node, _count_results(node.op, numbers))
+        laid_out = (_LAYOUTS | _OTHERS)[node.op](node, *numbers)
         return laid_out[int(value.rpartition(":")[2])] if node.op == "Split" else laid_out
+
+    def compute(self, value: str, image: str, pixels: np.ndarray) -> np.ndarray | None:
+        """Return what a value is for pixels of an image; None if it is computed otherwise than by
+        operators of constants."""
+        self._graph.allow(_MOST_NUMBERS)
+        values = Values(self._graph)
+        values._constants[image] = pixels
+        return values.evaluate(value)
 
     def read_integers(self, value: str) -> list[int]:
         """Return a constant of a few integers as a list; empty if it is something else."""
@@ -135,6 +164,18 @@ class Values:
         except CycleError:
             raise ValueError("its nodes form a circle") from None
         return [self._makers[name] for name in names if name in self._makers]
+
+
+def _count_results(op: str, arrays: Sequence[np.ndarray]) -> int:
+    """Return at most how many numbers an operator makes of arrays."""
+    sizes = [array.size for array in arrays]
+    if op == "Range":
+        start, end, step = (int(array.clip(-(2**60), 2**60)) for array in arrays)
+        return abs((end - start) // (step or 1)) + 1
+    if op in ("GatherV2", "BatchMatMulV2"):
+        shared = arrays[0].shape[-1 if len(arrays) == 2 else int(arrays[2])]
+        return sizes[0] * sizes[1] // max(shared, 1)
+    return max(sizes)
 
 
 def get_type(node: Node, name: str) -> int:

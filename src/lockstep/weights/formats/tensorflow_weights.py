@@ -14,6 +14,11 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
+from lockstep.data.decoding.augment import prepare_square
+from lockstep.data.decoding.orientation import UPRIGHT
+from lockstep.data.textures import draw_texture
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
@@ -47,6 +52,8 @@ CLASSES = "lockstep_classes"
 EXTRA = "assets.extra"
 """The folder of a SavedModel for files that TensorFlow does not read."""
 _MOST_TEXT = 2**24
+_MOST_DIFFERENCE = 0.05
+"""Pixels may differ by this much on average: by one level, and only few do."""
 _UNUSED = "no output is computed from it"
 _NVIDIAS = (
     "the graph does not normalise its images, so the mean and std of NVIDIA's recipe are used"
@@ -85,6 +92,9 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
         recipe = resnet.build_recipe()
         if is_nvidias:
             recipe = _choose_nvidia_recipe(recipe, resnet)
+        if nodes.squares:
+            own = onnx_metadata.apply_preprocessing(recipe, str(text), normalises=False)
+            _check_resize(nodes, own)
     except (ValueError, LookupError, TypeError, RecursionError, RecipeError) as error:
         raise CheckpointError(f"{path} is not a ResNet that can be read: {error}") from None
     recipe, has_preprocessing, about = onnx_metadata.read_preprocessing(
@@ -115,6 +125,23 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
         stored=list_arrays(_describe_arrays(graph), sources),
         others=(*_list_bundle(graph), *files),
     )
+
+
+def _check_resize(nodes: Nodes, recipe: Recipe) -> None:
+    """Raise `ValueError` unless the nodes before the network resize and crop a photo as evaluation
+    does."""
+    photo = draw_texture("stripes", 1)[:61, :47]
+    square = np.empty((recipe.eval_crop, recipe.eval_crop, 3), np.uint8)
+    prepare_square(photo, UPRIGHT, recipe, square)
+    last = nodes.squares[0]
+    pixels = nodes.values.compute(last.inputs[0], nodes.images[0].output, photo[None])
+    if pixels is None or pixels.shape != (1, *square.shape):
+        pixels = np.full(1, np.inf)
+    if np.abs(pixels - square.astype(np.float64)).mean() > _MOST_DIFFERENCE:
+        raise ValueError(
+            f"the nodes before {last.op} {last.name!r:.80} do not resize and crop images as its"
+            f" {PREPROCESSING} says, so its answers would be others; export it again"
+        )
 
 
 def _account_for_rest(graph: FlatGraph, nodes: Nodes, used: set[str]) -> Iterator[Part]:
