@@ -14,6 +14,7 @@ import PIL.ImageOps
 from lockstep.data.decoding.augment import prepare_square
 from lockstep.data.decoding.decode import convert_to_rgb, decode_undamaged
 from lockstep.data.decoding.orientation import UPRIGHT, read_orientation, turn_image
+from lockstep.data.decoding.size_limits import check_ratio
 from lockstep.inference.image_arrays import Tensor, is_array, read_array
 from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError
@@ -102,6 +103,7 @@ def read_photo(image: Image, recipe: Recipe) -> np.ndarray:
     """
     pixels, orientation = _content(image, recipe.replace(dct_scaling=False))
     assert isinstance(pixels, np.ndarray)
+    check_ratio(*pixels.shape[:2])
     return np.array(turn_image(pixels, orientation))  # decoders use their memory again
 
 

@@ -34,6 +34,8 @@ from lockstep.data.decoding.size_limits import (
     count_scans,
     decoding,
 )
+from lockstep.inference.images import read_photo, read_square
+from lockstep.recipes import Recipe
 from tests.data.pictures import progressive_jpeg
 
 
@@ -327,3 +329,51 @@ def test_a_jpeg_of_much_metadata_is_refused() -> None:
     check(plain(2 * segment))
     with pytest.raises(OverBudget, match="33,554,432 bytes of metadata"):
         check(plain((MOST_SEGMENT_BYTES // 2**16 + 1) * segment))
+
+
+def strip(height: int, width: int, kind: str) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), (90, 10, 20)).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize(("height", "width"), [(1, 30_000), (30_000, 1), (1, 257), (2, 513)])
+def test_a_strip_is_refused_wherever_it_would_be_resized(
+    height: int, width: int, kind: str
+) -> None:
+    data = strip(height, width, kind)
+    pixels = decode(data)
+    recipe = Recipe(eval_resize=256, eval_crop=224)
+    out = np.zeros((224, 224, 3), np.uint8)
+    shorter = 256 / min(height, width)
+    resized = (round(height * shorter), round(width * shorter))
+
+    def evaluate(data: bytes) -> None:
+        window = (0, 0, height, width)
+        how = {"flip": False, "antialias": False}
+        decode_into(data, (height, width), window, resized, (0, 0), **how, out=out)
+
+    for use in (
+        check,
+        decode_undamaged,
+        evaluate,
+        lambda data: read_square(data, recipe, out),
+        lambda _: read_square(pixels, recipe, out),
+        lambda data: read_photo(data, recipe),
+        lambda _: read_photo(pixels, recipe),
+    ):
+        with pytest.raises(OverBudget, match="at most 256 times the other"):
+            use(data)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_a_strip_within_the_limit_is_evaluated(kind: str) -> None:
+    data = strip(1, 256, kind)
+    recipe = Recipe(eval_resize=32, eval_crop=32)
+    out = np.zeros((32, 32, 3), np.uint8)
+    assert check(data) == (1, 256)
+    read_square(data, recipe, out)
+    assert np.abs(out.astype(int) - (90, 10, 20)).max() < 8

@@ -5,7 +5,6 @@ Windows of JPEGs are decoded by our own decoder, which skips what lies outside; 
 decoded whole.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from lockstep.data.decoding.orientation import (
     turn_image,
 )
 from lockstep.data.decoding.sampling import crop_to_needed, filter_square, sample_square, stretches
-from lockstep.data.decoding.size_limits import MOST_RESIZED, TooManyPixels, decoding
+from lockstep.data.decoding.size_limits import check_ratio, decoding
 from lockstep.recipes import Recipe
 from lockstep.recipes.augmentation import Augmentation
 from lockstep.recipes.order import BatchPlan, centre_plan
@@ -88,13 +87,6 @@ def prepare_square(
     window, resized, offset = (
         tuple(column[0].tolist()) for column in (plan.windows, plan.resized, plan.offsets)
     )
-    most = max(MOST_RESIZED, 4 * recipe.eval_resize**2)
-    if math.prod(resized) > most:  # a narrow strip of few pixels can become any number of them
-        too_narrow = (
-            f"{size[1]} x {size[0]} pixels are too narrow: resized for the model, {resized[1]} x"
-            f" {resized[0]}"
-        )
-        raise TooManyPixels(too_narrow)
     how = resampling(recipe, evaluation=True)
     decode_into(
         data, stored, window, resized, offset, flip=False, orientation=orientation, **how, out=out
@@ -126,8 +118,10 @@ def decode_into(
     `dct_scaling` are fields of `Recipe`, `sampling` is its `eval_sampling` (see `resampling`). The
     image is turned by the EXIF `orientation` first, and the window is one of the turned image. Only
     what is needed of the window is decoded if that gives the same pixels. Raises `ValueError` if
-    the bytes are not an image, or if the image has another size.
+    the bytes are not an image, or if the image has another size; `TooManyPixels`, which is one, if
+    it is a strip that becomes too large.
     """
+    check_ratio(*resized)
     reduction = 1
     if dct_scaling and isinstance(data, bytes) and is_plain_jpeg(data):
         reduction = _reduction(window, resized)

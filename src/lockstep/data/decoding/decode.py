@@ -38,6 +38,7 @@ from lockstep.data.decoding.size_limits import (
     OverBudget,
     TooManyPixels,
     check_bytes,
+    check_ratio,
     check_scans,
     check_size,
     check_slow_format,
@@ -84,7 +85,10 @@ def decode_undamaged(data: bytes) -> np.ndarray:
         raise ValueError("empty file")
     size = _jpeg_size(data)
     if size is None:
-        return decode(data)  # Pillow finds damage
+        pixels = decode(data)  # Pillow finds damage
+        check_ratio(*pixels.shape[:2])
+        return pixels
+    check_ratio(*size)
     # Our decoder reads up to the last pixel, and not whether the file ends there.
     if data.endswith(_JPEG_END):
         with decoding(size[0] * size[1]):
@@ -110,7 +114,10 @@ def check(data: bytes) -> tuple[int, int]:
         raise ValueError("empty file")
     size = _jpeg_size(data)
     if size is None:
-        return _check_by_pillow(data)
+        size = _check_by_pillow(data)
+        check_ratio(*size)
+        return size
+    check_ratio(*size)
     try:
         # At an eighth of the size, all of the file is still read and entropy-decoded, at two thirds
         # of the cost. For a progressive JPEG, the coefficients of all its pixels are in memory.

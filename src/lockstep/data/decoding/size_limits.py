@@ -43,10 +43,9 @@ up to another limit than 255."""
 MOST_SLOW_BYTES = 2**25
 MOST_COMMENTS = 1000
 """Comments of a PPM in text. Each takes time for up to 1 MiB."""
-MOST_RESIZED = 2**24
-"""The limit for an image after the resize of an evaluation, unless four squares of `eval_resize`
-have more: a strip that is 256 times as long as wide at 256 pixels. Resizing to the limit takes 0.2
-s and 0.2 GB."""
+MOST_RATIO = 256
+"""The limit for one side over the other. A narrow strip of few pixels can become any number of them
+when its shorter side is resized: 256 x 65,536 at this limit."""
 SMALL = 2**22
 """Up to this many pixels are allowed for any number of bytes, because decoding them is quick."""
 USUAL = 2**25
@@ -125,6 +124,15 @@ def check_size(height: int, width: int, size: int, most: int = MOST_PIXELS_IN_WH
     if size > MOST_BYTES_BESIDES + MOST_BYTES_A_PIXEL * pixels:
         raise OverBudget(
             f"{size:,} bytes are too many for {width} x {height} pixels; save the image again"
+        )
+
+
+def check_ratio(height: int, width: int) -> None:
+    """Raise `TooManyPixels` if an image is a strip that no resize should enlarge."""
+    if max(height, width) > MOST_RATIO * min(height, width):
+        raise TooManyPixels(
+            f"{width} x {height} pixels are too many for a side: at most {MOST_RATIO} times the"
+            " other; crop the image"
         )
 
 

@@ -19,6 +19,7 @@ from lockstep.data import Batch
 from lockstep.data.decoding.decode import decode, is_plain_jpeg
 from lockstep.data.decoding.orientation import replace_orientation, turn_image
 from lockstep.data.decoding.sampling import stretches
+from lockstep.data.decoding.size_limits import check_ratio
 from lockstep.data.index import Index
 from lockstep.data.loading.dali_augmentations import (
     augment_images,
@@ -170,6 +171,10 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
             sample = int(plan.samples[i])
             window = plan.windows[i]
             data = self._index.read(sample)
+            try:
+                check_ratio(*plan.resized[i].tolist())
+            except ValueError as error:
+                raise self._index.explain_change(sample, str(error)) from None
             if not is_plain_jpeg(data):
                 data, window = self._make_bitmap(sample, data, window)
             elif self._turns:

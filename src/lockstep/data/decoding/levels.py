@@ -1,0 +1,35 @@
+"""Images that show nothing: constant, nearly black or nearly white."""
+
+import numpy as np
+
+from lockstep.data.decoding.decode import decode, is_plain_jpeg
+
+MOST_DIFFERENCE = 2
+"""The levels of a constant image's colours differ by at most this; lossy formats round."""
+MARGIN = 8
+"""A level that is this near to 0 or 255 is nearly black or white."""
+SHARE = 0.99
+"""The share of levels that are nearly black or white in such an image."""
+
+
+def describe_flat(data: bytes) -> str:
+    """Return "constant", "nearly black" or "nearly white" if an encoded image is that, else "".
+
+    An image that is constant and black is "constant". Raises `ValueError` as `decode` does.
+    """
+    if is_plain_jpeg(data):
+        reduced = decode(data, 8)
+        margin = MARGIN + (1 - SHARE) * 255 + MOST_DIFFERENCE
+        is_medium = margin < reduced.mean() < 255 - margin
+        if is_medium and np.ptp(reduced, axis=(0, 1)).max() > 2 * MOST_DIFFERENCE:
+            return ""
+    return describe_flat_pixels(decode(data))
+
+
+def describe_flat_pixels(pixels: np.ndarray) -> str:
+    """Return what `describe_flat` does, of a decoded image: uint8 [height, width, 3]."""
+    if np.ptp(pixels, axis=(0, 1)).max() <= MOST_DIFFERENCE:
+        return "constant"
+    if (pixels <= MARGIN).mean() >= SHARE:
+        return "nearly black"
+    return "nearly white" if (pixels >= 255 - MARGIN).mean() >= SHARE else ""
