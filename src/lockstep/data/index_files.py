@@ -5,11 +5,13 @@ They may come with a stranger's data set, so everything in them is checked when 
 
 import hashlib
 import json
+import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from lockstep.data.class_folders import KINDS
 from lockstep.data.images import ROW, Names
 from lockstep.data.sources import FOLDER
 from lockstep.system.files import replacing, write_text
@@ -34,7 +36,7 @@ _ARRAYS = {
 _CHECKSUMS = "checksums"
 """The file of the images' checksums. Indexes of older versions do not have it."""
 _CHECKSUM = np.dtype("<u4")
-_AT_ONCE = 2**14
+_AT_ONCE = 2**12
 _LONGEST_NAME = 2048
 """Two names of 255 bytes on a disk; 1,024 bytes in an object store."""
 
@@ -48,10 +50,16 @@ class IndexFiles(NamedTuple):
     empty."""
 
 
-def _is_pair_of(first: Check, second: Check) -> Check:
-    return lambda value: (
-        isinstance(value, list) and len(value) == 2 and first(value[0]) and second(value[1])
-    )
+def _is_pair_of(check: Check) -> Check:
+    return lambda value: isinstance(value, list) and len(value) == 2 and all(map(check, value))
+
+
+def _is_skipped(value: Any) -> bool:
+    """Return whether a value is a kind of what is left out, its place, and perhaps a count."""
+    if not isinstance(value, list) or len(value) not in (2, 3):
+        return False
+    kind, place, *count = value
+    return is_text(kind) and kind in KINDS and is_text(place) and all(map(is_count, count))
 
 
 _FIELDS: dict[str, Check] = {
@@ -60,11 +68,9 @@ _FIELDS: dict[str, Check] = {
     "checksum": is_text,
     "classes": is_list_of(is_text),
     "numbered": lambda value: isinstance(value, bool),
-    "states": is_list_of(_is_pair_of(is_count, lambda value: isinstance(value, int))),
-    "quarantined": is_list_of(_is_pair_of(is_text, is_text)),
-    "skipped": is_list_of(
-        lambda item: is_list_of(is_text)(item[:2]) and all(map(is_count, item[2:])) and 1 < len(item) < 4
-    ),
+    "states": is_list_of(_is_pair_of(lambda value: type(value) is int)),
+    "quarantined": is_list_of(_is_pair_of(is_text)),
+    "skipped": is_list_of(_is_skipped),
 }
 
 
@@ -116,8 +122,8 @@ def read_index(
     arrays = _map_arrays(cache, are_files=format == FOLDER and not states, about=about)
     used = _check_rows(arrays, states, len(about["classes"]))
     if format == FOLDER:
-        classes = dict(enumerate(about["classes"]))
-        if not {classes[label] for label in used} <= folders:
+        classes = about["classes"]
+        if not {classes[label] for label in np.flatnonzero(used).tolist()} <= folders:
             raise ValueError("classes are not the class folders")
         _check_names(arrays, classes)
     else:
@@ -148,7 +154,7 @@ def _map_arrays(cache: Path, *, are_files: bool, about: dict[str, Any]) -> dict[
     if len(arrays["name_ends"]):
         lengths["names"] = int(arrays["name_ends"][-1])
     for name, length in lengths.items():
-        if len(arrays[name]) != length:
+        if len(arrays[name]) != length or not count:
             raise ValueError(f"{name} has {len(arrays[name])} entries, expected {length}")
     return arrays
 
@@ -164,14 +170,14 @@ def _map(path: Path, dtype: np.dtype) -> np.ndarray:
 
 def _check_rows(
     arrays: dict[str, np.ndarray], states: list[tuple[int, int]], classes: int
-) -> set[int]:
-    """Raise `ValueError` if a value is out of its range. Return the labels.
+) -> np.ndarray:
+    """Raise `ValueError` if a value is out of its range. Return which classes have images.
 
     The arrays are read in parts: what is wrong, such as a file of zeros larger than any disk, is
     wrong at the beginning.
     """
     sizes = np.array([size for size, _ in states] or [2**62], np.int64)
-    labels: set[int] = set()
+    used = np.zeros(classes, np.bool_)
     last = 0
     for first in range(0, len(arrays["rows"]), _AT_ONCE):
         rows, ends, turns = (
@@ -190,9 +196,9 @@ def _check_rows(
         for name, where in wrong.items():
             if where.any():
                 raise ValueError(f"{name} are out of their range")
-        labels |= set(np.unique(rows["label"]).tolist())
+        used[rows["label"]] = True
         last = int(ends[-1])
-    return labels
+    return used
 
 
 def _find_begins(rows: np.ndarray) -> np.ndarray:
@@ -205,38 +211,53 @@ def _check_places(rows: np.ndarray, states: list[tuple[int, int]]) -> None:
     _require_different(first[rows["file"]] + _find_begins(rows), "places")
 
 
-def _check_names(arrays: dict[str, np.ndarray], classes: dict[int, str]) -> None:
+def _check_names(arrays: dict[str, np.ndarray], classes: list[str]) -> None:
     """Raise `ValueError` unless every name is `class/file`, with the class of its label, and
     different from all others.
 
-    A path of a class folder, one slash and a name stays in the folder.
+    A path of a class folder, one slash and a name stays in the folder. Names are compared by sums
+    of their bytes times powers of an odd number, modulo 2**64, which no file can foresee.
     """
-    text, ends = arrays["names"], arrays["name_ends"].astype(np.int64)
-    weights = np.random.default_rng(0).integers(2**64, size=_LONGEST_NAME, dtype=np.uint64)
+    text = arrays["names"]
+    ends = arrays["name_ends"].astype(np.int64)
+    lengths = np.diff(ends, prepend=0)
+    folders = [f"{name}/".encode("utf-8", "surrogateescape") for name in classes]
+    folder_lengths = np.array(list(map(len, folders)), np.int64)[arrays["rows"]["label"]]
+    most = max(map(len, folders))
+    if (lengths <= folder_lengths).any() or max(most, lengths.max()) > _LONGEST_NAME:
+        raise ValueError("names are empty or too long")
+    for first in range(0, len(ends), _AT_ONCE):
+        most = max(most, int(lengths[first : first + _AT_ONCE].sum()))
+    factor = secrets.randbits(64) | 1
+    powers = _list_powers(factor, most)
+    inverses = _list_powers(pow(factor, -1, 2**64), most)
+    sums = [(np.frombuffer(name, "u1") * powers[: len(name)]).sum() for name in folders]
+    expected = np.array(sums, np.uint64)[arrays["rows"]["label"]]
     hashes = np.empty(len(ends), np.uint64)
     for first in range(0, len(ends), _AT_ONCE):
-        begin = int(ends[first - 1]) if first else 0
-        own = ends[first : first + _AT_ONCE] - begin
-        starts = np.concatenate([[0], own[:-1]])
-        lengths = own - starts
-        # Longer names would make the next line read more than a part.
-        if not (lengths.min() > 0 and lengths.max() <= _LONGEST_NAME):
-            raise ValueError("names are empty or too long")
-        names = np.array(text[begin : begin + int(own[-1])])
-        if (names == 0).any() or np.count_nonzero(names == ord("/")) != len(own):
+        some = slice(first, first + _AT_ONCE)
+        begin = int(ends[first] - lengths[first])
+        names = np.asarray(text[begin : int(ends[some][-1])])
+        starts = ends[some] - lengths[some] - begin
+        if not names.all() or np.count_nonzero(names == ord("/")) != len(starts):
             raise ValueError("names are not class/file")
-        labels = arrays["rows"]["label"][first : first + _AT_ONCE]
-        for label in np.unique(labels).tolist():
-            prefix = np.frombuffer(f"{classes[label]}/".encode("utf-8", "surrogateescape"), "u1")
-            some = np.flatnonzero(labels == label)
-            places = starts[some, None] + np.arange(len(prefix))
-            if lengths[some].min() <= len(prefix) or (names[places] != prefix).any():
-                raise ValueError("names are not those of their classes")
-        positions = np.arange(len(names)) - np.repeat(starts, lengths)
-        sums = np.add.reduceat(weights[positions] * (names.astype(np.uint64) + 1), starts)
-        hashes[first : first + _AT_ONCE] = sums
+        bounds = np.stack([starts, starts + folder_lengths[some]], axis=1).ravel()
+        parts = np.add.reduceat(names * powers[: len(names)], bounds).reshape(-1, 2)
+        if (parts[:, 0] * inverses[starts] != expected[some]).any():
+            raise ValueError("names are not those of their classes")
+        is_short = lengths[some] - folder_lengths[some] <= 2
+        if (names[bounds[1::2]] == ord("."))[is_short].any():
+            raise ValueError("names are those of folders")
+        hashes[some] = parts.sum(axis=1) * inverses[starts]
     if not _are_different(hashes):
         _require_different(np.array(list(Names(text, arrays["name_ends"])), object), "names")
+
+
+def _list_powers(factor: int, count: int) -> np.ndarray:
+    """Return the first powers of a number, from 0 on, modulo 2**64."""
+    factors = np.full(count, factor, np.uint64)
+    factors[:1] = 1
+    return np.cumprod(factors, dtype=np.uint64)
 
 
 def _are_different(values: np.ndarray) -> bool:

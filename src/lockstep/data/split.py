@@ -169,19 +169,21 @@ def find_run_sources(data: Path, division: float | Fold, *, validates: bool = Tr
 
 
 def note_skipped(data: Path, indexes: Sequence[Index]) -> list[str]:
-    """Return a note that counts what is left out of the folders of a data set; none if nothing
-    is."""
+    """Return notes on stored indexes that were not used, and one that counts what is left out of
+    the folders of a data set, if anything is."""
     skipped = []
+    notes: list[str] = []
     for index in indexes:
+        notes += index.notes
         split = "" if index.root == data else f"{index.root.name}/"
         skipped += [Skipped(kind, split + printable(place)) for kind, place in list_skipped(index)]
     if not skipped:
-        return []
+        return notes
     name = name_folder(data)
     note = f"left out of {name}: {describe_skipped(skipped)}"
     if name == str(data):
         note += f"; lockstep data check {shlex.quote(name)} lists all"
-    return [note]
+    return [*notes, note]
 
 
 def _require_split(data: Path, split: str) -> Source:
