@@ -3,6 +3,7 @@
 import io
 import struct
 import zlib
+from collections.abc import Sequence
 
 import cv2
 import numpy as np
@@ -37,14 +38,20 @@ def tiff(
     order: str = "<",
     count: int = 1,
     planar: int = 1,
+    tiles: Sequence[int] = (),
 ) -> bytes:
-    """Return an uncompressed TIFF, written from the specification."""
+    """Return an uncompressed TIFF, written from the specification, of one strip or of tiles."""
     tags = {256: WIDTH, 257: HEIGHT, 258: bits, 259: 1, 262: photometric, 273: 8, 277: count}
     tags |= {278: HEIGHT, 279: len(samples), 284: planar, 339: kind}
     samples += bytes(len(samples) % 2)
+    if tiles:
+        del tags[273], tags[278], tags[279]
+        tags |= {322: 32, 323: 32, 324: 8 + len(samples)}
+        samples += struct.pack(f"{order}{len(tiles)}I", *tiles)
     directory = struct.pack(order + "H", len(tags))
     for tag, value in sorted(tags.items()):
-        directory += struct.pack(order + "HHII", tag, 4, 1, value)
+        values = len(tiles) if tag == 324 else 1
+        directory += struct.pack(order + "HHII", tag, 4, values, value)
     start = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(order + "I", 8 + len(samples))
     return start + samples + directory + bytes(4)
 
@@ -109,6 +116,17 @@ def test_images_of_16_bits_of_opencv_are_scaled_to_the_nearest_level(
     expected = COLOURS if channels > 1 else COLOURS[:, :, 2]
     data = cv2.imencode(suffix, samples)[1].tobytes()
     np.testing.assert_array_equal(decode(data), scaled(expected, 65535))
+
+
+def test_tiles_that_reach_beyond_the_image_are_scaled() -> None:
+    # tiles of 32 x 32 pixels, of an image of 48 x 40
+    padded = np.pad(COLOURS, ((0, 24), (0, 16), (0, 0))).astype("<u2")
+    tiles = b"".join(
+        padded[top : top + 32, left : left + 32].tobytes() for top in (0, 32) for left in (0, 32)
+    )
+    size = len(tiles) // 4
+    data = tiff(tiles, 16, photometric=RGB, count=3, tiles=[8 + i * size for i in range(4)])
+    np.testing.assert_array_equal(decode(data), scaled(COLOURS, 65535))
 
 
 def png(samples: bytes, depth: int, colour: int, *chunks: tuple[bytes, bytes]) -> bytes:

@@ -118,11 +118,10 @@ def decode_into(
     `dct_scaling` are fields of `Recipe`, `sampling` is its `eval_sampling` (see `resampling`). The
     image is turned by the EXIF `orientation` first, and the window is one of the turned image. Only
     what is needed of the window is decoded if that gives the same pixels. Raises `ValueError` if
-    the bytes are not an image, or if the image has another size; `TooManyPixels`, which is one, if
-    it is a strip that becomes too large.
+    the bytes are not an image, or if it has another size or is a long strip.
     """
-    check_ratio(*resized)
     reduction = 1
+    check_ratio(*resized)
     if dct_scaling and isinstance(data, bytes) and is_plain_jpeg(data):
         reduction = _reduction(window, resized)
     filtering, interpolating = _FILTERS[interpolation]

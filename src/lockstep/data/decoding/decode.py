@@ -85,9 +85,9 @@ def decode_undamaged(data: bytes) -> np.ndarray:
         raise ValueError("empty file")
     size = _jpeg_size(data)
     if size is None:
-        pixels = decode(data)  # Pillow finds damage
-        check_ratio(*pixels.shape[:2])
-        return pixels
+        whole = decode(data)  # Pillow finds damage
+        check_ratio(*whole.shape[:2])
+        return whole
     check_ratio(*size)
     # Our decoder reads up to the last pixel, and not whether the file ends there.
     if data.endswith(_JPEG_END):
