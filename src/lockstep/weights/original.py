@@ -22,9 +22,9 @@ from lockstep.recipes import Recipe
 from lockstep.system.files import write_json
 from lockstep.system.workers import carry_out, end_with_parent
 
-Takes = Literal["bytes", "unit", "normalised", "bgr"]
-"""What values a network takes: those from 0 to 255, from 0 to 1, normalised by the recipe, or
-normalised in the order blue, green, red."""
+Takes = Literal["bytes", "unit", "normalised", "bgr", "bgr bytes", "bgr unit"]
+"""What values a network takes: those from 0 to 255, from 0 to 1, or normalised by the recipe, and
+perhaps in the order blue, green, red."""
 Kind = Literal["logits", "probabilities", "log_probabilities", "sigmoid"]
 _SECONDS = 1200
 _MOST_BYTES = 16 * 2**30
@@ -150,11 +150,11 @@ def compute_original(
 def _prepare(original: Original, squares: np.ndarray, recipe: Recipe) -> np.ndarray:
     """Return images as the network takes them, float32."""
     images: np.ndarray = squares.astype(np.float32)
-    if original.takes == "unit":
+    if original.takes.endswith("unit"):
         images = images / np.float32(255)
-    elif original.takes != "bytes":
+    elif not original.takes.endswith("bytes"):
         images = (images - np.array(recipe.mean, np.float32)) / np.array(recipe.std, np.float32)
-    if original.takes == "bgr":
+    if original.takes.startswith("bgr"):
         images = images[..., ::-1]
     if not original.channels_last:
         images = images.transpose(0, 3, 1, 2)

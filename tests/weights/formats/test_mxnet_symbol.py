@@ -38,7 +38,7 @@ REFUSED: dict[str, tuple[Callable[[Variables], object], str, str]] = {
     "no statistics": (
         lambda a: a.pop("aux:bn0_moving_var"),
         "'bn0' needs 'bn0_moving_var', which is not among its arrays",
-        r"small is nearest, but bn0_moving_var is missing\.",
+        r"closest model, small, does not fit: bn0_moving_var is missing\.",
     ),
     "no bias": (
         lambda a: a.pop("arg:fc1_bias"),
@@ -121,7 +121,7 @@ def test_without_a_graph_the_user_names_the_network(mxnet_file: Path) -> None:
     graph_of(mxnet_file).unlink()
     v1 = replace(RESNET, stride_in="1x1")
     assert read(mxnet_file, choice=WeightsChoice(model=v1)).recipe.spec == v1
-    with pytest.raises(CheckpointError, match="basic is nearest, but"):
+    with pytest.raises(CheckpointError, match="closest model, basic, does not fit:"):
         read(mxnet_file, choice=WeightsChoice(model="basic"))
 
 
@@ -312,12 +312,30 @@ def test_graphs_of_older_versions_are_read(mxnet_file: Path) -> None:
     assert_canonical(weights.tensors, state_of(recipe_of()).tensors)
 
 
-@pytest.mark.parametrize("bytes_", [True, False])
-def test_images_of_bytes_are_not_normalised_unless_the_graph_does(
-    bytes_: bool, mxnet_file: Path
+@pytest.mark.parametrize(("dtype", "is_bytes"), [("3", True), ("4", True), ("0", False)])
+def test_images_of_integers_are_not_normalised_unless_the_graph_does(
+    dtype: str, is_bytes: bool, mxnet_file: Path
 ) -> None:
-    """A variable may have MXNet's number of a type, 3 for uint8."""
-    dtype = {"__dtype__": "3"} if bytes_ else {}
-    weights = read_with_graph(mxnet_file, lambda nodes: nodes[0].update(attrs=dtype))
-    assert (weights.stated == {"mean", "std"}) == bytes_
-    assert (weights.recipe.mean == (0, 0, 0)) == bytes_
+    """A variable may have MXNet's number of a type, 3 for uint8 and 4 for int32."""
+    weights = read_with_graph(mxnet_file, lambda nodes: nodes[0].update(attrs={"__dtype__": dtype}))
+    assert (weights.stated == {"mean", "std"}) == is_bytes
+    assert (weights.recipe.mean == (0, 0, 0)) == is_bytes
+
+
+def test_images_that_do_not_hold_255_are_refused(mxnet_file: Path) -> None:
+    with pytest.raises(CheckpointError, match="its images are int8"):
+        read_with_graph(mxnet_file, lambda nodes: nodes[0].update(attrs={"__dtype__": "5"}))
+
+
+def test_the_preprocessing_of_other_names_is_an_assumption(mxnet_file: Path) -> None:
+    arrays = mxnet_params.load(mxnet_file)
+    mxnet_file.unlink()
+    mxnet_params.dump(
+        mxnet_file, {name.replace("fc1_", "fc2_"): value for name, value in arrays.items()}
+    )
+
+    def rename(nodes: list[dict[str, Any]]) -> None:
+        for node in nodes:
+            node["name"] = node["name"].replace("fc1_", "fc2_")
+
+    assert read_with_graph(mxnet_file, rename).assumed_as == "nvidia-mxnet"

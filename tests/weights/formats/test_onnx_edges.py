@@ -257,3 +257,40 @@ def test_nodes_with_the_names_of_lockstep_are_nodes_as_others(kind: str, tmp_pat
     else:
         weights = read(save(edited, tmp_path))
         assert is_same_answer(compute(edited, prepare(weights)), compute_as_read(weights))
+
+
+IMAGENET = (123.675, 116.28, 103.53)
+
+
+@pytest.mark.parametrize(
+    ("turns", "mean", "takes"),
+    [
+        (False, IMAGENET, "bytes"),
+        (False, IMAGENET[::-1], "bgr bytes"),
+        (True, IMAGENET, "bgr bytes"),
+        (True, IMAGENET[::-1], "bytes"),
+        (False, tuple(np.array(IMAGENET[::-1]) / 255), "bgr unit"),
+        (True, (128.0, 128.0, 128.0), "bytes"),
+        (True, (0.0, 0.0, 0.0), "normalised"),
+    ],
+)
+def test_the_order_of_colours_is_that_of_the_mean(
+    turns: bool, mean: tuple[float, ...], takes: str, tmp_path: Path
+) -> None:
+    kind = "Slice backwards" if turns else "Identity"
+    edited = insert(bare_model(), ("before the stem", kind), CHANNELS)
+    for node in edited.graph.node:
+        node.input[:] = ["w" if name == "y" else name for name in node.input]
+    edited.graph.node.insert(0, MAKE("Sub", ["y", "mean"], ["w"]))
+    numbers = np.array(mean, np.float32).reshape(3, 1, 1)
+    edited.graph.initializer.append(onnx.numpy_helper.from_array(numbers, "mean"))
+    edited.graph.node.sort(key=lambda node: ["y", "w", *node.output].index(node.output[0]))
+    weights = read(save(edited, tmp_path))
+    assert weights.original is not None
+    assert weights.original.takes == takes
+    is_noted = any("changes the order of colours" in remark for remark in weights.remarks)
+    assert is_noted == (turns and takes in ("normalised", "bytes") and len(set(mean)) == 1)
+    images = prepare(weights)
+    if takes.startswith("bgr"):
+        images = images[:, ::-1]
+    assert is_same_answer(compute(edited, images), compute_as_read(weights))

@@ -15,7 +15,7 @@ files that MXNet 1.9.1 wrote.
 import json
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -176,9 +176,17 @@ def translate(path: Path, text: bytes, arrays: Mapping[str, np.ndarray]) -> Symb
         outputs,
         constants,
         {name: place for name, place in places.items() if place in arrays},
-        takes_bytes=any(node.attributes.get("__dtype__") == "3" for node in images),  # uint8
+        takes_bytes=_take_integers(images),
     )
     return Symbol(nodes, heads, graph, axes != _ORDER)
+
+
+def _take_integers(images: Iterable[Node]) -> bool:
+    """Return whether images are integers. Raises `ValueError` if these do not hold 255."""
+    types = {node.attributes.get("__dtype__", "0") for node in images}
+    if types & {"5", "7"}:
+        raise ValueError("its images are int8 or bool, expected floats or integers that hold 255")
+    return not types <= {"-1", "0", "1", "2", "12"}
 
 
 def _load(path: Path, text: bytes) -> tuple[list[Node], list[tuple[int, int]]]:

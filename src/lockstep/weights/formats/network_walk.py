@@ -40,6 +40,8 @@ _PREPARING = ("Conv", "Pad", "Transpose", *_ARITHMETIC, "BatchNormalization", "G
 _NO_PADS = [0] * 4
 _AXES = ("images", "channels", "height", "width")
 _KERAS_EPSILON = 1.001e-5
+_CLOSE = 0.02
+"""A mean that differs by this share from ImageNet's tells the order of colours."""
 _OF_KERAS = re.compile(r"\bconv[2-5]_block[0-9]+_[0-3]_(conv|bn)(_|\b)")
 """Names of layers of Keras' ResNets."""
 KERAS_MEAN = (123.68, 116.779, 103.939)
@@ -102,7 +104,7 @@ class _Walk:
             self._choose_padding(units),
             mean,
             std,
-            takes in ("bytes", "unit"),
+            takes not in ("normalised", "bgr"),
             has_keras_names,
             takes,
             self._takes_channels_last,
@@ -262,16 +264,19 @@ class _Walk:
     def _choose_colours(self, has_keras_names: bool) -> tuple[Colour, Colour, Takes]:
         """Return the recipe's mean and std in RGB, and what values the graph takes. Without
         preprocessing in the graph they are those of Keras or of ImageNet."""
-        mean = self._mean[np.argsort(self._order)]
-        std = np.abs(self._std)[np.argsort(self._order)]
+        order = np.argsort(self._order)
+        mean = self._mean[order]
+        std = np.abs(self._std)[order]
+        takes: Takes = "bytes"
         if not mean.any() and (std == 1).all() and not self._graph.takes_bytes:
             if has_keras_names:
-                self._order = self._order[::-1]
+                self._note_order("BGR")
+                self._order = 2 - self._order
                 self._remarks.append(KERAS_ASSUMPTION)
                 return KERAS_MEAN, KERAS_STD, "bgr"
+            self._note_order("RGB")
             default = Recipe()
             return default.mean, default.std, "normalised"
-        takes: Takes = "bytes"
         if max(*np.abs(mean), *std) <= 1 and not self._graph.takes_bytes:
             takes = "unit"
             self._remarks.append(
@@ -279,8 +284,28 @@ class _Walk:
             )
             mean = mean * 255
             std = std * 255
+        if np.allclose(mean[::-1], Recipe().mean, rtol=_CLOSE):
+            takes = "bgr bytes" if takes == "bytes" else "bgr unit"
+            self._order = 2 - self._order
+            mean = mean[::-1]
+            std = std[::-1]
+            self._remarks.append(
+                "its mean is that of ImageNet in the order blue, green, red, so its images are BGR;"
+                " the stem's input channels were turned to RGB"
+            )
+        elif not np.allclose(mean, Recipe().mean, rtol=_CLOSE):
+            self._note_order("RGB")
         means = (float(mean[0]), float(mean[1]), float(mean[2]))
         return means, (float(std[0]), float(std[1]), float(std[2])), takes
+
+    def _note_order(self, assumed: str) -> None:
+        """Add a remark that an order of images is assumed, if the graph changes the order of
+        colours."""
+        if list(self._order) != [0, 1, 2]:
+            self._remarks.append(
+                "it changes the order of colours, and its mean does not say which order its images"
+                f" have: {assumed} is assumed; if it is the other one, its answers are wrong"
+            )
 
     def _read_unit(self, node: Any, before: list[int]) -> tuple[Unit, str]:
         """Return the unit of a convolution, whose images are already padded by `before`, and the

@@ -27,7 +27,7 @@ gluon/model_zoo/vision/resnet.py.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -170,7 +170,7 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
         (*remarks, *network.describe_units()),
         _count_epochs(path),
         stated=frozenset(("mean", "std") if network.normalises else ()),
-        assumed_as="keras" if network.takes == "bgr" else "",
+        assumed_as=_choose_assumption(network, sources),
         original=Original(
             NAME,
             partial(mxnet_original.write, symbol, network.head.output, arrays, channels),
@@ -244,6 +244,16 @@ def _change_recipe(recipe: Recipe, network: Network) -> Recipe:
         fields += ["mean", "std"]
     changes = network.build_recipe()
     return recipe.replace(**{name: getattr(changes, name) for name in fields})
+
+
+def _choose_assumption(network: Network, sources: Sequence[tuple[str, str]]) -> str:
+    """Return the row of preprocessing that is assumed with a remark; "" if names are NVIDIA's or
+    Gluon's."""
+    if network.takes == "bgr":
+        return "keras"
+    names = [name for _, name in sources]
+    is_known = set(sources) >= {*name_tensors(network.spec).items()} or are_gluons(names)
+    return "" if is_known else "nvidia-mxnet"
 
 
 def _account_for_rest(
