@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import ipaddress
 import re
+import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ OPEN = frozenset(("/", "/v2/health/live", "/v2/health/ready"))
 """Paths that need no token: the page, which asks for it, and what load balancers ask."""
 MAKES_TOKEN = "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+_SITES = (b"", b"none", b"same-origin")
+"""Values of Sec-Fetch-Site that a request of this server's page, of its address in a browser, or of
+another program has."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,10 @@ class Access:
     token: str | None = None
     hosts: frozenset[str] | None = None
     """The names that the Host header may have, without port; None: any."""
+    public_names: frozenset[str] = frozenset()
+    """Names of a proxy. Its page may have any scheme and port."""
+    takes_addresses: bool = False
+    """Whether the Host header may also be any IP address."""
 
     def find_refusal(
         self, method: str, path: str, headers: Mapping[bytes, bytes]
@@ -34,27 +42,29 @@ class Access:
         - A page of another server whose name was changed to this address (DNS rebinding) has a Host
           that is not expected.
         - A page of another origin cannot read answers, but could send images; browsers send its
-          Origin.
+          Origin. They send Sec-Fetch-Site only to https and to loopback.
         """
-        host = headers.get(b"host", b"").decode("latin-1")
-        if self.hosts is not None and get_host_name(host) not in self.hosts:
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if not self._is_expected(get_host_name(host)):
             return (
                 403,
                 f"Host is {host!r:.80}, which this server does not expect; add --allow-host NAME",
             )
-        origin = headers.get(b"origin", b"").decode("latin-1")
-        if b"origin" in headers and origin.partition("://")[2].lower() != host.lower():
-            return (
-                403,
-                "the request comes from a page of another origin; only this server's own page"
-                " may send requests",
-            )
-        is_foreign = headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
-        if is_foreign and method not in ("GET", "HEAD"):
+        site = headers.get(b"sec-fetch-site", b"")
+        if site not in _SITES and not (path == "/" and method in ("GET", "HEAD")):
             return (
                 403,
                 "the request comes from a page of another site; only this server's own page may"
                 " send requests",
+            )
+        origin = headers.get(b"origin", b"").decode("latin-1").lower()
+        if b"origin" in headers and not self._is_own_page(origin, host, site):
+            return (
+                403,
+                f"the request comes from a page of another origin, {origin!r:.80}, and its Host is"
+                f" {host!r:.80}; only this server's own page may send requests. If that is its page"
+                " behind a proxy, start lockstep serve with --allow-host NAME, the page's name, and"
+                " let the proxy pass on the Host (nginx: proxy_set_header Host $http_host;)",
             )
         if self.token is None or path in OPEN:
             return None
@@ -67,6 +77,23 @@ class Access:
                 "the token is missing or wrong; expected the header Authorization: Bearer TOKEN",
             )
         return None
+
+    def _is_expected(self, name: str) -> bool:
+        is_address = self.takes_addresses and _parse_address(name) is not None
+        return self.hosts is None or name in self.hosts or is_address
+
+    def _is_own_page(self, origin: str, host: str, site: bytes) -> bool:
+        """Return whether an Origin is that of this server's page, when Host is expected."""
+        scheme, _, place = origin.partition("://")
+        name = get_host_name(place)
+        if scheme not in ("http", "https"):  # null, or a browser's extension
+            return False
+        if name in self.public_names:
+            return True
+        if scheme == "http" and place.removesuffix(":80") == host.removesuffix(":80"):
+            return True
+        # The browser has compared its page with the address, before a proxy changed Host.
+        return site == b"same-origin" and (scheme == "https" or _is_loopback_name(name))
 
 
 def _digest(secret: bytes) -> bytes:
@@ -96,6 +123,20 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
+def _parse_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
+
+
+def _is_loopback_name(name: str) -> bool:
+    address = _parse_address(name)
+    if address is None:
+        return name == "localhost" or name.endswith(".localhost")
+    return address.is_loopback
+
+
 def make_access(
     host: str, address: str, token: str | None, *, no_token: bool, hosts: Iterable[str] = ()
 ) -> Access:
@@ -115,7 +156,25 @@ def make_access(
             " LOCKSTEP_SERVE_TOKEN or --token-file, listen on 127.0.0.1, or add --no-token if the"
             " network is private"
         )
-    names = {get_host_name(allowed) for allowed in hosts}
+    public = set()
+    for allowed in hosts:
+        name = get_host_name(allowed)
+        if not re.fullmatch(r"[a-z0-9_.:-]+", name) or "/" in allowed:
+            raise UserError(
+                f"the allowed host is {allowed!r}; expected a name without scheme and path, such as"
+                " photos.example"
+            )
+        public.add(name)
+    own = set()
     if local:
-        names |= {*_LOOPBACK_NAMES, get_host_name(host), address}
-    return Access(token, frozenset(names) if names else None)
+        own = {*_LOOPBACK_NAMES, get_host_name(host), address}
+    elif token is None:  # pages of a changed name could use the server
+        machine = socket.gethostname().lower()
+        own = {*_LOOPBACK_NAMES, get_host_name(host), machine, f"{machine}.local"}
+    names = public | own
+    return Access(
+        token,
+        hosts=frozenset(names) if names else None,
+        public_names=frozenset(name for name in public if not _is_loopback_name(name)),
+        takes_addresses=not local,
+    )
