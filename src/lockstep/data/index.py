@@ -12,7 +12,7 @@ import os
 import shlex
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -72,8 +72,6 @@ class Index(Images):
     2**32; otherwise empty."""
     orientations: np.ndarray
     """uint8: the EXIF orientation of each image, 1 to 8."""
-    checksums: np.ndarray
-    """uint32: the CRC-32C of the bytes of each image; empty in an index of an older version."""
     states: tuple[tuple[int, int], ...]
     """Size and modification time, at the time of listing, of every file that holds many images."""
     quarantined: tuple[Quarantined, ...]
@@ -82,6 +80,8 @@ class Index(Images):
     digest: str
     """SHA-256 of labels, lengths, sizes and classes: equal for the same images in the same order in
     any format."""
+    checksums: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint32))
+    """uint32: the CRC-32C of the bytes of each image; empty in an index of an older version."""
     notes: tuple[str, ...] = ()
     """Why a stored index was not used."""
 

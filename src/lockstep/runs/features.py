@@ -86,7 +86,8 @@ def _hash_inputs(run: RunContext, backbone: dict[str, np.ndarray], images: Index
         "images": [images.digest, images.states],
     }
     sha = hashlib.sha256(json.dumps(about, sort_keys=True, allow_nan=False).encode())
-    sha.update(images.times.tobytes() + images.names.text.tobytes())
+    bytes_or_times = images.checksums if len(images.checksums) else images.times
+    sha.update(bytes_or_times.tobytes() + images.names.text.tobytes())
     for name, value in sorted(backbone.items()):
         sha.update(name.encode())
         sha.update(np.ascontiguousarray(value).data)

@@ -8,6 +8,7 @@ from lockstep.models.state import State
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.runs import starting_weights
 from lockstep.runs.context import RunContext
+from lockstep.runs.image_list import check_listed_images, describe_other_images, read_sample
 from lockstep.runs.linear_probe import start_from_probe
 from lockstep.runs.save import open_hooks, write_checkpoint
 from lockstep.runs.scale_calibration import calibrate
@@ -71,13 +72,20 @@ def _read_state(run: RunContext) -> tuple[State, list[str]]:
     """Return the newest intact checkpoint's state, or the initial one, and the reasons why newer
     ones were skipped."""
     state, digest, damaged = checkpoint.newest_intact(run.checkpoints)
-    if state is None:
-        return initial_state(run.recipe), damaged
-    if not same_images(digest, run.data_digest):
+    if state is not None and not same_images(digest, run.data_digest):
+        changes = describe_other_images(run.out, run.sets)
         raise CheckpointError(
             f"{run.out} was trained or evaluated on other images than those in"
-            f" {run.sets.training.source.title}. Restore its images, or use another --out."
+            f" {run.sets.training.source.title}{f': {changes}' if changes else ''}. Restore its"
+            " images, or use another --out."
         )
+    if run.leads:
+        check_listed_images(run.out, run.sets, is_new=state is None)
+    if state is None:
+        return initial_state(run.recipe), damaged
+    if run.execution.loader != "synthetic":
+        for index in (run.sets.training, run.sets.validation):
+            read_sample(index, state.step)
     if run.data_digest.endswith(f" {UNREAD}"):
         # so that later checkpoints still say which validation images the run had
         run.data_digest = digest

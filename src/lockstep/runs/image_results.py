@@ -21,7 +21,7 @@ from lockstep.system.regular_files import RECORDS, open_regular
 FILE = "validation.npz"
 BEST_FILE = "best-validation.npz"
 _COLUMNS = ("losses", "ranks", "predictions", "confidences")
-_DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 """Exceptions of NumPy and zipfile for files that are truncated or overwritten."""
 
 
@@ -79,7 +79,7 @@ def read_results(folder: Path, file_name: str = FILE) -> Results | None:
             return Results(int(arrays["step"]), str(arrays["digest"]), scores, names)
     except FileNotFoundError:
         return None
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise CheckpointError(
             f"{path} cannot be read ({type(error).__name__}: {error}); remove it to continue"
             " without it"

@@ -1,0 +1,165 @@
+"""A run resumes with the bytes of the images that it had, and says which ones differ."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lockstep
+from lockstep.data.index import open_index, subset
+from lockstep.data.split import Sets, open_sets
+from lockstep.recipes import Execution, Recipe
+from lockstep.runs.image_list import (
+    FILE,
+    check_listed_images,
+    describe_other_images,
+    read_sample,
+)
+from lockstep.system.errors import CheckpointError, DataError
+from tests.data.cases import image_folder, jpeg
+from tests.runs.cases import read_losses
+
+HALF = Execution(stop_after_steps=3, log_every_steps=1)
+WHOLE = Execution(log_every_steps=1)
+
+
+def damage(path: Path) -> None:
+    """Change 40 bytes within the pixels of a JPEG; its length and time stay."""
+    before = path.stat()
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 40] = bytes(40)
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.fixture
+def data(textures: Path, tmp_path: Path) -> Path:
+    shutil.copytree(textures, tmp_path / "data", ignore=shutil.ignore_patterns(".lockstep"))
+    return tmp_path / "data"
+
+
+def test_a_run_does_not_resume_with_changed_bytes_but_with_new_times(
+    data: Path, tmp_path: Path, tiny_recipe: Recipe
+) -> None:
+    run = tmp_path / "run"
+    lockstep.train(tiny_recipe, data, run, execution=HALF)
+    image = sorted((data / "train").glob("*/*.jpg"))[0]
+    sound = image.read_bytes()
+    time = image.stat().st_mtime_ns
+    damage(image)
+    place = str(image.relative_to(data / "train"))
+    with pytest.raises(DataError, match=rf"{place} is not the image that was indexed: its bytes"):
+        lockstep.train(tiny_recipe, data, run, execution=WHOLE)
+    assert len(read_losses(run)) == 3
+    open_index(data / "train", anew=True)
+    with pytest.raises(CheckpointError, match=rf"train: 1 images have other bytes \({place}\)"):
+        lockstep.train(tiny_recipe, data, run, execution=WHOLE)
+    image.write_bytes(sound)
+    assert image.stat().st_mtime_ns != time
+    open_index(data / "train", anew=True)
+    lockstep.train(tiny_recipe, data, run, execution=HALF)
+    assert len(read_losses(run)) == 6
+
+
+def open_both(root: Path) -> Sets:
+    return open_sets(root, 0.0, lambda activity: lambda done, total: None)
+
+
+def images(root: Path) -> Path:
+    for split in ("train", "val"):
+        names = [f"{split}/{label}/{i}.jpg" for label in ("cat", "owl") for i in range(3)]
+        image_folder(root, {name: jpeg(8 + i, 9) for i, name in enumerate(names)})
+    return root
+
+
+def remove(root: Path) -> None:
+    (root / "train/cat/1.jpg").unlink()
+
+
+def add(root: Path) -> None:
+    image_folder(root, {"train/owl/new.jpg": jpeg()})
+
+
+def rewrite(root: Path) -> None:
+    image_folder(root, {"train/owl/2.jpg": jpeg(80, 80)})
+
+
+def move(root: Path) -> None:
+    (root / "train/cat/1.jpg").rename(root / "train/owl/9.jpg")
+
+
+def add_class(root: Path) -> None:
+    image_folder(root, {f"{split}/ape/0.jpg": jpeg() for split in ("train", "val")})
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (remove, "train: 1 images are missing (cat/1.jpg)"),
+        (add, "train: 1 images are new (owl/new.jpg)"),
+        (rewrite, "train: 1 images changed (owl/2.jpg)"),
+        (
+            move,
+            "train: 1 images are missing (cat/1.jpg); train: 1 images are new (owl/9.jpg)",
+        ),
+        (
+            add_class,
+            "train: 1 images are new (ape/0.jpg); train: classes are new (ape);"
+            " val: 1 images are new (ape/0.jpg); val: classes are new (ape)",
+        ),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_what_differs_from_the_images_of_a_run_is_named(
+    change: Callable[[Path], None], expected: str, tmp_path: Path
+) -> None:
+    root = images(tmp_path / "data")
+    out = tmp_path / "run"
+    out.mkdir()
+    before = open_both(root)
+    check_listed_images(out, before, is_new=True)
+    assert describe_other_images(out, before) == ""
+    change(root)
+    for split in ("train", "val"):
+        open_index(root / split, anew=True)
+    assert describe_other_images(out, open_both(root)) == expected
+
+
+def test_images_that_are_not_listed_yet_are_listed(tmp_path: Path) -> None:
+    """Runs of older versions have no list, those that only train no validation images in it."""
+    root = images(tmp_path / "data")
+    out = tmp_path / "run"
+    out.mkdir()
+    sets = open_both(root)
+    assert describe_other_images(out, sets) == ""
+    nothing = sets._replace(validation=open_both(root).validation)
+    nothing = nothing._replace(validation=subset(sets.validation, np.arange(0)))
+    check_listed_images(out, nothing, is_new=False)
+    with np.load(out / FILE) as listed:
+        assert {name.partition(".")[0] for name in listed.files} == {"train"}
+    check_listed_images(out, sets, is_new=False)
+    with np.load(out / FILE) as listed:
+        assert listed["val.checksums"].tolist() == sets.validation.checksums.tolist()
+        assert listed["train.classes"].tolist() == ["cat", "owl"]
+    (out / FILE).write_bytes(b"PK")  # a damaged list is no reason to refuse
+    check_listed_images(out, sets, is_new=False)
+    assert describe_other_images(out, sets) == ""
+
+
+def test_a_sample_is_spread_and_meets_every_image_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{label}/{i:03d}.jpg" for label in ("a", "b") for i in range(100)]
+    index = open_index(image_folder(tmp_path / "data", dict.fromkeys(names, jpeg(8, 8))))
+    seen: list[int] = []
+    monkeypatch.setattr(type(index), "read", lambda self, sample: seen.append(sample))
+    read_sample(index, 0)
+    assert len(set(seen)) == len(seen) == 64
+    assert max(np.diff(sorted(seen))) <= 4
+    for turn in range(1, 4):
+        read_sample(index, turn)
+    assert set(seen) == set(range(200))
