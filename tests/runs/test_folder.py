@@ -8,17 +8,20 @@ import threading
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
+from lockstep.models.state import State
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.runs import folder
 from lockstep.runs.environment import describe_environment
-from lockstep.runs.folder import open_run_folder
+from lockstep.runs.folder import open_run_folder, read_classes
 from lockstep.runs.report import read_report
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.event_log import read_log
 from lockstep.system.files import write_json, write_text
+from lockstep.weights import checkpoint
 
 
 def begin(path: Path, recipe: Recipe) -> None:
@@ -33,6 +36,16 @@ def test_a_new_folder_holds_every_field_of_the_recipe(tiny_recipe: Recipe, tmp_p
         assert (path / "checkpoints").is_dir()
     assert yaml.safe_load((path / "recipe.yaml").read_text()) == tiny_recipe.fields()
     assert load_recipe(path) == tiny_recipe
+
+
+def test_a_run_knows_its_classes_by_the_newest_checkpoint_that_can_be_read(tmp_path: Path) -> None:
+    assert read_classes(tmp_path) == ()
+    for step, classes in ((1, ["0", "10", "2"]), (2, ["cat"])):
+        state = State(step, {"fc.bias": np.zeros(3, np.float32)}, {})
+        checkpoint.save(tmp_path / "checkpoints", state, data_digest="", about={"classes": classes})
+    assert read_classes(tmp_path) == ("cat",)
+    (tmp_path / "checkpoints/step-00000002/model.safetensors").write_bytes(b"")
+    assert read_classes(tmp_path) == ("0", "10", "2")
 
 
 def test_a_run_resumes_in_its_folder(tiny_recipe: Recipe, tmp_path: Path) -> None:
@@ -202,7 +215,7 @@ HOLDER = """
 import sys
 from pathlib import Path
 from lockstep.recipes import load_recipe
-from lockstep.runs.folder import open_run_folder
+from lockstep.runs.folder import open_run_folder, read_classes
 with open_run_folder(Path(sys.argv[1]), load_recipe(sys.argv[2])):
     print("held", flush=True)
     sys.stdin.read()

@@ -14,7 +14,13 @@ import lockstep
 from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_tensors
-from lockstep.runs.starting_weights import StartSource, fit_start, hash_tensors
+from lockstep.runs.starting_weights import (
+    Start,
+    StartSource,
+    fit_start,
+    hash_tensors,
+    write_start,
+)
 from lockstep.system.errors import CheckpointError, DataError
 from lockstep.weights import checkpoint
 from tests.runs.cases import (
@@ -223,3 +229,27 @@ def test_a_digest_is_of_names_types_shapes_and_values() -> None:
     assert hash_tensors({"a": values, "b": -values}) == hash_tensors({"b": -values, "a": values})
     square = values.reshape(2, 3)
     assert hash_tensors({"a": np.asfortranarray(square)}) == hash_tensors({"a": square})
+
+
+@pytest.mark.parametrize(
+    ("own", "rows", "note"),
+    [
+        (("0", "1", "10", "2"), [0, 1, 3, 2], "put into the order of the run's classes"),
+        (("0", "1", "2", "10"), [0, 1, 2, 3], ""),
+        (("0", "1", "2", "x"), [0, 1, 2, 3], "name their classes differently"),
+        ((), [0, 1, 2, 3], "matched by position to the 4 classes"),
+    ],
+)
+def test_outputs_of_weights_that_know_the_classes_follow_their_names(
+    own: tuple[str, ...], rows: list[int], note: str, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    recipe = tiny_recipe.replace(logits=4)
+    tensors = initial_tensors(recipe) | {"fc.bias": np.arange(4, dtype=np.float32)}
+    start = Start("w.safetensors", "digest", tensors, (), classes=own)
+    values, notes = write_start(tmp_path, recipe, start, ("0", "1", "2", "10"))
+    assert values["fc.bias"].tolist() == rows
+    assert np.array_equal(values["fc.weight"], tensors["fc.weight"][rows])
+    assert note in " ".join(notes)
+    assert len(notes) == bool(note)
+    is_classifier = json.loads((tmp_path / "start.json").read_text())["is_classifier"]
+    assert is_classifier == (own[3:] != ("x",))

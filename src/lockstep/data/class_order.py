@@ -15,7 +15,10 @@ NUMBER = "number"
 TEXT = "text"
 AS_INDEXED = "index"
 """The order that the index of the images has."""
-_PROGRAMS = {TEXT: "text order, as torchvision and Keras", "natural": "natural order, as timm"}
+_PROGRAMS = {
+    "text": "text order (1, 10, 2), as torchvision and Keras",
+    "natural": "natural order (1, 2, 10), as timm",
+}
 """The orders in which other programs number folders, in words."""
 
 
@@ -45,7 +48,7 @@ def list_orders(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     >>> list(list_orders(["2", "10"]).values()), list_orders(["ape", "zebra"])
     ([('10', '2'), ('2', '10')], {})
     """
-    keys: dict[str, Callable[[str], Any]] = {TEXT: str, "natural": _rank_naturally}
+    keys: dict[str, Callable[[str], Any]] = {"text": str, "natural": _rank_naturally}
     orders = {_PROGRAMS[name]: tuple(sorted(names, key=key)) for name, key in keys.items()}
     return orders if len(set(orders.values())) > 1 else {}
 
@@ -55,7 +58,7 @@ def describe_order(names: Sequence[str]) -> str:
     none, or all orders are the same.
 
     >>> describe_order(["2", "10"])
-    'natural order, as timm'
+    'natural order (1, 2, 10), as timm'
     """
     return next((order for order, own in list_orders(names).items() if own == tuple(names)), "")
 
@@ -68,5 +71,5 @@ def _rank_number(name: str) -> tuple[int, str, str]:
 def _rank_naturally(name: str) -> list[Any]:
     """Return a key that sorts as timm's `natural_key`."""
     parts: list[Any] = re.split(r"(\d+)", name.lower())
-    parts[1::2] = map(_rank_number, parts[1::2])
+    parts[1::2] = [_rank_number(digits)[:2] for digits in parts[1::2]]
     return parts

@@ -14,6 +14,7 @@ from lockstep.inference.evaluation_images import (
     EvaluationImages,
     find_evaluation_images,
 )
+from lockstep.inference.label_matching import Matched, compare_orders, describe_orders
 from lockstep.inference.loaded_engine import ADVICE
 from lockstep.inference.photo_batches import group_photos, load_photos
 from lockstep.inference.programs import ExportedProgram, remark_on_weights
@@ -65,7 +66,9 @@ def evaluate(
     - The other options are those of `lockstep.predict`. With several processes (torchrun), every
       process calls this and gets the result.
 
-    `speed` of the result is how fast images were evaluated (`runtimes.scoring.Speed`). `published`
+    `class_orders` of the result has the accuracy in the orders in which programs number class
+    folders, if only the order says which output a class is (`inference.label_matching`). `speed` is
+    how fast images were evaluated (`runtimes.scoring.Speed`). `published`
     is the top-1 next to published ones (`lockstep.recipes.published_accuracies.Comparison`), or
     None. Raises `DivergedError` if a loss is not finite, and `DataError` if images or `classes` do
     not fit the weights.
@@ -109,7 +112,8 @@ def _evaluate_weights(
     if calibrator is not None:
         computation = calibrator.watch(computation)
     recipe = computation.weights.recipe
-    index, remarks = images.open_index(computation.weights, computation.recorder)
+    matched, remarks = images.open_index(computation.weights, computation.recorder)
+    index = matched.index
     if calibrator is not None and recipe.eval_flips:
         remarks.append("calibrated and evaluated without mirror images, as predict computes")
     place = {"rank": computation.rank, "ranks": computation.ranks}
@@ -125,7 +129,7 @@ def _evaluate_weights(
         "remarks": remarks,
         "runtime": computation.runtime,
         "precision": recipe.precision,
-        **_describe_scores(scores, weights, images, index),
+        **_describe_scores(scores, weights, images, matched, remarks),
         "speed": pace.describe_speed(batch_images=batch, on_gpu=computation.on_gpu),
         **calibration,
     }
@@ -141,7 +145,8 @@ def _evaluate_program(
 ) -> dict[str, Any]:
     """Return the result of a program in its own runtime. It gets whole photos if it takes them."""
     recipe = weights.recipe
-    index, remarks = images.open_index(weights, recorder)
+    matched, remarks = images.open_index(weights, recorder)
+    index = matched.index
     if program.takes_photos:
         groups = group_photos(index.sizes_for(recipe)[:], batch)
         total = len(groups)
@@ -156,7 +161,7 @@ def _evaluate_program(
         "remarks": remarks,
         "runtime": program.runtime,
         "precision": program.precision,
-        **_describe_scores(scores, weights, images, index),
+        **_describe_scores(scores, weights, images, matched, remarks),
         "speed": pace.describe_speed(batch_images=batch, on_gpu=False),
     }
 
@@ -170,19 +175,27 @@ def _load_squares(
 
 
 def _describe_scores(
-    scores: Scores, weights: Weights, images: EvaluationImages, index: Index
+    scores: Scores,
+    weights: Weights,
+    images: EvaluationImages,
+    matched: Matched,
+    remarks: list[str],
 ) -> dict[str, Any]:
-    """Return the part of a result that follows from the scores. Raises `DivergedError` if one is
-    not finite."""
+    """Return the part of a result that follows from the scores, and add a remark if the order of
+    classes is not proven. Raises `DivergedError` if a score is not finite."""
+    index = matched.index
     name = images.source.title
     if infinite := describe_nonfinite(scores):
-        remarks = "".join(f" {remark}." for remark in weights.remarks if "NaN" in remark)
+        about_nan = "".join(f" {remark}." for remark in weights.remarks if "NaN" in remark)
         raise DivergedError(
-            f"the loss of {weights.source} on {name} is not finite: {infinite}.{remarks} {ADVICE}"
+            f"the loss of {weights.source} on {name} is not finite: {infinite}.{about_nan} {ADVICE}"
         )
     counts = scores.counts()
     summary = counts.summary()
     per_class = scores.per_class(len(index.classes))
+    orders = compare_orders(scores, matched)
+    if orders:
+        remarks.append(describe_orders(orders, counts.images))
     return {
         "source": str(weights.source),
         "data": name,
@@ -190,6 +203,7 @@ def _describe_scores(
         "published": _compare_published(weights, summary, len(index.classes)),
         "quarantined": index.describe_quarantine(),
         "classes": index.classes,
+        "class_orders": orders,
         "top1_interval_percent": [100 * bound for bound in wilson(counts.top1, counts.images)],
         "per_class": per_class,
         "class_summary": summarise_classes(per_class),

@@ -1,13 +1,13 @@
 """The images of an evaluation: found in a data set, and indexed by the classes of weights."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lockstep.data.class_folders import list_class_folders
-from lockstep.data.index import Index, open_index
-from lockstep.data.sources import FOLDER, Source, find_source, find_split, holds_split
+from lockstep.data.index import Index
+from lockstep.data.sources import Source, find_source, find_split, holds_split
 from lockstep.data.split import divide_index, note_skipped, whole_source
 from lockstep.data.stores.mirror import find_folder
+from lockstep.inference.label_matching import Matched, match_labels
 from lockstep.recipes import Recipe
 from lockstep.recipes.folds import Fold
 from lockstep.runs.folder import holds_run
@@ -15,8 +15,6 @@ from lockstep.runs.recorder import Recorder
 from lockstep.runs.resuming import find_last_data
 from lockstep.system.errors import DataError
 from lockstep.weights import Weights
-from lockstep.weights.class_names import assume_classes, imagenet_synsets
-from lockstep.weights.opening import escape_halves
 
 
 @dataclass(frozen=True)
@@ -27,26 +25,14 @@ class EvaluationImages:
     division: float | Fold
     """The share or the fold of them that is set apart for validation; 0: all are evaluated."""
 
-    def open_index(self, weights: Weights, recorder: Recorder) -> tuple[Index, list[str]]:
-        """Return the index of the images to evaluate, and remarks on them and on the weights."""
+    def open_index(self, weights: Weights, recorder: Recorder) -> tuple[Matched, list[str]]:
+        """Return the images to evaluate, and remarks on them and on the weights."""
         remarks = list(weights.remarks)
-        index = self._open(weights.classes, recorder)
+        matched = match_labels(self.source, weights, recorder.progress("indexing"))
+        index = matched.index
         remarks += note_skipped(self.source.root, [index])
-        logits = weights.recipe.logits
-        if not weights.classes and len(index.classes) < logits:
-            if assume_classes(weights.recipe) and set(index.classes) <= set(imagenet_synsets()):
-                # A part of ImageNet: the numbers of the folders are not those of the outputs.
-                index = self._open(imagenet_synsets(), recorder)
-                remarks.append(
-                    "the weights name no classes; the folders are synsets of ImageNet, so its"
-                    " classes are assumed"
-                )
-            else:
-                remarks.append(
-                    f"the weights name no classes: the {len(index.classes)} folders, in"
-                    f" alphabetical order, are taken for the first of {logits} outputs; --classes"
-                    " FILE names the outputs"
-                )
+        if matched.remark:
+            remarks.append(matched.remark)
         if self.division:
             whole = len(index)
             index = divide_index(index, self.division)[1]
@@ -54,21 +40,13 @@ class EvaluationImages:
                 f"evaluates {self._name_part()} that is set apart for validation,"
                 f" {len(index)} of {whole} images; --split 0 evaluates all"
             )
-        check_classes(index, self.source, logits)
-        return index, remarks
+        check_classes(index, self.source, weights.recipe.logits)
+        return replace(matched, index=index), remarks
 
     def _name_part(self) -> str:
         if isinstance(self.division, Fold):
             return str(self.division)
         return f"the share of {self.division:g}"
-
-    def _open(self, classes: tuple[str, ...], recorder: Recorder) -> Index:
-        progress = recorder.progress("indexing")
-        if self.source.format == FOLDER:
-            # Weights have names that every encoding can write; those of folders can be any bytes.
-            names = {escape_halves(name): name for name in list_class_folders(self.source.root)}
-            classes = tuple(names.get(name, name) for name in classes)
-        return open_index(self.source, classes=classes or None, progress=progress)
 
 
 def find_evaluation_images(

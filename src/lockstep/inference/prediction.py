@@ -28,7 +28,7 @@ from lockstep.system.errors import DataError, DivergedError, UserError
 from lockstep.system.machine import share_of_cores
 from lockstep.system.ranks import is_leading
 from lockstep.weights import AnySource, Classes, Preprocessing, Weights, WeightsChoice, choose
-from lockstep.weights.class_names import assume_classes
+from lockstep.weights.class_names import UNNAMED, assume_classes
 
 BATCH = 32
 """Images in a batch, by default."""
@@ -371,6 +371,8 @@ def describe_calibration(calibration: Calibration) -> str:
 def _name_classes(weights: Weights, recorder: Recorder) -> Weights:
     """Return the weights with names of classes; a note reports names that are assumed."""
     assumed = () if weights.classes else assume_classes(weights.recipe)
+    if not (assumed or weights.classes):
+        recorder.note(f"{UNNAMED}; shows the numbers of the outputs")
     if not assumed:
         return weights
     outputs = "1000 outputs"

@@ -23,13 +23,14 @@ from typing import Any, TypedDict
 import numpy as np
 
 from lockstep.data import Batch
-from lockstep.data.index import Index, open_index, subset
+from lockstep.data.index import Index, subset
 from lockstep.data.loading.loaders import open_evaluation
 from lockstep.data.sources import find_split, holds_split
 from lockstep.data.split import divide_index, whole_source
 from lockstep.inference import onnx_model
 from lockstep.inference.comparison import open_engine
 from lockstep.inference.evaluation_images import check_classes
+from lockstep.inference.label_matching import match_labels
 from lockstep.inference.targets import Program, Target, Wanted
 from lockstep.inference.targets.onnx_file import Session
 from lockstep.models.accuracy_interval import format_accuracy
@@ -38,7 +39,6 @@ from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import BackendError, CheckpointError, DataError, nearest
 from lockstep.system.strict_json import to_json
 from lockstep.weights import Weights
-from lockstep.weights.class_names import assume_classes, imagenet_synsets
 
 METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
 """How the range of a value is found, with ONNX Runtime's names. Entropy and percentile leave out
@@ -133,17 +133,15 @@ def quantise(
 def _open_sets(data: Path, weights: Weights, recorder: Recorder) -> tuple[Index, Index]:
     """Return the training and the validation images; labels are outputs of the weights."""
     division = weights.recipe.division
-    classes = weights.classes or None
     if not division or (not weights.recipe.folds and holds_split(data, "val")):
         sources = [find_split(data, split) for split in ("train", "val")]
     else:
         sources = [whole_source(data, division)]
     progress = recorder.progress("indexing")
-    indexes = [open_index(source, classes=classes, progress=progress) for source in sources]
-    synsets = imagenet_synsets()
-    is_imagenet = assume_classes(weights.recipe) and set(indexes[0].classes) <= set(synsets)
-    if classes is None and is_imagenet:
-        indexes = [open_index(source, classes=synsets) for source in sources]
+    matched = [match_labels(source, weights, progress) for source in sources]
+    if matched[0].remark:
+        recorder.note(matched[0].remark)
+    indexes = [images.index for images in matched]
     check_classes(indexes[0], indexes[0].source, weights.recipe.logits)
     if len(indexes) == 1:
         indexes = list(divide_index(indexes[0], division))

@@ -257,6 +257,7 @@ def write_start(
     `classes` are those of the run's images. Returns the pruned tensors that it starts from, and
     notes for the user. Raises `CheckpointError` if the folder cannot be written to.
     """
+    start = _match_classes(start, make_printable_names(classes))
     start_values = start.tensors
     notes = [*start.notes]
     description: dict[str, Any] = {
@@ -267,6 +268,11 @@ def write_start(
     }
     if start.is_probe:
         description["is_probe"] = True
+    if start.classes == ():
+        notes.append(
+            "the weights name no classes: their outputs are matched by position to the"
+            f" {len(classes)} classes of the images"
+        )
     if start.classes and not description["is_classifier"] and start.resumed is None:
         notes.append(
             f"the weights name their classes differently ({', '.join(start.classes[:3])}), and"
@@ -297,6 +303,22 @@ def write_start(
             f"cannot write to {run}: {error.strerror}; use another --out"
         ) from None
     return start_values, notes
+
+
+def _match_classes(start: Start, classes: tuple[str, ...]) -> Start:
+    """Return what a run starts from with a classifier whose outputs have the order of the run's
+    classes, if it knows the same classes in another order."""
+    own = start.classes or ()
+    bias = start.tensors["fc.bias"]
+    is_same = own == classes or sorted(own) != sorted(classes) or len(own) != len(bias)
+    if is_same or start.resumed is not None:
+        return start
+    order = [own.index(name) for name in classes]
+    classifier = {name: start.tensors[name][order] for name in ("fc.weight", "fc.bias")}
+    note = "the outputs of the weights are put into the order of the run's classes, by name"
+    return replace(
+        start, tensors=start.tensors | classifier, notes=(*start.notes, note), classes=classes
+    )
 
 
 def build_first_state(

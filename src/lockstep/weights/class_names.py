@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from lockstep.data.class_order import are_numbers
 from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError
 from lockstep.system.regular_files import TEXT, read_regular
@@ -25,6 +26,12 @@ from lockstep.system.strict_json import parsed
 Classes = Sequence[str] | str | Path
 """Names of classes, class 0 first, or the path of a file that lists them."""
 
+UNNAMED = (
+    "the weights name no classes, so output n is class n in the order of the program that trained"
+    " them: torchvision and Keras sort class folders as text (1, 10, 2), timm and Lockstep sort"
+    " numbers (1, 2, 10)"
+)
+"""The remark on weights without names of classes."""
 _IMAGENET = Path(__file__).with_name("imagenet_classes.txt")
 
 
@@ -75,6 +82,38 @@ def assume_classes(recipe: Recipe) -> tuple[str, ...]:
     """
     is_imagenet = recipe.logits == 1000 or (recipe.logits == 1001 and recipe.padding == "same")
     return imagenet_names() if is_imagenet else ()
+
+
+def are_imagenet(classes: Sequence[str]) -> bool:
+    """Return whether at least 900 of the names of outputs are ImageNet's ids or words in the usual
+    order. Programs spell some words differently.
+
+    >>> are_imagenet(imagenet_synsets()), are_imagenet(["cat", "dog"])
+    (True, False)
+    """
+    same = 0
+    for own, synset, word in zip(classes, imagenet_synsets(), imagenet_names(), strict=False):
+        first = own.partition(",")[0].strip().replace("_", " ")
+        same += first.casefold() in (synset, word.casefold())
+    return same >= 900
+
+
+def find_imagenet(names: Sequence[str]) -> tuple[str, ...] | None:
+    """Return 1000 names with each of these names at its place among ImageNet's classes. All must be
+    ids, or words, or numbers 0 to 999, no two of one class; otherwise None.
+
+    >>> find_imagenet(["n02123045"])[281], find_imagenet(["007", "0"])[:8:7], find_imagenet(["cat"])
+    ('n02123045', ('0', '007'), None)
+    """
+    numbers = list(map(str, range(1000)))
+    spelled = {name: name.replace("_", " ") for name in names}
+    if are_numbers(names):
+        spelled = {name: name.lstrip("0") or "0" for name in names}
+    for table in (imagenet_synsets(), imagenet_names(), numbers):
+        own = {spelling: name for name, spelling in spelled.items()}
+        if len(own) == len(names) and own.keys() <= set(table):
+            return tuple(own.get(name, name) for name in table)
+    return None
 
 
 def check_classes(classes: Classes, logits: int, own: Sequence[str] = ()) -> tuple[str, ...]:

@@ -5,12 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lockstep.data.class_order import describe_order
 from lockstep.models.calibration import UNCALIBRATED
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, nearest
 from lockstep.system.files import give_names, staging, write_json
 from lockstep.weights.certificate import Certificate, certify
-from lockstep.weights.class_names import Classes
+from lockstep.weights.class_names import UNNAMED, Classes, assume_classes
 from lockstep.weights.formats import refuse_existing
 from lockstep.weights.formats.common import Written
 from lockstep.weights.inspection import group_parts
@@ -72,6 +73,11 @@ def convert(
     weights = _keep_velocities_of_sgd(weights)
     can_read_back = to == "safetensors" or isinstance(weights.recipe.model, str)
     result = _write(weights, target, to, certified=certificate and can_read_back)
+    order = describe_order(weights.classes)
+    if not (weights.classes or assume_classes(weights.recipe)) and weights.has_classifier:
+        result["remarks"].append(UNNAMED)
+    elif order and not TARGETS[to].has_classes:
+        result["remarks"].append(f"{to} holds no names of classes; the outputs are in {order}")
     if not certificate and not TARGETS[to].has_metadata:
         result["remarks"].append("there is no certificate, and the format has no place to say so")
     elif certificate and not can_read_back:

@@ -1,0 +1,135 @@
+"""Which output of a model is the class of an image: by the names of classes, by their numbers, or
+by their positions, which proves nothing.
+
+Weights without names of classes were trained on folders in an order that only their program knows.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lockstep.data.class_folders import list_class_folders
+from lockstep.data.class_order import describe_order, list_orders
+from lockstep.data.images import Progress
+from lockstep.data.index import Index, open_index, relabel_index
+from lockstep.data.sources import FOLDER, Source
+from lockstep.models.accuracy_interval import format_accuracy, wilson
+from lockstep.models.metrics import Scores
+from lockstep.weights import Weights
+from lockstep.weights.class_names import are_imagenet, assume_classes, find_imagenet
+from lockstep.weights.opening import escape_halves
+
+_BY_POSITION = "labels are matched by position"
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Images whose labels are outputs of weights."""
+
+    index: Index
+    remark: str
+    """How labels were matched if it is not by name; "" if it is."""
+    is_proven: bool
+    """Whether names say which output a class is."""
+
+
+def match_labels(source: Source, weights: Weights, progress: Progress | None = None) -> Matched:
+    """Return the images of a source with labels that are outputs of weights.
+
+    - Names on both sides are matched by name, and ImageNet's classes by id, word or number.
+    - Images that store numbers are matched by number.
+    - Otherwise classes are matched by position.
+
+    Raises `DataError` if images have classes that the weights, which name theirs, do not know.
+    """
+    classes = weights.classes
+    if source.format == FOLDER:
+        # Weights have names that every encoding can write; those of folders can be any bytes.
+        names = {escape_halves(name): name for name in list_class_folders(source.root)}
+        classes = tuple(names.get(name, name) for name in classes)
+    is_imagenet = are_imagenet(classes or assume_classes(weights.recipe))
+    if classes and not is_imagenet:
+        index = open_index(source, classes=classes, progress=progress)
+        return Matched(index, _describe_numbers(index, classes), is_proven=True)
+    index = open_index(source, progress=progress)
+    if index.numbered:
+        index = relabel_index(index, classes or index.classes)
+        return Matched(index, _describe_numbers(index, classes), is_proven=True)
+    places = find_imagenet(index.classes) if is_imagenet else None
+    if places is not None and not set(index.classes) <= set(classes):
+        remark = "the folders are ids, words or numbers of ImageNet's classes, and matched as these"
+        if not classes:
+            remark = f"the weights name no classes; {remark}"
+        return Matched(relabel_index(index, places), remark, is_proven=bool(classes))
+    if classes:
+        return Matched(relabel_index(index, classes), "", is_proven=True)
+    return Matched(index, _describe_positions(index, weights.recipe.logits), is_proven=False)
+
+
+def _describe_numbers(index: Index, classes: tuple[str, ...]) -> str:
+    """Return the remark on images that store numbers of classes; "" on others, and if the weights
+    have the same numbers as names."""
+    numbers = tuple(map(str, range(len(classes))))
+    if not index.numbered or classes == numbers:
+        return ""
+    return "labels are matched by number: the images do not name their classes"
+
+
+def _describe_positions(index: Index, logits: int) -> str:
+    count = len(index.classes)
+    order = describe_order(index.classes) or "the order of their list"
+    if list(index.classes) == sorted(index.classes) and not list_orders(index.classes):
+        order = "alphabetical order"
+    outputs = f"the first of {logits} outputs" if count < logits else f"the {logits} outputs"
+    return (
+        f"{_BY_POSITION}: the weights name no classes, so the {count} folders, in {order}, are"
+        f" taken for {outputs}; --classes FILE names the outputs"
+    )
+
+
+def compare_orders(scores: Scores, matched: Matched) -> list[dict[str, Any]]:
+    """Return the top-1 of an evaluation in the orders in which programs number class folders; empty
+    if labels are proven, or the order makes no difference.
+
+    Each is a mapping of `order`, `top1_percent`, `top1_interval_percent` and `counts`: whether it
+    is the order of the result.
+    """
+    own = describe_order(matched.index.classes)
+    if matched.is_proven or not own:
+        return []
+    accuracies = []
+    for order, names in list_orders(matched.index.classes).items():
+        places = {name: place for place, name in enumerate(names)}
+        outputs = np.array([places[name] for name in matched.index.classes])
+        hits = int((scores.predictions == outputs[scores.labels]).sum())
+        images = len(scores.labels)
+        accuracies.append(
+            {
+                "order": order,
+                "top1_percent": 100 * hits / images,
+                "top1_interval_percent": [100 * bound for bound in wilson(hits, images)],
+                "counts": order == own,
+            }
+        )
+    return accuracies
+
+
+def describe_orders(orders: list[dict[str, Any]], images: int) -> str:
+    """Return the remark on the two accuracies of `compare_orders`. If their intervals do not
+    overlap, the weights were probably trained in the better order."""
+    worse, better = sorted(orders, key=lambda order: order["top1_percent"])
+    parts = []
+    for order in (better, worse):
+        counts = ", which counts" if order["counts"] else ""
+        accuracy = format_accuracy(order["top1_percent"], images)
+        parts.append(f"{accuracy} in {order['order']}{counts}")
+    accuracies = f"top-1 is {'; '.join(parts)}"
+    if worse["top1_interval_percent"][1] >= better["top1_interval_percent"][0]:
+        return f"the order of the classes is not proven: {accuracies}"
+    if better["counts"]:
+        return f"the order of the classes fits the images: {accuracies}"
+    return (
+        f"WARNING: the classes are probably in another order: {accuracies}; to evaluate in the"
+        " better one, list the folders in it: --classes FILE"
+    )
