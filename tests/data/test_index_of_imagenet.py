@@ -36,7 +36,7 @@ index = indexing.Index(
     source, rows, names, classes, False,
     times=np.zeros(0, np.uint32), orientations=np.ones(count, np.uint8), states=states,
     quarantined=(), skipped=(),
-    digest=indexing._digest(rows, classes),
+    digest=indexing._digest(rows, classes), checksums=i.astype(np.uint32),
 )
 indexing._store(index, indexing.find_cache_folder(source), indexing._stamp(source))
 print(index.digest)

@@ -207,8 +207,12 @@ def _find_begins(rows: np.ndarray) -> np.ndarray:
 
 def _check_places(rows: np.ndarray, states: list[tuple[int, int]]) -> None:
     """Raise `ValueError` if two images are at one place."""
-    first = np.cumsum([0, *(size for size, _ in states)])
-    _require_different(first[rows["file"]] + _find_begins(rows), "places")
+    before = np.cumsum([0, *(size for size, _ in states)])
+    places = np.empty(len(rows), np.int64)
+    for first in range(0, len(rows), _AT_ONCE):
+        some = slice(first, first + _AT_ONCE)
+        places[some] = before[rows["file"][some]] + _find_begins(rows[some])
+    _require_different(places, "places")
 
 
 def _check_names(arrays: dict[str, np.ndarray], classes: list[str]) -> None:
@@ -261,8 +265,10 @@ def _list_powers(factor: int, count: int) -> np.ndarray:
 
 
 def _are_different(values: np.ndarray) -> bool:
-    ordered = np.sort(values)
-    return not (ordered[1:] == ordered[:-1]).any()
+    """Return whether no value is there twice. The values are sorted in place."""
+    if not (values[1:] > values[:-1]).all():
+        values.sort()
+    return not (values[1:] == values[:-1]).any()
 
 
 def _require_different(values: np.ndarray, name: str) -> None:
