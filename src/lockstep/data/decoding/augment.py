@@ -116,12 +116,11 @@ def decode_into(
     size, 3]. What the square shows outside the resized window is reflected at its border. `flip`
     mirrors left to right, `vertical_flip` upside down. `antialias`, `interpolation` and
     `dct_scaling` are fields of `Recipe`, `sampling` is its `eval_sampling` (see `resampling`). The
-    image is turned by the EXIF `orientation` first, and the window is one of the turned image. Only
-    what is needed of the window is decoded if that gives the same pixels. Raises `ValueError` if
-    the bytes are not an image, or if it has another size or is a long strip.
+    image is turned by the EXIF `orientation` first, and the window is one of the turned image.
+    Raises `ValueError` if the bytes are not an image, or if it has another size or is a long strip.
     """
-    reduction = 1
     check_ratio(*resized)
+    reduction = 1
     if dct_scaling and isinstance(data, bytes) and is_plain_jpeg(data):
         reduction = _reduction(window, resized)
     filtering, interpolating = _FILTERS[interpolation]

@@ -32,4 +32,6 @@ def describe_flat_pixels(pixels: np.ndarray) -> str:
         return "constant"
     if (pixels <= MARGIN).mean() >= SHARE:
         return "nearly black"
-    return "nearly white" if (pixels >= 255 - MARGIN).mean() >= SHARE else ""
+    if (pixels >= 255 - MARGIN).mean() >= SHARE:
+        return "nearly white"
+    return ""

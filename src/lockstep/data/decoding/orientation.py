@@ -70,10 +70,12 @@ def read_orientation(data: bytes) -> int:
         value = _parse_orientation(exif.removeprefix(_EXIF))
     except struct.error:  # it ends too early
         value = None
-    if value is None:
-        match = _XMP_ORIENTATION.search(xmp)
-        value = int(match[1]) if match else UPRIGHT
-    return value if value in range(1, 9) else UPRIGHT
+    match = _XMP_ORIENTATION.search(xmp)
+    if value is None and match is not None:
+        value = int(match[1])
+    if value is None or value not in range(1, 9):
+        return UPRIGHT
+    return value
 
 
 def _find_metadata(data: bytes) -> Metadata:
@@ -93,24 +95,24 @@ def _find_by_pillow(data: bytes) -> Metadata:
     its plug-in for HEIC turns images while it decodes, and leaves none."""
     try:
         with Image.open(io.BytesIO(data), formats=readable_formats()) as image:
-            exif = image.info.get("exif")
-            xmp = image.info.get("xmp") if image.format == "AVIF" else None
+            exif = image.info.get("exif") or b""
+            xmp = image.format == "AVIF" and image.info.get("xmp")
     except Exception:  # a damaged file makes Pillow's readers raise almost anything
         return b"", b""
-    return exif or b"", xmp or b""
+    return exif, xmp or b""
 
 
 def _find_in_jpeg(data: bytes) -> Metadata:
-    exif = b""
+    exif = []  # large EXIF data has several segments
     xmp = b""
     for code, start, end in islice(list_segments(data), _MOST_SEGMENTS):
         if code == START_OF_SCAN:
             break
         if code == _APP1 and data.startswith(_EXIF, start):
-            exif += data[start + len(_EXIF) : end]  # large EXIF data has several segments
+            exif.append(data[start + len(_EXIF) : end])
         elif code == _APP1 and data.startswith(_XMP, start):
             xmp = data[start:end]
-    return exif, xmp
+    return b"".join(exif), xmp
 
 
 def _find_in_png(data: bytes) -> Metadata:
@@ -122,7 +124,8 @@ def _find_in_png(data: bytes) -> Metadata:
             exif = data[start:end]
         if name in _TEXTS:
             keyword, _, text = data[start:end].partition(b"\0")
-            if keyword in (_RAW_PROFILE, _PNG_XMP) and not is_damaged(data, chunk):
+            is_first = keyword in (_RAW_PROFILE, _PNG_XMP) and keyword not in texts
+            if is_first and not is_damaged(data, chunk):
                 texts[keyword] = _read_text(name, text)
     if not exif and _RAW_PROFILE in texts:
         lines = texts[_RAW_PROFILE].split(b"\n")[3:]  # behind an empty line, the name, the length
@@ -194,7 +197,9 @@ def replace_orientation(jpeg: bytes, orientation: int) -> bytes:
             place = end
     if kept:
         jpeg = b"".join((*kept, jpeg[place:]))
-    return jpeg if orientation == UPRIGHT else add_orientation(jpeg, orientation)
+    if orientation == UPRIGHT:
+        return jpeg
+    return add_orientation(jpeg, orientation)
 
 
 def shown_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:

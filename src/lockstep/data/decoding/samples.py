@@ -26,6 +26,7 @@ _KNOWN_BITS = {1, 2, 4, 8, 12, 16}
 _WHITE_IS_ZERO = 0
 _YCBCR = 6
 _SEPARATE = 2
+_ROWS = 64
 _WIDE_GREY = ("PNG", "PPM")
 """Formats whose 16 bits of grey Pillow may keep in 32."""
 _NATIVE = {"little": "B", "big": "L"}[sys.byteorder]
@@ -88,37 +89,48 @@ def scale_grey(image: Image.Image, source: Image.Image) -> Image.Image:
         )
     if not image.mode.startswith("I"):
         return image
-    highest = 2 ** max(tags.get(_BITS, (16,))) - 1
-    grey = np.minimum(np.asarray(image), highest)
+    levels = _scale(np.asarray(image), 2 ** max(tags.get(_BITS, (16,))) - 1)
     if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
-        grey = highest - grey
-    return Image.fromarray(_scale(grey, highest))
+        levels = 255 - levels
+    return Image.fromarray(levels)
 
 
-def _scale(values: np.ndarray, highest: int) -> np.ndarray:
-    """Return v * 255 / highest, rounded to the nearest: uint8."""
-    return ((values.astype(np.uint32) * 255 + highest // 2) // highest).astype(np.uint8)
+def _scale(values: np.ndarray, highest: int, lower: np.ndarray | None = None) -> np.ndarray:
+    """Return v * 255 / highest, rounded to the nearest: uint8. With `lower`, `values` are upper
+    bytes. The memory besides is that of some rows."""
+    levels = np.empty(values.shape, np.uint8)
+    for first in range(0, len(values), _ROWS):
+        rows = slice(first, first + _ROWS)
+        part = values[rows].astype(np.uint32)
+        if lower is not None:
+            part = part * 256 + lower[rows]
+        levels[rows] = (part * 255 + highest // 2) // highest
+    return levels
 
 
 def load_colours(
     image: ImageFile.ImageFile, open_again: Callable[[], ImageFile.ImageFile]
 ) -> Image.Image:
     """Load an image of Pillow, and return it, or one of 8 bits if it has colours of 16 bits."""
-    args = image.tile[0][3] if image.tile else ""
-    kind = args[0] if isinstance(args, tuple) else args
+    kind: Any = ""
+    for tile in image.tile[:1]:
+        kind = tile[3]
+        if isinstance(kind, tuple):  # the name is the first of several
+            kind = kind[0]
     image.load()
     if kind not in _LOWER_BYTE:
         return image
     lower = open_again()
     tiles = []
     for tile in lower.tile:
-        others = tile[3][1:] if isinstance(tile[3], tuple) else ()
-        changed = (_LOWER_BYTE[kind], *others) if others else _LOWER_BYTE[kind]
+        changed: Any = _LOWER_BYTE[kind]
+        if isinstance(tile[3], tuple):
+            changed = (changed, *tile[3][1:])
         tiles.append(type(tile)(*tile[:3], changed))
     lower.tile = tiles
     lower.load()
     low = np.asarray(lower)
     if kind == "LA;16B":
         low = low[:, :, 1:2]
-    scaled = _scale(np.asarray(image).astype(np.uint32) * 256 + low, 65535)
+    scaled = _scale(np.asarray(image), 65535, low)
     return Image.frombytes(image.mode, image.size, scaled.tobytes())
