@@ -128,10 +128,13 @@ def test_each_value_has_the_place_that_it_comes_from(tmp_path: Path) -> None:
     assert list_places(path, preprocessing=SMALL) == {"user": sized, "assumed": everything - sized}
     lockstep.convert(path, tmp_path / "b.safetensors", preprocessing=SMALL)
     lockstep.convert(tmp_path / "b.safetensors", tmp_path / "b.pth", to="torchvision")
-    assert list_places(tmp_path / "b.safetensors") == {"file": everything}
-    assert list_places(tmp_path / "b.pth") == {"certificate": everything}
+    lockstep.convert(tmp_path / "b.pth", tmp_path / "b", to="timm")
+    rest = everything - sized
+    assert list_places(tmp_path / "b.safetensors") == {"file": sized, "assumed": rest}
+    assert list_places(tmp_path / "b.pth") == {"certificate": sized, "assumed": rest}
+    assert list_places(tmp_path / "b") == {"file": sized, "assumed": rest}
     about = list_places(tmp_path / "b.pth", preprocessing={"std": [1, 2, 3]})
-    assert about == {"user": {"std"}, "certificate": everything - {"std"}}
+    assert about == {"user": {"std"}, "certificate": sized, "assumed": rest - {"std"}}
 
 
 def test_only_what_a_graph_does_not_say_is_assumed(tmp_path: Path) -> None:

@@ -110,15 +110,19 @@ def _complete_preprocessing(weights: Weights, settings: Changes) -> Weights:
     as an assumption, and with where each value comes from. A remark on an assumption leaves out the
     fields of `settings`, which are set later."""
     certified: Changes = {}
+    guesses: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     if not weights.has_preprocessing:
-        certified, remarks = read_certified_preprocessing(weights.source)
+        certified, guesses, remarks = read_certified_preprocessing(weights.source)
+    elif weights.origin == "timm":  # its configuration has no place for this
+        _, guesses, _ = read_certified_preprocessing(weights.source.parent)
     row = weights.assumed_as or weights.origin
     known = weights.stated | certified.keys()
     assumed, assumptions = assume_preprocessing(row, known, settings)
     changes = {name: v for name, v in (assumed | certified).items() if name not in weights.stated}
     places: dict[str, Any] = dict.fromkeys(certified, "certificate")
-    places |= dict.fromkeys(weights.stated, "file") | {**weights.preprocessing_from}
+    places |= dict.fromkeys(weights.stated, "file") | dict.fromkeys(guesses, "assumed")
+    places |= weights.preprocessing_from
     places |= dict.fromkeys(settings, "user")
     weights = replace(
         weights,

@@ -71,16 +71,16 @@ def set_preprocessing(recipe: Recipe, settings: Changes) -> tuple[Recipe, tuple[
     return changed, (f"images are prepared as set: {'; '.join(differences)}",)
 
 
-def read_certified_preprocessing(place: Path) -> tuple[Changes, tuple[str, ...]]:
-    """Return the preprocessing that a certificate next to weights has for them, and a remark; both
-    empty without one.
+def read_certified_preprocessing(place: Path) -> tuple[Changes, tuple[str, ...], tuple[str, ...]]:
+    """Return the preprocessing that a certificate next to weights has for them, the fields of it
+    that were assumed, and a remark; all empty without one.
 
     `place` is a file, or the prefix of files. A certificate of this name with other contents is not
     used, and a remark says so.
     """
     certificates = _read_certificates(place.parent)
     if not certificates:
-        return {}, ()
+        return {}, (), ()
     digests = hash_files(place)
     remarks = []
     for name, certificate in certificates.items():
@@ -103,8 +103,15 @@ def read_certified_preprocessing(place: Path) -> tuple[Changes, tuple[str, ...]]
             f"shorter side {changes['eval_resize']}, crop {changes['eval_crop']},"
             f" {changes['interpolation']}"
         )
-        return changes, (f"{name} says how images are prepared: {sizes}",)
-    return {}, tuple(remarks)
+        places = certificate.get("preprocessing_from")
+        assumed = list_assumed(places) if isinstance(places, dict) else ()
+        return changes, assumed, (f"{name} says how images are prepared: {sizes}",)
+    return {}, (), tuple(remarks)
+
+
+def list_assumed(places: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the fields whose values are assumed, of where each value comes from."""
+    return tuple(name for name in FIELDS if places.get(name) == "assumed")
 
 
 def _read_certificates(folder: Path) -> dict[str, dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Lockstep's own weights: a checkpoint folder, or a safetensors file.
 
 The metadata has the recipe, the names of the classes and perhaps scales of quantisation, the
-temperature of probabilities, and the names of what a user left out of another program's file.
+temperature of probabilities, the names of what a user left out of another program's file, and the
+fields of the preprocessing that were assumed for it.
 """
 
 from dataclasses import replace
@@ -22,13 +23,15 @@ from lockstep.weights.formats import dtype_name, foreign_safetensors, numbers, r
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import map_shapes, redirect_file
 from lockstep.weights.opened_weights import LOCKSTEP, Weights, describe_arrays, list_arrays
-from lockstep.weights.preprocessing import FIELDS
+from lockstep.weights.preprocessing import FIELDS, list_assumed
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = LOCKSTEP
 
 _IGNORED = "ignored"
 """The key of the names of what a user left out of another program's file."""
+_ASSUMED = "assumed"
+"""The key of the fields of the preprocessing that another program's file did not say."""
 
 
 def matches(head: bytes, path: Path) -> bool:
@@ -85,6 +88,8 @@ def write(
         metadata[calibration_file.KEY] = description
     if weights.ignored:
         metadata[_IGNORED] = list(weights.ignored)
+    if assumed := list_assumed(weights.preprocessing_from):
+        metadata[_ASSUMED] = assumed
     if not certified:
         metadata["certificate"] = "none"
     refuse_existing(target)
@@ -140,7 +145,8 @@ def _build_weights(path: Path, state: State, metadata: dict[str, Any]) -> Weight
         path,
         LOCKSTEP,
         stated=frozenset(FIELDS),
-        parts=_read_ignored(metadata),
+        preprocessing_from=dict.fromkeys(_read_names(metadata, _ASSUMED), "assumed"),
+        parts=tuple(Part(name, "ignored") for name in _read_names(metadata, _IGNORED)),
         stored=stored,
         scales=scales,
         calibration=calibration,
@@ -169,10 +175,10 @@ def _read_metadata(path: Path, metadata: dict[str, Any]) -> tuple[Recipe, tuple[
     return recipe, tuple(classes)
 
 
-def _read_ignored(metadata: dict[str, Any]) -> tuple[Part, ...]:
-    """Return the account of what a user left out of the file that these weights are from."""
-    names = metadata.get(_IGNORED, [])
-    return tuple(Part(name, "ignored") for name in names) if is_list_of(is_text)(names) else ()
+def _read_names(metadata: dict[str, Any], key: str) -> list[str]:
+    """Return a list of names in the metadata; empty if there is none."""
+    names = metadata.get(key, [])
+    return names if is_list_of(is_text)(names) else []
 
 
 def read_scales(metadata: dict[str, Any], recipe: Recipe, path: Path) -> Scales:
