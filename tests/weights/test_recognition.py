@@ -210,7 +210,7 @@ def test_a_file_that_fits_two_models_is_the_one_that_is_named(
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("resnet101", r"a\.pth .*resnet101 is nearest, but "),
+        ("resnet101", r"a\.pth .*closest model, resnet101, does not fit: "),
         ("resnet50_v1", "there is no model 'resnet50_v1'. Did you mean resnet50-v1"),
     ],
 )

@@ -236,7 +236,7 @@ def test_what_has_no_effect_is_in_the_account(name: str, tmp_path: Path) -> None
 @NAMES
 def test_a_described_network_alone_is_looked_for(name: str, tmp_path: Path) -> None:
     assert open_case(name, tmp_path, {}).recipe.model == RESNET
-    with pytest.raises(CheckpointError, match="the described model is nearest, but"):
+    with pytest.raises(CheckpointError, match="closest model, the described model, does not fit:"):
         open_case(name, tmp_path, {}, model=replace(RESNET, layers=(2, 1, 2, 1)))
     with pytest.raises(CheckpointError, match="is not a complete ResNet"):
         open_case(name, tmp_path, {}, model="resnet50")

@@ -180,7 +180,7 @@ def test_weights_of_half_precision_become_float32(
         ),
         (
             CONFIG | {"architecture": "resnet34"},
-            r"resnet34 is nearest, but layer1\.2\.\S+ is missing",
+            r"closest model, resnet34, does not fit: layer1\.2\.\S+ is missing",
         ),
         (CONFIG | {"architecture": "vit_base"}, "config.json: architecture is 'vit_base'"),
         ('{"architectures": ["ResNet"]}', "config.json is not of timm"),
@@ -191,6 +191,39 @@ def test_weights_that_do_not_fit_their_config_are_refused(
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
         timm_folder.read(save_folder(tmp_path, state, config) / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet18.a1_in1k", "tv_resnet18", "gluon_resnet18_v1b", "ssl_resnet18"]
+)
+def test_tags_and_old_names_of_timm_are_the_network_that_timm_makes_of_them(
+    name: str, state: State, tmp_path: Path
+) -> None:
+    weights = timm_folder.read(
+        save_folder(tmp_path, state, CONFIG | {"architecture": name}) / "model.safetensors"
+    )
+    assert weights.recipe.model == "resnet18"
+
+
+@pytest.mark.parametrize("where", ["config", "pretrained_cfg", "metadata"])
+def test_a_setting_that_inference_could_need_is_refused_or_left_out(
+    where: str, state: State, tmp_path: Path
+) -> None:
+    config = CONFIG | {"tags": ["a"], "label_smoothing": 0.1}
+    metadata = {"format": "pt"}
+    if where == "config":
+        config |= {"head": {"temperature": 1.5}}
+    elif where == "metadata":
+        metadata["head"] = '{"temperature": 1.5}'
+    else:
+        config["pretrained_cfg"] = CONFIG["pretrained_cfg"] | {"temperature": 1.5}
+    folder = save_folder(tmp_path, state, config)
+    save_file(convert_state(state), folder / "model.safetensors", metadata=metadata)
+    with pytest.raises(CheckpointError, match=r"temperature.*scales the logits.*--ignore") as error:
+        timm_folder.read(folder / "model.safetensors")
+    pattern = str(error.value).rpartition("--ignore ")[2].strip("'")
+    choice = WeightsChoice(ignore=(pattern,))
+    assert timm_folder.read(folder / "model.safetensors", choice=choice).ignored
 
 
 @pytest.mark.parametrize("prefix", ["timm_model.", "model.", "module.", "_orig_mod.", "net.body."])
@@ -254,7 +287,9 @@ def test_a_described_network_takes_the_place_of_an_unknown_architecture(
         assert_canonical(weights.state.tensors, state.tensors)
         assert (weights.recipe.image_size, weights.classes) == (64, CLASSES)
     other = replace(MODELS["resnet18"], layers=(2, 2, 2, 3))
-    with pytest.raises(CheckpointError, match=r"described model is nearest, but layer4\.2\.conv1"):
+    with pytest.raises(
+        CheckpointError, match=r"closest model, the described model, does not fit: layer4\.2\.conv1"
+    ):
         timm_folder.read(folder / "model.safetensors", choice=WeightsChoice(model=other))
 
 

@@ -226,7 +226,7 @@ def halve(tensors: Tensors) -> Tensors:
 def test_other_networks_are_refused_with_what_differs(
     change: Callable[[Tensors], Tensors], reason: str, tmp_path: Path
 ) -> None:
-    expected = rf"as PyTorch saves it. small is nearest, but .*{re.escape(reason)}"
+    expected = rf"PyTorch saves it\. The closest model, small, does not fit: .*{re.escape(reason)}"
     with pytest.raises(CheckpointError, match=expected) as refused:
         read_again(change(OfNvidia(module_of()).state_dict()), tmp_path)
     assert "expected [0" not in str(refused.value), "of a model without outputs"

@@ -89,7 +89,7 @@ def test_options_of_timm_prepare_images_as_timm_does(
         ({"crop_pct": "0.9"}, "crop_pct is '0.9'"),
         ({"img_size": 16}, "image_size: Input should be greater than or equal to 32"),
         ({"model": "resnetaa50"}, "its network is 'resnetaa50', which Lockstep does not have"),
-        ({"model": "resnet50"}, "resnet50 is nearest, but"),
+        ({"model": "resnet50"}, "closest model, resnet50, does not fit:"),
     ],
 )
 def test_options_of_timm_that_lockstep_does_not_have_are_refused(
@@ -114,7 +114,7 @@ def test_options_of_torchvision_prepare_images_as_its_script_does(tmp_path: Path
     ("options", "message"),
     [
         ({"interpolation": "nearest"}, "interpolation: Input should be 'bilinear' or 'bicubic'"),
-        ({"model": "resnet50"}, "resnet50 is nearest, but"),
+        ({"model": "resnet50"}, "closest model, resnet50, does not fit:"),
         ({"val_crop_size": "big"}, "eval_crop: Input should be a valid integer"),
     ],
 )
@@ -131,8 +131,12 @@ def test_options_of_torchvision_that_lockstep_does_not_have_are_refused(
         (save_as_torchvision(backend="tensor"), "its program resized tensors"),
         (save_as_timm(img_size=64), "do not say crop_pct; timm's default is assumed: 0.875"),
         (
-            {"state_dict": Plain().state_dict(), "config": {"img_size": 64, "Std": 1, "lr": 0.1}},
-            "config has img_size, Std, which Lockstep does not use; say .* with --set",
+            {"state_dict": Plain().state_dict(), "config": {"img_size": 64, "Crop": 1, "lr": 0.1}},
+            "config has img_size, Crop, which Lockstep does not use; say .* with --set",
+        ),
+        (
+            {"state_dict": Plain().state_dict(), "img_size": 192},
+            "the file has img_size, which Lockstep does not use",
         ),
     ],
 )
@@ -141,11 +145,38 @@ def test_what_is_not_used_of_options_is_a_remark(value: Any, remark: str, tmp_pa
     assert any(re.search(remark, text) for text in weights.remarks), weights.remarks
 
 
-def test_mean_and_std_next_to_the_weights_are_used(tmp_path: Path) -> None:
-    colours = {"mean": [0.5, 0.4, 0.3], "std": (1, 1, 0.5)}
-    weights = read_value({"state_dict": Plain().state_dict(), **colours}, tmp_path)
+COLOURS = {"mean": [0.5, 0.4, 0.3], "std": (1, 1, 0.5)}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        COLOURS,
+        {"mean": [127.5, 102, 76.5], "std": [255, 255, 127.5]},
+        {"cfg": {"DATA": {"PIXEL_MEAN": [0.5, 0.4, 0.3], "PIXEL_STD": [1, 1, 0.5]}}},
+        {"config": COLOURS, "hyper_parameters": COLOURS},
+    ],
+)
+def test_mean_and_std_next_to_the_weights_are_used(values: Any, tmp_path: Path) -> None:
+    weights = read_value({"state_dict": Plain().state_dict(), **values}, tmp_path)
     assert (weights.recipe.mean, weights.recipe.std) == ((127.5, 102, 76.5), (255, 255, 127.5))
     assert weights.stated == {"mean", "std"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"config": COLOURS, "mean": [0, 0, 0], "std": [1, 1, 1]}, "has several means"),
+        ({"mean": [0.5, 0.5, 0.5], "std": [57, 57, 57]}, "mean and 1 more; it normalises images"),
+        ({"config": {"backbone": "resnetaa50"}}, "its network is 'resnetaa50'"),
+        ({"hyper_parameters": {"model_name": "tv_resnet50"}}, "resnet50, does not fit:"),
+    ],
+)
+def test_values_that_contradict_each_other_or_the_network_are_refused(
+    values: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_value({"state_dict": Plain().state_dict(), **values}, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -46,18 +46,22 @@ def split_ignored(
 
 
 def refuse_leftover(
-    path: Path | str, network: str, names: Iterable[str], kind: str = "tensors"
+    path: Path | str,
+    network: str,
+    names: Iterable[str],
+    relation: str = "with tensors",
+    effect: str = "they may change its results",
 ) -> CheckpointError:
-    """Return the error for a file that holds a network and others of this kind, with these names,
-    of which nobody knows what they do."""
+    """Return the error for a file with parts that its network does not compute with: `relation`
+    says what they are. It names them and their effect, and the command that leaves them out."""
     names = [re.sub(r"[\x00-\x1f\x7f-\x9f\[']", "?", name) for name in names]  # as patterns
     patterns = names
     if len(names) > 3:
         patterns = [re.sub(r"[./][^./]*$", lambda end: f"{end[0][0]}*", name) for name in names]
     options = "".join(f" --ignore '{pattern}'" for pattern in dict.fromkeys(patterns))
     return CheckpointError(
-        f"{path} is {network} with {kind} that this network does not compute with:"
-        f" {list_first(names, 1)}; they may change its results. If they have no effect on"
+        f"{path} is {network} {relation} that this network does not compute with:"
+        f" {list_first(names, 1)}; {effect}. If they have no effect on"
         f" inference, leave them out: lockstep convert {quote(str(path))} weights.safetensors"
         f"{options}"
     )

@@ -104,15 +104,22 @@ def choose_model(
         comparison = ""
         missing = [problem for problem in nearest.problems if problem.endswith("is missing")]
         if len(candidates) == 1 or 2 * len(missing) <= len(nearest.names):
-            comparison = f" {nearest.model} is nearest, but {problems}."
+            comparison = f" The closest model, {nearest.model}, does not fit: {problems}."
         raise CheckpointError(
-            f"{path} is not a complete ResNet as {framework} saves it.{comparison} The first of its"
-            f" {len(stored)} arrays are {sorted(stored)[:3]}."
+            f"{path} is not a complete ResNet as {framework} saves it.{comparison}"
+            f" {describe_names(stored)}"
         )
     if nearest.unexpected:
         network = f"{framework}'s {nearest.model.removeprefix('the ')}"
         raise refuse_leftover(path, network, nearest.unexpected)
     return nearest
+
+
+def describe_names(arrays: Collection[str]) -> str:
+    """Return a sentence that says how many arrays a file has, and the first names of them."""
+    if not arrays:
+        return "It has no arrays."
+    return f"The first of its {len(arrays)} arrays are {sorted(arrays)[:3]}."
 
 
 def name_model(spec: ModelSpec) -> str | ModelSpec:

@@ -1,6 +1,9 @@
 """safetensors files of other programs: the tensors of a module of PyTorch, or Flax's variables."""
 
 from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
 
 from lockstep.weights import checkpoint
 from lockstep.weights.formats.flax_models import are_flax, read_variables
@@ -29,4 +32,13 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
     stored, _ = checkpoint.read_weights(path, as_stored=True)
     if are_flax(stored):
         return read_variables(path, stored, momentum=momentum, choice=choice)
-    return read_state_dict(path, stored, choice=choice)
+    return read_state_dict(path, add_metadata(path, stored), choice=choice)
+
+
+def add_metadata(path: Path, stored: dict[str, Any]) -> dict[str, Any]:
+    """Return the tensors of a file, next to its metadata if that says more than what wrote it."""
+    with safe_open(path, framework="numpy") as file:
+        metadata = file.metadata() or {}
+    if metadata.keys() <= {"certificate", "format"}:
+        return stored
+    return {"state_dict": stored, "metadata": metadata}

@@ -15,9 +15,13 @@ from lockstep.models.architectures import MODELS, ModelSpec
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError, nearest
 from lockstep.system.strict_json import Check, is_number, is_positive, is_text
+from lockstep.weights.formats.torch_settings import find_effect, list_values
 from lockstep.weights.known_preprocessing import PILLOW
 from lockstep.weights.preprocessing import Changes
+from lockstep.weights.weights_choice import DEFAULT_CHOICE
 
+_MOST_COLOUR = 8
+"""A larger mean or deviation is on the scale 0 to 255, which timm does not have."""
 _NOT_OF_TIMM = ("resnet50-v1", "resnet101-v1", "resnet152-v1", "se-resnext101-32x4d")
 _ARCHITECTURES = {
     name.replace("-", "_"): name
@@ -77,7 +81,7 @@ def _is_share(value: Any) -> bool:
 
 
 def _is_colour(value: Any) -> bool:
-    return _is_triple(value) and all(map(is_number, value)) and all(map(math.isfinite, value))
+    return _is_triple(value) and all(is_number(n) and abs(n) <= _MOST_COLOUR for n in value)
 
 
 def _is_table(value: Any) -> bool:
@@ -103,8 +107,11 @@ _CHECKS: dict[str, tuple[Check, str]] = {
     "crop_pct": _SHARE,
     "test_crop_pct": _SHARE,
     "crop_mode": (_one_of("center"), "'center', the only way of cropping that Lockstep has"),
-    "mean": (_is_colour, "three numbers, for red, green and blue"),
-    "std": (lambda value: _is_colour(value) and min(value) > 0, "three numbers above 0"),
+    "mean": (_is_colour, "three numbers on the scale 0 to 1, for red, green and blue"),
+    "std": (
+        lambda value: _is_colour(value) and min(value) > 0,
+        "three numbers above 0, on the scale 0 to 1",
+    ),
     "input_img_mode": (_one_of("RGB"), "'RGB'"),
     "multi_label": (_one_of(False), "false: each output of the model would be a sigmoid"),
     "problem_type": (
@@ -114,6 +121,18 @@ _CHECKS: dict[str, tuple[Check, str]] = {
     "label_descriptions": (_is_table, "a table of texts"),
 }
 """Fields that have a meaning, each with what a message expects of it."""
+
+
+def parse_model(name: str) -> str | None:
+    """Return the model of a name of timm, torchvision or NVIDIA; None if there is none.
+
+    >>> parse_model("hf-hub:timm/resnet50d.ra2_in1k"), parse_model("gluon_resnet50_v1c")
+    ('resnet50d', 'resnet50c')
+    """
+    bare = name.lower().rpartition("/")[2].partition(".")[0].replace("-", "_")
+    bare = re.sub("^(gluon|tv|ssl|swsl|ig)_", "", bare)
+    bare = re.sub("_v1([bcds])$", lambda match: match[1].strip("b"), bare)
+    return next((model for model in MODELS if model.replace("-", "_") == bare), None)
 
 
 def read_timm_config(
@@ -133,6 +152,14 @@ def read_timm_config(
     """
     own = merge_layouts(config)
     _check_fields(own)
+    unknown = {name: own[name] for name in _list_unknown(own)}
+    for name, value in list_values(unknown, (), DEFAULT_CHOICE)[0].items():
+        if effect := find_effect(name, value, own.get("num_classes")):
+            field = name.partition(".")[0]
+            raise CheckpointError(
+                f"{name} is {value!r:.60}: {effect}; leave it out if it changes nothing: --ignore"
+                f" {field}"
+            )
     fields = _DEFAULTS | own
     changes = _prepare(fields)
     changes |= {"model": _find_model(fields, chosen), "logits": fields["num_classes"]}
@@ -224,8 +251,8 @@ def _find_model(
         return chosen
     if "architecture" not in fields:
         raise CheckpointError("architecture is missing; expected a ResNet, such as resnet50")
-    name = _ARCHITECTURES.get(fields["architecture"])
-    if name is None:
+    name = parse_model(fields["architecture"])
+    if name is None or name not in _ARCHITECTURES.values():
         similar, _, _ = nearest(fields["architecture"], _ARCHITECTURES).partition("Known")
         raise CheckpointError(
             f"architecture is {fields['architecture']!r:.60}, which Lockstep does not have. If it"
@@ -286,9 +313,12 @@ def _describe_rest(
         yield f"arguments that change training only were left out: {', '.join(dropped)}"
     if "label_descriptions" in own:
         yield "label_descriptions were left out: classes have the names of label_names"
-    unknown = sorted(own.keys() - _CHECKS.keys() - {*_INFORMATION.split(), "label_names"})
-    if unknown:
+    if unknown := _list_unknown(own):
         yield f"fields that Lockstep does not know were left out: {', '.join(unknown[:10])}"
+
+
+def _list_unknown(own: Mapping[str, Any]) -> list[str]:
+    return sorted(own.keys() - _CHECKS.keys() - {*_INFORMATION.split(), "label_names"})
 
 
 def _read_classes(fields: Mapping[str, Any]) -> tuple[tuple[str, ...], list[str]]:

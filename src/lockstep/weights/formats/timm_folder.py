@@ -26,12 +26,14 @@ from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import parsed
 from lockstep.weights import checkpoint
 from lockstep.weights.formats import refuse_existing, torch_file
+from lockstep.weights.formats.account import split_ignored
 from lockstep.weights.formats.common import (
     COUNTERS,
     Written,
     check_state,
     redirect_file,
 )
+from lockstep.weights.formats.foreign_safetensors import add_metadata
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 from lockstep.weights.formats.timm_config import (
     build_timm_config,
@@ -106,11 +108,12 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
             f"{path.parent / CONFIG} is not of timm; expected a table with architecture"
         )
     try:
-        changes, classes, about = read_timm_config(config, choice.model)
+        fields, ignored = split_ignored(merge_layouts(config), choice)
+        changes, classes, about = read_timm_config(fields, choice.model)
     except CheckpointError as error:
         raise CheckpointError(f"{path.parent / CONFIG}: {error}") from None
     if path.suffix == ".safetensors":
-        stored: Any = checkpoint.read_weights(path, as_stored=True)[0]
+        stored: Any = add_metadata(path, checkpoint.read_weights(path, as_stored=True)[0])
     else:
         stored = torch_file.load(path)
     weights = read_state_dict(path, stored, choice=replace(choice, model=changes["model"]))
@@ -134,7 +137,8 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
         origin=NAME,
         remarks=tuple(remarks),
         stated=frozenset(FIELDS),
-        preprocessing_from=dict.fromkeys(list_assumed(merge_layouts(config)), "assumed"),
+        parts=(*weights.parts, *ignored),
+        preprocessing_from=dict.fromkeys(list_assumed(fields), "assumed"),
         others=(path.parent / CONFIG,),
     )
 

@@ -93,6 +93,8 @@ class Network:
     """Mean and standard deviation of a module that normalises images; none without one."""
     silent: list[str]
     """Modules without tensors that may change results."""
+    is_guess: bool
+    """Whether the file names no modules, so that those are what may be between others."""
     parts: list[Part]
 
     @property
@@ -113,11 +115,15 @@ def find_weights(path: Path, value: Any, choice: WeightsChoice) -> Contents:
     weights = _find_only(path, root, WEIGHTS)
     average = _find_only(path, root, AVERAGES)
     place = weights or average
+    if place is None and parts:
+        raise CheckpointError(
+            f"{path} has no weights besides what --ignore leaves out; leave out fewer parts"
+        )
     if place is None:
         contents = f" with {list(map(describe_key, root))[:5]}" if root else ""
         raise CheckpointError(
             f"{path} holds no state_dict of a convolutional network, at its top or below"
-            f" {', '.join(WEIGHTS + AVERAGES)}; it is a {type(value).__name__}{contents}. Save it"
+            f" {', '.join(WEIGHTS + AVERAGES)}; it is a {_name_type(value)}{contents}. Save it"
             " again with torch.save(model.state_dict(), path)."
         )
     others = dict(root[place])
@@ -125,6 +131,13 @@ def find_weights(path: Path, value: Any, choice: WeightsChoice) -> Contents:
         del others[name]
     others, more = split_ignored(others, choice)
     return Contents(others | root, place, average if weights else None, parts + more)
+
+
+def _name_type(value: Any) -> str:
+    """Return the name of a type in Python, for values that stand for others too."""
+    if isinstance(value, dict):
+        return "dict"
+    return type(value).__name__
 
 
 def _find_only(path: Path, root: Mapping[Any, Any], keys: Collection[str]) -> str | None:
@@ -172,11 +185,16 @@ def find_network(path: Path, stored: Mapping[Any, Any], choice: WeightsChoice) -
         if not (choice.is_ignored(name) or choice.is_ignored(bare)):
             plain[name] = bare
             originals[bare] = array
+    if not plain:
+        raise CheckpointError(
+            f"{path} has no tensors besides what --ignore leaves out; leave out fewer of them"
+        )
     prefix, copies = _find_prefix(path, plain.values())
     children: dict[str, str] = {}
     if f"{prefix}4.0.conv1.weight" in plain.values():
         children = _CHILDREN
-    network = Network(prefix, {}, {}, [], [])
+    modules = getattr(stored, "modules", ())
+    network = Network(prefix, {}, {}, [], not modules, [])
     names, parts = network.names, network.parts
     for name, array in arrays.items():
         bare = _strip_name(name, prefix, children)
@@ -196,7 +214,6 @@ def find_network(path: Path, stored: Mapping[Any, Any], choice: WeightsChoice) -
             names[bare] = name
     head = _take_head(names, arrays)
     network.colours.update(_fold_colours(names, arrays, parts))
-    modules = getattr(stored, "modules", ())
     for module in dict.fromkeys(_list_silent(modules, arrays, (prefix.rstrip("."), head))):
         if choice.is_ignored(module):
             parts.append(Part(module, "ignored"))

@@ -44,6 +44,7 @@ from lockstep.weights.formats.common import (
 from lockstep.weights.formats.other_networks import name_kind
 from lockstep.weights.formats.table import OIHW, Table, fetch, list_shapes, name_network
 from lockstep.weights.formats.torch_contents import NVIDIA_SQUEEZES, Contents, Network
+from lockstep.weights.formats.torch_settings import list_values
 from lockstep.weights.formats.torch_training import (
     NVIDIA,
     OPTIMIZER,
@@ -53,6 +54,7 @@ from lockstep.weights.formats.torch_training import (
     read_velocities,
     split_nvidia_groups,
 )
+from lockstep.weights.formats.torch_values import Values
 from lockstep.weights.known_preprocessing import find_published
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
 from lockstep.weights.preprocessing import FIELDS, Changes
@@ -122,19 +124,20 @@ def read_state_dict(
     contents = torch_contents.find_weights(path, value, choice)
     root = contents.root
     stored = root[contents.weights]
+    arrays = torch_contents.list_named_arrays(stored)
     is_alone = root.keys() == {contents.weights}
     published = dict((is_alone and find_published(path)) or {})
     try:
         network = torch_contents.find_network(path, stored, choice)
-        model = choice.model or published.get("model") or torch_values.find_model(path, root)
+        rest, ignored = list_values(root, (contents.weights, contents.average), choice)
+        model = choice.model or published.get("model") or torch_values.find_model(path, root, rest)
         matching = _match_model(path, stored, network, replace(choice, model=model))
-        changes, used, remarks = torch_values.read_changes(path, root)
+        changes, used, remarks = torch_values.read_changes(path, root, rest)
         if published:
             network.silent.clear()
-        parts = _account_for_rest(path, contents, network, matching, used)
+        parts = _account_for_rest(path, rest, network, matching, used)
     except CheckpointError as error:
-        names = torch_contents.list_named_arrays(stored)
-        raise name_kind(path, error, names, root) from None
+        raise name_kind(path, error, arrays, root) from None
     if prefix := network.prefix:
         remarks.insert(0, f"names of tensors begin with {prefix!r:.60}, which was taken off")
     places = list(network.names)
@@ -158,7 +161,6 @@ def read_state_dict(
         ]
     if contents.weights in torch_contents.AVERAGES:
         remarks.append(f"its only weights are a moving average ({contents.weights})")
-    arrays = torch_contents.list_named_arrays(stored)
     converted = describe_converted(find_converted(expected.values(), arrays), "tensors")
     changes |= network.colours | published
     values = fetch(Table.of(path, arrays), _LAYOUT, expected)
@@ -171,25 +173,29 @@ def read_state_dict(
         (*remarks, *about_classes, *converted),
         epochs,
         stated=frozenset(changes).intersection(FIELDS),
-        parts=parts,
+        parts=(*contents.parts, *network.parts, *ignored, *parts),
         stored=list_arrays(describe_arrays(arrays), zip(values, expected.values(), strict=True)),
     )
 
 
 def _account_for_rest(
-    path: Path, contents: Contents, network: Network, matching: Matching, used: Collection[str]
+    path: Path, values: Values, network: Network, matching: Matching, used: Collection[str]
 ) -> tuple[Part, ...]:
-    """Return what becomes of all values, tensors and modules of a file next to those of the model.
-    Raises `CheckpointError` that names those that may change its results."""
+    """Return what becomes of the values of a file. Raises `CheckpointError` that names values and
+    modules that may change the results of its network."""
     model = f"{NAME}'s {matching.model}"
     silent = network.silent
     if matching.spec.blur == "after":
         silent = [name for name in silent if not name.endswith("maxpool.1")]
     if silent:
-        raise refuse_leftover(path, model, silent, "modules without tensors")
-    known = {contents.weights, contents.average, *used}
-    values = torch_values.account_for_values(path, model, contents.root, known)
-    return (*contents.parts, *network.parts, *values)
+        relation = "with modules without tensors"
+        if network.is_guess:
+            relation = "with a Sequential, which may have modules"
+        raise refuse_leftover(path, model, silent, relation)
+    logits = None
+    if network.has_classifier:
+        logits = matching.logits
+    return tuple(torch_values.account_for_values(path, model, values, used, logits))
 
 
 def to_nvidia_name(name: str) -> str:
