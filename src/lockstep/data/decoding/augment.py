@@ -119,7 +119,7 @@ def decode_into(
     image is turned by the EXIF `orientation` first, and the window is one of the turned image.
     Raises `ValueError` if the bytes are not an image, or if it has another size or is a long strip.
     """
-    check_ratio(*resized)
+    check_ratio(*resized, window[2:])
     reduction = 1
     if dct_scaling and isinstance(data, bytes) and is_plain_jpeg(data):
         reduction = _reduction(window, resized)

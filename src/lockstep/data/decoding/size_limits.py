@@ -13,7 +13,7 @@ four channels of 16 bits or a HEIC of noise, 10 s for an AVIF of noise. Other fo
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from lockstep.data.decoding.file_parts import (
@@ -127,9 +127,11 @@ def check_size(height: int, width: int, size: int, most: int = MOST_PIXELS_IN_WH
         )
 
 
-def check_ratio(height: int, width: int) -> None:
-    """Raise `TooManyPixels` if an image is a strip that no resize should enlarge."""
+def check_ratio(height: int, width: int, source: Sequence[int] = ()) -> None:
+    """Raise `TooManyPixels` if an image is a strip that no resize should enlarge. `source` is
+    height and width of the image that is to get this size."""
     if max(height, width) > MOST_RATIO * min(height, width):
+        height, width = source or (height, width)
         raise TooManyPixels(
             f"{width} x {height} pixels are too many for a side: at most {MOST_RATIO} times the"
             " other; crop the image"
