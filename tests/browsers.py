@@ -21,8 +21,8 @@ START_MS = 180_000
 
 
 @contextmanager
-def chromium() -> Iterator[Any]:
-    """Start a browser with a new profile."""
+def chromium(*options: str) -> Iterator[Any]:
+    """Start a browser with a new profile. `options` are Chromium's."""
     from playwright.sync_api import sync_playwright
 
     program = shutil.which("chromium")
@@ -33,7 +33,7 @@ def chromium() -> Iterator[Any]:
         )
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=program, args=ARGUMENTS, timeout=START_MS
+            executable_path=program, args=[*ARGUMENTS, *options], timeout=START_MS
         )
         yield browser
         browser.close()
