@@ -172,7 +172,8 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
             window = plan.windows[i]
             data = self._index.read(sample)
             try:
-                check_ratio(*plan.resized[i].tolist(), window[2:].tolist())
+                height, width = plan.resized[i].tolist()
+                check_ratio(height, width, window[2:].tolist())
             except ValueError as error:
                 raise self._index.explain_change(sample, str(error)) from None
             if not is_plain_jpeg(data):
