@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import re
 from collections.abc import Iterable
 
 import numpy as np
@@ -12,6 +13,7 @@ from lockstep.recipes.epoch_order import shuffle
 from lockstep.recipes.order import (
     BatchPlan,
     check_batch_norm,
+    check_shares,
     keep_blocks,
     keep_features,
     steps_per_epoch,
@@ -101,6 +103,27 @@ def test_an_epoch_has_as_many_steps_as_its_images_fill(images: int, batch: int, 
 def test_too_few_images_for_one_step_are_refused_with_a_batch_that_fits() -> None:
     with pytest.raises(RecipeError, match=r"256, .*only 100 .*global_batch_images=12"):
         steps_per_epoch(Recipe(), 100)
+
+
+@pytest.mark.parametrize("side", [32, 33, 224])
+@pytest.mark.parametrize(("ranks", "parts"), [(1, 1), (2, 1), (1, 3), (4, 2)])
+@pytest.mark.parametrize("batch_norm", ["local", "synchronised"])
+def test_the_advice_for_few_images_works_where_it_is_followed(
+    side: int, ranks: int, parts: int, batch_norm: str
+) -> None:
+    for images in (1, 2, 3, 5, 9, 40):
+        recipe = Recipe(image_size=side, batch_norm=batch_norm)
+        with pytest.raises(RecipeError) as refusal:
+            steps_per_epoch(recipe, images, ranks=ranks, parts=parts)
+        advice = re.findall(r"--set (\w+)=(\d+)", str(refusal.value))
+        if images < ranks * parts:
+            assert str(refusal.value).endswith("or use fewer ranks and accumulation steps")
+            continue
+        assert advice[0][0] == "global_batch_images"
+        followed = recipe.replace(**{name: int(value) for name, value in advice})
+        assert steps_per_epoch(followed, images, ranks=ranks, parts=parts) >= 1
+        check_shares(followed, ranks * parts)
+        check_batch_norm(followed, ranks, parts)
 
 
 def test_a_run_has_a_plan_for_every_step() -> None:

@@ -34,6 +34,7 @@ ROW = np.dtype(
 class, and size in pixels. For an image in several parts, the offset is the bitwise inverse of its
 record's offset."""
 _OPEN_FILES = 64
+CHANGED = "its bytes were changed after indexing"
 Progress = Callable[[int, int], None]
 """Called with the amount done and the total."""
 
@@ -151,6 +152,18 @@ class Images:
             return self.name(sample)
         offset = int(self.rows["offset"][sample])
         return f"{self._file_name(sample)}@{offset if offset >= 0 else ~offset}"
+
+    def explain_change(self, sample: int, how: str) -> DataError:
+        """Return the error that says how a file differs from the indexed one, and what to do."""
+        name = "" if self.source.format == FOLDER else f" ({self.name(sample)})"
+        root = name_folder(self.source.root)
+        again = "start again"
+        if root == str(self.source.root):
+            again = f"index the images again: lockstep data index {shlex.quote(root)}"
+        return DataError(
+            f"{root}/{self.place(sample)}{name} is not the image that was indexed: {how}. Put it"
+            f" back, or {again}"
+        )
 
     def explain_failure(self, sample: int, error: OSError) -> DataError:
         """Return the error for an image that the system failed to read: the image itself may be

@@ -9,7 +9,6 @@ every storage format.
 import hashlib
 import json
 import os
-import shlex
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from lockstep.data.class_folders import (
     read_class_folder,
 )
 from lockstep.data.images import (
+    CHANGED,
     Images,
     ImageSizes,
     Names,
@@ -45,7 +45,6 @@ from lockstep.data.sources import (
     QUARANTINE,
     Source,
     find_source,
-    name_folder,
 )
 from lockstep.recipes import Recipe
 from lockstep.system.crc import compute_crc
@@ -126,7 +125,7 @@ class Index(Images):
         if len(data) != length:
             raise self.explain_change(sample, f"it has {len(data)} bytes instead of {length}")
         if not self.has_checksum_of(sample, data):
-            raise self.explain_change(sample, "its bytes were changed after indexing")
+            raise self.explain_change(sample, CHANGED)
         if is_later and not len(self.checksums):
             raise self.explain_change(sample, "it was written after indexing")
         return data
@@ -144,18 +143,6 @@ class Index(Images):
         file = int(self.rows["file"][sample])
         is_later = self._places(file).state() != self.states[file]
         return is_later, self.read_encoded(sample)
-
-    def explain_change(self, sample: int, how: str) -> DataError:
-        """Return the error that says how a file differs from the indexed one, and what to do."""
-        name = "" if self.source.format == FOLDER else f" ({self.name(sample)})"
-        root = name_folder(self.root)
-        again = "start again"
-        if root == str(self.root):
-            again = f"index the images again: lockstep data index {shlex.quote(root)}"
-        return DataError(
-            f"{root}/{self.place(sample)}{name} is not the image that was indexed: {how}. Put it"
-            f" back, or {again}"
-        )
 
 
 def open_index(

@@ -106,19 +106,34 @@ def unit_positions(unit: int, units: int, step_images: int) -> np.ndarray:
     return np.concatenate([front, middle, step_images - 1 - front[::-1]])
 
 
-def steps_per_epoch(recipe: Recipe, images: int) -> int:
+def steps_per_epoch(recipe: Recipe, images: int, *, ranks: int = 1, parts: int = 1) -> int:
     """Return the optimizer steps of an epoch. Images that do not fill a last step are left out
     (others in each epoch).
 
-    Raises `RecipeError` if the images do not fill one step.
+    Raises `RecipeError` if the images do not fill one step. It says what fits this many ranks and
+    accumulation parts.
     """
     if images < recipe.global_batch_images:
         raise RecipeError(
             f"global_batch_images is {recipe.global_batch_images}, but there are only {images}"
-            " training images. Use a smaller value: --set"
-            f" global_batch_images={max(images // 8, 1)}"
+            f" training images. {_advise_batch(recipe, images, ranks, parts)}"
         )
     return images // recipe.global_batch_images
+
+
+def _advise_batch(recipe: Recipe, images: int, ranks: int, parts: int) -> str:
+    """Return how so few images can be trained on: with eight steps in an epoch, or fewer."""
+    for size in (recipe.image_size, 2 * STRIDE):
+        for batch in range(max(images // 8, 1), images + 1):
+            try:
+                smaller = recipe.replace(global_batch_images=batch, image_size=size)
+                check_shares(smaller, ranks * parts)
+                check_batch_norm(smaller, ranks, parts)
+            except RecipeError:
+                continue
+            resized = f" --set image_size={size}" if size != recipe.image_size else ""
+            return f"Use a smaller value: --set global_batch_images={batch}{resized}"
+    return "Add images, or use fewer ranks and accumulation steps"
 
 
 STRIDE = 32

@@ -65,7 +65,8 @@ def open_run(
         check_installed(execution.loggers_used)
     recipe, sets, start, notes = _settle_recipe(settings, source, execution, world, recorder, stop)
     images = len(sets.training)
-    rates = plan_rates(recipe, steps_per_epoch(recipe, images))
+    shares = {"ranks": world.ranks, "parts": execution.accumulation_steps}
+    rates = plan_rates(recipe, steps_per_epoch(recipe, images, **shares))
     with ExitStack() as stack:
         changed: Changed = {}
         if world.rank == 0:

@@ -1,10 +1,13 @@
 """What a pack refuses, and what it leaves alone then."""
 
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from lockstep.data.index import open_index
 from lockstep.data.packing import Packing, pack
 from lockstep.data.sources import find_split
 from lockstep.system.errors import DataError
@@ -154,3 +157,25 @@ def test_a_file_that_cannot_be_read_is_named_and_the_pack_goes_on_once_it_can(
     (folder / "val" / "a" / "nowhere.jpg").rename(folder / "val" / "a" / "gone.jpg")
     pack_as(folder, target, format)
     assert files_of(target) == files_of(pack_as(folder, tmp_path / "at once", format))
+
+
+@pytest.mark.parametrize("format", ["folder", "webdataset"])
+def test_an_image_whose_bytes_were_changed_after_indexing_is_not_packed(
+    format: str, folder: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "own"
+    pack_as(folder, source, format)
+    training = open_index(find_split(source, "train"))
+    middle = len(training) // 2
+    path = Path(training.path(middle))
+    offset = int(training.rows["offset"][middle]) if training.source.files else 0
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(offset + int(training.rows["length"][middle]) // 2)
+        file.write(bytes(40))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    place = re.escape(training.place(middle))
+    with pytest.raises(DataError, match=rf"{place}.* is not the image that was indexed: its bytes"):
+        pack_as(source, tmp_path / "target", "recordio")
+    open_index(find_split(source, "train"), anew=True)
+    pack_as(source, tmp_path / "another", "recordio")

@@ -36,6 +36,7 @@ def read_samples(split: Split, packing: Packing, numbers: Sequence[int]) -> Iter
     labels = split.listing.rows["label"][numbers].tolist()
     classes = split.listing.classes
     for number, label, data in zip(numbers, labels, read_images(split, numbers), strict=True):
+        split.check_bytes(number, data)
         try:
             if packing.resize:
                 data = reduce_image(bytes(data), packing.resize, packing.quality)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.containers import Bytes
-from lockstep.data.index import read_quarantine
+from lockstep.data.images import CHANGED, Images
+from lockstep.data.index import load_index, read_quarantine
 from lockstep.data.listing import Listing, list_images, read_classes
 from lockstep.data.packing.faults import Faults
 from lockstep.data.packing.target import read_states
 from lockstep.data.sources import ALIASES, CACHE, CLASSES, FOLDER, Source, find_sources
+from lockstep.system.crc import compute_crc
 from lockstep.system.errors import DataError
 
 SHARD_BYTES = 2**27
@@ -65,6 +67,8 @@ class Split:
     """Size and modification time of every file of the source: int64 [files, 2]."""
     faults: Faults
     """The images that are left out because they are bad."""
+    checksums: np.ndarray
+    """int64: the CRC-32C of each image in the stored index; -1 where it is not known."""
 
     def name_sample(self, number: int, data: Bytes) -> str:
         """Return the name of the sample that is written with this number."""
@@ -82,6 +86,11 @@ class Split:
     def name_class(self, number: int) -> str:
         """Return the name of the class of a sample."""
         return self.listing.classes[int(self.listing.rows["label"][number])]
+
+    def check_bytes(self, number: int, data: Bytes) -> None:
+        """Raise `DataError` if the bytes of an image are not those that were indexed."""
+        if self.checksums[number] not in (-1, compute_crc(data)):
+            raise self.listing.explain_change(number, CHANGED)
 
     def sound(self, numbers: Sequence[int]) -> list[int]:
         """Return the numbers that are not of images known to be bad."""
@@ -127,7 +136,24 @@ def list_splits(source: Path, target: Path, packing: Packing) -> Iterator[Split]
         classes = listing.classes
         names = _keep_names(listing, packing)
         faults = Faults(target / CACHE / f"pack.{name or 'images'}.faults")
-        yield Split(name, listing, names, packing.format, read_states(listing), faults)
+        checksums = _find_checksums(listing)
+        yield Split(name, listing, names, packing.format, read_states(listing), faults, checksums)
+
+
+def _find_checksums(listing: Listing) -> np.ndarray:
+    """Return the checksum of each image of a listing: int64, -1 if no stored index knows it."""
+    index = load_index(listing.source)
+    if index is None or not len(index.checksums):
+        return np.full(len(listing), -1, np.int64)
+    known = dict(zip(_identify_images(index), index.checksums.tolist(), strict=True))
+    return np.array([known.get(image, -1) for image in _identify_images(listing)], np.int64)
+
+
+def _identify_images(images: Images) -> Iterable[Any]:
+    """Return what tells each image from the others: its name in a folder, else its place."""
+    if images.source.format == FOLDER:
+        return images.names
+    return zip(images.rows["file"].tolist(), images.rows["offset"].tolist(), strict=True)
 
 
 def check_classes(split: Split) -> None:
