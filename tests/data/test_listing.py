@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.data import listing as listing_module
+from lockstep.data import stored_files
 from lockstep.data.class_folders import Skipped
 from lockstep.data.containers import Sample
 from lockstep.data.index import Index, list_skipped, open_index
@@ -309,18 +309,18 @@ def test_listing_tells_its_progress_and_can_be_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write("tfrecord", tmp_path / "train-00000-of-00001", [sample(i, 0) for i in range(20)])
-    slow = listing_module.SCANNERS["tfrecord"]
+    slow = stored_files.SCANNERS["tfrecord"]
     waiting = threading.Event()
     write_list = []
 
-    def slowly(path: Path) -> Iterator[object]:
-        for number in slow(path):
+    def slowly(path: Path, stopped: threading.Event) -> Iterator[object]:
+        for number in slow(path, stopped):
             waiting.wait(0.1)
             write_list.append(number)
             yield number
 
-    monkeypatch.setitem(listing_module.SCANNERS, "tfrecord", slowly)
-    monkeypatch.setattr(listing_module, "_AT_ONCE", 1)
+    monkeypatch.setitem(stored_files.SCANNERS, "tfrecord", slowly)
+    monkeypatch.setattr(stored_files, "_AT_ONCE", 1)
 
     def stop(done: int, total: int) -> None:
         assert 0 <= done <= total

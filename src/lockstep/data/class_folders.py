@@ -3,6 +3,7 @@
 import errno
 import os
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -28,12 +29,18 @@ NESTED_FOLDER = "nested-folder"
 HIDDEN = "hidden"
 STRAY_FILE = "stray-file"
 CLASS_LIST = "class-list"
+LINK = "link"
+EXTRA_IMAGE = "extra-image"
+BAD_RECORD = "bad-record"
 KINDS = {
     EMPTY_CLASS: ("empty class folder", "empty class folders"),
     NESTED_FOLDER: ("folder inside a class folder", "folders inside class folders"),
     HIDDEN: ("hidden file", "hidden files"),
     STRAY_FILE: ("file of another kind", "files of other kinds"),
     CLASS_LIST: ("list that lacks classes", "lists that lack classes"),
+    LINK: ("link in a tar", "links in tars"),
+    EXTRA_IMAGE: ("second image of a sample", "second images of samples"),
+    BAD_RECORD: ("place without a usable image", "places without usable images"),
 }
 """The kinds of what is left out, and the words for one and for many. They are also kinds of
 findings of `lockstep data check`."""
@@ -53,7 +60,34 @@ class Skipped(NamedTuple):
     kind: str
     """One of `KINDS`."""
     place: str
-    """Relative to the folder."""
+    """Relative to the folder; `file/member` in a tar."""
+    amount: int = 1
+    """How many of the kind there are; `place` is the first of them."""
+
+
+class Tally:
+    """What is left out of a file that holds many images: the first of each kind one by one, and how
+    many more there are."""
+
+    def __init__(self) -> None:
+        self._first: list[Skipped] = []
+        self._more: dict[str, Skipped] = {}
+        self._counts: Counter[str] = Counter()
+
+    def add(self, kind: str, place: str) -> None:
+        """Count something that is left out."""
+        self._counts[kind] += 1
+        if self._counts[kind] <= _LISTED:
+            self._first.append(Skipped(kind, place))
+        else:
+            self._more.setdefault(kind, Skipped(kind, place))
+
+    def entries(self) -> list[Skipped]:
+        """Return what was counted."""
+        more = []
+        for kind, item in self._more.items():
+            more.append(item._replace(amount=self._counts[kind] - _LISTED))
+        return self._first + more
 
 
 class ClassFolder(NamedTuple):
@@ -147,7 +181,7 @@ def check_layout(contents: Sequence[tuple[Path, Sequence[Skipped]]]) -> None:
     """
     places = []
     for root, skipped in contents:
-        for kind, place in skipped:
+        for kind, place, _ in skipped:
             if kind in REFUSED:
                 places.append(f"\n  {root / place}: {KINDS[kind][0]}")
     if places:
@@ -162,7 +196,7 @@ def check_layout(contents: Sequence[tuple[Path, Sequence[Skipped]]]) -> None:
 def explain_no_images(root: Path, skipped: Sequence[Skipped]) -> DataError:
     """Return the error for a folder whose class folders have no images; `skipped` is what they
     hold."""
-    nested = [place for kind, place in skipped if kind == NESTED_FOLDER]
+    nested = [place for kind, place, _ in skipped if kind == NESTED_FOLDER]
     within = {place.partition("/")[0] for place in nested}
     advice = "put the images of each class in a folder"
     if len(within) == 1:
@@ -182,10 +216,11 @@ def describe_skipped(skipped: Sequence[Skipped]) -> str:
     """
     parts = []
     for kind, (one, many) in KINDS.items():
-        places = [place for other, place in skipped if other == kind]
+        places = [item.place for item in skipped if item.kind == kind]
         if places:
-            name = one if len(places) == 1 else many
-            parts.append(f"{len(places)} {name} ({shorten_list(places, _SHOWN)})")
+            count = sum(item.amount for item in skipped if item.kind == kind)
+            name = one if count == 1 else many
+            parts.append(f"{count} {name} ({shorten_list(places, _SHOWN)})")
     return ", ".join(parts)
 
 

@@ -15,6 +15,7 @@ from lockstep.data.decoding.orientation import UPRIGHT, read_orientation
 from lockstep.data.images import Images, Names, Progress, Quarantined, read_file
 from lockstep.data.listing import Listing, list_images
 from lockstep.data.sources import FOLDER, QUARANTINE, Source
+from lockstep.data.stored_files import NO_FILE
 from lockstep.data.stores.mirror import find_mirror
 from lockstep.system.crc import compute_crc
 from lockstep.system.machine import cores
@@ -62,6 +63,7 @@ def list_and_inspect(
 def _arrange(rows: np.ndarray, inspected: list[tuple[np.ndarray, Facts]]) -> Facts:
     """Return the facts about parts of the rows in the order of the rows."""
     parts = np.concatenate([rows[:0], *(part for part, _ in inspected)])
+    parts = parts[parts["file"] != NO_FILE]
     places = np.empty(len(rows), np.int64)
     places[np.lexsort((parts["offset"], parts["file"]))] = np.lexsort(
         (rows["offset"], rows["file"])
@@ -71,11 +73,15 @@ def _arrange(rows: np.ndarray, inspected: list[tuple[np.ndarray, Facts]]) -> Fac
     bad: dict[int, str] = {}
     first = 0
     for part, facts in inspected:
-        own = places[first : first + len(part)]
-        orientations[own] = facts.orientations
-        checksums[own] = facts.checksums
-        bad |= {int(own[i]): reason for i, reason in facts.bad.items()}
-        first += len(part)
+        is_listed = part["file"] != NO_FILE
+        ends = first + np.cumsum(is_listed)
+        own = places[first : ends[-1]] if len(part) else places[:0]
+        orientations[own] = facts.orientations[is_listed]
+        checksums[own] = facts.checksums[is_listed]
+        for i, reason in facts.bad.items():
+            if is_listed[i]:
+                bad[int(places[ends[i] - 1])] = reason
+        first += len(own)
     return Facts(np.zeros(0, np.uint32), orientations, checksums, bad)
 
 

@@ -5,12 +5,14 @@ import errno
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import numpy as np
 
@@ -22,26 +24,22 @@ from lockstep.data.class_folders import (
     read_class_folder,
 )
 from lockstep.data.class_order import are_numbers, sort_classes
-from lockstep.data.containers import NO_LABEL, Damage, Stored, recordio, tfrecord, webdataset
 from lockstep.data.images import ROW, Images, Names, Progress, Quarantined, relabel
-from lockstep.data.sources import ALIASES, CLASSES, FOLDER, Source
+from lockstep.data.sources import ALIASES, CLASSES, FEATURES, FOLDER, LABELS, Source
+from lockstep.data.stored_files import (
+    MOST_CLASSES,
+    Inspect,
+    StoredFile,
+    encode_name,
+    list_file,
+    replace_labels,
+)
 from lockstep.data.stores.bundles import explain_new_list
 from lockstep.system.errors import DataError
 from lockstep.system.machine import cores
-from lockstep.system.regular_files import IMAGE, RECORDS, read_regular_text
+from lockstep.system.regular_files import TEXT, read_regular_text
+from lockstep.system.strict_json import parsed
 
-MOST_CLASSES = 2**20
-MOST_BYTES = IMAGE.most_bytes
-"""The maximum size of an image in bytes; a row has room for it."""
-SCANNERS: dict[str, Callable[[Path], Iterator[Stored | Damage]]] = {
-    "recordio": recordio.scan_images,
-    "tfrecord": tfrecord.scan_images,
-    "webdataset": webdataset.scan_images,
-}
-Inspect = Callable[[np.ndarray], None]
-"""Called by several threads with some rows of a file when they are listed, to fill in the lengths,
-heights and widths."""
-_AT_ONCE = 2**10
 _PROGRESS_SEC = 0.2
 _IS_NUMBER = re.compile(rb"\d+(?:\.\w+)?")
 """A name that is only the position of the image."""
@@ -56,7 +54,7 @@ class Listing(Images):
     left_out: tuple[Quarantined, ...] = ()
     """The images that a quarantine leaves out."""
     skipped: tuple[Skipped, ...] = ()
-    """What is in class folders and is no image of a class."""
+    """What is in class folders or files and is no image of a class."""
 
 
 def list_images(
@@ -137,7 +135,7 @@ def _list_folder(source: Source, quarantine: Mapping[str, str]) -> Listing:
             elif file in contents[folder].looping:
                 damaged.append(Quarantined(name, os.strerror(errno.ELOOP)))
             else:
-                names.append(_encode(name))
+                names.append(encode_name(name))
                 labels.append(labels_by_class[folder])
     rows = np.zeros(len(names), ROW)
     rows["label"] = labels
@@ -168,28 +166,6 @@ def _place_objects(
         row["offset"], row["length"] = contents[folder].places[file]
 
 
-def _encode(name: str) -> bytes:
-    try:
-        return name.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # JSON allows names that file systems do not
-        return name.encode("utf-8", "replace")
-
-
-@dataclass
-class _File:
-    """The contents of one file of a source."""
-
-    rows: list[np.ndarray] = field(default_factory=list)
-    numbers: list[np.ndarray] = field(default_factory=list)
-    names: list[bytes] = field(default_factory=list)
-    class_names: dict[int, str] = field(default_factory=dict)
-    """The names of classes by label."""
-    folders: dict[str, int] = field(default_factory=dict)
-    """Temporary labels below 0 for classes that have a name and no number."""
-    damaged: list[Quarantined] = field(default_factory=list)
-    left_out: list[Quarantined] = field(default_factory=list)
-
-
 def _list_files(
     source: Source,
     first_label: int,
@@ -199,19 +175,22 @@ def _list_files(
 ) -> Listing:
     files = _read_files(source, first_label, quarantine, progress, inspect)
     folders = sort_classes(sorted({name for file in files for name in file.folders}))
+    positions = {name: position for position, name in enumerate(folders)}
     parts = [np.zeros(0, ROW)]
     numbers = [np.zeros(0, np.int64)]
     names: list[bytes] = []
     class_names: dict[int, str] = {}
     damaged: list[Quarantined] = []
     left_out: list[Quarantined] = []
+    skipped: list[Skipped] = []
     for file in files:
-        parts += [_replace_labels(part, file, folders) for part in file.rows]
+        parts += [replace_labels(part, file, positions) for part in file.rows]
         numbers += file.numbers
         names += file.names
         class_names |= file.class_names
         damaged += file.damaged
         left_out += file.left_out
+        skipped += file.tally.entries()
         if folders and any((part["label"] >= 0).any() for part in file.rows):
             raise DataError(
                 f"{source.title}: some images have a number as their class, others a folder;"
@@ -228,6 +207,7 @@ def _list_files(
         numbered=classes is None,
         damaged=tuple(damaged),
         left_out=tuple(left_out),
+        skipped=tuple(skipped),
     )
 
 
@@ -237,14 +217,14 @@ def _read_files(
     quarantine: Mapping[str, str],
     progress: Progress | None,
     inspect: Inspect | None,
-) -> list[_File]:
+) -> list[StoredFile]:
     read = [0] * len(source.files)
     stopped = Event()
     total = sum((source.root / path).stat().st_size for path in source.files)
     # An interruption sets `stopped`; the threads then end at their next images.
     with ThreadPoolExecutor(cores()) as pool:
         work = [
-            pool.submit(_read_one, source, i, first_label, quarantine, inspect, read, stopped)
+            pool.submit(list_file, source, i, first_label, quarantine, inspect, read, stopped)
             for i in range(len(source.files))
         ]
         try:
@@ -256,90 +236,6 @@ def _read_files(
             pool.shutdown(cancel_futures=True)
             raise
         return [task.result() for task in work]
-
-
-def _read_one(
-    source: Source,
-    number: int,
-    first_label: int,
-    quarantine: Mapping[str, str],
-    inspect: Inspect | None,
-    read: list[int],
-    stopped: Event,
-) -> _File:
-    """Return the contents of a file. Update `read` with the offset reached; end when `stopped` is
-    set."""
-    path = source.files[number]
-    file = _File()
-    scan = SCANNERS[source.format](source.root / path)
-    try:
-        while not stopped.is_set():
-            items = list(islice(scan, _AT_ONCE))
-            if not items:
-                break
-            good = []
-            for item in items:
-                read[number] = item.end if isinstance(item, Damage) else item.offset
-                place = f"{path}@{item.begin if isinstance(item, Damage) else item.offset}"
-                if place in quarantine:
-                    file.left_out.append(Quarantined(place, quarantine[place]))
-                    continue
-                reason = item.reason if isinstance(item, Damage) else find_fault(item, first_label)
-                if reason or isinstance(item, Damage):
-                    file.damaged.append(Quarantined(place, reason))
-                elif item.label == NO_LABEL or not first_label:
-                    good.append(item)
-                else:
-                    good.append(item._replace(label=item.label - first_label))
-            rows = _make_rows(good, number, file.folders)
-            if inspect is not None:
-                inspect(rows)
-            file.rows.append(rows)
-            file.numbers.append(np.array([item.number for item in good], np.int64))
-            file.names += [_encode(item.name) for item in good]
-            file.class_names |= {item.label: item.class_name for item in good if item.class_name}
-    except ValueError as error:
-        raise DataError(f"{source.root / path}: {error}") from None
-    return file
-
-
-def find_fault(item: Stored, first_label: int = 0) -> str:
-    """Return why a stored image cannot be listed; "" if it can."""
-    if item.length > MOST_BYTES:
-        return f"{item.length} bytes are too many"
-    if item.label == NO_LABEL or 0 <= item.label - first_label <= MOST_CLASSES:
-        return ""
-    return f"its label is {item.label}"
-
-
-def _replace_labels(rows: np.ndarray, file: _File, folders: Sequence[str]) -> np.ndarray:
-    """Return rows in which temporary labels are replaced by positions in `folders`."""
-    if not file.folders:
-        return rows
-    positions = np.zeros(len(file.folders) + 1, np.int32)
-    for name, label in file.folders.items():
-        positions[-label] = folders.index(name)
-    rows = rows.copy()
-    labels = rows["label"]
-    rows["label"] = np.where(labels < 0, positions[np.maximum(-labels, 0)], labels)
-    return rows
-
-
-def _make_rows(items: Sequence[Stored], file: int, folders: dict[str, int]) -> np.ndarray:
-    """Return rows. A class without a number gets a new negative label, which is added to
-    `folders`."""
-    rows = np.zeros(len(items), ROW)
-    rows["file"] = file
-    rows["offset"] = [~item.offset if item.in_parts else item.offset for item in items]
-    rows["length"] = [item.length for item in items]
-    labels = []
-    for item in items:
-        label = item.label
-        if label == NO_LABEL:
-            label = folders.setdefault(item.class_name, -1 - len(folders))
-        labels.append(label)
-    rows["label"] = labels
-    return rows
 
 
 def _order(numbers: np.ndarray, rows: np.ndarray, names: list[bytes]) -> np.ndarray:
@@ -358,13 +254,14 @@ def _name_classes(
     source: Source, labels: np.ndarray, class_names: dict[int, str]
 ) -> tuple[str, ...] | None:
     """Return the names of the classes; None if their names are only their numbers."""
-    classes = read_classes(source)
+    path = _find_class_list(source)
     count = int(labels.max()) + 1 if len(labels) else 0
-    if classes is not None:
+    if path is not None:
+        classes = _parse_classes(path)
         if count > len(classes):
             raise DataError(
-                f"{source.title} has an image of class {count - 1}, but {CLASSES} next to it lists"
-                f" {len(classes)} classes, counted from 0. Complete the list. If the labels start"
+                f"{source.title} has an image of class {count - 1}, but {path.name} next to it"
+                f" lists {len(classes)} classes, counted from 0. Complete the list. If the labels start"
                 " at 1, write the images again with: lockstep data pack --first-label 1"
             )
         return classes
@@ -374,22 +271,45 @@ def _name_classes(
 
 def read_classes(source: Source) -> tuple[str, ...] | None:
     """Return the names in `classes.txt` in a source's folder, or in the folder above a folder
-    `train` or `val`; None if there is no such file."""
+    `train` or `val`, or next to TFRecords in the list of TensorFlow Datasets; None if there is no
+    such file."""
+    path = _find_class_list(source)
+    return None if path is None else _parse_classes(path)
+
+
+def _find_class_list(source: Source) -> Path | None:
     root = source.root.absolute()
     folders = [source.root]
     if root.name.lower() in chain.from_iterable(ALIASES.values()):
         folders.append(root.parent)
-    for folder in folders:
-        if (folder / CLASSES).is_file():
-            # Not splitlines: it also splits at characters that names can contain.
-            text = read_regular_text(folder / CLASSES, RECORDS, errors="surrogateescape")
-            lines = text.removeprefix("\ufeff").split("\n")
-            names = tuple(filter(None, map(str.strip, lines)))
-            if len(set(names)) < len(names):
-                [(twice, _)] = Counter(names).most_common(1)
-                raise DataError(
-                    f"{folder / CLASSES} lists {twice} twice; expected a different name for each"
-                    " class"
-                )
-            return names
-    return None
+    paths = [folder / CLASSES for folder in folders]
+    if source.format == "tfrecord":
+        paths.append(source.root / LABELS)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _parse_classes(path: Path) -> tuple[str, ...]:
+    text = read_regular_text(path, TEXT, errors="surrogateescape").removeprefix("\ufeff")
+    if text.count("\n") > MOST_CLASSES:
+        raise DataError(f"{path} lists more than {MOST_CLASSES} classes")
+    # Not splitlines: it also splits at characters that names can contain.
+    names = tuple(filter(None, map(str.strip, text.split("\n"))))
+    if len(set(names)) < len(names):
+        [(twice, _)] = Counter(names).most_common(1)
+        raise DataError(f"{path} lists {twice} twice; expected a different name for each class")
+    if path.name == LABELS:
+        _check_count(path.with_name(FEATURES), len(names))
+    return names
+
+
+def _check_count(features: Path, count: int) -> None:
+    """Raise `DataError` if the description of TensorFlow Datasets has another number of classes."""
+    with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+        fields: Any = parsed(read_regular_text(features, TEXT))
+        label = fields["featuresDict"]["features"]["label"]
+        classes = int(label["classLabel"]["numClasses"])
+        if classes != count:
+            raise DataError(
+                f"{features} has {classes} classes, but {LABELS} next to it lists {count}; expected"
+                " both of the same data set"
+            )

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +12,13 @@ from pathlib import Path
 from lockstep.data.stores.objects import find_url
 from lockstep.system.errors import DataError
 from lockstep.system.files import user_cache
-from lockstep.system.regular_files import RECORDS, is_failure, read_regular_text
+from lockstep.system.regular_files import (
+    ANY_SIZE,
+    RECORDS,
+    is_failure,
+    open_regular,
+    read_regular_text,
+)
 from lockstep.system.strict_json import is_count, parsed
 
 FOLDER = "folder"
@@ -34,6 +41,10 @@ byte": reason}}."""
 CLASSES = "classes.txt"
 """A file next to files that store only numbers as labels: the names of the classes, one on each
 line, class 0 first."""
+LABELS = "label.labels.txt"
+"""The same list, as TensorFlow Datasets writes it next to its TFRecords."""
+FEATURES = "features.json"
+"""What their records hold."""
 CACHE = ".lockstep"
 """The folder of Lockstep's own files next to images."""
 UNFINISHED = Path(CACHE) / "pack.unfinished"
@@ -50,6 +61,21 @@ STORES = "stores"
 """The folder of the user's cache in which folders stand for object stores."""
 DALI_INDEXES = "idx"
 """The folder of DALI's indexes next to TFRecord files."""
+
+
+_COMPRESSIONS = {
+    b"\x1f\x8b\x08": ("gzip", "gunzip"),
+    b"BZh": ("bzip2", "bunzip2"),
+    b"\xfd7zXZ\0": ("xz", "unxz"),
+    b"\x28\xb5\x2f\xfd": ("Zstandard", "unzstd"),
+    b"\x04\x22\x4d\x18": ("LZ4", "unlz4"),
+    b"PK\x03\x04": ("ZIP", "unzip -p"),
+    **dict.fromkeys((b"x\x01", b"x\x5e", b"x\x9c", b"x\xda"), ("zlib", "zlib-flate -uncompress")),
+}
+"""By the first bytes of a file: its compression, and the command that unpacks it."""
+BEGIN_BYTES = max(map(len, _COMPRESSIONS))
+_PACKED_TAR = re.compile(r"\.t(?:gz|bz2?|xz|zst)$", re.IGNORECASE)
+_PACKED = re.compile(r"\.(?:gz|bz2|xz|zst|lz4|zip|zz|zlib)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -122,6 +148,7 @@ def find_split(data: Path, split: str) -> Source:
             return find_source(data / alias)
     source = _make_source(data, find_files(data, split), split)
     if source is None:
+        refuse_compressed(data, split)
         raise DataError(f"{data} has no {split} images; expected {_layouts(data, split)}")
     return source
 
@@ -137,7 +164,10 @@ def find_source(root: Path) -> Source:
     if set(folders) - {DALI_INDEXES}:
         bundles = [f"{folder}/{BUNDLE}" for folder in folders if find_store_folder(root)]
         return Source(FOLDER, root, tuple(name for name in bundles if (root / name).is_file()))
-    return _make_source(root, files, "") or Source(FOLDER, root)
+    source = _make_source(root, files, "")
+    if source is None:
+        refuse_compressed(root)
+    return source or Source(FOLDER, root)
 
 
 def require_folder(path: Path, purpose: str) -> None:
@@ -182,9 +212,43 @@ def _layouts(data: Path, split: str) -> str:
 
 def find_files(data: Path, split: str) -> list[str]:
     """Return the names of the files of any format that hold images of a split."""
+    return [name for name in _find_named(data, split) if group_by_format([name])]
+
+
+def _find_named(data: Path, split: str) -> list[str]:
     word = re.compile(rf"(?:^|[^a-z])(?:{'|'.join(ALIASES[split])})(?:[^a-z]|$)", re.IGNORECASE)
     _, files = list_visible(data)
-    return [name for name in files if word.search(name) and group_by_format([name])]
+    return [name for name in files if word.search(name)]
+
+
+def explain_compression(path: Path, begin: bytes) -> str:
+    """Return that a file which begins so is compressed, and how to unpack it; "" if it is not."""
+    for magic, (name, command) in _COMPRESSIONS.items():
+        if begin.startswith(magic):
+            target = path.with_name(_unpack_name(path.name))
+            if target == path:
+                target = path.with_name(f"unpacked-{path.name}")
+            words = f"{shlex.quote(str(path))} > {shlex.quote(str(target))}"
+            return (
+                f"it is compressed with {name}, and images in it cannot be read by offset. Unpack"
+                f" it and remove it: {command} {'' if name == 'ZIP' else '< '}{words}"
+            )
+    return ""
+
+
+def _unpack_name(name: str) -> str:
+    return _PACKED.sub("", _PACKED_TAR.sub(".tar", name))
+
+
+def refuse_compressed(root: Path, split: str = "") -> None:
+    """Raise `DataError` if a folder has a compressed file of a format, or an archive, of a split or
+    of any."""
+    for name in _find_named(root, split) if split else list_visible(root)[1]:
+        if group_by_format([_unpack_name(name)]) or (split and name.lower().endswith(".zip")):
+            with open_regular(root / name, ANY_SIZE) as file:
+                reason = explain_compression(root / name, file.read(BEGIN_BYTES))
+            if reason:
+                raise DataError(f"{root / name}: {reason}")
 
 
 def list_visible(root: Path) -> tuple[list[str], list[str]]:

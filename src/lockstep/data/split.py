@@ -171,12 +171,13 @@ def find_run_sources(data: Path, division: float | Fold, *, validates: bool = Tr
 def note_skipped(data: Path, indexes: Sequence[Index]) -> list[str]:
     """Return notes on stored indexes that were not used, and one that counts what is left out of
     the folders of a data set, if anything is."""
-    skipped = []
+    skipped: list[Skipped] = []
     notes: list[str] = []
     for index in indexes:
         notes += index.notes
         split = "" if index.root == data else f"{index.root.name}/"
-        skipped += [Skipped(kind, split + printable(place)) for kind, place in list_skipped(index)]
+        items = list_skipped(index)
+        skipped += [item._replace(place=split + printable(item.place)) for item in items]
     if not skipped:
         return notes
     name = name_folder(data)

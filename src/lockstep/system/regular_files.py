@@ -47,6 +47,11 @@ _KINDS = {
     stat.S_IFBLK: "a device",
 }
 _PART = 2**20
+LARGE_BYTES = 2**26
+"""Longer ranges of files are read only if they are on the disk: a file of a few kilobytes can claim
+to have gigabytes."""
+_LEAST_SHARE = 256
+"""A range is sparse if less than one part in this many is on the disk."""
 _NO_TARGET = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR)
 AnyPath = str | os.PathLike[str]
 
@@ -122,9 +127,38 @@ def read_regular(path: AnyPath, limit: Limit) -> bytes:
     """Return the bytes of a regular file. Raises `OSError` as `open_descriptor` does."""
     descriptor, status = open_descriptor(path, limit)
     try:
+        if is_sparse(descriptor, 0, status.st_size):
+            reason = f"nearly all of its {status.st_size:,} bytes were never written"
+            raise OSError(errno.EFBIG, reason, os.fspath(path))
         return read_descriptor(descriptor, status.st_size)
+    except OSError as error:
+        error.filename = error.filename or os.fspath(path)
+        raise
     finally:
         os.close(descriptor)
+
+
+def find_data(descriptor: int, begin: int, end: int) -> int:
+    """Return where bytes of an open file are on the disk, from `begin` on; `end` if there are none.
+    Those before are a hole: zeros that nobody wrote."""
+    try:
+        return min(os.lseek(descriptor, begin, os.SEEK_DATA), end)
+    except OSError as error:
+        return end if error.errno == errno.ENXIO else begin
+
+
+def is_sparse(descriptor: int, begin: int, end: int) -> bool:
+    """Return whether a long range of an open file is nearly all holes."""
+    least = (end - begin) // _LEAST_SHARE if end - begin > LARGE_BYTES else 0
+    written = 0
+    while written < least:
+        begin = find_data(descriptor, begin, end)
+        if begin >= end:
+            return True
+        hole = min(os.lseek(descriptor, begin, os.SEEK_HOLE), end)
+        written += hole - begin
+        begin = hole
+    return False
 
 
 def read_descriptor(descriptor: int, size: int) -> bytes:

@@ -69,6 +69,7 @@ def list_images(format: ModuleType, path: Path) -> list[tuple[bytes, int]]:
     """Return image and label of all images in a file, which must have no damage."""
     items = list(format.scan_images(path))
     assert not [item for item in items if isinstance(item, Damage)]
+    items = [item for item in items if isinstance(item, Stored)]
     images = [read(format, path, item) for item in items]
     assert [len(image) for image in images] == [item.length for item in items]
     return [(image, item.label) for image, item in zip(images, items, strict=True)]

@@ -76,7 +76,7 @@ def check_listed(format: ModuleType, path: Path) -> None:
         if isinstance(item, Damage):
             assert 0 <= item.begin < item.end <= size
             assert item.reason
-        else:
+        elif isinstance(item, Stored):
             assert len(read(format, path, item)) == item.length
             places.append(item.offset)
     assert places == sorted(set(places))

@@ -19,7 +19,7 @@ from lockstep.data.containers.recordio import (
     pack_header,
     unpack_header,
 )
-from lockstep.data.stores.places import open_places
+from lockstep.data.stores.places import open_pass
 from tests.data.containers.shared import (
     MAGIC,
     PAYLOADS,
@@ -204,22 +204,34 @@ def test_payloads_are_read_as_they_were_written(
     assert [recordio.read_payload(Places(path), record) for record in records_of(path)] == payloads
 
 
-@pytest.mark.parametrize("labels", [(7.0,), (7.0, 3.5), (7.0, 0.0, 1.0)], ids=len)
-@pytest.mark.parametrize("image", [b"image", b"imag" + MAGIC + b"e"], ids=["whole", "in parts"])
-def test_of_several_labels_the_first_counts(
-    labels: tuple[float, ...], image: bytes, tmp_path: Path
-) -> None:
+IMAGES = pytest.mark.parametrize(
+    "image", [b"image", b"imag" + MAGIC + b"e"], ids=["whole", "in parts"]
+)
+
+
+@IMAGES
+def test_a_list_of_one_label_is_that_label(image: bytes, tmp_path: Path) -> None:
+    """MXNet's flag is then 1, and the label stands after the header."""
     path = tmp_path / "any.rec"
-    path.write_bytes(join_record(pack_header(Header(labels, 5)) + image))
+    path.write_bytes(join_record(struct.pack("<IfQQf", 1, 0.0, 5, 0, 7.0) + image))
     assert list_images(recordio, path) == [(image, 7)]
 
 
+@pytest.mark.parametrize("labels", [(7.0, 3.5), (0.0, 1.0, 0.0)], ids=["any", "one-hot"])
+@IMAGES
+def test_several_labels_are_damage(labels: tuple[float, ...], image: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "any.rec"
+    path.write_bytes(join_record(pack_header(Header(labels, 5)) + image))
+    [damage] = recordio.scan_images(path)
+    assert isinstance(damage, Damage)
+    assert f"byte 0: it has {len(labels)} labels; expected one" in damage.reason
+
+
 @pytest.mark.parametrize("label", [3.5, -1.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_label_that_is_no_class_is_damage(label: float, count: int, tmp_path: Path) -> None:
+def test_a_label_that_is_no_class_is_damage(label: float, tmp_path: Path) -> None:
     path = tmp_path / "any.rec"
     path.write_bytes(
-        join_record(bytes(24)) + join_record(pack_header(Header((label,) * count, 0)) + b"image")
+        join_record(bytes(24)) + join_record(pack_header(Header((label,), 0)) + b"image")
     )
     [good, bad] = recordio.scan_images(path)
     assert good == Stored(32, 0, 0, number=0)
@@ -290,7 +302,7 @@ def test_alike_records_are_not_looked_at_one_by_one(
 
 
 def test_a_file_is_listed_with_reading_ahead(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordio, "open_places", opened := Mock(wraps=open_places))
+    monkeypatch.setattr(recordio, "open_pass", opened := Mock(wraps=open_pass))
     assert len(list(recordio.scan_images(file))) == 5
     assert opened.call_args_list[0].kwargs == {"read_ahead": True}
 

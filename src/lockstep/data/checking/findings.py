@@ -70,6 +70,13 @@ KINDS = {
         f"a {CLASSES} that lacks classes, so that labels are those of the sorted folders",
         "Correct the list, or remove it",
     ),
+    "link": _warning(
+        "a link in a tar, which is left out",
+        "Write the tar with: tar --dereference --hard-dereference",
+    ),
+    "extra-image": _warning(
+        "one of several images of a sample, which is left out", "Nothing, or store it by itself"
+    ),
     "no-images": _error("no image that can be used", "Put the images there, or remove it"),
     "two-formats": _error(
         "images in two formats in one folder", "Put each format in a separate folder"
@@ -77,7 +84,7 @@ KINDS = {
     "unfinished": _error(f"{_PACK} is writing, or was interrupted", "Run the same command again"),
     "missing-shard": _error("a numbered file is missing", "Put it back"),
     "compressed": _error(
-        "a tar whose images cannot be read by offset", "Unpack it, for example with gunzip"
+        "a file whose images cannot be read by offset", "Unpack it as the message says"
     ),
     "unreadable-file": _error(
         "a file or folder that cannot be read", "Check its permissions and the disk"
@@ -112,6 +119,9 @@ KINDS = {
     ),
     "classes-without-val": _warning(
         "train has classes that val lacks", "Use train and val of the same data set"
+    ),
+    "missing-label": _bad_image(
+        "an image without a label", f"Write its class into .cls, or {_LEAVE_OUT.lower()}"
     ),
     "label-out-of-range": _bad_image(
         "a label that is not a class", f"Correct it, or {_LEAVE_OUT.lower()}"

@@ -18,17 +18,11 @@ from lockstep.data.class_folders import (
     list_beside_classes,
     read_class_folder,
 )
-from lockstep.data.containers import NO_LABEL, Damage
+from lockstep.data.containers import NO_LABEL, Damage, Stored
 from lockstep.data.decoding.image_formats import FORMAT_OF
 from lockstep.data.images import ROW, Names, Quarantined
 from lockstep.data.index import read_quarantine
-from lockstep.data.listing import (
-    SCANNERS,
-    Listing,
-    find_fault,
-    list_images,
-    read_classes,
-)
+from lockstep.data.listing import Listing, list_images, read_classes
 from lockstep.data.sources import (
     ALIASES,
     CLASSES,
@@ -41,13 +35,17 @@ from lockstep.data.sources import (
     find_split,
     group_by_format,
     is_folder,
+    refuse_compressed,
     require_folder,
     shorten_list,
 )
+from lockstep.data.stored_files import find_fault, scan_file
 from lockstep.system.errors import DataError
 
 TOO_LARGE = re.compile(r"are too many|decompression bomb", re.IGNORECASE)
-_NO_CLASS = re.compile(r"its label is|expected the number of a class|it has no class")
+_NO_CLASS = re.compile(
+    r"its label is|expected the number of a class|it has \d+ (images and )?\d* ?labels"
+)
 """Parts of the messages of the format modules about labels."""
 _SERIAL = re.compile(r"^(.*[-_.])(\d{5,})(\.(?:tar|rec|tfrecords?))$")
 """Names of numbered files that do not have the number of files."""
@@ -73,6 +71,7 @@ def split_sources(data: Path) -> list[tuple[str, Source, list[Problem]]]:
     if folders or any(_looks_stored(name) for name in files):
         source, problems = _examine_source(lambda: find_source(data), data, files, "")
         return [("", source, problems)]
+    refuse_compressed(data)
     raise DataError(
         f"{data} holds no images; expected a data set with {data}/train and {data}/val, or files"
         " with these words in their names, or one folder of images"
@@ -169,7 +168,7 @@ class Part:
         """The problems that are not about one image of the listing."""
         if any(kind == "flat" for kind, _, _ in more):
             self.format = FLAT
-        elif source.format == FOLDER:
+        elif source.format:
             self.problems += _list_skipped(self.listing)
         for bad in self.listing.damaged:
             self.problems.append((_find_kind(bad.reason), bad.file, bad.reason))
@@ -226,14 +225,20 @@ class Part:
 
 
 def _list_skipped(listing: Listing) -> list[Problem]:
-    """Return what is in a folder of class folders and is no image of a class."""
+    """Return what is in class folders or tars and is no image of a class."""
     root = listing.source.root
     details = {
         EMPTY_CLASS: "no images",
         NESTED_FOLDER: f"expected images in {root}/<class>/<image>",
     }
-    skipped = [*listing.skipped, *list_beside_classes(root)]
-    return [(kind, place, details.get(kind, "left out")) for kind, place in skipped]
+    skipped = list(listing.skipped)
+    if listing.source.format == FOLDER:
+        skipped += list_beside_classes(root)
+    problems = []
+    for kind, place, amount in skipped:
+        detail = details.get(kind, "left out") if amount == 1 else f"and {amount - 1} more"
+        problems.append((kind, place, detail))
+    return problems
 
 
 def _list_source(source: Source) -> tuple[Listing, int | None, list[Problem]]:
@@ -327,7 +332,9 @@ def _list_files(source: Source) -> tuple[Listing, list[Problem]]:
     labels: list[int | str] = []
     for file, path in enumerate(source.files):
         try:
-            for item in SCANNERS[source.format](source.root / path):
+            for item in scan_file(source, path):
+                if isinstance(item, Skipped):
+                    continue
                 if isinstance(item, Damage):
                     damaged.append(Quarantined(f"{path}@{item.begin}", item.reason))
                     continue
@@ -337,11 +344,11 @@ def _list_files(source: Source) -> tuple[Listing, list[Problem]]:
                     continue
                 offset = ~item.offset if item.in_parts else item.offset
                 rows.append(_row(NO_LABEL, offset, file, item.length))
-                labels.append(item.class_name if item.label == NO_LABEL else item.label)
+                labels.append(_name_label(item))
                 # JSON allows names that file systems do not.
                 names.append(item.name.encode(errors="replace").decode())
         except (ValueError, OSError) as error:
-            kind = "compressed" if "the tar is compressed" in str(error) else "unreadable-file"
+            kind = "compressed" if "it is compressed" in str(error) else "unreadable-file"
             problems.append((kind, path, describe_error(error)))
     folders = {label for label in labels if isinstance(label, str)}
     numbers = [label for label in labels if isinstance(label, int)]
@@ -357,10 +364,17 @@ def _list_files(source: Source) -> tuple[Listing, list[Problem]]:
     return listing, problems
 
 
+def _name_label(item: Stored) -> int | str:
+    """Return the number of a class, or the name of its folder."""
+    return item.class_name.rpartition("/")[2] if item.label == NO_LABEL else item.label
+
+
 def _find_kind(reason: str) -> str:
     """Return the kind of finding for damage of a file."""
     if reason == os.strerror(errno.ELOOP):
         return "unreadable"
+    if "its label is missing" in reason:
+        return "missing-label"
     if _NO_CLASS.search(reason):
         return "label-out-of-range"
     return "too-large" if TOO_LARGE.search(reason) else "bad-record"

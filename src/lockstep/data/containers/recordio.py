@@ -15,13 +15,14 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, repeat
 from pathlib import Path
+from threading import Event
 from typing import NamedTuple
 
 import numpy as np
 
 from lockstep.data.containers import Appended, Bytes, Damage, Sample, Stored
 from lockstep.data.containers.places import Places
-from lockstep.data.stores.places import open_places
+from lockstep.data.stores.places import open_pass
 from lockstep.system.files import written_text
 from lockstep.system.regular_files import RECORDS, read_regular_text
 
@@ -44,7 +45,6 @@ _FRONT = np.dtype(
 assert _FRONT.itemsize == _FRAME.size + _HEADER.size
 _UP_TO_LABELS = struct.Struct("<III")
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
-_SEARCHED_BYTES = 2**20
 _SHORT = 64
 """In at most this many bytes, Python finds the magic number faster than NumPy."""
 _AT_ONCE = 2**10
@@ -53,6 +53,10 @@ _ONE_BY_ONE = 2**4
 _MOST_LABELS = 2**24
 """Labels below this are listed the fast way. Much larger ones do not fit an integer; a listing has
 fewer classes anyway."""
+
+
+_LEAST_LINES = 2**20
+"""A `.lst` may have this many lines, however few records there are."""
 
 
 class Header(NamedTuple):
@@ -200,15 +204,12 @@ def _next_record(file: Places, offset: int) -> int:
 
     Every offset is searched, not only multiples of 4: bytes may be missing.
     """
-    start = offset + 1
-    while start < file.size:
-        chunk = file.read(start, min(_SEARCHED_BYTES, file.size - start))
+    for start, chunk in file.chunks(offset + 1, len(_MAGIC_BYTES) - 1):
         at = chunk.find(_MAGIC_BYTES)
         while at >= 0:
             if _is_sound(file, start + at):
                 return start + at
             at = chunk.find(_MAGIC_BYTES, at + 1)
-        start += max(len(chunk) - len(_MAGIC_BYTES) + 1, 1)
     return file.size
 
 
@@ -223,9 +224,10 @@ def _is_sound(file: Places, offset: int) -> bool:
 def read_payload(file: Places, record: Record) -> bytes:
     """Return a record's payload, with the magic numbers at which it was split.
 
-    Raises `ValueError` if a part still contains the magic number at a multiple of 4: then a length
-    in the record is wrong.
+    Raises `ValueError` if it is too long, or if a part still contains the magic number at a
+    multiple of 4: then a length in the record is wrong.
     """
+    file.check(record.offset, record.end - record.offset)
     parts = [file.read(begin, end - begin) for begin, end in record.spans]
     for (begin, _), part in zip(record.spans, parts, strict=True):
         inside = _find_magic(part)
@@ -262,15 +264,15 @@ def unpack_header(payload: bytes) -> tuple[Header, int]:
     return Header(labels, number, second), begin
 
 
-def scan_images(path: Path) -> Iterator[Stored | Damage]:
-    """Yield the images of a `.rec` file in its order; no `.idx` is used. If an image has several
-    labels, the first counts.
+def scan_images(path: Path, stopped: Event | None = None) -> Iterator[Stored | Damage]:
+    """Yield the images of a `.rec` file in its order; no `.idx` is used. An image with several
+    labels counts as damage: which of them is its class is known only to its writer.
 
     Names come from the `.lst` next to the file, if there is one: a line for each record, `number
     <tab> labels <tab> path`.
     """
-    file = open_places(path, read_ahead=True)
-    names = _read_names(path.with_suffix(".lst"))
+    file = open_pass(path, stopped, read_ahead=True)
+    names = _read_names(path.with_suffix(".lst"), file.size // _FRONT.itemsize)
     offset = 0
     while offset < file.size:
         images, offset = _scan_plain(file, offset, names)
@@ -334,9 +336,18 @@ def _find_image(file: Places, record: Record, names: dict[int, str]) -> Stored:
     else:
         payload = record.front
         length = end - begin
-        count = _HEADER.unpack(payload)[0] if length > _HEADER.size else 0
-        if count:
-            payload = file.read(begin, min(length, _HEADER.size + 4 * count))
+    count = 0
+    if len(payload) >= _HEADER.size:
+        (count, *_) = _HEADER.unpack_from(payload)
+    if count and _HEADER.size + 4 * count > length:
+        raise ValueError(f"a record of {length} bytes has no room for {count} labels")
+    if count > 1:
+        raise ValueError(
+            f"it has {count} labels; expected one, the number of its class. Write it with that"
+            " label alone: for a one-hot vector, the position of its 1"
+        )
+    if count and not in_parts:
+        payload = file.read(begin, _HEADER.size + 4)
     header, image = unpack_header(payload)
     label = header.labels[0]
     if not label.is_integer() or label < 0:
@@ -351,10 +362,15 @@ def _find_image(file: Places, record: Record, names: dict[int, str]) -> Stored:
     )
 
 
-def _read_names(path: Path) -> dict[int, str]:
+def _read_names(path: Path, most: int) -> dict[int, str]:
+    """Return the names in a `.lst`. Raises `ValueError` if it is much longer than for `most`
+    records."""
     if not path.exists():
         return {}
     text = read_regular_text(path, RECORDS, errors="surrogateescape")
+    lines = text.count("\n")
+    if lines > max(most, _LEAST_LINES):
+        raise ValueError(f"{path.name} has {lines} lines; expected one for each of {most} records")
     # Not splitlines: it also splits at characters that names can contain.
     names = {}
     for line in text.split("\n"):

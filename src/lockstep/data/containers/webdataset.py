@@ -1,8 +1,9 @@
-"""WebDataset: tar files in which the members of a sample are adjacent and share a key, the name up
-to its first dot.
+"""Tars of images: WebDataset's, and tars of a folder of class folders.
 
-`<key>.jpg` is the image, `<key>.cls` its class as a number; `<key>.json` may have more. If an image
-has no number, its class is the folder in its name, as in a tar of an image folder.
+In WebDataset, the members of a sample are adjacent and share a key, the name up to its first dot:
+`<key>.jpg` is the image, `<key>.cls` its class as a number; `<key>.json` may have it as `label`.
+Images without such a number are those of class folders: every member that is an image counts,
+whatever its name, and its class is its folder.
 """
 
 import io
@@ -12,19 +13,40 @@ import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
+from typing import NamedTuple
 
+from lockstep.data.class_folders import EMPTY_CLASS, EXTRA_IMAGE, HIDDEN, LINK, STRAY_FILE, Skipped
 from lockstep.data.containers import NO_LABEL, Appended, Bytes, Damage, Sample, Stored
 from lockstep.data.containers.places import Places
-from lockstep.data.stores.places import PlacesStream, open_places
+from lockstep.data.decoding.image_formats import BEGINS_AS_IMAGE, FORMAT_OF
+from lockstep.data.stores.places import PlacesStream, open_pass
 
 _BLOCK = tarfile.BLOCKSIZE
 _KEY = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]*)$")
-_IMAGES = ("jpg", "jpeg", "png", "bmp", "gif", "ppm", "tif", "tiff", "webp")
+_RANKS = {ending.removeprefix("."): rank for rank, ending in enumerate(FORMAT_OF)}
+"""The endings of images, without their dots, and which counts first."""
+_MOST_TOGETHER = 2**14
+"""The most members that are looked at together."""
 _ABOUT = ("cls", "json")
-_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
+_MOST_ABOUT_BYTES = 2**24
+"""The longest `.cls` or `.json`."""
 _MAGIC = b"ustar"
 _MAGIC_AT = 257
 """The magic text of a header, and its offset."""
+_TYPE_AT = 156
+_SIZE_AT = slice(124, 136)
+_BEFORE = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+"""The types of what stands before the header that it describes: long names and attributes."""
+_MOST_BEFORE = 16
+_MOST_BEFORE_BYTES = 2**20
+"""The most descriptions before a header, and their total length. tarfile reads them into memory."""
 _EMPTY = tarfile.TarInfo().tobuf(tarfile.USTAR_FORMAT)
 _BEFORE_SIZE = _EMPTY[100:124]
 _BEHIND_SIZE = _EMPTY[136:148]
@@ -32,26 +54,26 @@ _BEHIND_CHECKSUM = _EMPTY[156:]
 """The constant parts of a file's header. For the sum of all bytes, the checksum itself counts as
 spaces."""
 _SUM = sum(_BEFORE_SIZE + _BEHIND_SIZE + b" " * 8 + _BEHIND_CHECKSUM)
-_SEARCHED_BYTES = 2**20
+_MISSING = (
+    "its label is missing: expected a number in .cls, or as label in .json, or a folder in its name"
+)
+_SPARSE = "a member is stored as a sparse file; write the tar without --sparse"
 _BUFFER_BYTES = 2**13
+_BEGIN = 64
+"""This many bytes of a member decide whether it begins as an image."""
 _SENSELESS = (ValueError, OverflowError, MemoryError, RecursionError)
 """What tarfile raises, in addition to its own errors, if a header has a right checksum but invalid
 contents."""
 
 
 def members(file: Places, start: int = 0) -> Iterator[tarfile.TarInfo | Damage]:
-    """Yield the members of a tar from a header on, and the damage between them. Raises `ValueError`
-    if it is compressed.
+    """Yield the members of a tar from a header on, and the damage between them.
 
     Only headers have checksums. A member counts as damaged if neither another member nor the end of
     the archive follows it directly: bytes may have been added to it or lost. The members after it
     are found at any offset.
     """
-    if file.read(0, min(file.size, 6)).startswith(_COMPRESSED):
-        raise ValueError(
-            "the tar is compressed: images in it cannot be read by offset. Unpack it, for example"
-            " with gunzip"
-        )
+    rest = _Rest(file)
     with io.BufferedReader(PlacesStream(file), _BUFFER_BYTES) as stream:
         while start < file.size:
             last = None
@@ -60,24 +82,26 @@ def members(file: Places, start: int = 0) -> Iterator[tarfile.TarInfo | Damage]:
             reason = f"no member of a tar begins at byte {start}"
             stream.seek(start)
             try:
+                has_magic = _check_header(file, start)
                 with tarfile.open(fileobj=stream, mode="r:") as tar:
-                    while (member := tar.next()) is not None:
+                    while has_magic and (member := tar.next()) is not None:
                         # Otherwise tarfile keeps all of them.
                         tar.members.clear()  # type: ignore[attr-defined]
-                        if not _has_magic(file, member):
-                            break
                         torn = not 0 <= member.size <= file.size - member.offset_data
                         if torn:
                             reason = f"the file ends at byte {file.size} within {member.name}"
                             break
+                        if member.issparse():
+                            raise ValueError(_SPARSE)
                         if last is not None:
                             yield last
                         last = member
                         end = tar.offset
                         reason = f"no member of a tar begins at byte {end}"
+                        has_magic = _check_header(file, end)
             except (*_SENSELESS, tarfile.TarError) as error:
                 reason += f": {str(error) or type(error).__name__}"
-            ended = not torn and _only_zeros(file, end)
+            ended = not torn and rest.is_zero(end)
             if ended:
                 start = file.size
             elif torn or last is None:
@@ -92,23 +116,53 @@ def members(file: Places, start: int = 0) -> Iterator[tarfile.TarInfo | Damage]:
                 yield Damage(end if last is None else last.offset, start, reason)
 
 
-def _has_magic(file: Places, member: tarfile.TarInfo) -> bool:
-    """Return whether "ustar" is at its place in the header, or only zeros, as in the oldest tars.
+def _check_header(file: Places, offset: int) -> bool:
+    """Return whether "ustar" is at its place in the header of a member, or only zeros, as in the
+    oldest tars.
 
     The checksum is not enough: it is a plain sum, which can be right in a header that is shifted by
-    a byte.
+    a byte. Raises `ValueError` if more stands before the header than tarfile should read.
     """
-    magic = file.read(member.offset_data - _BLOCK + _MAGIC_AT, len(_MAGIC))
-    return magic in (_MAGIC, bytes(len(_MAGIC)))
+    begin = offset
+    for _ in range(_MOST_BEFORE):
+        header = file.read(offset, max(min(_BLOCK, file.size - offset), 0))
+        kind = header[_TYPE_AT : _TYPE_AT + 1]
+        if kind == tarfile.GNUTYPE_SPARSE:
+            raise ValueError(_SPARSE)
+        if kind not in _BEFORE:
+            return header[_MAGIC_AT : _MAGIC_AT + len(_MAGIC)] in (_MAGIC, bytes(len(_MAGIC)))
+        length = tarfile.nti(header[_SIZE_AT])  # type: ignore[attr-defined]
+        offset += _BLOCK - -length // _BLOCK * _BLOCK
+        if not 0 <= length <= _MOST_BEFORE_BYTES - (offset - begin):
+            break
+    raise ValueError(
+        f"more than {_MOST_BEFORE_BYTES} bytes or {_MOST_BEFORE} headers stand before it"
+    )
 
 
-def _only_zeros(file: Places, offset: int) -> bool:
-    while offset < file.size:
-        length = min(_SEARCHED_BYTES, file.size - offset)
-        if file.read(offset, length).count(0) != length:
+class _Rest:
+    """Whether only zeros follow in a file. Every byte is looked at once."""
+
+    def __init__(self, file: Places) -> None:
+        self._file = file
+        self._content = 0
+        """There is a byte that is not zero before this offset."""
+        self._zeros = file.size
+        """There are only zeros from this offset on."""
+
+    def is_zero(self, offset: int) -> bool:
+        """Return whether there are only zeros from an offset on."""
+        if offset < self._content:
             return False
-        offset += length
-    return True
+        for begin, chunk in self._file.chunks(offset, 0):
+            if begin >= self._zeros:
+                break
+            content = chunk.lstrip(b"\0")
+            if content:
+                self._content = begin + len(chunk) - len(content) + 1
+                return False
+        self._zeros = min(self._zeros, offset)
+        return True
 
 
 def _next_member(file: Places, start: int) -> int:
@@ -116,21 +170,37 @@ def _next_member(file: Places, start: int) -> int:
 
     Every offset is searched, not only multiples of 512: bytes may be missing.
     """
-    while start + _BLOCK <= file.size:
-        chunk = file.read(start, min(_SEARCHED_BYTES, file.size - start))
+    for begin, chunk in file.chunks(start, _BLOCK - 1):
         at = chunk.find(_MAGIC, _MAGIC_AT)
         while 0 <= at <= len(chunk) - _BLOCK + _MAGIC_AT:
-            begin = at - _MAGIC_AT
-            header = chunk[begin : begin + _BLOCK]
+            header = chunk[at - _MAGIC_AT : at - _MAGIC_AT + _BLOCK]
             try:
                 member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-                if 0 <= member.size <= file.size - start - begin - _BLOCK:
-                    return start + begin
+                if 0 <= member.size <= file.size - begin - at + _MAGIC_AT - _BLOCK:
+                    return begin + at - _MAGIC_AT
             except (*_SENSELESS, tarfile.TarError):
                 pass
             at = chunk.find(_MAGIC, at + 1)
-        start += len(chunk) - _BLOCK + 1
     return file.size
+
+
+class _Member(NamedTuple):
+    """A file in a tar."""
+
+    name: str
+    header: int
+    offset: int
+    length: int
+
+    @property
+    def folder(self) -> str:
+        """The path of its folder; "" without one."""
+        return "/".join(split_path(self.name)[:-1])
+
+    def damage(self, reason: str) -> Damage:
+        """Return that it cannot be used."""
+        end = self.offset + self.length
+        return Damage(self.header, end, f"{self.name} at byte {self.header}: {reason}")
 
 
 @dataclass
@@ -138,50 +208,63 @@ class _Group:
     """Members that share a key."""
 
     key: str
-    members: dict[str, tarfile.TarInfo]
+    members: list[tuple[str, _Member]]
+    """Each with what follows the key, in lower case: `jpg`, or `2024.jpg` after a first dot."""
     doubtful: bool
     """Whether there is damage next to the group, which may have been a part of it."""
 
     @property
-    def image(self) -> tarfile.TarInfo | None:
-        return next((self.members[kind] for kind in _IMAGES if kind in self.members), None)
-
-    @property
     def about(self) -> set[str]:
-        return self.members.keys() & set(_ABOUT)
+        """The kinds of members that may have the class."""
+        return {kind for kind, _ in self.members} & set(_ABOUT)
+
+    def split(self) -> Iterator["_Group"]:
+        """Yield the groups of members whose names are equal up to the last dot."""
+        groups: dict[str, _Group] = {}
+        for kind, member in self.members:
+            stem, _, ending = kind.rpartition(".")
+            group = groups.setdefault(stem, _Group(f"{self.key}.{stem}", [], self.doubtful))
+            group.members.append((ending, member))
+        yield from groups.values()
 
 
-def scan_images(path: Path) -> Iterator[Stored | Damage]:
-    """Yield the images of a tar in its order.
+Item = Stored | Damage | Skipped
+"""A part of a tar: an image, damage, or a member that is neither an image nor describes one."""
+
+
+def scan_images(path: Path, stopped: Event | None = None) -> Iterator[Item]:
+    """Yield the images of a tar in its order, and what is left out.
 
     An image next to damage may have lost the member with its class. Such an image is listed only if
     it has the same kinds of members as the first image that is not next to damage. If there is no
     such image, it must have all kinds in the file.
+
+    An image without a number has the path of its folder as `class_name`.
     """
-    file = open_places(path, in_order=True)
+    file = open_pass(path, stopped, in_order=True)
     waiting: list[_Group] = []
     seen: set[str] = set()
     expected: set[str] | None = None
     for item in _groups(file, 0):
-        if isinstance(item, Damage):
+        if not isinstance(item, _Group):
             yield item
             continue
         seen |= item.about
-        if item.image is None:
-            continue
         if item.doubtful and expected is None:
             waiting.append(item)
-        else:
-            if expected is None:
-                expected = item.about
-            for group in (*waiting, item):
-                yield _find_image(file, group, expected)
+            continue
+        if expected is None and _find_images(file, item):
+            expected = item.about
+        if expected is not None:
+            for group in waiting:
+                yield from _list_group(file, group, expected)
             waiting = []
+        yield from _list_group(file, item, expected or set())
     for group in waiting:
-        yield _find_image(file, group, seen)
+        yield from _list_group(file, group, seen)
 
 
-def _groups(file: Places, start: int) -> Iterator[_Group | Damage]:
+def _groups(file: Places, start: int) -> Iterator[_Group | Damage | Skipped]:
     group = None
     beside_damage = False
     for member in members(file, start):
@@ -191,60 +274,117 @@ def _groups(file: Places, start: int) -> Iterator[_Group | Damage]:
             if group is not None:
                 group.doubtful = True
             continue
-        name = _KEY.match(member.name)
-        if name is None or not member.isfile():
+        kind = _find_reason(member)
+        if kind:
+            yield Skipped(kind, member.name)
             continue
-        if group is None or name[1] != group.key:
+        name = _KEY.match(member.name)
+        key, ending = name.groups() if name else (member.name, "")
+        if group is None or key != group.key or len(group.members) == _MOST_TOGETHER:
             if group is not None:
                 yield group
-            group = _Group(name[1], {}, beside_damage)
-        group.members[name[2].lower()] = member
+            group = _Group(key, [], beside_damage)
+        place = _Member(member.name, member.offset, member.offset_data, member.size)
+        group.members.append((ending.lower(), place))
         beside_damage = False
     if group is not None:
         yield group
 
 
-def _find_image(file: Places, group: _Group, expected: set[str]) -> Stored | Damage:
-    image = group.image
-    assert image is not None
+def _find_reason(member: tarfile.TarInfo) -> str:
+    """Return the kind of a member that is no file to look at; "" if it is one."""
+    if any(part.startswith(".") for part in split_path(member.name)):
+        return HIDDEN
+    if member.isdir():
+        return EMPTY_CLASS  # unless images follow
+    return "" if member.isfile() else LINK
+
+
+def split_path(path: str) -> list[str]:
+    """Return the parts of a path without those that lead nowhere.
+
+    >>> split_path("./train//cat"), split_path("../cat")
+    (['train', 'cat'], ['cat'])
+    """
+    return [part for part in path.split("/") if part not in ("", ".", "..")]
+
+
+def _find_images(file: Places, group: _Group) -> list[_Member]:
+    """Return the images of a group, that which counts first: one whose name has no second dot, by
+    the order of endings."""
+    ranks = []
+    for kind, member in group.members:
+        ending = kind.rpartition(".")[2]
+        if ending in _RANKS:
+            ranks.append(("." in kind, _RANKS[ending], member))
+        elif ending not in _ABOUT and _begins_as_image(file, member):
+            ranks.append((True, len(_RANKS), member))
+    ranks.sort(key=lambda rank: rank[:2])
+    return [member for _, _, member in ranks]
+
+
+def _begins_as_image(file: Places, member: _Member) -> bool:
+    begin = file.read(member.offset, min(member.length, _BEGIN))
+    return BEGINS_AS_IMAGE.match(begin) is not None
+
+
+def _list_group(file: Places, group: _Group, expected: set[str]) -> Iterator[Item]:
+    """Yield the image that the number of a group is for, or all of its images, and what is left
+    out."""
+    images = _find_images(file, group)
+    label = NO_LABEL
+    about: dict[str, object] = {}
+    fault = ""
+    try:
+        if images:
+            label, about = _read_about(file, group, expected)
+    except ValueError as error:
+        fault = str(error)
+    has_label = label != NO_LABEL
+    if not (has_label or fault) and any("." in kind for kind, _ in group.members):
+        for part in group.split():
+            yield from _list_group(file, part, set())
+        return
+    if not has_label and len(images) > 1:
+        about = {}  # it is not known of which
+    are_images = set(images)
+    for kind, image in group.members:
+        if image not in are_images:
+            is_used = has_label or fault or "name" in about or group.doubtful
+            if kind not in _ABOUT or not is_used:
+                yield Skipped(STRAY_FILE, image.name)
+        elif has_label and image != images[0]:
+            yield Skipped(EXTRA_IMAGE, image.name)
+        elif fault or not (has_label or image.folder):
+            yield image.damage(fault or _MISSING)
+        else:
+            name = str(about.get("name", image.name))
+            class_name = str(about.get("class_name", "")) if has_label else image.folder
+            yield Stored(image.offset, image.length, label, name, class_name)
+
+
+def _read_about(file: Places, group: _Group, expected: set[str]) -> tuple[int, dict[str, object]]:
+    """Return the label of a group, and what its JSON says. Raises `ValueError` if they are wrong,
+    or may be in the damage next to the group."""
     lost = sorted(expected - group.about)
     if group.doubtful and lost:
-        reason = (
+        raise ValueError(
             f"it has no {' and no '.join(lost)}, which may have been in the damaged bytes next"
             " to it"
         )
-        return _damage(image.name, image.offset, image.offset_data + image.size, reason)
-    about = {}
-    for kind in group.about:
-        part = group.members[kind]
-        about[kind] = (part.name, file.read(part.offset_data, part.size))
-    return _sample(image.name, image.offset, image.offset_data, image.size, about)
-
-
-def _sample(
-    image: str, header: int, offset: int, length: int, parts: Mapping[str, tuple[str, bytes]]
-) -> Stored | Damage:
-    """Return an image from its name, its place and the other members of its sample.
-
-    `parts` has the names and contents of `cls` and `json`.
-    """
-    try:
-        about = _parse_about(*parts["json"]) if "json" in parts else {}
-        label = _label(parts, about)
-        class_name = str(about.get("class_name", ""))
-        if label == NO_LABEL:
-            class_name = image.rpartition("/")[0].rpartition("/")[2]
-            if class_name in ("", "."):
-                raise ValueError(
-                    "it has no class: expected a number in .cls, or a folder in its name"
-                )
-    except ValueError as error:
-        return _damage(image, header, offset + length, str(error))
-    return Stored(offset, length, label, str(about.get("name", image)), class_name)
-
-
-def _damage(image: str, header: int, end: int, reason: str) -> Damage:
-    return Damage(header, end, f"{image} at byte {header}: {reason}")
+    parts: dict[str, tuple[str, bytes]] = {}
+    for kind, member in group.members:
+        if kind not in _ABOUT:
+            continue
+        if kind in parts:
+            raise ValueError(f"it has two labels: {parts[kind][0]} and {member.name}")
+        if member.length > _MOST_ABOUT_BYTES:
+            raise ValueError(
+                f"{member.name} has {member.length} bytes; expected at most {_MOST_ABOUT_BYTES}"
+            )
+        parts[kind] = (member.name, file.read(member.offset, member.length))
+    about = _parse_about(*parts["json"]) if "json" in parts else {}
+    return _label(parts, about), about
 
 
 def _parse_about(name: str, text: bytes) -> dict[str, object]:
@@ -291,7 +431,7 @@ class Writer(Appended):
         parts: dict[bytes, Bytes] = {
             b"cls": b"%d" % sample.label,
             b"json": json.dumps(about, ensure_ascii=True, allow_nan=False).encode(),
-            kind.encode() if kind in _IMAGES else b"jpg": sample.data,
+            kind.encode() if kind in _RANKS else b"jpg": sample.data,
         }
         pieces: list[Bytes] = []
         for ending, data in parts.items():

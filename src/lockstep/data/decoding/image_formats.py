@@ -7,17 +7,21 @@ from PIL import features
 
 INSTALL = "pip install pillow-heif==1.8.1"
 FORMAT_OF = {
-    **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "JPEG"),
-    **dict.fromkeys((".ppm", ".pgm", ".pbm", ".pnm"), "PPM"),
-    **dict.fromkeys((".tif", ".tiff"), "TIFF"),
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
     ".png": "PNG",
     ".bmp": "BMP",
     ".gif": "GIF",
+    ".ppm": "PPM",
+    **dict.fromkeys((".tif", ".tiff"), "TIFF"),
     ".webp": "WEBP",
+    **dict.fromkeys((".jpe", ".jfif"), "JPEG"),
+    **dict.fromkeys((".pgm", ".pbm", ".pnm"), "PPM"),
     ".avif": "AVIF",
     **dict.fromkeys((".heic", ".heif"), "HEIF"),
 }
-"""Pillow's name of the format, by the ending of an image's name."""
+"""Pillow's name of the format, by the ending of an image's name. Of several images of a sample in a
+tar, that with the first of these endings counts."""
 MISSING = {
     "AVIF": "AVIF is read by Pillow 11.3 and newer: pip install pillow==13.0.0",
     "HEIF": f"HEIC is read by a plug-in of Pillow: {INSTALL}",

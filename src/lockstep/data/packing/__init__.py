@@ -86,8 +86,8 @@ def pack(
 
 def _list_left_out(split: Split) -> Iterator[Quarantined]:
     yield from split.listing.damaged
-    for kind, place in split.listing.skipped:
-        yield Quarantined(place, KINDS[kind][0])
+    for kind, place, count in split.listing.skipped:
+        yield Quarantined(place, KINDS[kind][0] if count == 1 else f"{count} {KINDS[kind][1]}")
     for number, reason in split.faults.reasons().items():
         yield Quarantined(split.listing.place(number), reason)
 

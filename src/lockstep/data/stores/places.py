@@ -2,14 +2,25 @@
 
 import io
 from pathlib import Path
+from threading import Event
 
-from lockstep.data.containers.places import Places
+from lockstep.data.containers.places import MOST_BYTES, Budget, Places
 from lockstep.data.stores.mirror import Mirror, find_mirror
 from lockstep.data.stores.transfer import Part
 
 _PIECE_BYTES = 2**22
 """A file that is read in order is fetched in pieces of this length, which take longer than the way
 to a store and back."""
+
+
+def open_pass(
+    path: Path, stopped: Event | None = None, *, read_ahead: bool = False, in_order: bool = False
+) -> Places:
+    """Open a file for one pass over it, which has a budget and ends when `stopped` is set; see
+    `open_places`."""
+    file = open_places(path, read_ahead=read_ahead, in_order=in_order)
+    file.budget = Budget(file.size, stopped)
+    return file
 
 
 def open_places(path: Path, *, read_ahead: bool = False, in_order: bool = False) -> Places:
@@ -37,7 +48,15 @@ class StoredPlaces(Places):
         """Return size and time as the object had them when this process listed it."""
         return Mirror.state(self.item)
 
-    def read(self, offset: int, length: int) -> bytes:
+    def check(self, offset: int, length: int) -> None:
+        """Raise `ValueError` if a range is too long to be read. The file here is a hole."""
+        if length > MOST_BYTES:
+            super().check(offset, length)
+
+    def _find_data(self, offset: int) -> int:
+        return offset
+
+    def _read(self, offset: int, length: int) -> bytes:
         """Return `length` bytes from `offset`. Raises `ValueError` if the object ends before,
         `DataError` if it changed or cannot be read."""
         end = offset + length

@@ -1,0 +1,225 @@
+"""What one file of a source holds that has many images, without decoding them."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress, islice
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+
+from lockstep.data.class_folders import (
+    BAD_RECORD,
+    EMPTY_CLASS,
+    NESTED_FOLDER,
+    STRAY_FILE,
+    Skipped,
+    Tally,
+)
+from lockstep.data.containers import NO_LABEL, Damage, Stored, recordio, tfrecord, webdataset
+from lockstep.data.containers.webdataset import split_path
+from lockstep.data.images import ROW, Quarantined
+from lockstep.data.sources import BEGIN_BYTES, Source, explain_compression
+from lockstep.data.stores.places import open_places
+from lockstep.data.tar_folders import find_classes, list_unused
+from lockstep.system.errors import DataError
+from lockstep.system.regular_files import IMAGE
+
+MOST_CLASSES = 2**20
+NO_FILE = 2**32 - 1
+"""The file of rows that were inspected, and left out when all folders of their tar were known."""
+MOST_BYTES = IMAGE.most_bytes
+"""The maximum size of an image in bytes; a row has room for it."""
+Item = Stored | Damage | Skipped
+SCANNERS: dict[str, Callable[[Path, Event | None], Iterator[Item]]] = {
+    "recordio": recordio.scan_images,
+    "tfrecord": tfrecord.scan_images,
+    "webdataset": webdataset.scan_images,
+}
+Inspect = Callable[[np.ndarray], None]
+"""Called by several threads with some rows of a file when they are listed, to fill in the lengths,
+heights and widths."""
+_AT_ONCE = 2**10
+_MOST_DAMAGED = 100
+"""This many damaged places of a file are listed one by one, and more are counted."""
+
+
+def encode_name(name: str) -> bytes:
+    """Return a name as bytes of the file system."""
+    try:
+        return name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # JSON allows names that file systems do not
+        return name.encode("utf-8", "replace")
+
+
+@dataclass
+class StoredFile:
+    """The contents of one file of a source."""
+
+    rows: list[np.ndarray] = field(default_factory=list)
+    numbers: list[np.ndarray] = field(default_factory=list)
+    names: list[bytes] = field(default_factory=list)
+    class_names: dict[int, str] = field(default_factory=dict)
+    """The names of classes by label."""
+    folders: dict[str, int] = field(default_factory=dict)
+    """Temporary labels below 0 for classes that have a name and no number: by the paths of their
+    folders while the file is read, then by name."""
+    directories: set[str] = field(default_factory=set)
+    """The paths of all folders that are members of a tar."""
+    damaged: list[Quarantined] = field(default_factory=list)
+    left_out: list[Quarantined] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+    """What else is left out."""
+
+    def add_damage(self, place: str, reason: str) -> None:
+        """Add a place that holds no usable image."""
+        if len(self.damaged) < _MOST_DAMAGED:
+            self.damaged.append(Quarantined(place, reason))
+        else:
+            self.tally.add(BAD_RECORD, place)
+
+    def leave_out(self, item: Skipped, path: str) -> None:
+        """Count a member of a tar. `path` is that of the file in its source."""
+        if item.kind == EMPTY_CLASS:
+            self.directories.add("/".join(split_path(item.place)))
+        else:
+            self.tally.add(item.kind, f"{path}/{item.place}")
+
+    def add_images(self, images: Sequence[Stored], file: int) -> np.ndarray:
+        """Add images of the file of this number; return their rows. A class without a number gets a
+        new negative label."""
+        rows = np.zeros(len(images), ROW)
+        rows["file"] = file
+        rows["offset"] = [~image.offset if image.in_parts else image.offset for image in images]
+        rows["length"] = [image.length for image in images]
+        labels = []
+        for image in images:
+            label = image.label
+            if label == NO_LABEL:
+                label = self.folders.setdefault(image.class_name, -1 - len(self.folders))
+            elif image.class_name:
+                self.class_names[label] = image.class_name
+            labels.append(label)
+        if len(self.folders) > MOST_CLASSES:
+            raise ValueError(f"it has more than {MOST_CLASSES} classes")
+        rows["label"] = labels
+        self.rows.append(rows)
+        self.numbers.append(np.array([image.number for image in images], np.int64))
+        self.names += [encode_name(image.name) for image in images]
+        return rows
+
+    def name_classes(self, path: str) -> None:
+        """Replace the paths of folders by the names of their classes, and leave out the images of
+        folders that are no classes. `path` is that of the file in its source."""
+        if not self.folders:
+            return
+        classes = find_classes(self.folders)
+        labels = np.concatenate([rows["label"] for rows in self.rows])
+        counts = np.bincount(-labels[labels < 0], minlength=len(self.folders) + 1)
+        outside = []
+        nested = set()
+        for folder in sorted(self.folders.keys() - classes.names.keys()):
+            outside.append(self.folders[folder])
+            nested.add(classes.find_nested(folder))
+            for _ in range(0 if classes.find_nested(folder) else counts[-outside[-1]]):
+                self.tally.add(STRAY_FILE, f"{path}/{folder}")
+        for folder in list_unused(self.directories, self.folders):
+            nested.add(classes.find_nested(folder))
+            if not classes.find_nested(folder):
+                self.tally.add(EMPTY_CLASS, f"{path}/{folder}")
+        for folder in sorted(nested - {""}):
+            self.tally.add(NESTED_FOLDER, f"{path}/{folder}")
+        self.folders = {name: self.folders[folder] for folder, name in classes.names.items()}
+        if outside:
+            self._remove(outside)
+
+    def _remove(self, labels: list[int]) -> None:
+        """Remove the images with these labels."""
+        kept = [~np.isin(rows["label"], labels) for rows in self.rows]
+        self.names = list(compress(self.names, np.concatenate(kept).tolist()))
+        for i, mask in enumerate(kept):
+            self.rows[i]["file"][~mask] = NO_FILE  # for who inspected them
+            self.rows[i] = self.rows[i][mask]
+            self.numbers[i] = self.numbers[i][mask]
+
+
+def scan_file(source: Source, path: str, stopped: Event | None = None) -> Iterator[Item]:
+    """Yield what a file of a source holds. Raises `ValueError` if it is compressed, and `Stopped`
+    when `stopped` is set."""
+    whole = source.root / path
+    for item in SCANNERS[source.format](whole, stopped):
+        if isinstance(item, Damage) and not item.begin:
+            reason = explain_compression(
+                whole, open_places(whole).read(0, min(item.end, BEGIN_BYTES))
+            )
+            if reason:
+                raise ValueError(reason)
+        yield item
+
+
+def list_file(
+    source: Source,
+    number: int,
+    first_label: int,
+    quarantine: Mapping[str, str],
+    inspect: Inspect | None,
+    read: list[int],
+    stopped: Event,
+) -> StoredFile:
+    """Return the contents of a file. Update `read` with the offset reached; end when `stopped` is
+    set."""
+    path = source.files[number]
+    file = StoredFile()
+    scan = scan_file(source, path, stopped)
+    try:
+        while not stopped.is_set():
+            items = list(islice(scan, _AT_ONCE))
+            if not items:
+                break
+            good = []
+            for item in items:
+                if isinstance(item, Skipped):
+                    file.leave_out(item, path)
+                    continue
+                read[number] = item.end if isinstance(item, Damage) else item.offset
+                place = f"{path}@{item.begin if isinstance(item, Damage) else item.offset}"
+                if place in quarantine:
+                    file.left_out.append(Quarantined(place, quarantine[place]))
+                    continue
+                reason = item.reason if isinstance(item, Damage) else find_fault(item, first_label)
+                if reason or isinstance(item, Damage):
+                    file.add_damage(place, reason)
+                elif item.label == NO_LABEL or not first_label:
+                    good.append(item)
+                else:
+                    good.append(item._replace(label=item.label - first_label))
+            rows = file.add_images(good, number)
+            if inspect is not None:
+                inspect(rows)
+        file.name_classes(path)
+    except ValueError as error:
+        raise DataError(f"{source.root / path}: {error}") from None
+    return file
+
+
+def find_fault(item: Stored, first_label: int = 0) -> str:
+    """Return why a stored image cannot be listed; "" if it can."""
+    if item.length > MOST_BYTES:
+        return f"{item.length} bytes are too many"
+    if item.label == NO_LABEL or 0 <= item.label - first_label <= MOST_CLASSES:
+        return ""
+    return f"its label is {item.label}"
+
+
+def replace_labels(rows: np.ndarray, file: StoredFile, positions: Mapping[str, int]) -> np.ndarray:
+    """Return rows in which temporary labels are replaced by the positions of their classes."""
+    if not file.folders:
+        return rows
+    own = np.zeros(1 - min(file.folders.values()), np.int32)
+    for name, label in file.folders.items():
+        own[-label] = positions[name]
+    rows = rows.copy()
+    labels = rows["label"]
+    rows["label"] = np.where(labels < 0, own[np.maximum(-labels, 0)], labels)
+    return rows

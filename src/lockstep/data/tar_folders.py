@@ -1,0 +1,75 @@
+"""Which folders in a tar are classes."""
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from lockstep.data.sources import ALIASES
+
+_SPLITS = tuple(chain.from_iterable(ALIASES.values()))
+
+
+class TarClasses(NamedTuple):
+    """The classes of a tar without numbers."""
+
+    names: dict[str, str]
+    """By the paths of their folders."""
+    depth: int
+    """The number of folders in these paths."""
+
+    def find_nested(self, path: str) -> str:
+        """Return the folder inside a class folder in which a path is; "" if it is in none."""
+        parts = path.split("/")
+        return "/".join(parts[: self.depth + 1]) if len(parts) > self.depth else ""
+
+
+def find_classes(folders: Collection[str]) -> TarClasses:
+    """Return the classes of a tar by the paths of the folders that hold images.
+
+    Folders of different names that are equally deep are classes. Otherwise the tar is read as it
+    would be after unpacking: only the folders in the folder that holds all others are classes.
+
+    >>> find_classes(["train/cat", "train/dog"])
+    TarClasses(names={'train/cat': 'cat', 'train/dog': 'dog'}, depth=2)
+    >>> find_classes(["cat", "cat/2023", "dog"])
+    TarClasses(names={'cat': 'cat', 'dog': 'dog'}, depth=1)
+    """
+    paths = [path.split("/") for path in folders]
+    depths = set(map(len, paths))
+    names = {parts[-1] for parts in paths}
+    depth = max(depths)
+    if len(depths) > 1 or len(names) < len(paths):
+        depth = _find_root(paths) + 1
+    classes = {}
+    for path, parts in zip(folders, paths, strict=True):
+        if len(parts) == depth:
+            classes[path] = parts[-1]
+    return TarClasses(classes, depth)
+
+
+def list_unused(directories: Iterable[str], folders: Collection[str]) -> list[str]:
+    """Return the directories that are none of the folders, and around none.
+
+    >>> list_unused(["", "train", "train/cat", "train/dog"], ["train/cat"])
+    ['train/dog']
+    """
+    inside = sorted(f"/{folder}/" for folder in folders)
+    unused = []
+    for directory in sorted(directories):
+        place = bisect_left(inside, f"/{directory}/")
+        if directory and not (place < len(inside) and inside[place].startswith(f"/{directory}/")):
+            unused.append(directory)
+    return unused
+
+
+def _find_root(paths: Sequence[Sequence[str]]) -> int:
+    """Return the depth of the folder that holds class folders: the first that has several folders,
+    or one with images, unless that is named as a split."""
+    depth = 0
+    while True:
+        tops = {parts[depth] for parts in paths if len(parts) > depth}
+        has_images = any(len(parts) == depth + 1 for parts in paths)
+        if len(tops) != 1 or (has_images and not tops <= set(_SPLITS)):
+            return depth
+        depth += 1
