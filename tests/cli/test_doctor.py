@@ -1,7 +1,9 @@
 import importlib.metadata
+import json
 import os
 import platform
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +13,10 @@ from lockstep.cli import doctor
 from lockstep.cli.doctor import describe_arithmetic, describe_runtime
 from lockstep.data.decoding import jpeg
 from lockstep.inference.runtimes import RUNTIMES
+from lockstep.recipes import Recipe
 from lockstep.system import machine
 from lockstep.system.machine import describe_gpu_arithmetic, parse_arithmetic
+from tests.data import cases
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -140,3 +144,34 @@ def test_a_gpu_is_shown_with_what_it_multiplies(
     [line] = [line for line in output.splitlines() if line.startswith("gpu ")]
     fast = "fp32, fp16, int8 in hardware (compute capability 7.5)"
     assert line == f"gpu        Tesla T4: {fast}; bf16 is emulated; train in fp16"
+
+
+def test_a_run_that_lost_images_is_named(answer: Run, tmp_path: Path, tiny_recipe: Recipe) -> None:
+    names = [
+        f"{split}/{label}/{i}.jpg" for split in ("train", "val") for label in "ab" for i in "01"
+    ]
+    data = cases.image_folder(tmp_path / "data", dict.fromkeys(names, cases.jpeg()))
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "log.jsonl").touch()
+    (run / "recipe.yaml").write_text(tiny_recipe.format_yaml())
+    bad = {"file": "a/0.jpg", "reason": "Input/output error"}
+    torn = {"file": "a/1.jpg", "reason": "Premature end of JPEG file"}
+    environment = {
+        "data": str(data),
+        "train": {"images": 2, "quarantined": [bad, torn]},
+        "val": {"images": 4, "quarantined": []},
+    }
+    (run / "environment.json").write_text(json.dumps(environment))
+    code, output, errors = answer("doctor", str(run))
+    assert (code, errors) == (1, "")
+    assert output.splitlines()[1:] == ["  train: a/0.jpg was left out: Input/output error"]
+    cases.image_folder(data, {"train/b/2.jpg": cases.jpeg()})
+    code, output, errors = answer("doctor", str(run))
+    assert "its data set has 1 images more than the run had" in " ".join(output.split())
+    environment["train"] = {"images": 5, "quarantined": []}
+    (run / "environment.json").write_text(json.dumps(environment))
+    assert answer("doctor", str(run)) == (0, f"{run}: no image was lost\n", "")
+    code, _, errors = answer("doctor", str(tmp_path))
+    assert code == 2
+    assert "is not a run that has begun" in " ".join(errors.split())

@@ -2,18 +2,51 @@
 
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 if TYPE_CHECKING:
     from lockstep.inference.runtimes import RuntimeRow
     from lockstep.system.machine import Arithmetic
 
-from lockstep.cli.terminal import print
+from lockstep.cli.terminal import escape_line, print
 from lockstep.system.defaults import DEFAULT_BACKEND
 
 
-def command() -> None:
-    """Show what is installed here, and how to install the rest."""
+def command(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Runs to examine: did they have all images?")
+    ] = None,
+) -> None:
+    """Show what is installed here, and how to install the rest.
+
+    With RUNS, name the images that a run left out because a disk or a network failed, or that its
+    data set has besides. The exit code is then 1.
+    """
+    if runs:
+        _examine(runs)
+    else:
+        _show_installed()
+
+
+def _examine(runs: list[Path]) -> None:
+    """Print what runs lost."""
+    from lockstep.data.images import printable
+    from lockstep.runs.lost_images import list_lost_images
+
+    is_whole = True
+    for run in runs:
+        lines = list_lost_images(run)
+        is_whole = is_whole and not lines
+        print(f"{run}: {'images are missing; train again' if lines else 'no image was lost'}")
+        for line in lines:
+            print(f"  {escape_line(printable(line))}")
+    if not is_whole:
+        raise typer.Exit(1)
+
+
+def _show_installed() -> None:
     from lockstep import backends
     from lockstep.data.decoding import jpeg
     from lockstep.data.loading.dali import DISTRIBUTIONS, INSTALL

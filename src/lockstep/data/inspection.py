@@ -24,7 +24,7 @@ from lockstep.system.regular_files import explain_failure, is_failure
 Result = TypeVar("Result")
 LEFT_OUT = f"left out by {QUARANTINE}: "
 """How the reason of an image begins that a quarantine leaves out."""
-_FAILURES = {"None", "MemoryError", *map(os.strerror, errno.errorcode)}
+FAILURES = {"None", "MemoryError", *map(os.strerror, errno.errorcode)}
 """Reasons that are those of the system."""
 
 
@@ -145,7 +145,7 @@ def is_usable(source: Source, bad: Quarantined, since: int) -> bool:
         return False
     if any(bad.reason == MISSING.get(format) for format in readable_formats()):
         return True
-    has_failed = bad.reason in _FAILURES
+    has_failed = bad.reason in FAILURES
     folder, _, file = bad.file.partition("/")
     if source.files:
         return has_failed

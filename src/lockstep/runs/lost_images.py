@@ -1,0 +1,59 @@
+"""Images that a run did not have because of a bad moment of a disk, or of an older version."""
+
+from pathlib import Path
+from typing import Any
+
+from lockstep.data.inspection import FAILURES
+from lockstep.data.listing import list_images
+from lockstep.data.split import find_run_sources
+from lockstep.data.stores.objects import find_url
+from lockstep.recipes import load_recipe
+from lockstep.runs.environment import read_environment
+from lockstep.runs.resuming import find_last_data
+from lockstep.system.errors import CheckpointError, DataError
+
+
+def list_lost_images(run: Path) -> list[str]:
+    """Return lines on images that the run in a folder left out because the system failed to read
+    them, and on those that its data set has besides.
+
+    Raises `CheckpointError` if it is not a run's folder.
+    """
+    environment = read_environment(run)
+    if not environment:
+        raise CheckpointError(f"{run} is not a run that has begun; expected the folder of one")
+    lines: list[str] = []
+    counts: list[int] = []
+    try:
+        for name in ("train", "val"):
+            images: Any = environment.get(name, {})
+            quarantined = images.get("quarantined", [])
+            counts += [images.get("images", 0), len(quarantined)]
+            failed = [bad for bad in quarantined if bad["reason"] in FAILURES]
+            lines += [f"{name}: {bad['file']} was left out: {bad['reason']}" for bad in failed]
+        count = sum(counts)
+    except (TypeError, KeyError):
+        raise CheckpointError(f"{run / 'environment.json'} does not list images") from None
+    more = _count_images(run, validates=counts[2] > 0) - count
+    if more > 0:
+        lines.append(
+            f"its data set has {more} images more than the run had: they were added since, or were"
+            " not found then"
+        )
+    return lines
+
+
+def _count_images(run: Path, *, validates: bool) -> int:
+    """Return how many images the data set of a run has, good and bad; 0 if it is not there, or is
+    in a store."""
+    count = 0
+    try:
+        data = find_last_data(run)
+        if find_url(data) is None:
+            division = load_recipe(run / "recipe.yaml").division
+            for source in find_run_sources(data, division, validates=validates).sources:
+                listing = list_images(source)
+                count += len(listing) + len(listing.damaged)
+    except DataError:
+        return 0
+    return count
