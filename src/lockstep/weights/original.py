@@ -162,7 +162,10 @@ def _prepare(original: Original, squares: np.ndarray, recipe: Recipe) -> np.ndar
 
 
 def _read_probabilities(outputs: np.ndarray, kind: Kind) -> np.ndarray:
-    """Return probabilities [N, classes] of a network's outputs."""
+    """Return probabilities [N, classes] of a network's outputs. Raises `ValueError` if they have
+    more axes than one for images and one for classes."""
+    if len([size for size in outputs.shape[1:] if size != 1]) > 1:
+        raise ValueError(f"it returns {list(outputs.shape)}, expected one number for each class")
     outputs = outputs.reshape(len(outputs), -1)
     if kind == "sigmoid":
         return np.concatenate([1 - outputs, outputs], axis=1)

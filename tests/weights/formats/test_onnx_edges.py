@@ -294,3 +294,43 @@ def test_the_order_of_colours_is_that_of_the_mean(
     if takes.startswith("bgr"):
         images = images[:, ::-1]
     assert is_same_answer(compute(edited, images), compute_as_read(weights))
+
+
+def reduce(kind: str, value: str) -> list[Any]:
+    return [MAKE(kind, [value], [f"{kind} of {value}"], axes=[1], keepdims=1)]
+
+
+OTHERS: dict[str, tuple[list[Any], str]] = {
+    "the largest probability": (reduce("ReduceMax", "p"), ""),
+    "the largest logit": (reduce("ReduceMax", "logits"), ""),
+    "entropy": (
+        [MAKE("Log", ["p"], ["l"]), MAKE("Mul", ["p", "l"], ["m"]), *reduce("ReduceSum", "m")],
+        "",
+    ),
+    "sharper probabilities": ([MAKE("Mul", ["p", "p"], ["s"])], ""),
+    "other logits": ([MAKE("Relu", ["logits"], ["r"])], "Relu 'r' follows the logits"),
+    "several labels": ([MAKE("Sigmoid", ["logits"], ["r"])], "Sigmoid 'r' gives each of its"),
+    "the largest feature": (reduce("ReduceMax", "features"), ""),
+}
+
+
+@pytest.mark.parametrize(("nodes", "reason"), OTHERS.values(), ids=OTHERS)
+def test_other_outputs_are_named_next_to_the_probabilities(
+    nodes: list[Any], reason: str, tmp_path: Path
+) -> None:
+    edited = insert(bare_model(), ("after it", "Identity"), CHANNELS)
+    edited.opset_import[0].version = 12  # axes are attributes
+    edited.graph.node.extend([MAKE("Softmax", ["y"], ["p"], axis=1), *nodes])
+    del edited.graph.output[:]
+    edited.graph.output.add(name="p")
+    edited.graph.output.add(name=nodes[-1].output[0])
+    if reason:
+        with pytest.raises(CheckpointError, match=reason):
+            read(save(edited, tmp_path))
+        return
+    weights = read(save(edited, tmp_path))
+    assert f"its output 'p' is read, and not '{nodes[-1].output[0]}'" in weights.remarks
+    assert is_same_answer(compute(edited, prepare(weights)), compute_as_read(weights))
+    del edited.graph.output[0]
+    with pytest.raises(CheckpointError, match="follows the"):
+        read(save(edited, tmp_path))

@@ -112,6 +112,21 @@ OUTPUTS: dict[str, tuple[Callable[[Any], Any], str]] = {
         ],
         "",
     ),
+    "summaries, too": (
+        lambda x: [
+            classify(x),
+            tf.compat.v1.summary.histogram("h", tensor("block1")),
+            tf.compat.v1.summary.scalar("s", tf.reduce_mean(tensor("logits"))),
+        ],
+        "",
+    ),
+    "the largest, too": (
+        lambda x: [
+            tf.identity(classify(x), "answer"),
+            tf.reduce_max(tensor("probabilities"), 1),
+        ],
+        "",
+    ),
     "constants, too": (lambda x: [classify(x), tf.constant([1.0, 2.0]) + 1], ""),
     "other logits, too": (
         lambda x: [classify(x), tensor("logits") + tf.constant(np.arange(10), tf.float32)],

@@ -75,7 +75,8 @@ def open_exported(path: Path) -> ExportedModel | None:
         calibration = onnx_metadata.read_calibration(metadata, file)
     except (ValueError, LookupError, TypeError, RecipeError) as error:
         raise CheckpointError(
-            f"{file} cannot be evaluated as an export: {error}; export it again"
+            f"{file} cannot be evaluated as an export: {error}; export it again, or let Lockstep"
+            " compute its weights: --runtime native"
         ) from None
     classes = graph.classes if len(graph.classes) <= recipe.logits else ()
     about = Weights(recipe, State(0, {}, {}), classes, file, LOCKSTEP, calibration=calibration)

@@ -7,6 +7,7 @@ probabilities stands for logits, since softmax returns the probabilities. One ou
 two classes with the logits 0 and its own. Any other node raises `ValueError`, with its name.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
@@ -23,6 +24,8 @@ _NO_CLASS = 2**31 - 1
 _RESHAPES = ("Flatten", "Reshape", "Squeeze")
 _CHOICES = ("ArgMax", "TopK", "Hardmax")
 """Nodes that only choose among classes."""
+_REDUCTION = re.compile("Reduce.*|TensorFlow's (All|Any|Max|Mean|Min|Prod|Sum)")
+"""Nodes that make one number of many."""
 _SOFTMAX: dict[str, Kind] = {"Softmax": "probabilities", "LogSoftmax": "log_probabilities"}
 
 
@@ -106,6 +109,8 @@ def follow_head(graph: Graph, value: str, features: int, rank: int, inner: set[s
             parts.append(Part(f"output {name!r}", "without effect", "a value inside the network"))
         elif name not in outputs:
             raise ValueError(f"its output {name!r} is not computed by the classifier")
+    if walk.unknown and (not finals or finals[0].matrix is None):
+        raise ValueError(walk.unknown[0])
     if not finals:
         raise ValueError(
             f"{', '.join(map(repr, outputs))} says only which classes are best, without scores;"
@@ -117,7 +122,12 @@ def follow_head(graph: Graph, value: str, features: int, rank: int, inner: set[s
             " that its classes and probabilities are known"
         )
     output = next(name for name, scores in outputs.items() if scores is finals[0])
-    return _build_head(finals[0], output, parts)
+    head = _build_head(finals[0], output, parts)
+    if not walk.unknown:
+        return head
+    others = [name for name, scores in outputs.items() if scores.kind == "derived"]
+    about = f"its output {output!r} is read, and not {', '.join(map(repr, others))}"
+    return replace(head, remarks=(*head.remarks, about))
 
 
 def _are_equal(one: Scores, other: Scores) -> bool:
@@ -167,6 +177,8 @@ class _Walk:
 
     def __init__(self, graph: Graph) -> None:
         self.parts: list[Part] = []
+        self.unknown: list[str] = []
+        """What is wrong with nodes that must not make the output that is read."""
         self._graph = graph
         self._steps = 8 * len(graph.nodes) + 8
 
@@ -201,12 +213,16 @@ class _Walk:
             after = self._compute_with_constants(node, value, scores)
         if after is None:
             after = self._normalise(node, scores)
-        if after is None:
-            raise ValueError(
-                f"{label_node(node)} follows {_describe(scores)}; a ResNet has only a linear"
-                " classifier and softmax there, so its answers would be others"
-            )
-        return after
+        if after is not None:
+            return after
+        problem = (
+            f"{label_node(node)} follows {_describe(scores)}; a ResNet has only a linear"
+            " classifier and softmax there, so its answers would be others"
+        )
+        if scores.kind not in _SOFTMAX.values() and not _REDUCTION.fullmatch(kind):
+            raise ValueError(problem)
+        self.unknown.append(problem)
+        return replace(scores, kind="derived")
 
     def _find_channel(self, scores: Scores) -> int:
         """Return the axis of the columns, counted from the end."""

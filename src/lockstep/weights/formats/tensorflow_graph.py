@@ -80,6 +80,8 @@ computed of others."""
 _OP = re.compile(rb"[A-Za-z_][A-Za-z0-9_>]*")
 _SEVERAL_OUTPUTS = ("batch_", "reserve_space", "value_index")
 """What the names of the outputs of nodes with several outputs begin with, in functions."""
+_RECORD = re.compile(r"\w*Summary(V2)?|Assert|NoOp|PrintV2")
+"""Nodes that record values, and return none."""
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _VARIABLES = ("VarHandleOp", "Variable", "VariableV2")
 _ASSIGNMENTS = ("Assign", "AssignVariableOp")
@@ -364,6 +366,7 @@ def _flatten(path: Path, graph: Any) -> FlatGraph:
     nodes, aliases = flattening.nodes, flattening.aliases
     used = {value.partition(":")[0] for node in nodes for value in node.inputs}
     used |= {value.partition(":")[0] for value in aliases.values()}
+    used |= {node.name for node in nodes if _RECORD.fullmatch(node.op)}
     values = [value for value in (*aliases, *(node.output for node in nodes)) if "//" not in value]
     outputs = [value for value in values if value.partition(":")[0] not in used]
     return FlatGraph(path, nodes, tuple(outputs), aliases)
