@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from lockstep.models.architectures import ModelSpec
 from lockstep.system.errors import RecipeError
+from lockstep.system.text import list_first
 from lockstep.weights.formats.common import Names, Shape, add_layer
 
 BATCH_NORM = {
@@ -73,7 +74,7 @@ def match(variables: Mapping[str, Shape]) -> tuple[ModelSpec, dict[str, str]]:
             alone.append(name)
     if alone:
         raise ValueError(
-            f"{_join_names(sorted(alone))} without all of {', '.join(BATCH_NORM.values())} in a"
+            f"{list_first(sorted(alone), 4)} without all of {', '.join(BATCH_NORM.values())} in a"
             " separate scope"
         )
     stems = [unit for unit in units if unit.shape[:3] == (7, 7, 3)]
@@ -133,13 +134,8 @@ def _find_unit(kernel: str, variables: Mapping[str, Shape]) -> Unit | None:
 def _take_only(units: list[Unit], what: str) -> Unit:
     if len(units) != 1:
         kernels = [unit.kernel for unit in units]
-        raise ValueError(f"expected {what}, found {_join_names(kernels)}")
+        raise ValueError(f"expected {what}, found {list_first(kernels, 4) or 'none'}")
     return units[0]
-
-
-def _join_names(names: list[str]) -> str:
-    text = ", ".join(names[:4]) or "none"
-    return f"{text} and {len(names) - 4} more" if len(names) > 4 else text
 
 
 def _group_by_block(units: list[Unit]) -> dict[str, list[Unit]]:
@@ -238,7 +234,7 @@ def _find_head(variables: Mapping[str, Shape], features: int) -> dict[str, str]:
         kernels = [kernel for kernel, _ in pairs]
         raise ValueError(
             f"expected a classifier of {features} features with its bias, found"
-            f" {_join_names(kernels)}"
+            f" {list_first(kernels, 4) or 'none'}"
         )
     kernel, bias = pairs[0]
     return {"fc.weight": kernel, "fc.bias": bias}

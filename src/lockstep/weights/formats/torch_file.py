@@ -33,7 +33,7 @@ from lockstep.system.errors import CheckpointError
 from lockstep.system.regular_files import WEIGHTS, open_regular, read_regular
 from lockstep.weights.formats.pickles import NUMPY, Refused, Rules, interpret
 from lockstep.weights.formats.stand_ins import refuse_stand_in
-from lockstep.weights.formats.torch_pickle import Kind, rules
+from lockstep.weights.formats.torch_pickle import STORAGES, Kind, rules
 
 Without = Callable[[Any], Collection[Any]]
 """Returns keys of a dict whose arrays are not needed."""
@@ -62,17 +62,7 @@ _OF_PROGRAMS = {
 }
 """What wrote a program, by a member that only its archives have. The last one is of older versions
 of PyTorch."""
-_STORAGES = {
-    "float32": "Float",
-    "float64": "Double",
-    "float16": "Half",
-    "uint8": "Byte",
-    "int8": "Char",
-    "int16": "Short",
-    "int32": "Int",
-    "int64": "Long",
-    "bool": "Bool",
-}
+_STORAGES = {kind: name for name, kind in STORAGES.items()}
 
 
 def is_torch_file(head: bytes, path: Path) -> bool:
@@ -184,7 +174,7 @@ def _read_archive(archive: zipfile.ZipFile, size: int, without: Without | None) 
                     f"storage {key:.20} has {member.file_size} bytes in place of"
                     f" {count * kind.itemsize}"
                 )
-            if without is None or order == b"big" or kind.code in ("?", "u1"):
+            if without is None or order == b"big" or kind.code in ("b1", "u1"):
                 stored[key] = np.frombuffer(archive.read(member), np.uint8)
             else:
                 stored[key] = np.zeros(member.file_size, np.uint8)

@@ -73,38 +73,19 @@ Storage = tuple[Kind, np.ndarray]
 Find = Callable[[str, Kind, int], np.ndarray]
 """Returns the bytes of a storage from its key, type and number of numbers."""
 
+_NAMES = "float32 float64 float16 complex64 complex128 bool int8 int16 int32 int64"
 _KINDS = {
-    "float32": Kind("f4"),
-    "float64": Kind("f8"),
-    "float16": Kind("f2"),
-    "bfloat16": Kind("u2", is_bfloat16=True),
-    "complex64": Kind("c8"),
-    "complex128": Kind("c16"),
-    "bool": Kind("?"),
-    "int8": Kind("i1"),
-    "int16": Kind("i2"),
-    "int32": Kind("i4"),
-    "int64": Kind("i8"),
-    "uint8": Kind("u1"),
-    "uint16": Kind("u2"),
-    "uint32": Kind("u4"),
-    "uint64": Kind("u8"),
+    name: Kind(np.dtype(name).str[1:])
+    for name in (*_NAMES.split(), "uint8", "uint16", "uint32", "uint64")
 }
+_KINDS["bfloat16"] = Kind("u2", is_bfloat16=True)
 """Types of numbers by PyTorch's names."""
-_STORAGES = {
-    "FloatStorage": "float32",
-    "DoubleStorage": "float64",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "ByteStorage": "uint8",
-    "CharStorage": "int8",
-    "ShortStorage": "int16",
-    "IntStorage": "int32",
-    "LongStorage": "int64",
-    "BoolStorage": "bool",
-    "ComplexFloatStorage": "complex64",
-    "ComplexDoubleStorage": "complex128",
-    "UntypedStorage": "uint8",
+STORAGES = {"Float": "float32", "Double": "float64", "Half": "float16", "Byte": "uint8"}
+STORAGES |= {"Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64", "Bool": "bool"}
+"""Types of numbers by the names of storages, those of `torch.save` in `torch_file`."""
+_STORAGES = {f"{name}Storage": kind for name, kind in STORAGES.items()} | {
+    **{"BFloat16Storage": "bfloat16", "UntypedStorage": "uint8"},
+    **{"ComplexFloatStorage": "complex64", "ComplexDoubleStorage": "complex128"},
 }
 _OTHER_NAMES = """
 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2 complex32
@@ -204,10 +185,10 @@ class _Tensors:
             )
         if 0 in shape:
             return np.zeros(shape, BFLOAT16 if kind.is_bfloat16 else kind.code)
-        code = self.order + ("u1" if kind.code == "?" else kind.code)
+        code = self.order + ("u1" if kind.code == "b1" else kind.code)
         byte_steps = [kind.itemsize * step for step in steps]
         values: np.ndarray = np.ndarray(shape, code, stored, kind.itemsize * offset, byte_steps)
-        if kind.code == "?":
+        if kind.code == "b1":
             return np.not_equal(values, 0)
         values = values.astype(values.dtype.newbyteorder("<"), copy=False)
         return values.view(BFLOAT16) if kind.is_bfloat16 else values

@@ -7,6 +7,8 @@ than Lockstep's: `_SETTINGS` lists these. Names are compared in lower case with 
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -23,9 +25,6 @@ CLASSES = (
     *("categories", "id2label", "label2id", "label_descriptions"),
 )
 """Names of tables of classes."""
-NOT_RGB = "its images are not RGB"
-NOT_SOFTMAX = "its outputs are sigmoids or numbers, not a softmax over classes"
-_NORMALISES = "it normalises images"
 _INDICES = re.compile(r"(?:\.\d+)+$")
 _MOST = 16
 """At most this many items of a list are spelled."""
@@ -58,80 +57,50 @@ _OF_SAMPLES = re.compile(
     r"(?:.*_)?(?:confus\w*|oof|preds?|predictions?|prob(?:s|abilities)|targets?|y_\w+)(?:_.*)?"
 )
 """Matrices whose names have one of these words have a row for each image, or count images."""
-_WITHOUT_NUMBER = r"(?![\d.+-]).*"
-_FACTOR = "1|" + _WITHOUT_NUMBER
-_OFF = r"none|false|no|off|0|"
-_SETTINGS: tuple[tuple[str, str, str], ...] = (
-    (
-        "mm(?:pretrain|cls|engine)_version",
-        "",
-        "its network and preprocessing are settings of OpenMMLab, which Lockstep does not read",
-    ),
-    (r"(?:.*_)?temp(?:s|eratures?)?|(?:.*_)?tau|t|s", _FACTOR, "it scales the logits"),
-    (
-        r"(?:.*_)?(?:log_?temp\w*|logit_.*|log_scale)",
-        "0|" + _WITHOUT_NUMBER,
-        "it scales the logits",
-    ),
-    (
-        r"(?!img|image|crop|m..|.*_(?:img|image|crop|m..)_)(?:.*_)?"
-        r"(?:scal(?:e|es|ing)(?:_factor)?|gain|multiplier|divisor|soft_?cap|sharpen\w*)",
-        r"[\d.]+,[\d.]+|" + _FACTOR,
-        "it scales what it is applied to",
-    ),
-    (
-        r"(?:.*_)?(?:offset|shift|bias|priors?|background\w*|thresh\w*|cut_?off|calib\w*)",
-        "0|" + _WITHOUT_NUMBER,
-        "it shifts or selects the outputs",
-    ),
-    (r"(?:.*_)?(?:mean|std)s?", _WITHOUT_NUMBER, _NORMALISES),
-    (
-        r"(?:.*_)?(?:act|activations?|non_?linearity)(?:_fn|_func\w*|_layer|_name|_type)?",
-        r"(?:torch_)?(?:nn_)?(?:functional_|f_)?(?:re_?lu|(?:log_?)?soft_?max|linear|identity"
-        r"|logits?)(?:_inplace.*|_dim.*)?|true|raw|" + _OFF,
-        "it is another activation",
-    ),
-    (
-        r"(?:.*_)?(?:gp|pool(?:ing)?)(?:_type|_mode|_name|_layer)?",
-        r"(?!.*max)(?:.*avg.*|.*average.*|mean|gap|fast)|true|\d+|" + _OFF,
-        "it is another pool",
-    ),
-    (
-        r"(?:.*_)?(?:dilat\w+|output_stride|replace_stride\w*)",
-        r"32|(?:1|false)(?:,(?:1|false))*|" + _OFF,
-        "it changes strides",
-    ),
-    (
-        r"(?:.*_)?(?:bn|norm)_eps(?:ilon)?",
-        r"1e-05|" + _WITHOUT_NUMBER,
-        "it is another epsilon of batch norms",
-    ),
-    (r"(?:.*_)?(?:aa_layer|blur_?pool\w*|anti_?aliased)", _OFF, "it blurs before strides"),
-    (
-        r"(?:.*_)?in_?ch(?:an(?:nel)?s?)?|(?:(?:n|num|img|image|input)_)?(?:chans|channels?)",
-        r"3|[\d.]+,.*|" + _WITHOUT_NUMBER,
-        NOT_RGB,
-    ),
-    (
-        r"(?:.*_)?(?:colou?rs?|channels?|input|image|img)_?(?:order|format|mode|space|type)",
-        r"(?!bgr|gr[ae]y|hsv|lab|l$|rgba|yuv|ycbcr|ycc|cmyk).*",
-        NOT_RGB,
-    ),
-    (r"(?:.*_)?(?:bgr|swap_rb|gr[ae]y(?:_?scale)?)", r"0\.\d+|" + _OFF, NOT_RGB),
-    (r"(?:.*_)?rgb", r"true|rgb|1|none|", NOT_RGB),
-    (
-        r"(?:.*_)?(?:multi_?(?:label|hot)|sigmoid|ordinal|regression|bce)(?:ed|s|_loss)?",
-        r"\d*\.\d+|" + _OFF,
-        NOT_SOFTMAX,
-    ),
-    (r"(?:.*_)?pos_?weights?", r"1|" + _OFF, NOT_SOFTMAX),
-    (
-        r"(?:.*_)?(?:l2_?norm\w*|feat\w*_norm\w*|norm\w*_feat\w*)",
-        _OFF,
-        "it normalises the features",
-    ),
-)
-"""Patterns of names; the values that change nothing; and what any other value does."""
+_EFFECTS = {
+    "openmmlab": "its network and preprocessing are settings of OpenMMLab, which are not read",
+    "scales": "it scales the logits",
+    "factor": "it scales what it is applied to",
+    "shifts": "it shifts or selects the outputs",
+    "normalises": "it normalises images",
+    "activation": "it is another activation",
+    "pool": "it is another pool",
+    "strides": "it changes strides",
+    "epsilon": "it is another epsilon of batch norms",
+    "blurs": "it blurs before strides",
+    "colours": "its images are not RGB",
+    "outputs": "its outputs are sigmoids or numbers, not a softmax over classes",
+    "features": "it normalises the features",
+}
+_SETTINGS = r"""
+openmmlab mm(pretrain|cls|engine)_version
+scales temp(s|eratures?)?|tau|(?<!_)[ts] TEXT|1
+scales log_?temp\w*|logit_.*|log_scale TEXT|0
+factor (?<!img_)(?<!image_)(?<!crop_)(?<!min_)(?<!max_)scal(e|es|ing)(_factor)? TEXT|1|[\d.]+,[\d.]+
+factor gain|multiplier|divisor|soft_?cap|sharpen\w* TEXT|1
+shifts offset|shift|bias|priors?|background\w*|thresh\w*|cut_?off|calib\w* TEXT|0
+normalises (mean|std)s? TEXT
+activation (act|activations?|non_?linearity)(_fn|_func\w*|_layer|_name|_type)? OFF|true|raw|RELU
+pool (gp|pool(ing)?)(_type|_mode|_name|_layer)? OFF|true|\d+|mean|gap|fast|(?!.*max).*(avg|aver).*
+strides dilat\w+|output_stride|replace_stride\w* OFF|32|(1|false)(,(1|false))*
+epsilon (bn|norm)_eps(ilon)? TEXT|1e-05
+blurs aa_layer|blur_?pool\w*|anti_?aliased OFF
+colours in_?ch(an(nel)?s?)?|(?<!_)((n|num|img|image|input)_)?(chans|channels?) TEXT|3|[\d.]+,.*
+colours (colou?rs?|channels?|input|image|img)_?(order|format|mode|space|type) (?!COLOURS).*
+colours bgr|swap_rb|gr[ae]y(_?scale)? OFF|0\.\d+
+colours rgb |none|true|rgb|1
+outputs (multi_?(label|hot)|sigmoid|ordinal|regression|bce)(ed|s|_loss)? OFF|\d*\.\d+
+outputs pos_?weights? OFF|1
+features l2_?norm\w*|feat\w*_norm\w*|norm\w*_feat\w* OFF
+"""
+"""Effects by the last words of names, and the values that have none."""
+_VALUES = {
+    "TEXT": r"(?![\d.+-]).*",
+    "OFF": "|none|false|no|off|0",
+    "RELU": r"(torch_)?(nn_)?(functional_|f_)?(re_?lu|(log_?)?soft_?max|linear|identity|logits?)"
+    r"(_inplace.*|_dim.*)?",
+    "COLOURS": "bgr|gr[ae]y|hsv|lab|l$|rgba|yuv|ycbcr|ycc|cmyk",
+}
 _OF_CLASSES = re.compile(
     r"(?:.*_)?(?:n|nb|no|num|number_of)_?(?:class(?:es)?|labels|outputs?)|out_features"
 )
@@ -218,22 +187,35 @@ def find_effect(path: str, value: Any, logits: int | None = None) -> str:
     if is_single and _OF_CLASSES.fullmatch(key) and logits:
         return f"it says that there are {text} outputs" * (text != str(logits))
     is_metric = is_single and _OF_METRICS.match(place)
-    for names, harmless, effect in _SETTINGS:
-        is_set = any(re.fullmatch(names, word) for word in keys)
-        is_harmless = re.fullmatch(harmless, text) or (is_metric and effect == _NORMALISES)
-        if is_set and not is_harmless:
-            return effect
+    for effect, harmless in chain.from_iterable(map(_find_settings, reversed(keys))):
+        is_harmless = re.fullmatch(harmless, text) or (is_metric and effect == "normalises")
+        if not is_harmless:
+            return _EFFECTS[effect]
     is_of_outputs = bool(_OF_OUTPUTS.fullmatch(place))
     if isinstance(value, str) or is_of_outputs:
         is_prose = isinstance(value, str) and len(value) > _MOST_TEXT
         if not is_prose and (is_of_outputs or not _PROSE.fullmatch(key)):
             if _NOT_SOFTMAX.fullmatch(text):
-                return NOT_SOFTMAX
+                return _EFFECTS["outputs"]
             if _OTHER_COLOURS.fullmatch(text):
-                return NOT_RGB
+                return _EFFECTS["colours"]
     if _is_harmless(place, value, logits):
         return ""
     return "it may change its results"
+
+
+@lru_cache
+def _find_settings(word: str) -> list[tuple[str, str]]:
+    """Return what a value of this name may do, and a pattern of the values that do not."""
+    settings = []
+    for line in _SETTINGS.strip().splitlines():
+        effect, names, *values = line.split(" ")
+        harmless = "".join(values)
+        for name, pattern in _VALUES.items():
+            harmless = harmless.replace(name, pattern)
+        if re.fullmatch(f"(.*_)?({names})", word):
+            settings.append((effect, harmless))
+    return settings
 
 
 def to_snake(text: str) -> str:
