@@ -131,3 +131,15 @@ def test_results_that_cannot_be_read_are_named(damage: Any, tmp_path: Path) -> N
     (tmp_path / FILE).write_bytes(damage((tmp_path / FILE).read_bytes()))
     with pytest.raises(CheckpointError, match=rf"{FILE} cannot be read.*remove it"):
         read_results(tmp_path)
+
+
+def test_results_that_expand_to_gigabytes_are_refused_before_they_are_unpacked(
+    tmp_path: Path,
+) -> None:
+    write_results(tmp_path, Results(7, "a digest", {"trained": random_scores()}))
+    data = (tmp_path / FILE).read_bytes()
+    size = data.index(b"PK\x01\x02") + 24  # what the directory says of the first array
+    (tmp_path / FILE).write_bytes(overwrite(data, size, b"\xff\xff\xff\x7f"))
+
+    with pytest.raises(CheckpointError, match=r"expands to 2,147,\d{3},\d{3} bytes"):
+        read_results(tmp_path)

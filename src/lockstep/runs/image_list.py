@@ -14,14 +14,11 @@ from lockstep.data.images import Names, printable
 from lockstep.data.index import Index
 from lockstep.data.sources import shorten_list
 from lockstep.data.split import Sets
-from lockstep.runs.image_results import DAMAGE
+from lockstep.runs.image_results import DAMAGE, read_records
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import replacing
-from lockstep.system.regular_files import RECORDS, open_regular
 
 FILE = "images.npz"
-_MOST_BYTES = 2**32
-"""A compressed file can claim any length."""
 _SHOWN = 5
 _SAMPLE = 64
 Arrays = dict[str, np.ndarray]
@@ -135,9 +132,6 @@ def _describe(name: str, images: dict[str, Any]) -> list[str]:
 def _read(out: Path) -> Arrays:
     """Return the arrays of the file in a folder; none if it is missing or damaged."""
     try:
-        with open_regular(out / FILE, RECORDS) as file, np.load(file, allow_pickle=False) as arrays:
-            if sum(member.file_size for member in arrays.zip.infolist()) > _MOST_BYTES:
-                return {}
-            return dict(arrays)
-    except DAMAGE:
+        return read_records(out / FILE)
+    except (OSError, *DAMAGE):
         return {}

@@ -6,8 +6,6 @@ kind of weights ("trained", "ema") the columns of `Scores` as `trained.losses` a
 sample i of the index, whichever rank evaluated it.
 """
 
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +14,15 @@ import numpy as np
 from lockstep.models.metrics import Scores
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import replacing
+from lockstep.system.npz import NUMBERS, read_npz
 from lockstep.system.regular_files import RECORDS, open_regular
 
 FILE = "validation.npz"
 BEST_FILE = "best-validation.npz"
 _COLUMNS = ("losses", "ranks", "predictions", "confidences")
-DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
-"""Exceptions of NumPy and zipfile for files that are truncated or overwritten."""
+DAMAGE = (ValueError, KeyError)
+"""Exceptions for files that are truncated, overwritten or of another program."""
+_MOST_ARRAYS = 64
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,17 @@ def write_results(folder: Path, results: Results, file_name: str = FILE) -> None
         )
 
 
+def read_records(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of a file of a run that has values for each image.
+
+    Raises `OSError` or `ValueError` if it cannot be read or expands to more than the limit of
+    records.
+    """
+    with open_regular(path, RECORDS) as file:
+        most = RECORDS.most_bytes
+        return read_npz(file, most_members=_MOST_ARRAYS, most_bytes=most, kinds=f"{NUMBERS}U")
+
+
 def read_results(folder: Path, file_name: str = FILE) -> Results | None:
     """Return the results in a run's folder; None if it has none, for example because it was never
     evaluated.
@@ -65,21 +76,19 @@ def read_results(folder: Path, file_name: str = FILE) -> Results | None:
     """
     path = folder / file_name
     try:
-        # Opened here: NumPy does not close a file that it cannot read.
-        with open_regular(path, RECORDS) as file, np.load(file, allow_pickle=False) as arrays:
-            labels = arrays["labels"]
-            scores = {}
-            for key in arrays.files:
-                weights, _, column = key.partition(".")
-                if column == "losses":
-                    columns = {name: arrays[f"{weights}.{name}"] for name in _COLUMNS}
-                    scores[weights] = Scores(labels=labels, **columns)
-            classes = arrays["classes"].tolist() if "classes" in arrays.files else []
-            names = tuple(map(str, classes))
-            return Results(int(arrays["step"]), str(arrays["digest"]), scores, names)
+        arrays = read_records(path)
+        labels = arrays["labels"]
+        scores = {}
+        for key in arrays:
+            weights, _, column = key.partition(".")
+            if column == "losses":
+                columns = {name: arrays[f"{weights}.{name}"] for name in _COLUMNS}
+                scores[weights] = Scores(labels=labels, **columns)
+        names = tuple(map(str, arrays.get("classes", np.zeros(0, str)).tolist()))
+        return Results(int(arrays["step"]), str(arrays["digest"]), scores, names)
     except FileNotFoundError:
         return None
-    except DAMAGE as error:
+    except (OSError, *DAMAGE) as error:
         raise CheckpointError(
             f"{path} cannot be read ({type(error).__name__}: {error}); remove it to continue"
             " without it"
