@@ -91,6 +91,7 @@ class JaxEngine:
 
     def __exit__(self, *error: object) -> None:
         self._waiting.shutdown(wait=False)
+        vars(self).clear()  # as in the PyTorch backend
 
     # Training
 

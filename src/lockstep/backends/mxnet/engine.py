@@ -99,6 +99,7 @@ class MxnetEngine:
     def __exit__(self, *error: object) -> None:
         if not self._world.lost and error[0] is None:
             mx.nd.waitall()
+        vars(self).clear()  # as in the PyTorch backend
 
     def _array(self, values: np.ndarray) -> Array:
         return mx.nd.array(values, self._world.context, values.dtype)

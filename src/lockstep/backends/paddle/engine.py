@@ -102,7 +102,7 @@ class PaddleEngine:
         return self
 
     def __exit__(self, *error: object) -> None:
-        return None
+        vars(self).clear()  # as in the PyTorch backend
 
     # Training
 

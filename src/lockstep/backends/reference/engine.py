@@ -86,7 +86,7 @@ class ReferenceEngine:
         return self
 
     def __exit__(self, *error: object) -> None:
-        pass
+        vars(self).clear()  # as in the PyTorch backend
 
     # Training
 

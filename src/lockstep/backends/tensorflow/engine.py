@@ -93,6 +93,7 @@ class TensorflowEngine:
 
     def __exit__(self, *error: object) -> None:
         self._waiting.shutdown(wait=False)
+        vars(self).clear()  # as in the PyTorch backend
 
     # Training
 

@@ -101,9 +101,9 @@ class TorchEngine:
         self._inputs.close()
         self._update.forget_gradients()
         self._graph.forget()
-        # they refer to the process group, which can then end
-        self._distributed = None
-        self._loss = self._loss_module
+        # What it made refers to it: without this, memory would wait for Python's collector, and the
+        # process group could not end.
+        vars(self).clear()
 
     def _distribute(self, execution: Execution) -> DistributedDataParallel | None:
         if self._world.ranks == 1:
