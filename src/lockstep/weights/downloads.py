@@ -97,7 +97,7 @@ def download(
     check_address(address)
     if target.exists():
         if sha256:
-            _check_present(target, sha256)
+            _check_digest(target, sha256)
         return
     part = target.with_name(target.name + ".part")
     try:
@@ -108,7 +108,7 @@ def download(
                 return
             if not (sha256 and file.tell() and hash_file(part).startswith(sha256.lower())):
                 _fetch(address, file, part, can_resume=bool(sha256), progress=progress)
-                _check_digest(part, sha256, address)
+                _check_digest(part, sha256, address=address)
             part.replace(target)
             _validator_path(part).unlink(missing_ok=True)
     except OSError as error:
@@ -256,23 +256,17 @@ def _read_validator(part: Path) -> str:
     return tag if re.fullmatch('"[ -~]*"', tag) else ""
 
 
-def _check_present(file: Path, sha256: str) -> None:
-    """Raise `CheckpointError` if the SHA-256 of a file that was there does not begin as
-    expected."""
+def _check_digest(file: Path, sha256: str, *, address: str = "") -> None:
+    """Raise `CheckpointError` if the SHA-256 of a file does not begin as expected. With an address,
+    it was downloaded a moment before, and is removed."""
     digest = hash_file(file)
-    if not digest.startswith(sha256.lower()):
-        raise CheckpointError(
-            f"{file} has the SHA-256 {digest}; expected one that begins with {sha256}: it is"
-            " damaged or another file; remove it, and the same command downloads it again"
-        )
-
-
-def _check_digest(part: Path, sha256: str, address: str) -> None:
-    """Raise `CheckpointError`, and remove the file, if its SHA-256 does not begin as expected."""
-    digest = hash_file(part)
-    if not digest.startswith(sha256.lower()):
-        part.unlink()
-        raise CheckpointError(
-            f"{address} has the SHA-256 {digest}; expected one that begins with {sha256}. The file"
-            " is damaged or another one, and was removed"
-        )
+    if digest.startswith(sha256.lower()):
+        return
+    hint = "remove it, and the same command downloads it again"
+    if address:
+        file.unlink()
+        hint = "it was removed"
+    raise CheckpointError(
+        f"{address or file} has the SHA-256 {digest}; expected one that begins with {sha256}: it is"
+        f" damaged or another file; {hint}"
+    )

@@ -126,6 +126,11 @@ def png(width: int, height: int, rows: bytes = b"") -> bytes:
     )
 
 
+def form(*files: bytes) -> bytes:
+    head = b'--b\r\nContent-Disposition: form-data; name="image"; filename="a.png"\r\n\r\n'
+    return b"".join(head + file + b"\r\n" for file in files) + b"--b--\r\n"
+
+
 def jpeg(width: int, height: int) -> bytes:
     file = io.BytesIO()
     Image.new("L", (width, height)).save(file, "JPEG")
@@ -211,6 +216,9 @@ def test_compressed_bodies_are_refused(strict: Server) -> None:
             415,
         ),
         ("multipart/mixed; boundary=b", b"x", 415),
+        ("multipart/form-data; boundary=b", form(b"x", b"y"), 400),
+        ("multipart/form-data; boundary=b", form(b"x", b"", b"y"), 400),
+        ("multipart/form-data; boundary=b", form(b"", b""), 415),
     ],
 )
 def test_forms_without_an_image_are_refused(

@@ -96,6 +96,8 @@ def test_outputs_are_those_that_are_asked_for() -> None:
         ({"inputs": [1]}, "not a JSON object"),
         (body(id=7), "id is not"),
         (body(id="x" * 300), "id is not"),
+        (body(id="\ud83d"), "id is not .* whole characters"),
+        (body(id="a\udc80b"), "id is not .* whole characters"),
         (body(tensor={"name": "input"}), "no such input; expected images or encoded"),
         (body(tensor={"name": ["images"]}), "no such input"),
         (body(tensor={"datatype": "FP32"}), "datatype of images is not UINT8"),

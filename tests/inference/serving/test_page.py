@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from PIL import Image
 
 import lockstep
 from lockstep.recipes import Execution
@@ -54,7 +55,9 @@ def show(browser: Any) -> Iterator[Show]:
     complaints: list[str] = []
     contexts = []
 
-    def open_page(server: Server, refusals: int = 0, width: int = 1000, **how: Any) -> "Page":
+    def open_page(
+        server: Server, refusals: int = 0, width: int = 1000, path: str = "/", **how: Any
+    ) -> "Page":
         contexts.append(browser.new_context(viewport={"width": width, "height": 800}, **how))
         page: Page = contexts[-1].new_page()
         page.set_default_timeout(60_000)
@@ -69,7 +72,7 @@ def show(browser: Any) -> Iterator[Show]:
                 complaints.append(text)
 
         page.on("console", lambda message: complain(message.text))
-        page.goto(server.url + "/")
+        page.goto(server.url + path)
         return page
 
     def check(url: str, server: Server) -> None:
@@ -169,6 +172,39 @@ def test_the_page_shows_why_an_image_is_refused(show: Show, server: Server, tmp_
     )  # when Chromium reports that it is damaged
 
 
+def test_files_that_are_no_images_are_named(
+    show: Show, server: Server, photos: list[Path], tmp_path: Path
+) -> None:
+    others = [tmp_path / f"<b>{number}.txt" for number in range(7)]
+    for path in others:
+        path.write_text("words")
+    page = show(server)
+    page.locator("#about", has_text=ENGINE).wait_for()
+    page.locator("#files").set_input_files([*others, photos[0]])
+    wait_for_results(page, 1)
+    names = ", ".join(path.name for path in others[:5])
+    expected = f"Left out, because these are not images: {names} and 2 more"
+    assert page.locator("#left").inner_text() == expected
+    page.locator("#files").set_input_files(photos[1])
+    wait_for_results(page, 2)
+    assert page.locator("#left").is_hidden()
+
+
+def test_an_image_that_the_browser_cannot_show_gets_the_servers_thumbnail(
+    show: Show, server: Server, photos: list[Path], tmp_path: Path
+) -> None:
+    Image.open(photos[0]).save(tmp_path / "scan.tif")
+    page = show(server)
+    page.locator("#about", has_text=ENGINE).wait_for()
+    page.locator("#files").set_input_files(tmp_path / "scan.tif")
+    wait_for_results(page, 1)
+    pictures = page.locator(".result img")
+    assert pictures.count() == 1
+    assert pictures.evaluate("image => image.decode().then(() => image.naturalWidth)") == 32
+    assert pictures.get_attribute("alt") == "scan.tif, as the network sees it"
+    assert page.locator(".result .name").count() == 5
+
+
 def test_grad_cam_is_shown_if_asked_for(show: Show, explaining: Server, photos: list[Path]) -> None:
     page = show(explaining)
     page.locator("#explain").check()
@@ -201,6 +237,13 @@ def test_the_token_is_asked_for_and_used(
         page.locator("#files").set_input_files(photos[0])
         wait_for_results(page, 1)
         assert page.locator(".result .bad").count() == 0
+        linked = show(server, path=f"/#token={TOKEN}")
+        linked.locator("#about", has_text=ENGINE).wait_for()
+        assert linked.locator("#access").is_hidden()
+        assert linked.evaluate("location.href") == f"{server.url}/"
+        linked.locator("#files").set_input_files(photos[0])
+        wait_for_results(linked, 1)
+        assert linked.locator(".result .bad").count() == 0
 
 
 @pytest.mark.parametrize("width", [320, 768])

@@ -1,8 +1,13 @@
 """A server in a process, and plain HTTP clients: answers compared with the NumPy reference,
 headers, figures, logs."""
 
+import base64
 import io
+import os
 import re
+import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -11,7 +16,9 @@ import pytest
 from PIL import Image
 
 import lockstep
+from lockstep.inference.images import read_square
 from lockstep.recipes import Execution
+from lockstep.weights import open_weights
 from tests.inference.cases import CLASSES
 from tests.inference.serving.cases import (
     ENGINE,
@@ -67,11 +74,11 @@ def test_head_is_answered_where_get_is(server: Server, path: str) -> None:
 
 def test_a_form_with_an_image_gets_the_same_answer(server: Server, photos: list[Path]) -> None:
     data = photos[1].read_bytes()
-    [raw, form] = [
-        server.post("/predict", data),
-        server.post("/predict", {"note": "x"}, files={"image": ("a b.jpg", data)}),
-    ]
-    assert raw.json()["probabilities"] == form.json()["probabilities"]
+    left_empty = [("first", ("", b"")), ("image", ("a b.jpg", data)), ("second", ("x", b""))]
+    raw = server.post("/predict", data)
+    for files in ([("image", ("a b.jpg", data))], left_empty):
+        answer = server.post("/predict", {"note": "x"}, files=files)
+        assert raw.json()["probabilities"] == answer.json()["probabilities"]
     assert len(raw.json()["classes"]) == 5
     chunked = server.post("/predict", iter([data[:100], data[100:]]))
     assert chunked.json()["probabilities"] == raw.json()["probabilities"]
@@ -136,8 +143,35 @@ def test_the_protocols_addresses(server: Server) -> None:
     )
 
 
+def test_a_path_with_another_slash_is_another_path(server: Server, photos: list[Path]) -> None:
+    data = photos[0].read_bytes()
+    answers = [
+        server.post("/predict/", data, allow_redirects=False),
+        server.post("/v2/models/model/infer/", data, allow_redirects=False),
+        server.get("/about/", allow_redirects=False),
+        server.get("/v2/", allow_redirects=False),
+    ]
+    assert [answer.status_code for answer in answers] == [404] * 4
+    assert all("location" not in answer.headers for answer in answers)
+    assert "end without a slash" in answers[0].json()["error"]
+
+
+def test_a_thumbnail_is_what_the_network_sees(
+    server: Server, weights: Path, photos: list[Path]
+) -> None:
+    data = photos[0].read_bytes()
+    answer = server.post("/predict?thumbnail=1", data).json()
+    kind, _, text = answer["thumbnail"].partition(",")
+    assert kind == "data:image/png;base64"
+    picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(text))))
+    seen = np.empty((32, 32, 3), np.uint8)
+    read_square(data, open_weights(weights).recipe, seen)
+    assert np.array_equal(picture, seen)
+    assert "thumbnail" not in server.post("/predict?thumbnail=0", data).json()
+
+
 @pytest.mark.parametrize(
-    "query", ["top=0", "top=x", "top=-1", "explain=maybe", "other=1", "explain=1"]
+    "query", ["thumbnail=2", "top=0", "top=x", "top=-1", "explain=maybe", "other=1", "explain=1"]
 )
 def test_options_that_do_not_exist_are_refused(
     server: Server, photos: list[Path], query: str
@@ -190,6 +224,22 @@ def test_clients_at_the_same_time_get_their_own_answers_in_common_batches(
     assert len(wrong) == images_done == 10 * CLIENTS
     assert max(wrong) < 1e-4 * float(np.abs(logits).max())
     assert batches <= 1 + 9 * CLIENTS
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
+def test_the_health_check_of_the_images(server: Server, name: str) -> None:
+    text = (Path(__file__).parents[3] / name).read_text()
+    [check] = re.findall(r"^HEALTHCHECK .*? CMD ((?:.*\\\n)*.*)", text, re.MULTILINE)
+    check = check.replace("\\\n", "").replace("python -c", f"{sys.executable} -c")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = closed.getsockname()[1]
+    serves = server.process.pid
+    results = []
+    for process, port in ((serves, server.port), (serves, nobody), (os.getpid(), nobody)):
+        line = check.replace("/proc/1/", f"/proc/{process}/").replace("8000", str(port))
+        done = subprocess.run(["sh", "-c", line], capture_output=True, check=False)
+        results.append(done.returncode)
+    assert results == [0, 1, 0]
 
 
 def test_every_answer_has_the_headers_of_security(server: Server) -> None:

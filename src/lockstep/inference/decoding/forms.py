@@ -1,4 +1,4 @@
-"""The image of a request: its body, or the first file of a form."""
+"""The image of a request: its body, or the file of a form."""
 
 import re
 from typing import TYPE_CHECKING
@@ -15,12 +15,12 @@ _LARGEST_FORM_HEADERS = 16
 
 
 class BadForm(ValueError):
-    """A form that cannot be read, or has no file."""
+    """A form that cannot be read, or does not have one file."""
 
 
 def image_in(body: bytes, content_type: str) -> bytes:
-    """Return the image of a request: its body, or the first file of a form (multipart/form-data).
-    Raises `BadForm`."""
+    """Return the image of a request: its body, or the file of a form (multipart/form-data). Fields
+    for files that were left empty do not count. Raises `BadForm`."""
     kind, options = parse_options_header(content_type)
     if kind != b"multipart/form-data":
         return body
@@ -34,18 +34,21 @@ def image_in(body: bytes, content_type: str) -> bytes:
         parser.finalize()
     except FormParserError as error:
         raise BadForm(f"the form cannot be read: {error!s:.200}") from None
-    if form.file is None:
+    if not form.files:
         raise BadForm("the form has no file; expected one, such as: curl -F image=@photo.jpg")
-    return b"".join(form.file)
+    images = list(filter(None, map(b"".join, form.files)))
+    if len(images) > 1:
+        raise BadForm(f"the form has {len(images)} files; expected one: send a form for each image")
+    return images[0] if images else b""
 
 
 class _Form:
-    """Keeps the first file of a form."""
+    """Keeps the files of a form."""
 
     def __init__(self) -> None:
-        self.file: list[bytes] | None = None
+        self.files: list[list[bytes]] = []
         self._name = self._value = b""
-        self._is_file = self._is_first = False
+        self._is_file = False
         self._parts = 0
 
     def callbacks(self) -> "MultipartCallbacks":
@@ -80,10 +83,9 @@ class _Form:
         self._name = self._value = b""
 
     def _begin_data(self) -> None:
-        self._is_first = self._is_file and self.file is None
-        if self._is_first:
-            self.file = []
+        if self._is_file:
+            self.files.append([])
 
     def _add_data(self, data: bytes, start: int, end: int) -> None:
-        if self._is_first and self.file is not None:
-            self.file.append(data[start:end])
+        if self._is_file:
+            self.files[-1].append(data[start:end])

@@ -57,8 +57,9 @@ def serve(
     `no_token`. `port` 0 takes a free port. On loopback, the Host header of requests must be a
     name of this machine; `allow_hosts` adds names, such as that of a proxy. `name` is that of the
     model in addresses; by default that of its architecture. `limits` are sizes and times. `quiet`
-    leaves requests that succeed out of the log, which is lines of JSON on standard error. The other
-    arguments are those of `lockstep.predict`; without a `listener`, notes go to the log.
+    leaves requests that succeed out of the log on standard error: words on a terminal, elsewhere
+    lines of JSON. The other arguments are those of `lockstep.predict`; without a `listener`, notes
+    go to the log.
 
     Returns when all accepted requests are answered. A second signal ends the process at
     once. Call it in the main thread, which is the one that gets signals.

@@ -18,7 +18,10 @@ from lockstep.inference.serving.page import Page
 from lockstep.system.version import version
 
 _BODY_LEFT = 499
-_HTTP_REASONS = {404: "there is nothing at this path", 405: "this path does not take this method"}
+_HTTP_REASONS = {
+    404: "there is nothing at this path; the paths of docs/how-to/serve.md end without a slash",
+    405: "this path does not take this method",
+}
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -33,7 +36,8 @@ def make_application(parts: Parts) -> Starlette:
         )
         return _respond_error(429, reason, parts.batcher.retry_after_sec())
 
-    return Starlette(
+    application = Starlette(
+        debug=False,
         routes=[
             *_list_pages(parts),
             *_list_protocol(parts),
@@ -46,7 +50,10 @@ def make_application(parts: Parts) -> Starlette:
             ClientDisconnect: _answer_nobody,
             Exception: _answer_failure,
         },
+        max_body_size=None,  # `Bodies` limits them
     )
+    application.router.redirect_slashes = False  # to http://, which loses a proxy's TLS
+    return application
 
 
 def _respond_error(status: int, reason: str, retry_after_sec: int | None = None) -> Response:

@@ -42,6 +42,7 @@ _QUICK = 2**14
 """JSON of up to this many bytes is parsed at once, which takes less time than another thread."""
 _TRUE = ("1", "true", "yes")
 _FALSE = ("0", "false", "no")
+_FLAGS = ("explain", "thumbnail")
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,8 @@ class Predict(_Route):
     async def answer(self, request: Request) -> Response:
         """Answer a request."""
         began = time.perf_counter()
-        top, explain = self._read_options(request)
+        top, flags = self._read_options(request)
+        explain = flags["explain"]
         kind = request.headers.get("content-type", "")
         form = kind if kind.lower().startswith("multipart/") else None
         if len(kind) > _LONGEST_CONTENT_TYPE:
@@ -215,31 +217,39 @@ class Predict(_Route):
         result = self._describe_classes(computed.logits[0], top)
         if computed.heat is not None:
             result["explanation"] = await self._run_in_thread(_draw_heat, images, computed.heat)
+        if flags["thumbnail"]:
+            result["thumbnail"] = await self._run_in_thread(_encode_picture, images[0])
         times["total"] = time.perf_counter() - began
         result["ms"] = {name: round(1000 * seconds, 3) for name, seconds in times.items()}
         return respond(result)
 
-    def _read_options(self, request: Request) -> tuple[int, bool]:
-        unknown = request.query_params.keys() - {"top", "explain"}
+    def _read_options(self, request: Request) -> tuple[int, dict[str, bool]]:
+        """Return the number of classes, and which of `_FLAGS` are set."""
+        unknown = request.query_params.keys() - {"top", *_FLAGS}
         if unknown:
             raise Refused(
-                400, f"there is no option {min(unknown)!r:.80}; expected top=N or explain=1"
+                400,
+                f"there is no option {min(unknown)!r:.80}; expected top=N, explain=1 or"
+                " thumbnail=1",
             )
         top = request.query_params.get("top", str(_TOP))
-        explain = request.query_params.get("explain", "0").lower()
         number = int(top) if top.isascii() and top.isdigit() and len(top) < 9 else 0
         if not number:
             raise Refused(400, f"top is {top!r:.80}; expected a number of classes, at least 1")
-        if explain not in (*_TRUE, *_FALSE):
-            raise Refused(400, f"explain is {explain!r:.80}; expected 1 or 0")
-        if explain in _TRUE and not self._parts.about.explains:
+        flags = {}
+        for name in _FLAGS:
+            value = request.query_params.get(name, "0").lower()
+            if value not in (*_TRUE, *_FALSE):
+                raise Refused(400, f"{name} is {value!r:.80}; expected 1 or 0")
+            flags[name] = value in _TRUE
+        if flags["explain"] and not self._parts.about.explains:
             able = " or ".join(name for name, framework in FRAMEWORKS.items() if framework.explains)
             raise Refused(
                 400,
                 f"this runtime computes no Grad-CAM; serve with --runtime {NATIVE} and --backend"
                 f" {able}",
             )
-        return number, explain in _TRUE
+        return number, flags
 
     def _describe_classes(self, logits: np.ndarray, top: int) -> dict[str, Any]:
         names = dict(enumerate(self._parts.about.classes))
@@ -261,6 +271,11 @@ class Predict(_Route):
 def _draw_heat(images: np.ndarray, heat: np.ndarray) -> str:
     """Return an image with Grad-CAM over it as a data URL."""
     [picture] = overlay(images, heat)
+    return _encode_picture(picture)
+
+
+def _encode_picture(picture: np.ndarray) -> str:
+    """Return a picture, uint8 [height, width, 3], as a data URL."""
     is_encoded, data = cv2.imencode(".png", picture[:, :, ::-1])
     assert is_encoded
     return data_address("image/png", data.tobytes())

@@ -1,5 +1,5 @@
-"""Logs as lines of JSON: one object for each event, in ASCII, so that no name can control a
-terminal or forge a line."""
+"""Logs: words on a terminal, elsewhere lines of JSON, one object for each event. Both are ASCII, so
+that no name can control a terminal or forge a line."""
 
 import json
 import logging
@@ -37,6 +37,26 @@ class _Lines(logging.Formatter):
         return json.dumps(about, ensure_ascii=True, allow_nan=False)
 
 
+class _Words(logging.Formatter):
+    """For a person at a terminal, who has read on standard output that the server listens."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", {})
+        text = str(fields.get("message", record.message))[:_LONGEST]
+        if text == "request":
+            text = "{method} {path}: {status} in {ms:.0f} ms, from {client}".format_map(fields)
+        if record.levelno >= logging.WARNING:
+            text = f"{record.levelname.lower()}: {text}"
+        return f"{self.formatTime(record, '%H:%M:%S')} {_escape(text)}"
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(map(_escape, super().formatException(ei)[-_LONGEST:].splitlines()))
+
+
+def _escape(text: str) -> str:
+    return text.encode("unicode_escape").decode()
+
+
 def log(
     event: str, level: int = logging.INFO, *, trace: BaseException | None = None, **fields: Any
 ) -> None:
@@ -45,10 +65,13 @@ def log(
 
 
 @contextmanager
-def json_logs() -> Iterator[None]:
+def open_logs() -> Iterator[None]:
     """While open, write the events of this server, of libraries, and warnings to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines())
+    if sys.stderr.isatty():
+        handler.setFormatter(_Words())
+        handler.addFilter(lambda record: record.msg != "listening")
     levels = {LOGGER: logging.INFO}
     for name, level in _OTHERS.items():
         levels[logging.getLogger(name)] = level

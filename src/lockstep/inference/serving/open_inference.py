@@ -8,6 +8,7 @@ triton`; `encoded` and `logits` are additional.
 
 import json
 import math
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ EXTENSIONS = ["binary_tensor_data", "classification"]
 VERSION = "1"
 """The only version of the model. `lockstep export --to triton` writes the same."""
 _LONGEST_ID = 256
+_HALF = re.compile("[\ud800-\udfff]")
+"""Half a UTF-16 character, which JSON can spell, and no encoding can write."""
 _DATATYPES = {CLASSES: "INT64", PROBABILITIES: "FP32", LOGITS: "FP32"}
 
 
@@ -105,8 +108,9 @@ def parse_request(body: bytes, json_length: int | None, shapes: Shapes) -> Infer
     _expect(isinstance(content, dict), "the request is not a JSON object")
     identity = content.get("id")
     _expect(
-        identity is None or (is_text(identity) and len(identity) <= _LONGEST_ID),
-        "id is not a short text",
+        identity is None
+        or (is_text(identity) and len(identity) <= _LONGEST_ID and not _HALF.search(identity)),
+        f"id is not a text of at most {_LONGEST_ID} whole characters",
     )
     inputs = content.get("inputs")
     _expect(
@@ -169,7 +173,7 @@ def _parse_input(
         return str(name), shape, values
     _expect(
         is_count(size) and size == len(binary),
-        f"binary_data_size is {size!s:.20}; {len(binary)} bytes were sent",
+        f"binary_data_size is {size!r:.20}; {len(binary)} bytes were sent",
     )
     return str(name), shape, binary
 

@@ -1,5 +1,6 @@
 """The server: its socket, the thread with the runtime, uvicorn, and how it stops."""
 
+import ipaddress
 import logging
 import os
 import socket
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from typing import Any
+from urllib.parse import quote
 
 import uvicorn
 
@@ -22,15 +24,18 @@ from lockstep.inference.serving.computing_routes import Parts
 from lockstep.inference.serving.connections import Server, Stopping, make_connection_class
 from lockstep.inference.serving.guard import Guard
 from lockstep.inference.serving.limits import KEEP_ALIVE_SEC, Limits
-from lockstep.inference.serving.logs import json_logs, log
+from lockstep.inference.serving.logs import log, open_logs
 from lockstep.inference.serving.metrics import Metrics
 from lockstep.inference.serving.model import About, Source, open_model
+from lockstep.launch.nodes import list_addresses
 from lockstep.recipes import Execution
 from lockstep.runs.events import Event, Listener
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import share_of_cores
 
 _BACKLOG = 1024
+_LARGEST_HEAD = 2**15
+"""Bytes of a request's line and headers: those that nginx passes on."""
 _GRACE_SEC = 5
 """The seconds for answers to be read at the end, when the work is done or its time is over."""
 
@@ -53,7 +58,7 @@ def run(
     execution = source.execution or Execution()
     threads = execution.loader_threads or share_of_cores()
     with (
-        json_logs(),
+        open_logs(),
         ThreadPoolExecutor(threads, thread_name_prefix="lockstep-parse") as pool,
         closing(Decoders(threads, _report)) as decoders,
         _compute_in_thread(batcher, source, name, listener or _log_note, limits) as about,
@@ -83,16 +88,33 @@ def run(
 
 
 def _configure(app: Guard, limits: Limits) -> uvicorn.Config:
+    """Return uvicorn's settings. What it would choose itself, or take from the environment, is
+    named."""
     return uvicorn.Config(
         app,
         loop="asyncio",
         http=make_connection_class(limits),
+        http2=False,
         ws="none",
         lifespan="off",
+        interface="asgi3",
+        workers=1,
+        reload=False,
+        env_file=None,
         log_config=None,
+        log_level=None,  # `open_logs` sets it
         access_log=False,
+        use_colors=False,
         proxy_headers=False,  # headers that a client may write would be believed
+        forwarded_allow_ips=[],
+        root_path="",
         server_header=False,
+        date_header=True,
+        headers=[],  # `Guard` adds them
+        limit_concurrency=None,  # `Connection` limits them
+        limit_max_requests=None,
+        reset_contextvars=False,
+        h11_max_incomplete_event_size=_LARGEST_HEAD,
         backlog=_BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SEC,
         timeout_graceful_shutdown=_GRACE_SEC,
@@ -173,6 +195,23 @@ def _announce(sock: socket.socket, about: About, access: Access) -> None:
     with suppress(OSError, ValueError):  # nobody reads it
         sys.stdout.write(
             f"serving {about.name} with {about.runtime} in {about.precision} on {url} (Ctrl-C stops"
-            " it)\n"
+            f" it)\n{describe_ways(address, port, access.token)}"
         )
         sys.stdout.flush()
+
+
+def describe_ways(address: str, port: int, token: str | None) -> str:
+    """Return lines with the addresses at which other machines reach a server that listens on
+    `address`. With a token they are links, but only on a terminal: files keep what they get."""
+    if is_loopback(address):
+        return ""
+    path = ""
+    if token and sys.stdout.isatty():
+        path = f"#token={quote(token, safe='')} (with the token: show it to nobody else)"
+    own = list_addresses() if ipaddress.ip_address(address).is_unspecified else [address]
+    lines = []
+    for other in own:
+        if not is_loopback(other):
+            host = f"[{other}]" if ":" in other else other
+            lines.append(f"  from a phone or another machine: http://{host}:{port}/{path}\n")
+    return "".join(lines)

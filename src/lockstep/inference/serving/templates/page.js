@@ -1,7 +1,10 @@
 "use strict";
 const $ = (selector) => document.querySelector(selector);
-const MOST_RESULTS = 100, MOST_TRIES = 5;
-let token = "", done = 0, failed = 0, chosen = 0, about = null;
+const MOST_RESULTS = 100, MOST_TRIES = 5, MOST_NAMES = 5;
+// A link can hold the token. It does not stay in the address, where others could read it.
+let token = new URLSearchParams(location.hash.slice(1)).get("token") || "";
+if (token) history.replaceState(null, "", location.pathname);
+let done = 0, failed = 0, chosen = 0, about = null;
 const waiting = [];
 let running = false;
 
@@ -15,11 +18,22 @@ function headers() {
   return token ? { Authorization: `Bearer ${token}` } : {};
 }
 
+// A proxy in front of the server has pages of its own for errors.
+async function read(answer) {
+  const text = await answer.text();
+  try {
+    return JSON.parse(text);
+  } catch {
+    const limit = answer.status === 413 ? "; its limit for uploads may be too small (nginx: client_max_body_size)" : "";
+    throw new Error(`the answer, of status ${answer.status}, is not this server's but a proxy's${limit}`);
+  }
+}
+
 // What is served, and the token
 
 async function describe() {
   const answer = await fetch("about", { headers: headers() });
-  const content = await answer.json(), isDenied = answer.status === 401;
+  const content = await read(answer), isDenied = answer.status === 401;
   $("#access").hidden = !isDenied;
   $("#drop").hidden = !answer.ok;
   if (isDenied) {
@@ -47,9 +61,16 @@ $("#access").addEventListener("submit", (event) => {
 
 // Images
 
+function isImage(file) {
+  return file.type.startsWith("image/") || !file.type;
+}
+
 function take(files) {
-  const images = [...files].filter((file) => file.type.startsWith("image/") || !file.type);
-  if (files.length > images.length) $("#status").textContent = "Files that are not images are left out.";
+  const images = [...files].filter(isImage);
+  const others = [...files].filter((file) => !isImage(file)).map((file) => file.name);
+  const more = others.length > MOST_NAMES ? ` and ${others.length - MOST_NAMES} more` : "";
+  $("#left").textContent = `Left out, because these are not images: ${others.slice(0, MOST_NAMES).join(", ")}${more}`;
+  $("#left").hidden = !others.length;
   if (!images.length || $("#drop").hidden) return;
   waiting.push(...images);
   chosen += images.length;
@@ -75,12 +96,15 @@ async function classify(file) {
   const details = node("div", {}, node("h2", { textContent: file.name || "image" }));
   card.append(pictures, details);
   const image = node("img", { alt: file.name || "image", src: URL.createObjectURL(file) });
-  image.addEventListener("load", () => URL.revokeObjectURL(image.src));
-  image.addEventListener("error", () => { URL.revokeObjectURL(image.src); image.remove(); });
+  const isShown = new Promise((resolve) => {
+    image.addEventListener("load", () => resolve(true));
+    image.addEventListener("error", () => { image.remove(); resolve(false); });
+  }).finally(() => URL.revokeObjectURL(image.src));
   pictures.append(image);
   try {
     const began = performance.now();
-    const result = await send(file);
+    const result = await send(file, await isShown ? 0 : 1);
+    if (result.thumbnail) pictures.append(node("img", { alt: `${image.alt}, as the network sees it`, src: result.thumbnail }));
     show(result, details, pictures, performance.now() - began);
     isClassified = true;
   } catch (error) {
@@ -92,12 +116,12 @@ async function classify(file) {
   return isClassified;
 }
 
-async function send(file) {
+async function send(file, thumbnail) {
   const top = Math.max(1, Math.min(Number.parseInt($("#top").value, 10) || 5, about.classes));
   const explain = about.explains && $("#explain").checked ? 1 : 0;
   for (let number = 1; ; number += 1) {
-    const answer = await fetch(`predict?top=${top}&explain=${explain}`, { method: "POST", body: file, headers: headers() });
-    const result = await answer.json();
+    const answer = await fetch(`predict?top=${top}&explain=${explain}&thumbnail=${thumbnail}`, { method: "POST", body: file, headers: headers() });
+    const result = await read(answer);
     if (answer.ok) return result;
     if (answer.status === 401) await describe();
     if (answer.status !== 429 || number === MOST_TRIES) throw new Error(result.error);
@@ -132,6 +156,7 @@ $("#clear").addEventListener("click", () => {
   $("#results").replaceChildren();
   $("#clear").hidden = true;
   $("#status").textContent = "";
+  $("#left").hidden = true;
   $("#files").focus();
 });
 document.addEventListener("paste", (event) => take(event.clipboardData.files));
