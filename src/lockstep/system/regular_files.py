@@ -130,6 +130,7 @@ def read_regular(path: AnyPath, limit: Limit) -> bytes:
         if is_sparse(descriptor, 0, status.st_size):
             reason = f"nearly all of its {status.st_size:,} bytes were never written"
             raise OSError(errno.EFBIG, reason, os.fspath(path))
+        os.lseek(descriptor, 0, os.SEEK_SET)  # finding holes moves the position
         return read_descriptor(descriptor, status.st_size)
     except OSError as error:
         error.filename = error.filename or os.fspath(path)
