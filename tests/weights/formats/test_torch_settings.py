@@ -79,6 +79,7 @@ HARMLESS: list[dict[str, Any]] = [
     {"class_to_idx": {"sigmoid": 0, "scale": 1, "bias": 2, "gray": 3, "t": 4}},
     {"config": {"activation": "ReLU(inplace=True)", "loss": "CrossEntropyLoss", "bias": True}},
     {"config": {"num_classes": 5, "in_chans": 3, "input_format": "RGB", "pool": "avg"}},
+    {"config": {"head": {"in_channels": 2048}, "input_type": "labelled", "cmap": "gray"}},
     {"config": {"kd_temperature": 4.0, "scale": [0.08, 1.0], "grayscale": 0.2, "betas": [0.9]}},
     {"config": {"temperature": 1.0, "dilation": [False, False], "normalize": True}},
     {"scheduler": {"T_max": 10, "threshold": 1e-4}, "MixedPrecision": {"scale": 65536.0}},

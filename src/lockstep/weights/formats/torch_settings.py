@@ -85,8 +85,8 @@ pool (gp|pool(ing)?)(_type|_mode|_name|_layer)? OFF|true|\d+|mean|gap|fast|(?!.*
 strides dilat\w+|output_stride|replace_stride\w* OFF|32|(1|false)(,(1|false))*
 epsilon (bn|norm)_eps(ilon)? TEXT|1e-05
 blurs aa_layer|blur_?pool\w*|anti_?aliased OFF
-colours in_?ch(an(nel)?s?)?|(?<!_)((n|num|img|image|input)_)?(chans|channels?) TEXT|3|[\d.]+,.*
-colours (colou?rs?|channels?|input|image|img)_?(order|format|mode|space|type) (?!COLOURS).*
+colours in_?ch(an(nel)?s?)?|(?<!_)((n|num|img|image|input)_)?(chans|channels?) TEXT|3|WIDTH
+colours (colou?rs?|channels?|input|image|img)_?(order|format|mode|space|type) (?!COLOURS(?![a-z])).*
 colours bgr|swap_rb|gr[ae]y(_?scale)? OFF|0\.\d+
 colours rgb |none|true|rgb|1
 outputs (multi_?(label|hot)|sigmoid|ordinal|regression|bce)(ed|s|_loss)? OFF|\d*\.\d+
@@ -99,7 +99,8 @@ _VALUES = {
     "OFF": "|none|false|no|off|0",
     "RELU": r"(torch_)?(nn_)?(functional_|f_)?(re_?lu|(log_?)?soft_?max|linear|identity|logits?)"
     r"(_inplace.*|_dim.*)?",
-    "COLOURS": "bgr|gr[ae]y|hsv|lab|l$|rgba|yuv|ycbcr|ycc|cmyk",
+    "WIDTH": r"[\d.]+,.*|1[6-9]|[2-9]\d|\d{3,}",
+    "COLOURS": "(bgr|gr[ae]y(_?scale)?|hsv|lab|l|rgba|yuv|ycbcr|ycc|cmyk)",
 }
 _OF_CLASSES = re.compile(
     r"(?:.*_)?(?:n|nb|no|num|number_of)_?(?:class(?:es)?|labels|outputs?)|out_features"
@@ -108,7 +109,6 @@ _NOT_SOFTMAX = re.compile(
     r"(?:.*[_,])?(?:bce\w*|binary_?cross.*|multi_?(?:label|hot)\w*|sigmoid|ordinal|regression|mse\w*"
     r"|(?:smooth_)?l1_?loss|huber\w*|(?:arc|cos|sphere)_?face|asymmetric\w*|asl|hinge)(?:[_,].*)?"
 )
-_OTHER_COLOURS = re.compile(r"bgr|gr[ae]y(?:scale)?")
 _OF_OUTPUTS = re.compile(r"(?:.*_)?(?:loss|crit|act|obj|head|out|task|problem).*")
 _PROSE = re.compile(
     r"(?:.*_)?(?:author|cmd|comment|commit|data(?:set)?|date|desc|dir|exp|file|folder|git|hist|host"
@@ -197,7 +197,7 @@ def find_effect(path: str, value: Any, logits: int | None = None) -> str:
         if not is_prose and (is_of_outputs or not _PROSE.fullmatch(key)):
             if _NOT_SOFTMAX.fullmatch(text):
                 return _EFFECTS["outputs"]
-            if _OTHER_COLOURS.fullmatch(text):
+            if text == "bgr":
                 return _EFFECTS["colours"]
     if _is_harmless(place, value, logits):
         return ""
