@@ -36,16 +36,11 @@ _RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 
 def check_address(address: str) -> None:
     """Raise `CheckpointError` unless an address is `https://`, or `http://` of this machine."""
-    if not re.fullmatch("[!-~]+", address):
-        raise CheckpointError(
-            f"{address!a:.200} cannot be downloaded: it has characters other than visible ASCII;"
-            " expected https://HOST/PATH with such characters as %XX"
-        )
     try:
         parts = urlsplit(address)
         host = parts.hostname or ""
         host.encode("idna")
-        is_usable = bool(host) and parts.port != 0
+        is_usable = re.fullmatch("[!-~]+", address) and host and parts.port != 0
     except ValueError:
         is_usable = False
     is_safe = is_usable and (
@@ -54,7 +49,8 @@ def check_address(address: str) -> None:
     if is_safe and "@" not in parts.netloc:
         return
     raise CheckpointError(
-        f"{address:.200} cannot be downloaded; expected https://HOST/PATH without a user's name"
+        f"{address!a:.200} cannot be downloaded; expected https://HOST/PATH without a user's name,"
+        " in visible ASCII (other characters as %XX)"
     )
 
 

@@ -45,7 +45,9 @@ class Access:
           Origin. They send Sec-Fetch-Site only to https and to loopback.
         """
         host = headers.get(b"host", b"").decode("latin-1").lower()
-        if not self._is_expected(get_host_name(host)):
+        name = get_host_name(host)
+        is_address = self.takes_addresses and _parse_address(name) is not None
+        if self.hosts is not None and name not in self.hosts and not is_address:
             return (
                 403,
                 f"Host is {host!r:.80}, which this server does not expect; add --allow-host NAME",
@@ -78,10 +80,6 @@ class Access:
             )
         return None
 
-    def _is_expected(self, name: str) -> bool:
-        is_address = self.takes_addresses and _parse_address(name) is not None
-        return self.hosts is None or name in self.hosts or is_address
-
     def _is_own_page(self, origin: str, host: str, site: bytes) -> bool:
         """Return whether an Origin is that of this server's page, when Host is expected."""
         scheme, _, place = origin.partition("://")
@@ -93,7 +91,7 @@ class Access:
         if scheme == "http" and place.removesuffix(":80") == host.removesuffix(":80"):
             return True
         # The browser has compared its page with the address, before a proxy changed Host.
-        return site == b"same-origin" and (scheme == "https" or _is_loopback_name(name))
+        return site == b"same-origin" and (scheme == "https" or is_loopback(name))
 
 
 def _digest(secret: bytes) -> bytes:
@@ -114,13 +112,16 @@ def get_host_name(host: str) -> str:
     return (name if colon and ":" not in host[len(name) + 1 :] else host).lower().rstrip(".")
 
 
-def is_loopback(address: str) -> bool:
-    """Return whether an address is reached from this machine only.
+def is_loopback(name: str) -> bool:
+    """Return whether a name or an address is reached from this machine only.
 
-    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0")
+    >>> is_loopback("127.0.0.1"), is_loopback("app.localhost"), is_loopback("0.0.0.0")
     (True, True, False)
     """
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    address = _parse_address(name.partition("%")[0])
+    if address is None:
+        return name == "localhost" or name.endswith(".localhost")
+    return address.is_loopback
 
 
 def _parse_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -128,13 +129,6 @@ def _parse_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address |
         return ipaddress.ip_address(name)
     except ValueError:
         return None
-
-
-def _is_loopback_name(name: str) -> bool:
-    address = _parse_address(name)
-    if address is None:
-        return name == "localhost" or name.endswith(".localhost")
-    return address.is_loopback
 
 
 def make_access(
@@ -157,6 +151,7 @@ def make_access(
             " network is private"
         )
     public = set()
+    names = set()
     for allowed in hosts:
         name = get_host_name(allowed)
         if not re.fullmatch(r"[a-z0-9_.:-]+", name) or "/" in allowed:
@@ -164,17 +159,13 @@ def make_access(
                 f"the allowed host is {allowed!r}; expected a name without scheme and path, such as"
                 " photos.example"
             )
-        public.add(name)
-    own = set()
+        names.add(name)
+        if not is_loopback(name):
+            public.add(name)
     if local:
-        own = {*_LOOPBACK_NAMES, get_host_name(host), address}
+        names |= {*_LOOPBACK_NAMES, get_host_name(host), address}
     elif token is None:  # pages of a changed name could use the server
         machine = socket.gethostname().lower()
-        own = {*_LOOPBACK_NAMES, get_host_name(host), machine, f"{machine}.local"}
-    names = public | own
-    return Access(
-        token,
-        hosts=frozenset(names) if names else None,
-        public_names=frozenset(name for name in public if not _is_loopback_name(name)),
-        takes_addresses=not local,
-    )
+        names |= {*_LOOPBACK_NAMES, get_host_name(host), machine, f"{machine}.local"}
+    expected = frozenset(names) if names else None
+    return Access(token, expected, frozenset(public), takes_addresses=not local)
