@@ -147,10 +147,10 @@ def _flatten(values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
             value = _parse(value)
         table = value
         if isinstance(value, list | tuple) and any(map(_is_compound, value)):
-            table = {str(i): item for i, item in enumerate(value)}
-        for key, item in table.items() if isinstance(table, Mapping) else ():
-            name = describe_key(key)
-            inner.append((f"{path[:_MOST_PATH]}.{name}".lstrip("."), item))
+            table = dict(zip(map(str, range(len(value))), value, strict=True))
+        if isinstance(table, Mapping):
+            for key, item in table.items():
+                inner.append((f"{path[:_MOST_PATH]}.{describe_key(key)}".lstrip("."), item))
         if not inner:
             yield path, value
         elif id(value) not in visited:
@@ -232,9 +232,7 @@ def _spell(value: Any) -> str:
     if isinstance(value, np.ndarray):
         value = numbers(value).ravel()[:_MOST].tolist()
     if isinstance(value, list | tuple):
-        return ",".join(
-            _spell(item) for item in value[:_MOST] if not isinstance(item, list | tuple)
-        )
+        return ",".join(map(_spell, value[:_MOST]))
     if isinstance(value, str):
         number = value.strip().lower()
         return number * bool(_NUMBER.fullmatch(number)) or to_snake(value)

@@ -53,17 +53,15 @@ def account_for_values(
     `CheckpointError` that names those that may change the results of a network with these
     outputs."""
     leftover: dict[str, list[str]] = {}
-    tops = {}
-    for name, value in values.items():
-        effect = "" if name in used else find_effect(name, value, logits)
-        if effect:
+    others = {}
+    for name in filter(lambda name: name not in used, values):
+        if effect := find_effect(name, values[name], logits):
             leftover.setdefault(effect, []).append(name)
-        tops[name.partition(".")[0]] = name in used
+        top = name.partition(".")[0]
+        others[top] = Part(top, "without effect", "it describes the training")
     for effect, names in leftover.items():
         raise refuse_leftover(path, network, names, "with values", effect)
-    for top, is_used in tops.items():
-        if not is_used:
-            yield Part(top, "without effect", "it describes the training")
+    yield from others.values()
 
 
 def find_model(path: Path, root: Values, values: Values) -> str | None:
@@ -126,7 +124,7 @@ def read_changes(path: Path, root: Values, values: Values) -> tuple[Changes, lis
     script, args = _read_args(root)
     if script == "timm":
         used = [f"{ARGS}.{name}" for name in _OF_TIMM]
-        used += [name for name in values if name.startswith(f"{ARGS}.model_kwargs")]
+        used += filter(lambda name: name.startswith(f"{ARGS}.model_kwargs"), values)
         try:
             changes, remarks = read_timm_args(args)
         except CheckpointError as error:
@@ -191,15 +189,15 @@ def scale_colours(colours: Mapping[str, Any]) -> Changes:
         if not all(is_number(number) and 0 <= number <= 255 for number in value):
             return {}
         # The shortest decimal of a float32: 0.485.
-        triples[name] = [float(str(np.float32(number))) for number in value]
-    mean, std = triples.get("mean", []), triples.get("std", [])
-    if not mean or not std or min(std) == 0:
+        triples[name] = np.array(list(map(str, map(np.float32, value))), np.float64)
+    if len(triples) < 2 or not triples["std"].all():
         return {}
-    scale = 255 if max(*mean, *std) <= 1 else 1
-    is_mixed = scale == 1 and (0 < max(mean) <= 1 or max(std) < 1)
-    if is_mixed:
-        return {}
-    return {name: tuple(round(scale * n, 9) for n in triple) for name, triple in triples.items()}
+    scale = 255
+    if max(map(np.max, triples.values())) > 1:
+        scale = 1
+        if 0 < triples["mean"].max() <= 1 or triples["std"].max() < 1:
+            return {}
+    return {name: tuple((scale * triple).round(9).tolist()) for name, triple in triples.items()}
 
 
 def read_classes(root: Values, logits: int) -> tuple[tuple[str, ...], list[str]]:
