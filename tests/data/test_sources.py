@@ -1,9 +1,16 @@
 """Where the images of a split are: every layout, and the messages for folders without one."""
 
+import bz2
+import gzip
+import lzma
+import shlex
+import subprocess
+import zlib
 from pathlib import Path
 
 import pytest
 
+from lockstep.data.containers import tfrecord
 from lockstep.data.listing import list_images
 from lockstep.data.sources import find_source, find_split, holds_split
 from lockstep.system.errors import DataError
@@ -155,3 +162,50 @@ def test_a_folder_that_is_being_written_is_no_data_set_yet(tmp_path: Path) -> No
     for split in ("train", "val"):
         with pytest.raises(DataError, match=r"not complete: .* the same command again"):
             find_split(tmp_path, split)
+
+
+RECORDS = b"".join(b"".join(tfrecord.frame_record(b"")) for _ in range(3))
+COMPRESSED = {
+    "train.tar.gz": ("gzip", gzip.compress),
+    "train.tgz": ("gzip", gzip.compress),
+    "train.tfrecord": ("gzip", gzip.compress),
+    "train-00000-of-00001": ("zlib", zlib.compress),
+    "train-00000-of-00001.gz": ("gzip", gzip.compress),
+    "train.tar.bz2": ("bzip2", bz2.compress),
+    "train.rec.xz": ("xz", lzma.compress),
+    "train.tar": ("gzip", gzip.compress),
+    "train.tar.zst": ("Zstandard", lambda data: bytes.fromhex("28b52ffd") + data),
+    "train.zip": ("ZIP", lambda data: b"PK\x03\x04" + data),
+}
+"""By name: the compression, and what makes the bytes."""
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_a_compressed_file_is_named_with_the_command_that_unpacks_it(
+    name: str, tmp_path: Path
+) -> None:
+    title, compress = COMPRESSED[name]
+    (tmp_path / name).write_bytes(compress(RECORDS))
+    with pytest.raises(DataError, match=f"{name}: it is compressed with {title}") as error:
+        list_images(find_split(tmp_path, "train"))
+    command = str(error.value).partition("remove it: ")[2]
+    if title in ("gzip", "bzip2", "xz"):
+        subprocess.run(command, shell=True, check=True, timeout=60)
+        assert Path(shlex.split(command)[-1]).read_bytes() == RECORDS
+
+
+def test_an_unpacked_file_next_to_its_archive_counts(tmp_path: Path) -> None:
+    touch_files(tmp_path, "train.tar", "train.tar.gz", "val.zip")
+    assert find_split(tmp_path, "train").files == ("train.tar",)
+    assert not holds_split(tmp_path, "val")
+
+
+def test_a_folder_that_begins_like_an_archive_is_not_one(tmp_path: Path) -> None:
+    """A tar begins with the name of its first member."""
+    (tmp_path / "BZhang").mkdir()
+    (tmp_path / "BZhang/a.jpg").write_bytes(b"image")
+    command = ["tar", "cf", "train.tar", "BZhang/a.jpg"]
+    subprocess.run(command, check=True, cwd=tmp_path, timeout=60)
+    (tmp_path / "BZhang/a.jpg").unlink()
+    (tmp_path / "BZhang").rmdir()
+    assert list_images(find_split(tmp_path, "train")).classes == ("BZhang",)

@@ -32,7 +32,6 @@ from lockstep.data.stored_files import (
     StoredFile,
     encode_name,
     list_file,
-    replace_labels,
 )
 from lockstep.data.stores.bundles import explain_new_list
 from lockstep.system.errors import DataError
@@ -184,7 +183,7 @@ def _list_files(
     left_out: list[Quarantined] = []
     skipped: list[Skipped] = []
     for file in files:
-        parts += [replace_labels(part, file, positions) for part in file.rows]
+        parts += file.list_rows(positions)
         numbers += file.numbers
         names += file.names
         class_names |= file.class_names
@@ -261,8 +260,8 @@ def _name_classes(
         if count > len(classes):
             raise DataError(
                 f"{source.title} has an image of class {count - 1}, but {path.name} next to it"
-                f" lists {len(classes)} classes, counted from 0. Complete the list. If the labels start"
-                " at 1, write the images again with: lockstep data pack --first-label 1"
+                f" lists {len(classes)} classes, counted from 0. Complete the list. If the labels"
+                " start at 1, write the images again with: lockstep data pack --first-label 1"
             )
         return classes
     names = [class_names.get(label) or str(label) for label in range(count)]

@@ -1,6 +1,5 @@
 """What one file of a source holds that has many images, without decoding them."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, islice
@@ -134,6 +133,18 @@ class StoredFile:
         if outside:
             self._remove(outside)
 
+    def list_rows(self, positions: Mapping[str, int]) -> list[np.ndarray]:
+        """Return the rows, with the positions of classes instead of temporary labels."""
+        if not self.folders:
+            return self.rows
+        own = np.zeros(1 - min(self.folders.values()), np.int32)
+        for name, label in self.folders.items():
+            own[-label] = positions[name]
+        rows = np.concatenate(self.rows)
+        labels = rows["label"]
+        rows["label"] = np.where(labels < 0, own[np.maximum(-labels, 0)], labels)
+        return [rows]
+
     def _remove(self, labels: list[int]) -> None:
         """Remove the images with these labels."""
         kept = [~np.isin(rows["label"], labels) for rows in self.rows]
@@ -210,16 +221,3 @@ def find_fault(item: Stored, first_label: int = 0) -> str:
     if item.label == NO_LABEL or 0 <= item.label - first_label <= MOST_CLASSES:
         return ""
     return f"its label is {item.label}"
-
-
-def replace_labels(rows: np.ndarray, file: StoredFile, positions: Mapping[str, int]) -> np.ndarray:
-    """Return rows in which temporary labels are replaced by the positions of their classes."""
-    if not file.folders:
-        return rows
-    own = np.zeros(1 - min(file.folders.values()), np.int32)
-    for name, label in file.folders.items():
-        own[-label] = positions[name]
-    rows = rows.copy()
-    labels = rows["label"]
-    rows["label"] = np.where(labels < 0, own[np.maximum(-labels, 0)], labels)
-    return rows

@@ -14,11 +14,11 @@ MOST_BYTES = IMAGE.most_bytes + 2**20
 """At most this many bytes are read at once: an image, and what describes it."""
 _READ_COST = 2**6
 """A read costs as much as its bytes, and this many more."""
-_LEAST_WORK = 2**26
+_LEAST_WORK = 2**22
 _WORK_PER_BYTE = 2**6
 """A pass over a file may cost this much, in bytes, for each byte of the file. Records of 8 bytes
 cost most: about 50."""
-_FIRST_CHUNK = 2**12
+_FIRST_CHUNK = 2**7
 _LAST_CHUNK = 2**20
 
 

@@ -1,0 +1,181 @@
+"""Nothing vanishes: what is written is listed, or left out with its reason and counted."""
+
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from lockstep.data.class_folders import describe_skipped
+from lockstep.data.containers import recordio, tfrecord
+from lockstep.data.decoding.image_formats import FORMAT_OF
+from lockstep.data.index import open_index
+from lockstep.data.listing import Listing, list_images
+from lockstep.data.sources import find_source
+from lockstep.data.tar_folders import find_classes
+from lockstep.system.errors import DataError
+from tests.data.cases import image_folder, jpeg
+
+IMAGE = jpeg()
+ENDINGS = [*FORMAT_OF, ".JPG", ""]
+FILES = {
+    f"{name}/{file}": IMAGE + f"{name}/{file}".encode()
+    for name in ("ant", "cat")
+    for ending in ENDINGS
+    for file in (f"photo.2024.{ending.strip('.')}1{ending}", f"one stem{ending}", f"x{ending}")
+} | {
+    "cat/begins.as-image": IMAGE,
+    "cat/a.json": b"{}",
+    "ant/note.txt": b"text",
+    "ant/.hidden.jpg": IMAGE,
+    "ant/._x.jpg": b"of macOS",
+    "cat/2023/inside.jpg": IMAGE,
+    "beside.txt": b"text",
+}
+"""In `train`, with a nested folder. Every image has other bytes."""
+
+
+def write_tar(path: Path, members: dict[str, bytes | None]) -> Path:
+    """Write members; None is a folder, `-> x` a link to x."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            if data is None:
+                info.type = tarfile.DIRTYPE
+            elif data.startswith(b"-> "):
+                info.type = tarfile.SYMTYPE
+                info.linkname = data[3:].decode()
+            else:
+                info.size = len(data)
+            tar.addfile(info, io.BytesIO(data or b""))
+    return path
+
+
+def count_kinds(listing: Listing) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for item in listing.skipped:
+        counts[item.kind] = counts.get(item.kind, 0) + item.amount
+    return counts
+
+
+def describe(listing: Listing) -> list[tuple[str, str, bytes]]:
+    return [
+        (listing.classes[label], Path(listing.name(i)).name, listing.read_encoded(i))
+        for i, label in enumerate(listing.rows["label"].tolist())
+    ]
+
+
+@pytest.mark.parametrize("where", ["inside", "around", "entries"])
+def test_a_tar_of_a_folder_reads_as_the_folder(where: str, tmp_path: Path) -> None:
+    root = image_folder(tmp_path / "folder/train", FILES)
+    (root / "empty").mkdir()
+    names = {
+        "inside": ["-C", str(root), "."],
+        "around": ["-C", str(root.parent), "train"],
+        "entries": ["-C", str(root), "cat", "ant", "empty", "beside.txt"],
+    }
+    (tmp_path / "tar").mkdir()
+    command = ["tar", "cf", str(tmp_path / "tar/train.tar"), *names[where]]
+    subprocess.run(command, check=True, timeout=60)
+    folder = list_images(find_source(root))
+    tar = list_images(find_source(tmp_path / "tar"))
+    assert len(tar) == 2 * 3 * len(ENDINGS) + 1
+    assert describe(tar) == describe(folder)
+    assert tar.classes == folder.classes
+    # What is next to class folders, the folder's check lists by itself.
+    kinds = {"hidden": 2, "stray-file": 2, "empty-class": 1, "nested-folder": 1}
+    assert count_kinds(folder) == kinds
+    assert count_kinds(tar) == kinds | {"stray-file": 3}
+    assert tar.damaged == folder.damaged == ()
+
+
+def test_links_and_folders_in_a_tar_are_counted(tmp_path: Path) -> None:
+    members = {"cat": None, "cat/a.jpg": IMAGE, "cat/b.jpg": b"-> a.jpg", "dog/": None}
+    write_tar(tmp_path / "train.tar", members)
+    listing = list_images(find_source(tmp_path))
+    assert (len(listing), count_kinds(listing)) == (1, {"link": 1, "empty-class": 1})
+    assert describe_skipped(listing.skipped) == (
+        "1 empty class folder (train.tar/dog), 1 link in a tar (train.tar/cat/b.jpg)"
+    )
+
+
+WEBDATASET = {
+    "a.cls": b"1",
+    "a.jpg": IMAGE + b"1",
+    "a.seg.png": IMAGE + b"mask",
+    "a.png": IMAGE + b"2",
+    "a.txt": b"a caption",
+    "b.2024.01.jpg": IMAGE + b"3",
+    "b.2024.01.cls": b"0",
+    "b.2024.02.cls": b"2",
+    "b.2024.02.jpg": IMAGE + b"4",
+    "c.cls": b"0",
+    "c.rgb.jpeg": IMAGE + b"5",
+    "d.cls": b"1",
+    "e.jpg": IMAGE,
+    "e.txt": b"0",
+    "f.jpg": IMAGE,
+    "f.cls": b"0 1",
+    "g.jpg": IMAGE,
+    "g.cls": b"0",
+    "g.CLS": b"1",
+    "README": b"text",
+}
+
+
+def test_members_of_webdataset_are_images_or_describe_them_or_are_counted(tmp_path: Path) -> None:
+    write_tar(tmp_path / "train.tar", WEBDATASET)
+    listing = list_images(find_source(tmp_path))
+    labels = {listing.read_encoded(i)[-1:]: int(listing.rows["label"][i]) for i in range(4)}
+    assert labels == {b"1": 1, b"3": 0, b"4": 2, b"5": 0}
+    assert len(listing) == 4
+    # a.seg.png, a.png; a.txt, d.cls, e.txt, README
+    assert count_kinds(listing) == {"extra-image": 2, "stray-file": 4}
+    reasons = [bad.reason.partition(": ")[2] for bad in listing.damaged]
+    assert [reason[:21] for reason in reasons] == [
+        "its label is missing:",
+        "f.cls is '0 1'; expec",
+        "it has two labels: g.",
+    ]
+
+
+def test_a_tar_without_labels_is_refused_for_that(tmp_path: Path) -> None:
+    write_tar(tmp_path / "train.tar", {"0.jpg": IMAGE, "0.txt": b"a cat", "1.jpg": IMAGE})
+    with pytest.raises(DataError, match=r"none of .* images can be read; .*its label is missing"):
+        open_index(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("folders", "classes"),
+    [
+        (["a/b/cat", "a/b/dog"], ["cat", "dog"]),
+        (["one/cat", "two/dog"], ["cat", "dog"]),
+        (["cat", "cat/2023", "cat/2024"], ["cat"]),
+        (["train", "train/cat", "train/dog"], ["cat", "dog"]),
+        (["cat/2023", "dog/2023"], []),
+    ],
+)
+def test_folders_of_a_tar_are_classes_as_after_unpacking(
+    folders: list[str], classes: list[str]
+) -> None:
+    assert sorted(find_classes(folders).names.values()) == classes
+
+
+def test_a_million_empty_records_are_one_entry_and_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,000 stand for a million: no more are kept one by one."""
+    for format, name, record in (
+        (recordio, "a.rec", recordio.frame_record(b"")),
+        (tfrecord, "a.tfrecord", tfrecord.frame_record(b"")),
+    ):
+        root = tmp_path / name[2:]
+        root.mkdir()
+        (root / name).write_bytes(b"".join(record) * 1000)
+        assert sum(1 for _ in format.scan_images(root / name)) == 1000
+        listing = list_images(find_source(root))
+        assert (len(listing.damaged), len(listing.skipped)) == (100, 21)
+        assert count_kinds(listing) == {"bad-record": 900}
+        assert describe_skipped(listing.skipped).startswith("900 places without usable images (")
