@@ -18,10 +18,12 @@ import lockstep
 from lockstep.inference import onnx_model
 from lockstep.inference.computation import list_export_runtimes
 from lockstep.inference.onnx_model import Form
+from lockstep.inference.selection import open_source
 from lockstep.models.quantisation import layers
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats.onnx_photos import take_photos
+from lockstep.weights.weights_choice import choose
 from tests.inference.cases import CLASSES, MEAN, STD, random_tensors
 
 SQUARES = np.random.default_rng(7).integers(0, 256, (3, 32, 32, 3), np.uint8)
@@ -86,6 +88,11 @@ def test_a_bare_model_answers_as_the_others(
     ):
         assert prediction.classes == of_full.classes
         assert prediction.probabilities == pytest.approx(of_full.probabilities, abs=1e-6)
+
+
+def test_an_error_of_what_is_chosen_names_it_alone(write: Callable[..., Path]) -> None:
+    with pytest.raises(CheckpointError, match=r"^--ignore 'zzz' leaves out nothing"):
+        open_source(choose(write(Form(bare=True)).parent, ignore=("zzz",)))
 
 
 @pytest.mark.parametrize("runtime", list_export_runtimes())

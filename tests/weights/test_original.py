@@ -1,9 +1,11 @@
 """The program that wrote a file computes it for the certificate, too."""
 
 import json
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -27,8 +29,12 @@ def export_onnx(folder: Path) -> Path:
     return folder / "model.onnx"
 
 
-def test_the_program_that_wrote_a_file_computes_it_too(tmp_path: Path, one_process: None) -> None:
+def test_the_program_that_wrote_a_file_computes_it_too(
+    tmp_path: Path, one_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = export_onnx(tmp_path)
+    # All files are where the next conversion finds what a killed one leaves.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     result = lockstep.convert(source, tmp_path / "a.safetensors")
     record = result["certificate"]
     assert record["original"]["by"] == f"ONNX Runtime {onnxruntime.__version__}"
@@ -76,3 +82,18 @@ def test_a_program_that_prepares_images_otherwise_is_seen(
         assert record["through_target"]["by"] == "timm's loader"
         seen[name] = record["through_target"]["largest_difference"]
     assert seen["smooth"] < 1e-5 < 1e-4 < seen["sharp"]
+
+
+def test_an_output_with_height_and_width_is_not_taken_for_classes(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        nodes = [onnx.helper.make_node("Identity", ["images"], ["y"])]
+        image = onnx.helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, None)
+        graph = onnx.helper.make_graph(nodes, "a", [image], [onnx.ValueInfoProto(name="y")])
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+        model.ir_version = 8
+        (folder / "model.onnx").write_bytes(model.SerializeToString())
+
+    squares = np.zeros((2, 4, 4, 3), np.uint8)
+    same = original.Original("ONNX Runtime", write)
+    with pytest.raises(ValueError, match=r"returns \[2, 3, 4, 4\], expected one number"):
+        original.compute_original(same, squares, RECIPE, tmp_path / "a")

@@ -38,7 +38,7 @@ def open_source(choice: WeightsChoice) -> Weights:
         return open_weights(choice)
     except CheckpointError as error:
         program = find_program(Path(choice.source))
-        if program is None:
+        if program is None or choice.ignore or choice.model:
             raise
         trust = ""
         if program.target.can_run_code:

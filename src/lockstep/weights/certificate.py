@@ -100,18 +100,23 @@ class Certificate(TypedDict):
 
 
 def certify(
-    source: Weights, target: Weights, written: Written, format: Target, changes: Sequence[str]
+    source: Weights,
+    target: Weights,
+    written: Written,
+    format: Target,
+    changes: Sequence[str],
+    folder: Path,
 ) -> Certificate:
     """Compare weights and what was written from them, read back, on photos of several sizes; and
     the weights with what the program that wrote them computes.
 
-    `written` has the files as they are on disk. The source's preprocessing is used where the
-    target's format cannot hold it. Raises `CheckpointError` if a backend fails, if the framework
-    reads other arrays from the files than Lockstep, if the source's logits are not finite, or if
-    the program that wrote the source computes something else.
+    `written` has the files as they are on disk, and `folder` gets temporary ones. The source's
+    preprocessing is used where the target's format cannot hold it. Raises `CheckpointError` if a
+    backend fails, if the framework reads other arrays from the files than Lockstep, if the source's
+    logits are not finite, or if the program that wrote the source computes something else.
     """
     recipes = _choose_recipes(source, target, format)
-    with tempfile.TemporaryDirectory(prefix="lockstep-certificate-") as name:
+    with tempfile.TemporaryDirectory(prefix="certificate-", dir=folder.absolute()) as name:
         measured = _measure(source, target, written, format, recipes, Path(name))
     digests = {file.name: hash_file(file) for file in source.others}
     colours = {name: getattr(recipes["target"], name) for name in ("mean", "std")}

@@ -197,7 +197,7 @@ def _write_certificate(
     copy = open_weights(staged.arrays[0])
     account = [f"{treatment}: {text}" for treatment, text in group_parts(weights.parts)]
     changes = [*remarks, *account, *written.added]
-    certificate = certify(weights, copy, staged, TARGETS[to], changes)
+    certificate = certify(weights, copy, staged, TARGETS[to], changes, folder)
     if not certificate["holds"]:
         raise CheckpointError(
             f"{target} would not compute as {weights.source} does: logits differ by"

@@ -138,6 +138,8 @@ def find_oddities(weights: Weights) -> Iterator[str]:
         ]
         if names:
             yield f"{oddity}: {list_first(names, _SHOWN)}"
-    means = [value for name, value in weights.tensors.items() if roles.get(name) == "bn_mean"]
+    folded = {f"{name}.running_mean" for name in weights.folded_norms}
+    names = [name for name in roles if roles[name] == "bn_mean" and name not in folded]
+    means = [weights.tensors[name] for name in names]
     if means and not any(value.any() for value in means):
         yield "all running means are 0: batch norm never saw an image"

@@ -20,6 +20,7 @@ from lockstep.models.quantisation import layers
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.weights import Weights
 from lockstep.weights.formats.onnx_weights import find, matches, read
+from lockstep.weights.inspection import find_oddities
 from tests.inference.cases import random_tensors
 from tests.lines import check_lines
 from tests.weights.formats.cases import BASIC, RESNEXT, assert_canonical
@@ -122,6 +123,7 @@ def test_a_model_with_folded_batch_norms_has_its_logits(model: ModelSpec, tmp_pa
     norms = [conv.bn_name for conv in model.list_convolutions()]
     assert weights.folded_norms == tuple(norms)
     assert "batch norms are folded into their convolutions" in weights.remarks[0]
+    assert list(find_oddities(weights)) == []
     assert_close(run_reference(weights, IMAGES), run_onnxruntime(tmp_path / "a", IMAGES))
 
 

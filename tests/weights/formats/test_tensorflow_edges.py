@@ -190,6 +190,17 @@ def test_bytes_are_known_by_their_type(tmp_path: Path) -> None:
         read_graph(graph, tmp_path)
 
 
+def test_a_graph_of_texts_decodes_images_itself(tmp_path: Path) -> None:
+    def decode(x: Any) -> Any:
+        image = tf.cast(tf.io.decode_jpeg(x[0], 3), tf.float32)
+        return classify(tf.ensure_shape(image[None], [None, 64, 64, 3]))
+
+    with tf.Graph().as_default() as graph:
+        decode(tf.compat.v1.placeholder(tf.string, [None], "images"))
+    with pytest.raises(CheckpointError, match="so it decodes images itself"):
+        read_graph(graph.as_graph_def(), tmp_path)
+
+
 class Served(tf.Module):  # type: ignore[misc]
     """A ResNet whose first signature is for servers."""
 

@@ -22,6 +22,7 @@ Kind = Literal["logits", "log_probabilities", "probabilities", "sigmoid", "deriv
 _NO_CLASS = 2**31 - 1
 """The place of a class among names that do not exist."""
 _RESHAPES = ("Flatten", "Reshape", "Squeeze")
+_LINEAR = ("Gemm", "MatMul", "Conv")
 _CHOICES = ("ArgMax", "TopK", "Hardmax")
 """Nodes that only choose among classes."""
 _REDUCTION = re.compile("Reduce.*|TensorFlow's (All|Any|Max|Mean|Min|Prod|Sum)")
@@ -219,7 +220,8 @@ class _Walk:
             f"{label_node(node)} follows {_describe(scores)}; a ResNet has only a linear"
             " classifier and softmax there, so its answers would be others"
         )
-        if scores.kind not in _SOFTMAX.values() and not _REDUCTION.fullmatch(kind):
+        is_result = scores.kind in _SOFTMAX.values() and kind not in _LINEAR
+        if not is_result and not _REDUCTION.fullmatch(kind):
             raise ValueError(problem)
         self.unknown.append(problem)
         return replace(scores, kind="derived")
@@ -276,7 +278,7 @@ class _Walk:
             factors, terms, names = read_norm(self._graph, node, scores.width)
             sources = [(tensor, name) for name in names for tensor in ("fc.weight", "fc.bias")]
             return self._fold(node, scores.multiply(factors).add(terms), sources)
-        if kind in ("Gemm", "MatMul", "Conv"):
+        if kind in _LINEAR:
             return self._classify(node, value, scores)
         if kind not in ("Add", "Sub", "Mul", "Div"):
             return None

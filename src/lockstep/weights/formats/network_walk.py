@@ -200,6 +200,11 @@ class _Walk:
     def _follow_preprocessing(self) -> str:
         """Return the value that the first convolution takes, and note what the nodes before it
         compute."""
+        if not self._graph.inputs:
+            raise ValueError(
+                "it takes no numbers, so it decodes images itself; export it with an input of"
+                " decoded images"
+            )
         if len(self._graph.inputs) != 1:
             raise ValueError(f"it has the inputs {list(self._graph.inputs)}, expected one: images")
         value = self._graph.inputs[0]
@@ -395,9 +400,8 @@ class _Walk:
         sums = {add.output[0]: add for _, add in branches}
         if len(users) != 2 or len(branches) != 2 or len(sums) != 1:
             raise ValueError(
-                f"{value!r:.80} is used by {_join_labels(users)}, which lead to"
-                f" {_join_labels(list(sums.values()))}; a ResNet has two branches there that one"
-                " Add joins, so its answers would be others"
+                f"{value!r:.80} is used by {_join_labels(users)}; a ResNet has two branches there"
+                " that one Add joins, so its answers would be others"
             )
         (shortcut, _), (main, add) = sorted(branches, key=lambda branch: len(branch[0]))
         if len(shortcut) > 1 or len(main) not in (2, 3):

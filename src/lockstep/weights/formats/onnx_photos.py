@@ -1,6 +1,7 @@
 """The resize and crop of evaluation as nodes of an ONNX model, in front of a model that takes
 squares."""
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -54,8 +55,9 @@ def check_resize(model: Any, recipe: Recipe) -> None:
     import onnx
 
     alone = onnx.ModelProto(graph=onnx.GraphProto(input=model.graph.input))
-    expected = _split_resize(take_photos(alone, recipe).graph)
-    parts = _split_resize(model.graph)
+    external = [tensor.name for tensor in model.graph.initializer if tensor.external_data]
+    expected = _split_resize(take_photos(alone, recipe).graph, external)
+    parts = _split_resize(model.graph, external)
     is_bare = not parts[0] and model.graph.input[0].name != IMAGES
     if parts not in (expected, ([], ["Cast"])) and not is_bare:
         raise ValueError("its images pass through other nodes than its metadata describes")
@@ -74,14 +76,15 @@ def remove_resize(model: Any) -> None:
     take_squares(model)
 
 
-def _split_resize(graph: Any) -> tuple[list[bytes], list[str]]:
-    """Return the nodes and constants that resize and crop, and the operators of other nodes that
-    take the input."""
+def _split_resize(graph: Any, external: Collection[str]) -> tuple[list[bytes], list[str]]:
+    """Return the nodes and constants that resize and crop, without constants in other files, and
+    the operators of other nodes that take the input."""
     parts = []
     takers = []
     for value in (*graph.node, *graph.initializer):
         if str(value.name).startswith(PREPROCESSING):
-            parts.append(value.SerializeToString())
+            if value.name not in external:
+                parts.append(value.SerializeToString())
         elif graph.input[0].name in getattr(value, "input", ()):
             takers.append(value.op_type)
     return sorted(parts), takers
