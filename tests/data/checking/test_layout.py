@@ -84,7 +84,11 @@ def test_a_list_of_classes_is_not_for_folders_that_are_not_in_it(tmp_path: Path)
             "classes.txt": b"ant\n",
         },
     )
-    assert only(examine(tmp_path), "nested-folder").place == "1/more"
+    findings = examine(tmp_path).findings
+    assert [(finding.kind, finding.place) for finding in findings] == [
+        ("nested-folder", "1/more"),
+        ("class-list", "classes.txt without 0"),
+    ]
 
 
 def test_an_empty_split_is_found(tmp_path: Path) -> None:

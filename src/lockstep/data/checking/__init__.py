@@ -9,7 +9,13 @@ import warnings
 from pathlib import Path
 
 from lockstep.data.checking.findings import KINDS, Finding, Report
-from lockstep.data.checking.images import check_usable, compare_images, inspect_images
+from lockstep.data.checking.images import (
+    check_blank,
+    check_usable,
+    compare_images,
+    compare_photos,
+    inspect_images,
+)
 from lockstep.data.checking.labels import check_classes, check_count, check_files, check_labels
 from lockstep.data.checking.parts import Part, split_sources
 from lockstep.data.images import Progress, add_up
@@ -46,9 +52,12 @@ def examine(
         warnings.simplefilter("ignore")
         for part in parts:
             inspect_images(part, smallest, advance)
-    compare_images(parts)
+        compare_images(parts)
+        if len(parts) == 2:
+            compare_photos(*parts)
     findings: list[Finding] = []
     for part in parts:
         check_usable(part)
+        check_blank(part)
         findings += part.findings()
     return Report(data, tuple(part.summary() for part in parts), tuple(findings))

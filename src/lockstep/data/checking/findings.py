@@ -102,6 +102,12 @@ KINDS = {
     "image-count": _warning(
         "more or fewer images than ImageNet has", "Look for missing or added images"
     ),
+    "many-blank": _warning(
+        "a share of images that show nothing", "Look for what made them, such as a failed download"
+    ),
+    "not-compared": _warning(
+        "too many images to look for near-duplicates", "Compare parts of the data set"
+    ),
     # The labels.
     "labels-from-1": _error(
         "the first class is 1 instead of 0", f"Write them again: {_PACK} --first-label 1"
@@ -146,6 +152,14 @@ KINDS = {
     "duplicate-other-label": _bad_image("the same bytes as an image of another class", _LEAVE_OUT),
     "in-train-and-val": _bad_image("a training image that is also in val", _LEAVE_OUT),
     "duplicate": _odd_image("the same bytes as another image of its class", "Keep one of them"),
+    "near-duplicate": _odd_image(
+        "a training image that shows the same photo as one of val, encoded, resized or slightly"
+        " cropped in another way",
+        "Look at both; leave one out if they are the same",
+    ),
+    "blank": _odd_image(
+        "an image that shows nothing: constant, nearly black or nearly white", _LEAVE_OUT
+    ),
     "cmyk": _odd_image(
         "a CMYK image, which libraries convert to different colours", "Convert it to RGB"
     ),

@@ -11,15 +11,23 @@ import numpy as np
 from PIL import Image
 
 from lockstep.data.checking.findings import ERROR, KINDS
+from lockstep.data.checking.near_duplicates import (
+    MOST_IMAGES,
+    are_alike,
+    find_candidates,
+    hash_image,
+)
 from lockstep.data.checking.parts import TOO_LARGE, ImageProblem, Part, describe_error
-from lockstep.data.decoding.decode import check
+from lockstep.data.decoding.decode import check, decode, header_size
 from lockstep.data.decoding.image_formats import FORMAT_OF, MISSING, readable_formats
-from lockstep.data.decoding.orientation import UPRIGHT, read_orientation
+from lockstep.data.decoding.levels import describe_flat, describe_flat_pixels
+from lockstep.data.decoding.orientation import UPRIGHT, read_orientation, turn_image
 from lockstep.data.images import ROW
 from lockstep.data.inspection import run_in_ranges
 
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8")
 _TRUNCATED = re.compile(r"premature end|truncated|reached eof|not enough image data", re.IGNORECASE)
+_FEW_BLANK = 4
 _MOST_PIXELS_A_SIDE = int(np.iinfo(ROW["height"]).max)
 
 
@@ -47,6 +55,9 @@ def inspect_images(part: Part, smallest: int, advance: Callable[[int], None]) ->
             own = _find_problems(data, part.listing.name(i), smallest)
             has_error = any(KINDS[kind].severity == ERROR for kind, _ in own)
             part.sound[i] = i not in wrong and not has_error
+            if not has_error:
+                part.looks[i], blank = _look(data)
+                own += [("blank", blank)] * bool(blank)
             problems += [(i, kind, detail) for kind, detail in own]
         return len(some), size, problems
 
@@ -81,6 +92,20 @@ def _find_problems(data: bytes, name: str, smallest: int) -> list[tuple[str, str
     if min(height, width) < smallest:
         problems.append(("tiny", size))
     return problems
+
+
+def _look(data: bytes) -> tuple[np.ndarray, str]:
+    """Return the hashes of what a sound image shows, and how it is blank; "" if it is not."""
+    pixels = decode_small(data)
+    is_blank = describe_flat_pixels(pixels) and describe_flat(data)
+    return hash_image(pixels), is_blank or ""
+
+
+def decode_small(data: bytes) -> np.ndarray:
+    """Return a sound image as it is shown, a JPEG reduced as far as 64 pixels are left."""
+    shorter = min(header_size(data))
+    reduction = max(factor for factor in (1, 2, 4, 8) if factor == 1 or shorter >= 64 * factor)
+    return turn_image(decode(data, reduction), read_orientation(data))
 
 
 def _find_kind(data: bytes, reason: str) -> str:
@@ -137,6 +162,38 @@ def compare_images(parts: list[Part]) -> None:
         else:
             kind = "duplicate"
         mine.image_problems.append((i, kind, others.listing.place(j)))
+
+
+def compare_photos(training: Part, validation: Part) -> None:
+    """Find training images that show the same photo as a validation image, and are not equal."""
+    if len(training.listing) + len(validation.listing) > MOST_IMAGES:
+        detail = f"more than {MOST_IMAGES:,} images are not compared"
+        validation.problems.append(("not-compared", ".", detail))
+        return
+    looks = np.where(training.sound[:, None], training.looks, 0)
+    looks[[i for i, kind, _ in training.image_problems if kind == "in-train-and-val"]] = 0
+    candidates = find_candidates(looks, np.where(validation.sound[:, None], validation.looks, 0))
+    numbers = sorted(candidates)
+
+    def compare(some: range) -> list[ImageProblem]:
+        alike: list[ImageProblem] = []
+        for i in numbers[some.start : some.stop]:
+            pixels = decode_small(training.listing.read_encoded(i))
+            for j in candidates[i]:
+                if are_alike(pixels, decode_small(validation.listing.read_encoded(j))):
+                    alike.append((i, "near-duplicate", validation.listing.place(j)))
+                    break
+        return alike
+
+    run_in_ranges(compare, len(numbers), training.image_problems.extend)
+
+
+def check_blank(part: Part) -> None:
+    """Add a problem if more than a hundredth of the images are blank, and more than a few."""
+    count = sum(kind == "blank" for _, kind, _ in part.image_problems)
+    if count > max(_FEW_BLANK, len(part.kept) // 100):
+        share = f"{100 * count / len(part.kept):.1f} %"
+        part.problems.append(("many-blank", ".", f"{count} images, {share} of them"))
 
 
 def check_usable(part: Part) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from lockstep.data.checking.findings import FLAT, KINDS, Finding, Split
+from lockstep.data.checking.near_duplicates import HASHES
 from lockstep.data.class_folders import (
     EMPTY_CLASS,
     NESTED_FOLDER,
@@ -179,6 +180,8 @@ class Part:
         self.left_out = 0
         self.total_bytes = 0
         self.hashes = np.zeros((count, 2), np.uint64)
+        self.looks = np.zeros((count, HASHES), np.uint64)
+        """The hashes of what images show."""
         self.sound = np.zeros(count, bool)
         """Which images have no error by themselves; only these are compared with each other."""
 
