@@ -60,5 +60,11 @@ class KnownWeights(BaseModel):
 @cache
 def read_known_weights() -> dict[str, KnownWeights]:
     """Return all known weights by name."""
-    rows = read_yaml(ROWS.read_text(encoding="utf-8"))
-    return {name: KnownWeights.model_validate(row) for name, row in rows.items()}
+    table = read_yaml(ROWS.read_text(encoding="utf-8"))
+    known = {}
+    for name, values in table["rows"].items():
+        row = dict(zip(table["columns"], values, strict=True))
+        folder = table["folders"][row.pop("folder")]
+        row["address"] = folder["address"] + row.pop("file_name")
+        known[name] = KnownWeights.model_validate(folder | row)
+    return known
