@@ -55,7 +55,7 @@ def test_what_is_no_image_of_a_class_changes_nothing(tmp_path: Path) -> None:
         assert messy.digest == clean.digest
         assert messy.classes == ("cat", "dog")
         assert messy.quarantined == ()
-        assert set(list_skipped(messy)) == SKIPPED
+        assert {item[:2] for item in list_skipped(messy)} == SKIPPED
 
 
 def test_the_check_lists_everything_that_is_left_out(tmp_path: Path) -> None:

@@ -356,7 +356,7 @@ def _build(source: Source, progress: Progress) -> Index:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         listing, facts = list_and_inspect(source, read_quarantine(source), progress)
-    if not len(listing) and listing.skipped and not listing.left_out and not listing.damaged:
+    if not (len(listing) or listing.left_out or listing.damaged) and listing.skipped:
         raise explain_no_images(source.root, listing.skipped)
     bad = facts.bad
     good = np.array([i for i in range(len(listing)) if i not in bad], np.int64)
@@ -388,10 +388,10 @@ def _build(source: Source, progress: Progress) -> Index:
 
 def _name_first(listing: Listing, bad: dict[int, str]) -> str:
     """Return the first image that cannot be read, and why, for a message; "" without one."""
-    if not bad:
-        return ""
-    first = min(bad)
-    return f"; the first is {printable(listing.place(first))}: {bad[first]}"
+    places = [Quarantined(listing.place(i), bad[i]) for i in sorted(bad)[:1]]
+    for image in (*places, *listing.damaged)[:1]:
+        return f"; the first is {printable(image.file)}: {image.reason}"
+    return ""
 
 
 def _digest(rows: np.ndarray, classes: tuple[str, ...]) -> str:

@@ -5,15 +5,19 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lockstep.data.class_folders import describe_skipped
 from lockstep.data.containers import recordio, tfrecord
 from lockstep.data.decoding.image_formats import FORMAT_OF
+from lockstep.data.images import Images, Names
 from lockstep.data.index import open_index
+from lockstep.data.inspection import _arrange, inspect_images
 from lockstep.data.listing import Listing, list_images
 from lockstep.data.sources import find_source
 from lockstep.data.tar_folders import find_classes
+from lockstep.system.crc import compute_crc
 from lockstep.system.errors import DataError
 from tests.data.cases import image_folder, jpeg
 
@@ -179,3 +183,22 @@ def test_a_million_empty_records_are_one_entry_and_one_line(
         assert (len(listing.damaged), len(listing.skipped)) == (100, 21)
         assert count_kinds(listing) == {"bad-record": 900}
         assert describe_skipped(listing.skipped).startswith("900 places without usable images (")
+
+
+def test_what_was_inspected_is_kept_for_the_images_that_are_listed(tmp_path: Path) -> None:
+    """Images of a store are decoded before all folders of their tar are known."""
+    members = {"cat/2023/a.jpg": jpeg(9, 9), "cat/b.jpg": jpeg(10, 9), "dog/c.jpg": b"no image"}
+    write_tar(tmp_path / "train.tar", members)
+    source = find_source(tmp_path)
+    inspected = []
+
+    def inspect(rows: np.ndarray) -> None:
+        images = Images(source, rows, Names.of(()), (), numbered=True)
+        inspected.append((rows, inspect_images(images, lambda done, total: None)))
+
+    listing = list_images(source, inspect=inspect)
+    facts = _arrange(listing.rows, inspected)
+    assert [listing.name(i) for i in range(2)] == ["cat/b.jpg", "dog/c.jpg"]
+    assert listing.rows["height"].tolist() == [10, 0]
+    assert facts.checksums.tolist()[0] == compute_crc(jpeg(10, 9))
+    assert list(facts.bad) == [1]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.data import listing
+from lockstep.data import stored_files
 from lockstep.data.containers import recordio
 from lockstep.data.index import open_index
 from lockstep.data.listing import list_images
@@ -81,7 +81,7 @@ def test_an_index_of_more_than_the_cache_holds_fetches_once(
 ) -> None:
     monkeypatch.setattr(mirror, "_LIMIT_BYTES", 40 * BLOCK_BYTES)
     monkeypatch.setattr(places, "_PIECE_BYTES", 2 * BLOCK_BYTES)
-    monkeypatch.setattr(listing, "_AT_ONCE", 2)
+    monkeypatch.setattr(stored_files, "_AT_ONCE", 2)
     monkeypatch.setattr(recordio, "_AT_ONCE", 2)
     shutil.copytree(packed / format, store.folder)
     there = store.open()
