@@ -152,25 +152,6 @@ def as_in_keras_2(config: dict[str, Any]) -> None:
         inner[name] = [inner[name]]
 
 
-def as_in_keras_1(config: dict[str, Any]) -> None:
-    as_in_keras_2(config)
-    names = {"strides": "subsample", "padding": "border_mode", "use_bias": "bias"}
-    for layer in list_layers(config):
-        kind, fields = layer["class_name"], layer["config"]
-        fields["dim_ordering"] = "tf"
-        fields.pop("data_format", None)
-        if kind == "Conv2D":
-            layer["class_name"] = "Convolution2D"
-            layer["config"] = {names.get(name, name): value for name, value in fields.items()}
-        if kind == "MaxPooling2D":
-            fields["border_mode"] = fields.pop("padding")
-        if kind == "Add":
-            layer["class_name"] = "Merge"
-            fields["mode"] = "sum"
-        if kind == "BatchNormalization":
-            fields["mode"] = 0
-
-
 def prepare_by_functions(config: dict[str, Any]) -> None:
     """Insert `preprocess_input` as TensorFlow's functions, as tf.keras wrote it."""
     as_in_keras_2(config)
@@ -197,10 +178,9 @@ def prepare_by_functions(config: dict[str, Any]) -> None:
     config["config"]["layers"] = [image, *made, first, *others]
 
 
-@pytest.mark.parametrize("edit", [as_in_keras_2, as_in_keras_1])
-def test_older_descriptions_are_read(edit: Edit, plain: Any, tmp_path: Path) -> None:
+def test_descriptions_of_keras_2_are_read(plain: Any, tmp_path: Path) -> None:
     file = save(plain, tmp_path, "h5")
-    edit_description(file, edit)
+    edit_description(file, as_in_keras_2)
     assert_read(plain, file)
 
 

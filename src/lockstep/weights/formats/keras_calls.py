@@ -8,7 +8,7 @@ and 3 have two forms. A layer that is a model is replaced by its layers. What `k
 TensorFlow's functions compute is a layer, too.
 
 Sources: keras/src/models/functional.py, saving/serialization_lib.py and saving/saving_lib.py (how
-arrays are numbered) of Keras 3; keras/engine/topology.py of Keras 1.2.
+arrays are numbered) of Keras 3.
 """
 
 import re
@@ -25,13 +25,6 @@ MODELS = ("functional", "sequential", "model")
 _MOST_CALLS = 5_000
 """ResNet-152 has 500 layers."""
 _PACKAGES = ("keras", "tf_keras", "tensorflow")
-_OF_KERAS_1 = {
-    "subsample": "strides",
-    "border_mode": "padding",
-    "dim_ordering": "data_format",
-    "bias": "use_bias",
-}
-"""Fields of configurations by their names in Keras 1."""
 _FUNCTIONS = ("TFOpLambda", "SlicingOpLambda")
 _SETTINGS = ("training", "name", "dtype", "axis", "data_format")
 """Arguments of calls that are not values."""
@@ -144,7 +137,7 @@ class Calls:
             return
         config: dict[str, Any] = {}
         if isinstance(layer["config"], Mapping):
-            config = {_OF_KERAS_1.get(str(k), str(k)): v for k, v in layer["config"].items()}
+            config |= layer["config"]
         name = _find_name(layer)
         config |= settings
         self._append(Call(kind, label, name, scope, output, arguments, config, arrays))

@@ -76,7 +76,7 @@ _CONTAINERS = ("layers", "_layer_checkpoint_dependencies")
 _NAMES = re.compile(r"conv\d_(block\d+_)?(\d_)?(relu|add|out|pad)|pool1_(pad|pool)|avg_pool")
 """Names of layers of Keras' ResNets that have no variables."""
 _CLASSES = {
-    **{"add": "add", "merge": "add", "out": "relu", "activation": "relu", "pad": "zeropadding2d"},
+    **{"add": "add", "out": "relu", "activation": "relu", "pad": "zeropadding2d"},
     **{"pool": "maxpooling2d", "globalaveragepooling2d": "averagepooling2d"},
 }
 """Classes of layers by what their names end with, and by others that compute the same."""

@@ -33,7 +33,7 @@ _ACTIVATIONS = {
     **{"relu": "Relu", "softmax": "Softmax", "logsoftmax": "LogSoftmax", "sigmoid": "Sigmoid"},
 }
 _ARITHMETIC = {
-    **{"add": "Add", "merge": "Add", "subtract": "Sub", "multiply": "Mul", "divide": "Div"},
+    **{"add": "Add", "subtract": "Sub", "multiply": "Mul", "divide": "Div"},
     "truedivide": "Div",
 }
 _FUNCTIONS = {"bias_add": "add", "truediv": "divide", "getitem": "getitem", "cast": "cast"} | {
@@ -219,7 +219,7 @@ class Translation:
         settings["auto_pad"] = b"SAME_UPPER" if config["padding"] == "same" else b"VALID"
         if config["padding"] not in ("valid", "same"):
             return None
-        if kind in ("conv2d", "convolution2d"):
+        if kind == "conv2d":
             steps: Steps = [("Conv", ["", *self._add_weights(call)], settings)]
             return [*self._turn_images(), *steps, *_activate(config.get("activation"))]
         settings["kernel_shape"] = _read_pair(config["pool_size"])
@@ -256,7 +256,7 @@ class Translation:
 
     def _normalise_batch(self, call: Call, kind: str) -> Steps | None:
         config = call.config
-        if not self._is_over_channels(call) or config.get("renorm") or config.get("mode"):
+        if not self._is_over_channels(call) or config.get("renorm"):
             return None
         fields = {"gamma": config.get("scale", True), "beta": config.get("center", True)}
         names = [*filter(fields.get, fields), "moving_mean", "moving_variance"]
@@ -364,7 +364,7 @@ class Translation:
 
 def _has_usual_layout(call: Call) -> bool:
     """Return whether channels come last."""
-    return call.config.get("data_format") in (None, "tf", "channels_last", "NHWC")
+    return call.config.get("data_format") in (None, "channels_last", "NHWC")
 
 
 def _activate(value: Any) -> Steps:
@@ -391,9 +391,7 @@ def _read_pair(value: Any) -> list[Any]:
 _TRANSLATIONS: dict[str, Callable[[Translation, Call, str], Steps | None]] = {
     **dict.fromkeys(_ARITHMETIC, Translation._compute),
     **dict.fromkeys((*_ACTIVATIONS, "activation"), Translation._activate),
-    **dict.fromkeys(
-        ("conv2d", "convolution2d", "maxpooling2d", "averagepooling2d"), Translation._slide
-    ),
+    **dict.fromkeys(("conv2d", "maxpooling2d", "averagepooling2d"), Translation._slide),
     **dict.fromkeys(
         ("batchnormalization", "batchnormalizationv1", "batchnormalizationv2"),
         Translation._normalise_batch,

@@ -114,15 +114,16 @@ class Graph:
             return None
         if any(entry.type not in _PLAIN for entry in node.attribute):
             return None
-        names = list(filter(None, node.input))
-        constants = {name: self.constant(name) for name in names}
-        arrays = {name: array for name, array in constants.items() if array is not None}
-        if len(arrays) < len(constants):
-            return None
+        arrays = {}
+        for name in filter(None, node.input):
+            array = self.constant(name)
+            if array is None:
+                return None
+            arrays[name] = array
         label = label_node(node)
         try:
-            sizes = [array.size for array in arrays.values()]
-            if node.op_type in _ARITHMETIC and np.broadcast(*arrays.values()).size > max(sizes):
+            largest = max(map(np.size, arrays.values()), default=0)
+            if node.op_type in _ARITHMETIC and np.broadcast(*arrays.values()).size > largest:
                 raise ValueError("it is larger than the constants that it is made of")
             with np.errstate(all="ignore"):
                 return _run_reference(self, node, arrays)
