@@ -66,12 +66,10 @@ def evaluate(
     - The other options are those of `lockstep.predict`. With several processes (torchrun), every
       process calls this and gets the result.
 
-    `class_orders` of the result has the accuracy in the orders in which programs number class
-    folders, if only the order says which output a class is (`inference.label_matching`). `speed` is
-    how fast images were evaluated (`runtimes.scoring.Speed`). `published`
-    is the top-1 next to published ones (`lockstep.recipes.published_accuracies.Comparison`), or
-    None. Raises `DivergedError` if a loss is not finite, and `DataError` if images or `classes` do
-    not fit the weights.
+    The result has `class_orders`, the accuracy in other orders of folders (`label_matching`),
+    `speed`, how fast images were evaluated (`runtimes.scoring.Speed`), and `published`, the top-1
+    next to published ones (`recipes.published_accuracies.Comparison`), or None. Raises
+    `DivergedError` if a loss is not finite, and `DataError` if images or `classes` do not fit.
 
     >>> import lockstep
     >>> result = lockstep.evaluate("run", "data", checkpoint="best")

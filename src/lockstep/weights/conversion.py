@@ -1,6 +1,6 @@
 """Convert weights between all formats that can be read and written."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,11 +73,6 @@ def convert(
     weights = _keep_velocities_of_sgd(weights)
     can_read_back = to == "safetensors" or isinstance(weights.recipe.model, str)
     result = _write(weights, target, to, certified=certificate and can_read_back)
-    order = describe_order(weights.classes)
-    if not (weights.classes or assume_classes(weights.recipe)) and weights.has_classifier:
-        result["remarks"].append(UNNAMED)
-    elif order and not TARGETS[to].has_classes:
-        result["remarks"].append(f"{to} holds no names of classes; the outputs are in {order}")
     if not certificate and not TARGETS[to].has_metadata:
         result["remarks"].append("there is no certificate, and the format has no place to say so")
     elif certificate and not can_read_back:
@@ -136,6 +131,7 @@ def _write(weights: Weights, target: Path, to: str, *, certified: bool) -> dict[
             remarks = [
                 *weights.remarks,
                 *written.remarks,
+                *_describe_classes(to, weights),
                 *_describe_losses(to, weights, certified=certified),
             ]
             if certified:
@@ -207,6 +203,15 @@ def _write_certificate(
         )
     write_json(folder / _certificate_path(target).name, certificate)
     return certificate
+
+
+def _describe_classes(to: str, weights: Weights) -> Iterator[str]:
+    """Yield which order the outputs have, if the target does not name its classes."""
+    order = describe_order(weights.classes)
+    if weights.has_classifier and not (weights.classes or assume_classes(weights.recipe)):
+        yield UNNAMED
+    elif order and not TARGETS[to].has_classes:
+        yield f"{to} holds no names of classes; the outputs are in {order}"
 
 
 def _give_names(folder: Path, target: Path, written: Written) -> None:
