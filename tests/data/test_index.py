@@ -117,10 +117,10 @@ def test_a_bad_file_does_not_shift_the_rows_after_it(partly_bad: Path) -> None:
 
 def test_an_image_too_wide_for_a_row_is_quarantined(root: Path) -> None:
     file = io.BytesIO()
-    Image.new("1", (65536, 1)).save(file, "PNG")
+    Image.new("1", (65536, 256)).save(file, "PNG")
     image_folder(root, {"cat/wide.png": file.getvalue()})
     assert [(bad.file, bad.reason) for bad in open_index(root).quarantined] == [
-        ("cat/wide.png", "65536 x 1 pixels are too many")
+        ("cat/wide.png", "65536 x 256 pixels are too many")
     ]
 
 
