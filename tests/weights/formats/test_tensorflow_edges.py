@@ -197,7 +197,7 @@ def test_a_graph_of_texts_decodes_images_itself(tmp_path: Path) -> None:
 
     with tf.Graph().as_default() as graph:
         decode(tf.compat.v1.placeholder(tf.string, [None], "images"))
-    with pytest.raises(CheckpointError, match="so it decodes images itself"):
+    with pytest.raises(CheckpointError, match="it decodes images itself"):
         read_graph(graph.as_graph_def(), tmp_path)
 
 

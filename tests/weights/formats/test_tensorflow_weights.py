@@ -281,7 +281,7 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
     "a circle": (circle, "its nodes form a circle"),
     "nothing": (
         lambda graph: graph.ClearField("node") or graph.node.add(name="a", op="Const"),
-        r"it has the inputs \[\], expected one: images",
+        "it has no input of numbers",
     ),
 }
 

@@ -202,8 +202,8 @@ class _Walk:
         compute."""
         if not self._graph.inputs:
             raise ValueError(
-                "it takes no numbers, so it decodes images itself; export it with an input of"
-                " decoded images"
+                "it has no input of numbers: it decodes images itself, or computes nothing of"
+                " them; export it with an input of decoded images"
             )
         if len(self._graph.inputs) != 1:
             raise ValueError(f"it has the inputs {list(self._graph.inputs)}, expected one: images")
