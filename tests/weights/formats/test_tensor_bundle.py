@@ -123,7 +123,7 @@ def test_the_tensors_in_front_of_a_missing_end_are_still_read(prefix: Path) -> N
     os.truncate(path, path.stat().st_size - 1)
     bundle = Bundle(prefix)
     assert bundle.read("global_step") == 7
-    with pytest.raises(CheckpointError, match=r"kernel/Momentum .* damaged: bytes 176 to 272"):
+    with pytest.raises(CheckpointError, match="kernel/Momentum: bytes 176 to 272"):
         bundle.read("resnet50/conv2d/conv2d/kernel/Momentum")
 
 
@@ -324,5 +324,5 @@ def test_a_file_that_names_the_newest_is_not_replaced(prefix: Path) -> None:
     with pytest.raises(CheckpointError, match="checkpoint already exists"):
         tensor_bundle.write_newest(prefix.with_name("model.ckpt-9"))
     with pytest.raises(CheckpointError, match="checkpoint cannot be written"):
-        tensor_bundle.write_newest(prefix.parent / "missing" / "model.ckpt-9")
+        tensor_bundle.write_newest(index_path(prefix) / "model.ckpt-9")
     assert find(prefix.parent) == prefix

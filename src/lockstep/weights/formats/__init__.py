@@ -16,6 +16,11 @@
 interprets the pickles of Paddle and PyTorch.
 """
 
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +50,31 @@ def widen_bfloat16(halves: np.ndarray) -> np.ndarray:
     """Return bfloat16 numbers as float32, since NumPy has no bfloat16; `halves` holds their bits,
     uint16 of any shape."""
     return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+DAMAGE = (
+    *(ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, EOFError),
+    *(struct.error, zlib.error, zipfile.BadZipFile),
+)
+"""What parsers and `zipfile` raise for damaged files, in addition to `OSError`."""
+
+
+@contextmanager
+def naming_damage(
+    path: Path, kind: str, damage: tuple[type[Exception], ...] = DAMAGE
+) -> Iterator[None]:
+    """Raise `CheckpointError` that names a file for the errors of its reader: those of `damage` say
+    that it is not of its `kind`, such as "a Paddle file", any other `OSError` that it cannot be
+    read."""
+    try:
+        yield
+    except damage as error:
+        raise CheckpointError(
+            f"{path} is damaged or not {kind}: {error}. Copy it again, or use an earlier"
+            " checkpoint."
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 MOST_ARRAYS = 20_000

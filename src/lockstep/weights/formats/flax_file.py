@@ -21,7 +21,7 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.system.regular_files import WEIGHTS, open_regular
 from lockstep.weights import checkpoint
-from lockstep.weights.formats import flax_models, msgpack_tree, npz_file
+from lockstep.weights.formats import flax_models, msgpack_tree, naming_damage, npz_file
 from lockstep.weights.formats.common import (
     COUNTERS,
     Writers,
@@ -97,11 +97,8 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def _is_npz(path: Path) -> bool:
-    try:
-        with open_regular(path, WEIGHTS) as file:
-            return npz_file.is_npz(file.read(_BEGIN))
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    with naming_damage(path, "an archive"), open_regular(path, WEIGHTS) as file:
+        return npz_file.is_npz(file.read(_BEGIN))
 
 
 def write_flax(target: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:

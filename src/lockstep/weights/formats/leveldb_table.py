@@ -12,11 +12,14 @@ Every checksum is verified.
 Source: tensorflow/core/lib/io/table_format.txt.
 """
 
+import io
 import struct
 from collections.abc import Iterable, Iterator
+from os.path import commonprefix
 
 from lockstep.data.containers.places import Places
 from lockstep.system.crc import masked_crc
+from lockstep.weights.formats.protobuf import read_number
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER_BYTES = 48
@@ -35,45 +38,24 @@ def read_pairs(file: Places) -> Iterator[Pair]:
     if file.size < _FOOTER_BYTES:
         raise ValueError(f"it has {file.size} bytes, less than a footer")
     footer = file.read(file.size - _FOOTER_BYTES, _FOOTER_BYTES)
-    if _UINT64.unpack_from(footer, _FOOTER_BYTES - _UINT64.size)[0] != _MAGIC:
+    if not footer.endswith(_UINT64.pack(_MAGIC)):
         raise ValueError("it does not end with the magic number of a table")
-    offset, size, at = _read_place(footer, 0)
-    _read_block(file, offset, size)  # about other kinds of blocks: empty, but its checksum counts
-    offset, size, _ = _read_place(footer, at)
+    places = io.BytesIO(footer)
+    _read_block(file, places)  # about other kinds of blocks: empty, but its checksum counts
     last: bytes | None = None
-    for _, place in _split_block(_read_block(file, offset, size)):
-        offset, size, _ = _read_place(place, 0)
-        for key, value in _split_block(_read_block(file, offset, size)):
+    for _, place in _split_block(_read_block(file, places)):
+        for key, value in _split_block(_read_block(file, io.BytesIO(place))):
             if last is not None and key <= last:
                 raise ValueError("its names are not in order")
             last = key
             yield key, value
 
 
-def _read_place(data: bytes, at: int) -> tuple[int, int, int]:
-    """Return the offset and size of a block, and the offset after them."""
-    offset, at = _read_number(data, at)
-    size, at = _read_number(data, at)
-    return offset, size, at
-
-
-def _read_number(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number that is stored in seven bits per byte, the lowest first, and the offset after
-    it."""
-    value = 0
-    for shift in range(0, 64, 7):
-        if at >= len(data):
-            raise ValueError("a number is truncated")
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise ValueError("a number is too long")
-
-
-def _read_block(file: Places, offset: int, size: int) -> bytes:
-    """Return the contents of a block after verifying its checksum."""
+def _read_block(file: Places, place: io.BytesIO) -> bytes:
+    """Return the contents of a block, whose offset and size are the next numbers of `place`, after
+    verifying its checksum."""
+    offset = read_number(place.read)
+    size = read_number(place.read)
     check_inside(file, offset, size + _TRAILER_BYTES)
     data = file.read(offset, size + _TRAILER_BYTES)
     if masked_crc(data[: size + 1]) != _UINT32.unpack_from(data, size + 1)[0]:
@@ -97,17 +79,16 @@ def _split_block(block: bytes) -> Iterator[Pair]:
     end = len(block) - _UINT32.size * (1 + _UINT32.unpack_from(block, len(block) - _UINT32.size)[0])
     if end < 0:
         raise ValueError("a block is truncated")
-    at = 0
+    entries = io.BytesIO(block)
     key = b""
-    while at < end:
-        shared, at = _read_number(block, at)
-        rest, at = _read_number(block, at)
-        length, at = _read_number(block, at)
-        if shared > len(key) or at + rest + length > end:
+    while entries.tell() < end:
+        shared = read_number(entries.read)
+        rest = read_number(entries.read)
+        length = read_number(entries.read)
+        if shared > len(key) or entries.tell() + rest + length > end:
             raise ValueError("an entry extends beyond its block")
-        key = key[:shared] + block[at : at + rest]
-        yield key, block[at + rest : at + rest + length]
-        at += rest + length
+        key = key[:shared] + entries.read(rest)
+        yield key, entries.read(length)
 
 
 def pack_table(pairs: list[Pair]) -> bytes:
@@ -144,7 +125,7 @@ def _append_block(table: bytearray, pairs: Iterable[Pair], interval: int) -> byt
     restarts = [0]
     last = b""
     for i, (key, value) in enumerate(pairs):
-        shared = _count_shared(last, key)
+        shared = len(commonprefix([last, key]))
         if i % interval == 0:
             shared = 0
             if i:
@@ -159,14 +140,6 @@ def _append_block(table: bytearray, pairs: Iterable[Pair], interval: int) -> byt
     block += b"\0"
     table += block + _UINT32.pack(masked_crc(bytes(block)))
     return place
-
-
-def _count_shared(a: bytes, b: bytes) -> int:
-    """Return the length of the common prefix of two keys in bytes."""
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return min(len(a), len(b))
 
 
 def _pack_number(value: int) -> bytes:

@@ -18,8 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats import BFLOAT16, refuse_many
+from lockstep.weights.formats import BFLOAT16, naming_damage, refuse_many
 from lockstep.weights.formats.stand_ins import read_whole
 
 _ARRAY = 1
@@ -69,15 +68,10 @@ def load(path: Path) -> Any:
     Raises `CheckpointError` if it is damaged or holds anything else.
     """
     reader = _Reader(read_whole(path))
-    try:
+    with naming_damage(path, "a file of flax.serialization"):
         value = reader.value(0)
         if reader.left:
             raise ValueError(f"{reader.left} bytes follow its end")
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} is damaged or not a file of flax.serialization: {error}. Copy it again, or use"
-            " an earlier checkpoint."
-        ) from None
     refuse_many(path, reader.arrays)
     return value
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.system.errors import CheckpointError
 from lockstep.system.npz import NUMBERS, read_npz
 from lockstep.system.regular_files import WEIGHTS, open_regular
-from lockstep.weights.formats import BFLOAT16, MOST_ARRAYS
+from lockstep.weights.formats import BFLOAT16, MOST_ARRAYS, naming_damage
 
 _MEMBER = ".npy"
 _BEGIN = b"PK\x03\x04"
@@ -31,20 +30,13 @@ def load(path: Path) -> dict[str, np.ndarray]:
     Raises `CheckpointError` if the file is damaged, holds objects, or expands to more than 16 times
     its size.
     """
-    try:
-        with open_regular(path, WEIGHTS) as file:
-            most = _MOST_GROWTH * path.stat().st_size
-            arrays = read_npz(file, most_members=MOST_ARRAYS, most_bytes=most, kinds=f"{NUMBERS}V")
+    with naming_damage(path, "an archive of numpy.savez"), open_regular(path, WEIGHTS) as file:
+        most = _MOST_GROWTH * path.stat().st_size
+        arrays = read_npz(file, most_members=MOST_ARRAYS, most_bytes=most, kinds=f"{NUMBERS}V")
         for name, values in arrays.items():
             if values.dtype.kind == "V":  # JAX's bfloat16, as NumPy stores it
                 arrays[name] = values.view(BFLOAT16)
         return arrays
-    except ValueError as error:
-        raise CheckpointError(
-            f"{path} is damaged or not an archive of numpy.savez: {error}. Copy it again."
-        ) from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def dump(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -44,14 +44,8 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
-from lockstep.weights.formats import refuse_existing, structure, table, tensor_bundle
-from lockstep.weights.formats.common import (
-    Names,
-    Shape,
-    Written,
-    name_model,
-    redirect_file,
-)
+from lockstep.weights.formats import structure, table, tensor_bundle
+from lockstep.weights.formats.common import Names, Shape, Written, name_model
 from lockstep.weights.formats.structure import BATCH_NORM
 from lockstep.weights.formats.table import (
     AVERAGE,
@@ -328,18 +322,14 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
     weights, velocities = table.name_arrays(_LAYOUT, names, recipe, state)
     variables = {_STEP: np.array(state.step, np.int64)} | weights
     variables |= {f"{name}/{_SLOT}": value for name, value in velocities.items()}
-    index = tensor_bundle.index_path(prefix)
     newest = prefix.with_name("checkpoint")
-    files = [index, tensor_bundle.data_path(prefix, 0, 1)]
-    refuse_existing(*files)
-    tensor_bundle.write(redirect_file(prefix, into), variables)
+    files = [*tensor_bundle.write(prefix, variables, into)]
     remarks = list(_describe_differences(recipe, state))
     if newest.exists():
         remarks.append(f"{newest} was left as it is; it may name another checkpoint")
     else:
-        tensor_bundle.write_newest(redirect_file(prefix, into))
-        files.append(newest)
-    return Written(tuple(files), (index,), tuple(remarks))
+        files.append(tensor_bundle.write_newest(prefix, into))
+    return Written(tuple(files), (files[0],), tuple(remarks))
 
 
 def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:

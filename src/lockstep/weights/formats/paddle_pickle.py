@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats.pickles import (
     NUMPY,
     Refused,
@@ -32,6 +31,7 @@ from lockstep.weights.formats.pickles import (
     check_type,
     interpret,
     name_builtins,
+    naming_refusal,
 )
 from lockstep.weights.formats.stand_ins import read_whole
 
@@ -75,19 +75,8 @@ def load(path: Path) -> Contents:
     """Read a file. Raises `CheckpointError` if it is damaged or asks for anything except arrays of
     numbers."""
     data = read_whole(path)
-    try:
+    with naming_refusal(path, "a Paddle file", "paddle.save"):
         return _read_contents(interpret(data, _RULES), len(data))
-    except Refused as error:
-        raise CheckpointError(
-            f"{path} asks for {error}, which weights do not need: it may be malicious. Nothing of"
-            " it was run. Expected arrays of numbers; get the file from a source you trust, and"
-            " save it again with paddle.save."
-        ) from None
-    except (ValueError, LookupError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} is damaged or not a Paddle file: {error}. Copy it again, or use an earlier"
-            " checkpoint."
-        ) from None
 
 
 def dump(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

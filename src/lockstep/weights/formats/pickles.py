@@ -12,12 +12,17 @@ Sources: Python's pickletools; NumPy's `ndarray.__reduce__`.
 import io
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from pickletools import genops
 from typing import Any, BinaryIO
 
 import numpy as np
+
+from lockstep.system.errors import CheckpointError
+from lockstep.weights.formats import naming_damage
 
 _DTYPES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}
 _MOST_AXES = 32
@@ -32,6 +37,21 @@ _LITERALS = {
 
 class Refused(ValueError):
     """A file asks for something that weights do not need. The text says for what."""
+
+
+@contextmanager
+def naming_refusal(path: Path, kind: str, remedy: str) -> Iterator[None]:
+    """Do what `naming_damage` does, and raise `CheckpointError` for `Refused`. The remedy is a call
+    that saves weights again."""
+    with naming_damage(path, kind):
+        try:
+            yield
+        except Refused as error:
+            raise CheckpointError(
+                f"{path} asks for {error}, which weights do not need: it may be malicious. Nothing"
+                " of it was run. Expected arrays of numbers; get the file from a source you trust,"
+                f" and save it again with {remedy}."
+            ) from None
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from google.protobuf.message import DecodeError
 from lockstep.data.containers.places import Places
 from lockstep.system.crc import masked_crc
 from lockstep.system.errors import CheckpointError
-from lockstep.system.files import appearing
 from lockstep.system.regular_files import TEXT, read_regular_text
-from lockstep.weights.formats import BFLOAT16, dtype_name, numbers, refuse_existing
+from lockstep.weights.formats import BFLOAT16, dtype_name, naming_damage, numbers
+from lockstep.weights.formats.common import Writers, write_new
 from lockstep.weights.formats.leveldb_table import Pair, check_inside, pack_table, read_pairs
 from lockstep.weights.formats.protobuf import make_messages, read_sizes
 from lockstep.weights.formats.stand_ins import refuse_stand_in
@@ -173,16 +173,9 @@ class Bundle:
     def __init__(self, prefix: Path) -> None:
         self.prefix = prefix
         path = index_path(prefix)
-        try:
+        with naming_damage(path, "the index of a TensorFlow checkpoint"):
             refuse_stand_in(path)
             self._shards, self.entries = _read_index(read_pairs(Places(path)))
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise CheckpointError(
-                f"{path} is damaged or not the index of a TensorFlow checkpoint: {error}. "
-                "Copy it again, or use an earlier checkpoint."
-            ) from None
         self._files: dict[int, Places] = {}
 
     def read(self, name: str) -> np.ndarray:
@@ -204,7 +197,7 @@ class Bundle:
             raise CheckpointError(
                 f"{about} has {entry.size} bytes, which does not fit its shape {entry.shape}"
             )
-        data = self._read_bytes(entry, about)
+        data = self._read_bytes(entry, name)
         if masked_crc(data) != entry.crc:
             path = data_path(self.prefix, entry.shard, self._shards)
             raise CheckpointError(
@@ -213,23 +206,15 @@ class Bundle:
         values = numbers(np.frombuffer(data, dtype).reshape(entry.shape))
         return values.astype(values.dtype.newbyteorder("="))
 
-    def _read_bytes(self, entry: Entry, about: str) -> bytes:
+    def _read_bytes(self, entry: Entry, name: str) -> bytes:
         path = data_path(self.prefix, entry.shard, self._shards)
-        try:
+        with naming_damage(path, f"the file with the values of {name}"):
             if entry.shard not in self._files:
                 refuse_stand_in(path)
                 self._files[entry.shard] = Places(path)
             file = self._files[entry.shard]
             check_inside(file, entry.offset, entry.size)
             return file.read(entry.offset, entry.size)
-        except OSError as error:
-            raise CheckpointError(
-                f"{about} is in {path}, which cannot be read: {error.strerror}"
-            ) from None
-        except ValueError as error:
-            raise CheckpointError(
-                f"{about} is in {path}, which is damaged: {error}. Copy it again."
-            ) from None
 
 
 def _read_index(pairs: Iterable[Pair]) -> tuple[int, dict[str, Entry]]:
@@ -278,16 +263,15 @@ def _parse(name: str, data: bytes) -> Any:
         raise ValueError(f"an entry is not a message of type {name}") from None
 
 
-def write(prefix: Path, tensors: Mapping[str, np.ndarray]) -> tuple[Path, Path]:
+def write(
+    prefix: Path, tensors: Mapping[str, np.ndarray], into: Path | None = None
+) -> tuple[Path, Path]:
     """Write a checkpoint with one data file; return the index and the data file.
 
-    The index is written last: without it there is no checkpoint. Raises `CheckpointError` if the
-    checkpoint exists already or cannot be written, or if a tensor's dtype is not float16, float32,
-    float64, int32 or int64.
+    The index is written last: without it there is no checkpoint. `into` is as in `write_new`.
+    Raises `CheckpointError` if the checkpoint exists already or cannot be written, or if a tensor's
+    dtype is not float16, float32, float64, int32 or int64.
     """
-    index = index_path(prefix)
-    data = data_path(prefix, 0, 1)
-    refuse_existing(index, data)
     for name, value in tensors.items():
         is_known = value.dtype.newbyteorder("<") in _WRITTEN_DTYPES
         if not name or name.startswith("\0") or not is_known:
@@ -295,36 +279,29 @@ def write(prefix: Path, tensors: Mapping[str, np.ndarray]) -> tuple[Path, Path]:
                 f"{prefix}: {name!r} of type {value.dtype} cannot be written to a TensorFlow"
                 " checkpoint"
             )
-    try:
-        prefix.parent.mkdir(parents=True, exist_ok=True)
-        with appearing(data) as partial:
-            entries = _write_values(partial, tensors)
-        try:
-            with appearing(index) as partial:
-                partial.write_bytes(pack_table([(b"", _make_header()), *entries]))
-        except BaseException:
-            data.unlink()
-            raise
-    except OSError as error:
-        raise CheckpointError(f"{prefix} cannot be written: {error}") from None
+    index = index_path(prefix)
+    data = data_path(prefix, 0, 1)
+    entries = [(b"", _make_header())]
+    files: Writers = {
+        data: lambda path: entries.extend(_write_values(path, tensors)),
+        index: lambda path: path.write_bytes(pack_table(entries)),
+    }
+    write_new(prefix, files, into=into)
     return index, data
 
 
-def write_newest(prefix: Path) -> Path:
-    """Write the file `checkpoint`, by which TensorFlow finds a folder's newest checkpoint.
+def write_newest(prefix: Path, into: Path | None = None) -> Path:
+    """Write the file `checkpoint`, by which TensorFlow finds a folder's newest checkpoint. `into`
+    is as in `write_new`.
 
     Raises `CheckpointError` if the file exists already or cannot be written.
     """
     state = _message("CheckpointState")(
         model_checkpoint_path=prefix.name, all_model_checkpoint_paths=[prefix.name]
     )
+    text = text_format.MessageToString(state, as_utf8=True)
     path = prefix.with_name("checkpoint")
-    refuse_existing(path)
-    try:
-        with appearing(path) as partial:
-            partial.write_text(text_format.MessageToString(state, as_utf8=True), encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be written: {error}") from None
+    write_new(path, {path: lambda place: place.write_text(text, encoding="utf-8")}, into=into)
     return path
 
 

@@ -31,7 +31,8 @@ import numpy as np
 
 from lockstep.system.errors import CheckpointError
 from lockstep.system.regular_files import WEIGHTS, open_regular, read_regular
-from lockstep.weights.formats.pickles import NUMPY, Refused, Rules, interpret
+from lockstep.weights.formats import DAMAGE
+from lockstep.weights.formats.pickles import NUMPY, Rules, interpret, naming_refusal
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 from lockstep.weights.formats.torch_pickle import STORAGES, Kind, rules
 
@@ -45,9 +46,6 @@ every protocol."""
 _BEGIN = 24
 """This pickle has at most this many bytes: 15, and 24 since protocol 4."""
 _MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
-_OF_ZIP = (struct.error, EOFError, RuntimeError, zipfile.BadZipFile)
-"""What zipfile raises for damaged archives in addition to the usual errors; NotImplementedError is
-a RuntimeError."""
 _VERSION = 1001
 _MOST_MEMBERS = 100_000
 """A ResNet-152 with velocities and averages has about 3,000."""
@@ -73,7 +71,7 @@ def is_torch_file(head: bytes, path: Path) -> bool:
     try:
         with open_regular(path, WEIGHTS) as file, zipfile.ZipFile(file) as archive:
             names = archive.namelist()
-    except (OSError, ValueError, *_OF_ZIP):
+    except (OSError, *DAMAGE):
         return False
     is_weights = any(_is_at_root(name, "data.pkl") for name in names)
     return is_weights or _find_writer(names) is not None
@@ -115,7 +113,7 @@ def load(path: Path, *, without: Without | None = None) -> Any:
     share memory. Raises `CheckpointError` if the file is damaged, a program, or asks for anything
     except weights and plain values.
     """
-    try:
+    with naming_refusal(path, "a PyTorch file", "torch.save(model.state_dict(), path)"):
         size = path.stat().st_size
         refuse_stand_in(path)
         if _read_begin(path).startswith(_ZIP):
@@ -129,19 +127,6 @@ def load(path: Path, *, without: Without | None = None) -> Any:
                     )
                 return _read_archive(archive, size, without)
         return _read_stream(io.BytesIO(read_regular(path, WEIGHTS)), size)
-    except Refused as error:
-        raise CheckpointError(
-            f"{path} asks for {error}, which weights do not need: it may be malicious. Nothing of"
-            " it was run. Expected a dict of tensors; get the file from a source you trust, and"
-            " save it again with torch.save(model.state_dict(), path)."
-        ) from None
-    except (ValueError, LookupError, TypeError, ArithmeticError, *_OF_ZIP) as error:
-        raise CheckpointError(
-            f"{path} is damaged or not a PyTorch file: {error}. Copy it again, or use an earlier"
-            " checkpoint."
-        ) from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def _read_archive(archive: zipfile.ZipFile, size: int, without: Without | None) -> Any:
