@@ -40,7 +40,7 @@ from lockstep.data.sources import (
     require_folder,
     shorten_list,
 )
-from lockstep.data.stored_files import find_fault, scan_file
+from lockstep.data.stored_files import StoredFile, find_fault, scan_file
 from lockstep.system.errors import DataError
 
 TOO_LARGE = re.compile(r"are too many|decompression bomb", re.IGNORECASE)
@@ -330,20 +330,21 @@ def _list_files(source: Source) -> tuple[Listing, list[Problem]]:
     """Return the images of files that `list_images` refuses, and the problems of the files."""
     rows: list[tuple[int, ...]] = []
     names: list[str] = []
-    damaged: list[Quarantined] = []
+    faults = StoredFile()
     problems: list[Problem] = []
     labels: list[int | str] = []
     for file, path in enumerate(source.files):
         try:
             for item in scan_file(source, path):
                 if isinstance(item, Skipped):
+                    faults.leave_out(item, path)
                     continue
                 if isinstance(item, Damage):
-                    damaged.append(Quarantined(f"{path}@{item.begin}", item.reason))
+                    faults.add_damage(f"{path}@{item.begin}", item.reason)
                     continue
                 fault = find_fault(item)
                 if fault:
-                    damaged.append(Quarantined(f"{path}@{item.offset}", fault))
+                    faults.add_damage(f"{path}@{item.offset}", fault)
                     continue
                 offset = ~item.offset if item.in_parts else item.offset
                 rows.append(_row(NO_LABEL, offset, file, item.length))
@@ -353,16 +354,17 @@ def _list_files(source: Source) -> tuple[Listing, list[Problem]]:
         except (ValueError, OSError) as error:
             kind = "compressed" if "it is compressed" in str(error) else "unreadable-file"
             problems.append((kind, path, describe_error(error)))
+    left_out = faults.tally.entries()
     folders = {label for label in labels if isinstance(label, str)}
     numbers = [label for label in labels if isinstance(label, int)]
     if folders and numbers:
         others = len(labels) - len(numbers)
         detail = f"{len(numbers)} images have a number as their class, {others} a folder"
         problems.append(("mixed-labels", ".", detail))
-        return _make_listing(source, rows, names, (), damaged), problems
+        return _make_listing(source, rows, names, (), faults.damaged, left_out), problems
     classes = tuple(sorted(folders) or map(str, range(max(numbers, default=-1) + 1)))
     positions: dict[int | str, int] = {name: i for i, name in enumerate(classes)}
-    listing = _make_listing(source, rows, names, classes, damaged)
+    listing = _make_listing(source, rows, names, classes, faults.damaged, left_out)
     listing.rows["label"] = numbers or [positions[label] for label in labels]
     return listing, problems
 
