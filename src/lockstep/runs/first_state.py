@@ -8,7 +8,7 @@ from lockstep.models.state import State
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.runs import starting_weights
 from lockstep.runs.context import RunContext
-from lockstep.runs.image_list import check_listed_images, describe_other_images, read_sample
+from lockstep.runs.image_list import compare_images, list_images, read_sample
 from lockstep.runs.linear_probe import start_from_probe
 from lockstep.runs.save import open_hooks, write_checkpoint
 from lockstep.runs.scale_calibration import calibrate
@@ -72,15 +72,15 @@ def _read_state(run: RunContext) -> tuple[State, list[str]]:
     """Return the newest intact checkpoint's state, or the initial one, and the reasons why newer
     ones were skipped."""
     state, digest, damaged = checkpoint.newest_intact(run.checkpoints)
-    if state is not None and not same_images(digest, run.data_digest):
-        changes = describe_other_images(run.out, run.sets)
+    changes = compare_images(run.out, run.sets) if state is not None else ""
+    if state is not None and (changes or not same_images(digest, run.data_digest)):
         raise CheckpointError(
             f"{run.out} was trained or evaluated on other images than those in"
             f" {run.sets.training.source.title}{f': {changes}' if changes else ''}. Restore its"
             " images, or use another --out."
         )
     if run.leads:
-        check_listed_images(run.out, run.sets, is_new=state is None)
+        list_images(run.out, run.sets, is_new=state is None)
     if state is None:
         return initial_state(run.recipe), damaged
     if run.execution.loader != "synthetic":

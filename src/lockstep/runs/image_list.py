@@ -4,6 +4,7 @@ For `train` and `val`, it holds the `classes`, and for each image its name, labe
 checksum of its bytes: `train.labels` and so on. Validation images that were not read are missing.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from lockstep.data.index import Index
 from lockstep.data.sources import shorten_list
 from lockstep.data.split import Sets
 from lockstep.runs.image_results import DAMAGE, read_records
-from lockstep.system.errors import CheckpointError
 from lockstep.system.files import replacing
 
 FILE = "images.npz"
@@ -24,32 +24,30 @@ _SAMPLE = 64
 Arrays = dict[str, np.ndarray]
 
 
-def check_listed_images(out: Path, sets: Sets, *, is_new: bool) -> None:
-    """Raise `CheckpointError` if images do not have the bytes that they had in the run in a folder.
-    List those in the folder that are not listed yet; all of them if the run is new.
-
-    The indexes have the digests of the run: number, order, labels and sizes of the images are the
-    same.
-    """
+def list_images(out: Path, sets: Sets, *, is_new: bool) -> None:
+    """List the images in a run's folder that are not listed yet; all of them if the run is new."""
     before = {} if is_new else _read(out)
     now: Arrays = {}
-    changes = []
     for name, index in _name_sets(sets):
-        checksums = before.get(f"{name}.checksums", index.checksums)
-        if len(checksums) == len(index.checksums):
-            changed = np.flatnonzero(checksums != index.checksums)
-            changes += _describe(name, {"have other bytes": map(index.place, changed.tolist())})
-        if len(checksums) < len(index.checksums) or f"{name}.labels" not in before:
+        if len(before.get(f"{name}.checksums", ())) < len(index.checksums) or not before:
             now |= _list(name, index)
-    if changes:
-        raise CheckpointError(
-            f"{out} was trained or evaluated on other images than those in"
-            f" {sets.training.source.title}: {'; '.join(changes)}. Restore its images, or use"
-            " another --out."
-        )
     if now:
         with replacing(out / FILE) as partial, partial.open("wb") as file:
             np.savez_compressed(file, **(before | now))  # type: ignore[arg-type]
+
+
+def compare_images(out: Path, sets: Sets) -> str:
+    """Return which images differ from those that are listed in a run's folder; "" if none does, or
+    if that is not known."""
+    before = _read(out)
+    changes: list[str] = []
+    try:
+        for name, index in _name_sets(sets):
+            if f"{name}.labels" in before:
+                changes += _compare(name, before, _list(name, index))
+    except (IndexError, TypeError, *DAMAGE):
+        return ""
+    return "; ".join(changes)
 
 
 def read_sample(index: Index, turn: int) -> None:
@@ -59,33 +57,6 @@ def read_sample(index: Index, turn: int) -> None:
     if not index.is_stored and len(index.checksums):
         for i in range(count):
             index.read((i * len(index) // count + turn) % len(index))
-
-
-def describe_other_images(out: Path, sets: Sets) -> str:
-    """Return which images differ from those of the run in a folder; "" if that is not known."""
-    before = _read(out)
-    changes = []
-    for name, index in _name_sets(sets):
-        if f"{name}.labels" not in before:
-            continue
-        then = _key_images(name, before)
-        now = _key_images(name, _list(name, index))
-        both = then.keys() & now.keys()
-        differences = {
-            "are missing": sorted(then.keys() - both),
-            "are new": sorted(now.keys() - both),
-            "changed": sorted(key for key in both if then[key] != now[key]),
-        }
-        changes += _describe(name, differences)
-        old_classes = set(before[f"{name}.classes"].tolist())
-        for words, classes in (
-            ("are missing", old_classes - set(index.classes)),
-            ("are new", set(index.classes) - old_classes),
-        ):
-            if classes:
-                names = shorten_list(list(map(printable, sorted(classes))), _SHOWN)
-                changes.append(f"{name}: classes {words} ({names})")
-    return "; ".join(changes)
 
 
 def _name_sets(sets: Sets) -> Iterator[tuple[str, Index]]:
@@ -107,26 +78,41 @@ def _list(name: str, index: Index) -> Arrays:
     return {f"{name}.{column}": values for column, values in columns.items()}
 
 
-def _key_images(name: str, arrays: Arrays) -> dict[str, Any]:
-    """Return class, length and checksum of each image by its name, or by its number without one."""
-    columns = [arrays[f"{name}.{column}"] for column in ("labels", "lengths", "checksums")]
-    labels, lengths, checksums = columns
+def _compare(name: str, before: Arrays, now: Arrays) -> list[str]:
+    """Return how the images of a set differ: a few of each kind, and how many."""
+    columns = [f"{name}.{column}" for column in ("labels", "lengths", "checksums")]
+    if not (len(before[columns[-1]]) and len(now[columns[-1]])):
+        columns.pop()
+    classes = f"{name}.classes"
+    if all(np.array_equal(before[column], now[column]) for column in (classes, *columns)):
+        return []
+    then_known, now_known = (_key_images(name, columns, arrays) for arrays in (before, now))
+    both = then_known.keys() & now_known.keys()
+    old_classes, new_classes = (set(arrays[classes].tolist()) for arrays in (before, now))
+    differences = {
+        "images are missing": then_known.keys() - both,
+        "images are new": now_known.keys() - both,
+        "images changed": {key for key in both if then_known[key] != now_known[key]},
+        "classes are missing": old_classes - new_classes,
+        "classes are new": new_classes - old_classes,
+    }
+    parts = []
+    for words, names in differences.items():
+        if names:
+            shown = shorten_list(list(map(printable, sorted(names))), _SHOWN)
+            parts.append(f"{name}: {len(names)} {words} ({shown})")
+    return parts
+
+
+def _key_images(name: str, columns: list[str], arrays: Arrays) -> dict[str, Any]:
+    """Return the class and other columns of each image by its name, or by its number without."""
     classes = arrays[f"{name}.classes"].tolist()
+    labels, *others = (arrays[column].tolist() for column in columns)
     images = {}
     for i, image in enumerate(Names(arrays[f"{name}.names"], arrays[f"{name}.name_ends"])):
-        key = printable(image.decode(errors="surrogateescape")) or f"image {i}"
-        images[key] = (classes[labels[i]], lengths[i], *checksums[i : i + 1])
+        about = (classes[labels[i]], *(values[i] for values in others))
+        images[os.fsdecode(image) or f"number {i}"] = about
     return images
-
-
-def _describe(name: str, images: dict[str, Any]) -> list[str]:
-    """Return how many images differ in each way, with a few of them."""
-    parts = []
-    for words, places in images.items():
-        places = list(map(printable, places))
-        if places:
-            parts.append(f"{name}: {len(places)} images {words} ({shorten_list(places, _SHOWN)})")
-    return parts
 
 
 def _read(out: Path) -> Arrays:
