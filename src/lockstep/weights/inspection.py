@@ -99,30 +99,18 @@ def _summarise(arrays: Sequence[Mapping[str, Any]]) -> str:
     return f"{dtypes}: {names}{', ...' if len(arrays) > _NAMED else ''}"
 
 
-def _is_not_finite(value: np.ndarray) -> bool:
-    return not np.isfinite(value).all()
+def _find_dead_channels(kernel: np.ndarray) -> np.ndarray:
+    return ~np.abs(kernel).reshape(len(kernel), -1).any(axis=1)
 
 
-def _has_dead_channel(kernel: np.ndarray) -> bool:
-    return not np.abs(kernel).reshape(len(kernel), -1).any(axis=1).all()
-
-
-def _has_zero(value: np.ndarray) -> bool:
-    return bool((value == 0).any())
-
-
-def _has_negative(value: np.ndarray) -> bool:
-    return bool((value < 0).any())
-
-
-_ODDITIES: tuple[tuple[str, Role | None, Callable[[np.ndarray], bool]], ...] = (
-    ("values that are not finite", None, _is_not_finite),
-    ("output channels whose weights are all 0", "conv_weight", _has_dead_channel),
-    ("scales of 0 in batch norm", "bn_scale", _has_zero),
-    ("running variances of 0", "bn_var", _has_zero),
-    ("running variances below 0", "bn_var", _has_negative),
+_ODDITIES: tuple[tuple[str, Role | None, Callable[[np.ndarray], np.ndarray]], ...] = (
+    ("values that are not finite", None, lambda value: ~np.isfinite(value)),
+    ("output channels whose weights are all 0", "conv_weight", _find_dead_channels),
+    ("scales of 0 in batch norm", "bn_scale", lambda value: value == 0),
+    ("running variances of 0", "bn_var", lambda value: value == 0),
+    ("running variances below 0", "bn_var", lambda value: value < 0),
 )
-"""What is odd in tensors of a role, or of any role."""
+"""What is odd in tensors of a role, or of any role, and where it is in an array."""
 
 
 def find_oddities(weights: Weights) -> Iterator[str]:
@@ -130,12 +118,11 @@ def find_oddities(weights: Weights) -> Iterator[str]:
     image or a variance of 0."""
     spec = weights.recipe.spec
     roles = {tensor.name: tensor.role for tensor in spec.list_tensors(weights.recipe.logits)}
-    for oddity, role, is_odd in _ODDITIES:
-        names = [
-            name
-            for name, value in weights.tensors.items()
-            if role in (None, roles.get(name)) and is_odd(value)
-        ]
+    for oddity, role, find_odd in _ODDITIES:
+        names = []
+        for name, value in weights.tensors.items():
+            if role in (None, roles.get(name)) and find_odd(value).any():
+                names.append(name)
         if names:
             yield f"{oddity}: {list_first(names, _SHOWN)}"
     folded = {f"{name}.running_mean" for name in weights.folded_norms}

@@ -15,7 +15,6 @@ Source: tensorflow/core/lib/io/table_format.txt.
 import io
 import struct
 from collections.abc import Iterable, Iterator
-from os.path import commonprefix
 
 from lockstep.data.containers.places import Places
 from lockstep.system.crc import masked_crc
@@ -125,7 +124,7 @@ def _append_block(table: bytearray, pairs: Iterable[Pair], interval: int) -> byt
     restarts = [0]
     last = b""
     for i, (key, value) in enumerate(pairs):
-        shared = len(commonprefix([last, key]))
+        shared = _count_shared(last, key)
         if i % interval == 0:
             shared = 0
             if i:
@@ -140,6 +139,14 @@ def _append_block(table: bytearray, pairs: Iterable[Pair], interval: int) -> byt
     block += b"\0"
     table += block + _UINT32.pack(masked_crc(bytes(block)))
     return place
+
+
+def _count_shared(a: bytes, b: bytes) -> int:
+    """Return the length of the common prefix of two keys in bytes."""
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))
 
 
 def _pack_number(value: int) -> bytes:

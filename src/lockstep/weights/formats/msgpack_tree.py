@@ -23,23 +23,10 @@ from lockstep.weights.formats.stand_ins import read_whole
 
 _ARRAY = 1
 _SCALAR = 3
-_DTYPES: dict[str, "np.dtype[Any]"] = {"bfloat16": BFLOAT16, "bool": np.dtype(bool)}
-for _kind in ("float16", "float32", "float64", *(f"int{n}" for n in (8, 16, 32, 64))):
-    _DTYPES[_kind] = np.dtype(_kind).newbyteorder("<")
-for _kind in ("uint8", "uint16", "uint32", "uint64"):
-    _DTYPES[_kind] = np.dtype(_kind).newbyteorder("<")
-_NUMBERS = {
-    0xCA: ">f",
-    0xCB: ">d",
-    0xCC: ">B",
-    0xCD: ">H",
-    0xCE: ">I",
-    0xCF: ">Q",
-    0xD0: ">b",
-    0xD1: ">h",
-    0xD2: ">i",
-    0xD3: ">q",
-}
+_DTYPES: dict[str, "np.dtype[Any]"] = {"bfloat16": BFLOAT16}
+for _code in ("?", "f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"):
+    _DTYPES[np.dtype(_code).name] = np.dtype(f"<{_code}")
+_NUMBERS = dict(enumerate((">f", ">d", ">B", ">H", ">I", ">Q", ">b", ">h", ">i", ">q"), 0xCA))
 _PLAIN = {0xC0: None, 0xC2: False, 0xC3: True}
 _BYTES = {0xC4: ">B", 0xC5: ">H", 0xC6: ">I"}
 _TEXTS = {0xD9: ">B", 0xDA: ">H", 0xDB: ">I"}

@@ -134,22 +134,11 @@ def _name_in_scope(expression: Any = None, scope: Any = None, _: Any = None) -> 
     return scope["data"]
 
 
-def _make_tuple(items: Any = ()) -> tuple[Any, ...]:
-    return tuple(check_type(tuple, items))
-
-
-def _make_dict() -> dict[str, Any]:
-    return {}
-
-
-def _make_bytes() -> bytes:
-    return b""
-
-
 _CALLS = {
     **NUMPY,
-    "collections.OrderedDict": _make_dict,
-    **name_builtins({"tuple": _make_tuple, "eval": _name_in_scope, "bytes": _make_bytes}),
+    "collections.OrderedDict": lambda: {},
+    **name_builtins({"tuple": lambda items=(): check_type(tuple, items)}),
+    **name_builtins({"eval": _name_in_scope, "bytes": lambda: b""}),
 }
 """What a file may ask for, and the functions that replace it."""
 _RULES = Rules(_CALLS)

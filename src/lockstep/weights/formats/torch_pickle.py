@@ -223,20 +223,8 @@ def _make_ordered(items: Any = ()) -> OrderedValues:
     return values
 
 
-def _make_default(factory: Any = None, *_: Any) -> dict[Any, Any]:
-    return {}
-
-
-def _make_counter(counts: Any = None) -> dict[Any, Any]:
-    return dict(check_type(dict, counts or {}))
-
-
 def _make_set(items: Any = ()) -> set[Any]:
     return set(map(_check_key, check_type(list, items)))
-
-
-def _make_size(sizes: Any = ()) -> tuple[Any, ...]:
-    return check_type(tuple, sizes)
 
 
 def _make_device(kind: Any, index: Any = None) -> str:
@@ -266,14 +254,6 @@ def _make_opaque(name: str, *_: Any) -> Opaque:
     return Opaque(name)
 
 
-def _make_namespace() -> Unbuilt:
-    return Unbuilt("namespace")
-
-
-def _make_text(name: Any) -> str:
-    return check_type(str, name)
-
-
 def _check_key(value: Any) -> Any:
     """Return the key of a dict: a text, a number or None, or a tuple of these."""
     scalars = str | bytes | int | float | None
@@ -299,12 +279,12 @@ def _build(target: Any, state: Any) -> Any:
 _PLAIN: dict[str, Callable[..., Any]] = {
     **NUMPY,
     "collections.OrderedDict": _make_ordered,
-    "collections.defaultdict": _make_default,
-    "collections.Counter": _make_counter,
-    "torch.Size": _make_size,
+    "collections.defaultdict": lambda *_: {},
+    "collections.Counter": lambda counts=None: dict(check_type(dict, counts or {})),
+    "torch.Size": lambda sizes=(): check_type(tuple, sizes),
     "torch.device": _make_device,
-    "torch.serialization._get_layout": _make_text,
-    "argparse.Namespace": _make_namespace,
+    "torch.serialization._get_layout": lambda name: check_type(str, name),
+    "argparse.Namespace": lambda: Unbuilt("namespace"),
     **name_builtins({"set": _make_set, "frozenset": _make_set, "complex": _make_complex}),
     **name_builtins({"bytearray": _make_bytes, "bytes": _make_bytes}),
     **{f"pathlib.{name}": partial(_make_path, kind) for name, kind in _PATHS.items()},
