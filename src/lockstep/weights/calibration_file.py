@@ -15,6 +15,7 @@ from lockstep.system.files import write_json
 from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import is_number, is_rate, parsed
 from lockstep.weights.checkpoint import read_digest
+from lockstep.weights.formats import naming_target
 
 FILE = "calibration.json"
 KEY = "calibration"
@@ -38,10 +39,8 @@ def write_calibration(
     if fit is not None and fit["temperature"] != entry.get("temperature"):
         entry = {"sha256": digest}
     entries[file.name] = entry | dict(fit or {}) | dict(threshold or {})
-    try:
+    with naming_target(path):
         write_json(path, entries)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be written: {error}") from None
 
 
 def read_calibration(file: Path) -> tuple[Calibration, tuple[str, ...]]:

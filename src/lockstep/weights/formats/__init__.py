@@ -77,6 +77,17 @@ def naming_damage(
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
+@contextmanager
+def naming_target(path: Path) -> Iterator[None]:
+    """Raise `CheckpointError` that names a file for the `OSError` of its writer."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{path!s:.200} cannot be written: {error.strerror or error}"
+        ) from None
+
+
 MOST_ARRAYS = 20_000
 """A file of weights may have at most this many arrays. A ResNet-152 with velocities and averages
 has 3,000. Comparing the arrays with every model, and listing those that do not fit, takes time and
@@ -96,11 +107,7 @@ def refuse_existing(*paths: Path) -> None:
     """Raise `CheckpointError` if one of the files exists: a conversion never overwrites anything,
     nor a link to nothing."""
     for path in paths:
-        try:
+        with naming_target(path):
             exists = path.exists() or path.is_symlink()
-        except OSError as error:
-            raise CheckpointError(
-                f"{path!s:.200} cannot be written: {error.strerror or error}"
-            ) from None
         if exists:
             raise CheckpointError(f"{path} already exists; name a new file, or remove this one")

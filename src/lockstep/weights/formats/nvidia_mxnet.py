@@ -28,7 +28,6 @@ gluon/model_zoo/vision/resnet.py.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,8 +39,8 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_mxnet_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import replacing
-from lockstep.system.regular_files import TEXT, read_regular
-from lockstep.weights.formats import mxnet_original, mxnet_params
+from lockstep.system.regular_files import TEXT
+from lockstep.weights.formats import mxnet_original, mxnet_params, naming_target
 from lockstep.weights.formats.account import Part, refuse_leftover, split_ignored
 from lockstep.weights.formats.common import (
     FOURTH_CHANNEL,
@@ -321,7 +320,7 @@ def write_epoch(prefix: Path, epoch: int, recipe: Recipe, state: State) -> Path:
     # The weights are written last: if they exist, their velocities exist too.
     files = {_name_file(prefix, epoch, _MOMENTUM): velocities, file: weights}
     for path, arrays in files.items():
-        with _explain_errors(path), replacing(path) as new:
+        with naming_target(path), replacing(path) as new:
             mxnet_params.dump(new, arrays)
     return file
 
@@ -332,19 +331,11 @@ def check_prefix(prefix: Path, recipe: Recipe) -> None:
     Raises `CheckpointError` if there is another graph, or if the folder cannot be written to.
     """
     graph = _name_graph(prefix)
-    with _explain_errors(graph):
+    with naming_target(graph):
         prefix.parent.mkdir(parents=True, exist_ok=True)
         if not _has_graph(prefix, recipe):
             with replacing(graph) as new:
                 new.write_bytes(build_symbol(recipe))
-
-
-@contextmanager
-def _explain_errors(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be written: {error}") from None
 
 
 def _split_target(target: Path) -> tuple[Path, int]:
@@ -370,11 +361,8 @@ def _name_graph(prefix: Path) -> Path:
 def _has_graph(prefix: Path, recipe: Recipe) -> bool:
     """Return whether the recipe's graph exists. Raises `CheckpointError` if another one exists."""
     graph = _name_graph(prefix)
-    try:
-        if not graph.exists() or read_regular(graph, TEXT) == build_symbol(recipe):
-            return graph.exists()
-    except OSError as error:
-        raise CheckpointError(f"{graph} cannot be read: {error.strerror}") from None
+    if not graph.exists() or read_whole(graph, TEXT) == build_symbol(recipe):
+        return graph.exists()
     raise CheckpointError(
         f"{graph} already exists with another graph; name a new prefix, or remove it"
     )

@@ -25,7 +25,7 @@ from lockstep.system.files import appearing_folder, write_bytes, write_json
 from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import parsed
 from lockstep.weights import checkpoint
-from lockstep.weights.formats import refuse_existing, torch_file
+from lockstep.weights.formats import naming_target, refuse_existing, torch_file
 from lockstep.weights.formats.account import split_ignored
 from lockstep.weights.formats.common import (
     COUNTERS,
@@ -169,13 +169,10 @@ def write(
     metadata = {"format": "pt"}
     if not certified:
         metadata["certificate"] = "none"
-    try:
-        with appearing_folder(redirect_file(target, into)) as unfinished:
-            unfinished.mkdir()
-            write_bytes(unfinished / _SAFE, serialise(arrays, metadata=metadata))
-            write_json(unfinished / CONFIG, config)
-    except OSError as error:
-        raise CheckpointError(f"{target} cannot be written: {error}") from None
+    with naming_target(target), appearing_folder(redirect_file(target, into)) as unfinished:
+        unfinished.mkdir()
+        write_bytes(unfinished / _SAFE, serialise(arrays, metadata=metadata))
+        write_json(unfinished / CONFIG, config)
     return Written(
         (target / CONFIG, target / _SAFE),
         (target / _SAFE,),
