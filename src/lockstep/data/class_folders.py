@@ -216,9 +216,13 @@ def describe_skipped(skipped: Sequence[Skipped]) -> str:
     """
     parts = []
     for kind, (one, many) in KINDS.items():
-        places = [item.place for item in skipped if item.kind == kind]
+        places = []
+        count = 0
+        for item in skipped:
+            if item.kind == kind:
+                places.append(item.place)
+                count += item.amount
         if places:
-            count = sum(item.amount for item in skipped if item.kind == kind)
             name = one if count == 1 else many
             parts.append(f"{count} {name} ({shorten_list(places, _SHOWN)})")
     return ", ".join(parts)

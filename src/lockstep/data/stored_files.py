@@ -90,10 +90,15 @@ class StoredFile:
         new negative label."""
         rows = np.zeros(len(images), ROW)
         rows["file"] = file
-        rows["offset"] = [~image.offset if image.in_parts else image.offset for image in images]
-        rows["length"] = [image.length for image in images]
+        offsets = []
+        lengths = []
         labels = []
+        numbers = []
         for image in images:
+            offsets.append(~image.offset if image.in_parts else image.offset)
+            lengths.append(image.length)
+            numbers.append(image.number)
+            self.names.append(encode_name(image.name))
             label = image.label
             if label == NO_LABEL:
                 label = self.folders.setdefault(image.class_name, -1 - len(self.folders))
@@ -102,10 +107,11 @@ class StoredFile:
             labels.append(label)
         if len(self.folders) > MOST_CLASSES:
             raise ValueError(f"it has more than {MOST_CLASSES} classes")
+        rows["offset"] = offsets
+        rows["length"] = lengths
         rows["label"] = labels
         self.rows.append(rows)
-        self.numbers.append(np.array([image.number for image in images], np.int64))
-        self.names += [encode_name(image.name) for image in images]
+        self.numbers.append(np.array(numbers, np.int64))
         return rows
 
     def name_classes(self, path: str) -> None:

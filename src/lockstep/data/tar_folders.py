@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple
 
 from lockstep.data.sources import ALIASES
@@ -37,7 +38,7 @@ def find_classes(folders: Collection[str]) -> TarClasses:
     """
     paths = [path.split("/") for path in folders]
     depths = set(map(len, paths))
-    names = {parts[-1] for parts in paths}
+    names = set(map(itemgetter(-1), paths))
     depth = max(depths)
     if len(depths) > 1 or len(names) < len(paths):
         depth = _find_root(paths) + 1
@@ -68,8 +69,11 @@ def _find_root(paths: Sequence[Sequence[str]]) -> int:
     or one with images, unless that is named as a split."""
     depth = 0
     while True:
-        tops = {parts[depth] for parts in paths if len(parts) > depth}
-        has_images = any(len(parts) == depth + 1 for parts in paths)
+        tops = set()
+        has_images = False
+        for parts in paths:
+            tops |= set(parts[depth : depth + 1])
+            has_images |= len(parts) == depth + 1
         if len(tops) != 1 or (has_images and not tops <= set(_SPLITS)):
             return depth
         depth += 1

@@ -12,6 +12,7 @@ import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from threading import Event
 from typing import NamedTuple
@@ -216,7 +217,7 @@ class _Group:
     @property
     def about(self) -> set[str]:
         """The kinds of members that may have the class."""
-        return {kind for kind, _ in self.members} & set(_ABOUT)
+        return dict(self.members).keys() & set(_ABOUT)
 
     def split(self) -> Iterator["_Group"]:
         """Yield the groups of members whose names are equal up to the last dot."""
@@ -293,7 +294,7 @@ def _groups(file: Places, start: int) -> Iterator[_Group | Damage | Skipped]:
 
 def _find_reason(member: tarfile.TarInfo) -> str:
     """Return the kind of a member that is no file to look at; "" if it is one."""
-    if any(part.startswith(".") for part in split_path(member.name)):
+    if "/." in "/" + "/".join(split_path(member.name)):
         return HIDDEN
     if member.isdir():
         return EMPTY_CLASS  # unless images follow
@@ -319,8 +320,8 @@ def _find_images(file: Places, group: _Group) -> list[_Member]:
             ranks.append(("." in kind, _RANKS[ending], member))
         elif ending not in _ABOUT and _begins_as_image(file, member):
             ranks.append((True, len(_RANKS), member))
-    ranks.sort(key=lambda rank: rank[:2])
-    return [member for _, _, member in ranks]
+    ranks.sort(key=itemgetter(0, 1))
+    return list(map(itemgetter(2), ranks))
 
 
 def _begins_as_image(file: Places, member: _Member) -> bool:
