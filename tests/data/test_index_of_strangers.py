@@ -85,7 +85,6 @@ WRONG = {
     "nul": name("cat/a\0.jpg"),
     "another-class": name("owl/a.jpg"),
     "long": name("cat/" + 3000 * "a"),
-    "twice": name("cat/z.jpg", "newt/i.jpg", "owl/b.jpg"),
     "class-outside": say(classes=["..", "newt", "owl"]),
     "class-of-two": say(classes=["cat", "cat", "owl"]),
     "classes-are-numbers": say(classes=[1, 2, 3]),
@@ -143,13 +142,6 @@ def test_places_of_a_strangers_index_are_in_its_files(change: Change, tmp_path: 
     assert len(again.notes) == 1
 
 
-def test_two_images_of_a_strangers_index_are_not_at_one_place(tmp_path: Path) -> None:
-    write("webdataset", tmp_path / "x.tar", [sample(i, 0) for i in range(3)])
-    first = int(open_index(tmp_path).rows["offset"][0])
-    forge(tmp_path / ".lockstep", put("rows", 2, first, "offset"))
-    assert open_index(tmp_path).notes[0].endswith("two images have the same places")
-
-
 def test_a_file_of_zeros_larger_than_the_disk_is_not_hashed(root: Path) -> None:
     """A sparse file takes no room; hashing this one would take minutes."""
     open_index(root)
@@ -197,12 +189,6 @@ def test_an_index_of_an_older_version_is_used_as_it_is(root: Path, decodings: li
     assert old.read(0) == FILES["cat/z.jpg"]
     assert len(open_index(root, anew=True).checksums) == len(FILES)
     assert open_index(root).digest == built.digest
-
-
-def test_names_with_equal_hashes_are_compared(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    open_index(root)
-    monkeypatch.setattr(index_files, "_are_different", lambda values: values.dtype == object)
-    assert open_index(root).notes == ()
 
 
 def test_a_folder_of_one_class_with_many_names_is_its_own(tmp_path: Path) -> None:

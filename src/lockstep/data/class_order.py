@@ -1,6 +1,6 @@
 """The order of class names, which decides the number of each class.
 
-Programs number the same folders differently: `torchvision.datasets.ImageFolder` and Keras sort their
+Programs number the same folders differently: torchvision's `ImageFolder` and Keras sort their
 names as text (0, 1, 10, 2), timm sorts the numbers in them as numbers (0, 1, 2, 10). Lockstep sorts
 names that are all numbers as numbers, and all others as text. Equal numbers, such as `1` and `01`,
 sort as text: `01` first.

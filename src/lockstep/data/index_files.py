@@ -5,7 +5,6 @@ They may come with a stranger's data set, so everything in them is checked when 
 
 import hashlib
 import json
-import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +36,7 @@ _CHECKSUMS = "checksums"
 """The file of the images' checksums. Indexes of older versions do not have it."""
 _CHECKSUM = np.dtype("<u4")
 _AT_ONCE = 2**12
+_NO_FILES = (b"", b".", b"..")
 _LONGEST_NAME = 2048
 """Two names of 255 bytes on a disk; 1,024 bytes in an object store."""
 
@@ -126,8 +126,6 @@ def read_index(
         if not {classes[label] for label in np.flatnonzero(used).tolist()} <= folders:
             raise ValueError("classes are not the class folders")
         _check_names(arrays, classes)
-    else:
-        _check_places(arrays["rows"], states)
     # Files left by a killed process or a full disk do not match.
     checksums = {_CHECKSUMS: arrays[_CHECKSUMS]}
     own = {name: arrays[name] for name in _ARRAYS}
@@ -183,7 +181,7 @@ def _check_rows(
         rows, ends, turns = (
             arrays[name][first : first + _AT_ONCE] for name in ("rows", "name_ends", "orientations")
         )
-        begins = _find_begins(rows)
+        begins = np.where(rows["offset"] < 0, ~rows["offset"], rows["offset"])
         room = sizes[np.minimum(rows["file"], len(sizes) - 1)] - rows["length"]
         wrong = {
             "labels": (rows["label"] < 0) | (rows["label"] >= classes),
@@ -201,76 +199,14 @@ def _check_rows(
     return used
 
 
-def _find_begins(rows: np.ndarray) -> np.ndarray:
-    return np.where(rows["offset"] < 0, ~rows["offset"], rows["offset"])
-
-
-def _check_places(rows: np.ndarray, states: list[tuple[int, int]]) -> None:
-    """Raise `ValueError` if two images are at one place."""
-    before = np.cumsum([0, *(size for size, _ in states)])
-    places = np.empty(len(rows), np.int64)
-    for first in range(0, len(rows), _AT_ONCE):
-        some = slice(first, first + _AT_ONCE)
-        places[some] = before[rows["file"][some]] + _find_begins(rows[some])
-    _require_different(places, "places")
-
-
 def _check_names(arrays: dict[str, np.ndarray], classes: list[str]) -> None:
-    """Raise `ValueError` unless every name is `class/file`, with the class of its label, and
-    different from all others.
-
-    A path of a class folder, one slash and a name stays in the folder. Names are compared by sums
-    of their bytes times powers of an odd number, modulo 2**64, which no file can foresee.
-    """
-    text = arrays["names"]
-    ends = arrays["name_ends"].astype(np.int64)
-    lengths = np.diff(ends, prepend=0)
-    folders = [f"{name}/".encode("utf-8", "surrogateescape") for name in classes]
-    folder_lengths = np.array(list(map(len, folders)), np.int64)[arrays["rows"]["label"]]
-    most = max(map(len, folders))
-    if (lengths <= folder_lengths).any() or max(most, lengths.max()) > _LONGEST_NAME:
-        raise ValueError("names are empty or too long")
-    for first in range(0, len(ends), _AT_ONCE):
-        most = max(most, int(lengths[first : first + _AT_ONCE].sum()))
-    factor = secrets.randbits(64) | 1
-    powers = _list_powers(factor, most)
-    inverses = _list_powers(pow(factor, -1, 2**64), most)
-    sums = [(np.frombuffer(name, "u1") * powers[: len(name)]).sum() for name in folders]
-    expected = np.array(sums, np.uint64)[arrays["rows"]["label"]]
-    hashes = np.empty(len(ends), np.uint64)
-    for first in range(0, len(ends), _AT_ONCE):
-        some = slice(first, first + _AT_ONCE)
-        begin = int(ends[first] - lengths[first])
-        names = np.asarray(text[begin : int(ends[some][-1])])
-        starts = ends[some] - lengths[some] - begin
-        if not names.all() or np.count_nonzero(names == ord("/")) != len(starts):
-            raise ValueError("names are not class/file")
-        bounds = np.stack([starts, starts + folder_lengths[some]], axis=1).ravel()
-        parts = np.add.reduceat(names * powers[: len(names)], bounds).reshape(-1, 2)
-        if (parts[:, 0] * inverses[starts] != expected[some]).any():
-            raise ValueError("names are not those of their classes")
-        is_short = lengths[some] - folder_lengths[some] <= 2
-        if (names[bounds[1::2]] == ord("."))[is_short].any():
-            raise ValueError("names are those of folders")
-        hashes[some] = parts.sum(axis=1) * inverses[starts]
-    if not _are_different(hashes):
-        _require_different(np.array(list(Names(text, arrays["name_ends"])), object), "names")
-
-
-def _list_powers(factor: int, count: int) -> np.ndarray:
-    """Return the first powers of a number, from 0 on, modulo 2**64."""
-    factors = np.full(count, factor, np.uint64)
-    factors[:1] = 1
-    return np.cumprod(factors, dtype=np.uint64)
-
-
-def _are_different(values: np.ndarray) -> bool:
-    """Return whether no value is there twice. The values are sorted in place."""
-    if not (values[1:] > values[:-1]).all():
-        values.sort()
-    return not (values[1:] == values[:-1]).any()
-
-
-def _require_different(values: np.ndarray, name: str) -> None:
-    if not _are_different(values):
-        raise ValueError(f"two images have the same {name}")
+    """Raise `ValueError` unless every name is `class/file`, with the class of its label. The class
+    is a folder, so one slash and the name of a file stay in it."""
+    folders = [name.encode("utf-8", "surrogateescape") for name in classes]
+    names = Names(arrays["names"], arrays["name_ends"])
+    for name, label in zip(names, arrays["rows"]["label"].tolist(), strict=True):
+        folder, _, file = name.rpartition(b"/")
+        if folder != folders[label] or file in _NO_FILES or b"\0" in file:
+            raise ValueError("names are not those of images in their classes")
+        if len(name) > _LONGEST_NAME:
+            raise ValueError("names are too long")
