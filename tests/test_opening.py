@@ -88,6 +88,7 @@ ALLOWED = {
     "weights/checkpoint.py read_metadata": CHECKED,
     "weights/class_names.py _words": PACKAGE,
     "weights/downloads.py _receive": REMOTE,
+    "weights/formats/foreign_safetensors.py add_metadata": CHECKED,
     "weights/formats/keras_variables.py _read_member": OPENED,
     "weights/formats/keras_variables.py _unpack": OPENED,
     "weights/formats/keras_variables.py is_keras": OPENED,
