@@ -91,6 +91,26 @@ def test_by_default_the_best_weights_of_a_run_are_used_and_a_remark_names_them(
     assert not open_weights(run, checkpoint="newest").remarks
 
 
+@pytest.mark.parametrize(
+    ("entries", "checkpoint", "value", "left"),
+    [
+        ([(8, 20), (12, 90)], None, 8, "uses the best one left: top-1 20.00 % at step 8; "),
+        ([(8, 20), (12, 90)], "best", 8, "uses the best one left: top-1 20.00 % at step 8; "),
+        ([(12, 90), (24, 30)], None, 24, "uses the best one left: top-1 30.00 % at step 24"),
+        ([(12, 90)], None, 24, "uses the newest checkpoint, of step 24: "),
+    ],
+)
+def test_a_best_checkpoint_that_is_gone_is_named(
+    entries: list[tuple[Any, ...]], checkpoint: str | None, value: int, left: str, run: Path
+) -> None:
+    log_evaluations(run, *(evaluation(*entry) for entry in entries))
+    weights = open_weights(run, checkpoint=checkpoint)
+    assert weights.tensors["fc.bias"].tolist() == [value] * 3
+    [remark] = weights.remarks
+    assert "the best checkpoint is gone (top-1 90.00 % at step 12)" in remark
+    assert left in remark
+
+
 def test_the_recipe_decides_which_checkpoint_is_the_best(run: Path, tiny_recipe: Recipe) -> None:
     values = {8: (2.0, 10.0), 16: (3.0, 30.0), 24: (2.5, 20.0)}
     for selection, step in {"top1": 8, "loss": 8, "macro_f1": 16}.items():
@@ -199,12 +219,12 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
             " weights of Lockstep, timm, "
         ),
     ),
-    ("fresh", {}, "fresh has no checkpoint yet"),
-    ("fresh", {"checkpoint": "best"}, "fresh has no checkpoint yet"),
+    ("fresh", {}, "fresh has no checkpoint"),
+    ("fresh", {"checkpoint": "best"}, "fresh has no checkpoint"),
     (
         "unscored",
         {"checkpoint": "best"},
-        "unscored was never evaluated, so it has no best checkpoint",
+        "unscored has no best checkpoint: the run was never evaluated",
     ),
     ("run", {"checkpoint": "9"}, r"no checkpoint '9'; it has newest, best and steps \[8, 16, 24\]"),
     ("run", {"checkpoint": "latest"}, "no checkpoint 'latest'"),

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Self
 
 from rich.progress import (
@@ -41,6 +42,7 @@ from lockstep.runs.report import Report
 from lockstep.system.event_log import EvaluateEvent, RestartEvent, StartEvent, TrainEvent
 from lockstep.system.ranks import is_leading
 from lockstep.system.text import format_count
+from lockstep.weights.choosing import explain_lost_best
 
 
 class _TimeLeft(TimeRemainingColumn):
@@ -85,8 +87,8 @@ def _advise_on_ending(step: int, out: str) -> str:
     )
 
 
-def _list_accuracies(report: Report) -> list[tuple[str, str]]:
-    """Return the rows of a summary that an evaluation fills."""
+def _list_accuracies(report: Report, out: str) -> list[tuple[str, str]]:
+    """Return the rows of a summary that the evaluations of the run in `out` fill."""
     rows = []
     if report["final"]:
         final = report["final"]["trained"]
@@ -103,6 +105,8 @@ def _list_accuracies(report: Report) -> list[tuple[str, str]]:
     best = report["best"]
     if best is not None:
         rows.append(("best", describe_best(best, report.get("selection", "top1"))))
+        if lost := explain_lost_best(Path(out)):
+            rows.append(("", lost))
     return rows
 
 
@@ -368,7 +372,7 @@ class Reporter:
         if speed:
             throughput = f"{speed:.1f} images/s (first steps left out)"
         rows = [
-            *_list_accuracies(report),
+            *_list_accuracies(report, event["out"]),
             ("training time", f"{report['train_sec']:.1f} s"),
             ("throughput", throughput),
             ("bad images left out", str(report["quarantined"])),

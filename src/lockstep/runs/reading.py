@@ -18,6 +18,7 @@ from lockstep.runs.report import Evaluation, Report, read_report
 from lockstep.system.errors import CheckpointError
 from lockstep.system.event_log import EvaluateEvent, LogEvent, TrainEvent, read_log
 from lockstep.system.text import format_count
+from lockstep.weights.choosing import explain_lost_best
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,11 @@ class Run:
         """The evaluation of the best checkpoint, which `predict`, `serve` and `export` use; None if
         the run was never evaluated."""
         return find_best(self.evaluations, self.recipe.selection)
+
+    @cached_property
+    def lost_best(self) -> str:
+        """Which checkpoint commands use because the best one is gone; "" if it is there."""
+        return explain_lost_best(self.folder)
 
     def is_best(self, step: int, weights: str) -> bool:
         """Return whether an evaluation is the best one."""

@@ -14,7 +14,7 @@ from lockstep.recipes.published_accuracies import Comparison, compare_top1, is_c
 from lockstep.system.event_log import Summary, find_field_problem
 from lockstep.system.regular_files import RECORDS, read_regular
 from lockstep.system.strict_json import is_count, is_figure, is_list_of, is_number, is_text, parsed
-from lockstep.weights.checkpoint import checkpoint_path
+from lockstep.weights.choosing import choose_weights
 
 
 class Evaluation(Summary):
@@ -73,34 +73,30 @@ class Report(TypedDict):
     restarts: NotRequired[int]
     """How often a launcher has started all ranks again after a failure; missing if never."""
     top1_percent: NotRequired[float | None]
-    """That of the best checkpoint; None if no checkpoint was evaluated. This and the next two
-    fields are in the report that `lockstep.train` returns, not in report.json."""
+    """That of the best checkpoint, or of the best one left if it is gone; None if none was
+    evaluated. This and the next two fields are in the report that `lockstep.train` returns, not in
+    report.json."""
     top1_interval_percent: NotRequired[list[float] | None]
     """The 95 % interval of `top1_percent`, from low to high. The best checkpoint was chosen on the
     same images, which makes both a little too high."""
     best_checkpoint: NotRequired[str]
-    """The path of the best checkpoint, or of the last one if none was evaluated. If its moving
-    average is the best, this is its file."""
+    """The path of this checkpoint, or of the last one if none was evaluated. If its moving average
+    is the best, this is its file."""
 
 
 def add_best_checkpoint(report: Report, out: Path) -> Report:
     """Return the report of the run in `out` with its last three fields."""
-    best = report["best"]
-    if best is None:
-        path = checkpoint_path(out / "checkpoints", report["steps"])
-        return report | {
-            "top1_percent": None,
-            "top1_interval_percent": None,
-            "best_checkpoint": str(path),
-        }
-    path = checkpoint_path(out / "checkpoints", best["step"])
-    if best.get("weights") == "ema":
-        path /= "ema.safetensors"
-    hits = round(best["top1_percent"] * best["images"] / 100)
+    choice = choose_weights(out, None, None)
+    best = choice.evaluation
+    top1 = interval = None
+    if best is not None:
+        top1 = best["top1_percent"]
+        bounds = wilson(round(top1 * best["images"] / 100), best["images"])
+        interval = [100 * bound for bound in bounds]
     return report | {
-        "top1_percent": best["top1_percent"],
-        "top1_interval_percent": [100 * bound for bound in wilson(hits, best["images"])],
-        "best_checkpoint": str(path),
+        "top1_percent": top1,
+        "top1_interval_percent": interval,
+        "best_checkpoint": str(choice.path / "ema.safetensors" if choice.ema else choice.path),
     }
 
 

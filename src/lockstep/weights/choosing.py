@@ -19,7 +19,10 @@ class Choice:
     ema: bool
     """Whether the moving average is used instead of the trained weights."""
     remarks: tuple[str, ...] = ()
-    """Which checkpoint is used, if nobody named one and there are several."""
+    """Which checkpoint is used, if nobody named one and there are several, or if the best is gone.
+    """
+    evaluation: EvaluateEvent | None = None
+    """The evaluation for which they were chosen."""
 
 
 def choose_weights(source: Path, checkpoint: str | None, ema: bool | None) -> Choice:
@@ -42,7 +45,7 @@ def choose_weights(source: Path, checkpoint: str | None, ema: bool | None) -> Ch
         return Choice(source, bool(ema))
     saved = steps(folder)
     if not saved:
-        raise CheckpointError(f"{source} has no checkpoint yet")
+        raise CheckpointError(f"{source} has no checkpoint")
     if checkpoint == "newest":
         return Choice(checkpoint_path(folder, saved[-1]), bool(ema))
     if checkpoint in (None, "best"):
@@ -54,39 +57,65 @@ def choose_weights(source: Path, checkpoint: str | None, ema: bool | None) -> Ch
     return Choice(checkpoint_path(folder, int(checkpoint)), bool(ema))
 
 
+def find_lost_best(source: Path) -> EvaluateEvent | None:
+    """Return the best evaluation of a run if its checkpoint is gone, else None."""
+    best = find_best(_list_evaluations(source), _read_selection(source))
+    if best is None or checkpoint_path(source / "checkpoints", best["step"]).is_dir():
+        return None
+    return best
+
+
+def explain_lost_best(source: Path) -> str:
+    """Return, in words, that the best checkpoint of a run is gone and which one commands use; "" if
+    it is there."""
+    if find_lost_best(source) is None:
+        return ""
+    try:
+        return "; ".join(choose_weights(source, None, None).remarks) or "its checkpoints are gone"
+    except CheckpointError:
+        return "its checkpoints are gone"
+
+
 def _choose_best(source: Path, saved: list[int], ema: bool | None, *, is_named: bool) -> Choice:
     """Return the best weights of a run among its saved checkpoints, or the newest ones if there are
     no others and nobody named the best."""
     selection = _read_selection(source)
+    lost = find_lost_best(source)
     best = find_best(_list_candidates(source, saved, ema), selection)
+    reason = "the run was never evaluated"
+    if lost is not None:
+        reason = f"the best checkpoint is gone ({describe_best(lost, selection)})"
     if best is None and is_named:
-        raise CheckpointError(f"{source} was never evaluated, so it has no best checkpoint")
+        raise CheckpointError(f"{source} has no best checkpoint: {reason}")
     step = saved[-1]
     uses_average = bool(ema)
     if best is None:
-        remark = f"uses the newest checkpoint, of step {step}: the run was never evaluated"
+        remark = f"uses the newest checkpoint, of step {step}: {reason}"
     else:
         step = best["step"]
         if ema is None:
             uses_average = best["weights"] == "ema"
         remark = f"uses the best checkpoint: {describe_best(best, selection)}"
+        if lost is not None:
+            remark = f"{reason}; uses the best one left: {describe_best(best, selection)}"
         if step != saved[-1]:
             remark += f"; --checkpoint newest uses step {saved[-1]}"
-    has_chosen = not is_named and (len(saved) > 1 or uses_average)
+    is_silent = is_named or not (len(saved) > 1 or uses_average)
+    remarks = () if is_silent and lost is None else (remark,)
     path = checkpoint_path(source / "checkpoints", step)
-    return Choice(path, uses_average, (remark,) if has_chosen else ())
+    return Choice(path, uses_average, remarks, best)
 
 
 def _list_candidates(source: Path, saved: list[int], ema: bool | None) -> list[EvaluateEvent]:
     """Return the evaluations of saved checkpoints, of the weights that may be used."""
-    events = [
-        event
-        for event in read_log(source / "log.jsonl")
-        if event["kind"] == "evaluate" and event["step"] in saved
-    ]
+    events = [event for event in _list_evaluations(source) if event["step"] in saved]
     if ema is None:
         return events
     return [event for event in events if (event["weights"] == "ema") == ema] or events
+
+
+def _list_evaluations(source: Path) -> list[EvaluateEvent]:
+    return [event for event in read_log(source / "log.jsonl") if event["kind"] == "evaluate"]
 
 
 def _read_selection(source: Path) -> Selection:
