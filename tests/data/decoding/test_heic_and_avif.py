@@ -75,7 +75,7 @@ def test_a_format_that_is_not_read_is_named_with_what_to_do(
     formats.setitem(sys.modules, "pillow_heif", None)
     with pytest.raises(ValueError, match=r"^HEIC is read by a plug-in of Pillow: pip install pil"):
         check(HEIC)
-    image_folder(tmp_path, {"cat/IMG_1.HEIC": HEIC, "cat/a.jpg": jpeg(64, 64)})
+    image_folder(tmp_path, {"cat/IMG_1.HEIC": HEIC, "cat/a.avif": encode("AVIF")})
     [finding] = examine(tmp_path).findings
     assert (finding.kind, finding.place) == ("needs-plug-in", "cat/IMG_1.HEIC")
     assert finding.detail == MISSING["HEIF"]

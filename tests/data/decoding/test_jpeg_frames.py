@@ -35,9 +35,9 @@ EXACT = {
     "arithmetic, progressive": decode(FILES["baseline"]),
 }
 REFUSED = {
-    "12 bits": "marker 0xFFC1) and 12 bits",
-    "lossless, 12 bits": "marker 0xFFC3) and 12 bits",
-    "lossless, 16 bits": "marker 0xFFC3) and 16 bits",
+    "12 bits": "a JPEG (marker 0xFFC1) with 12 bits",
+    "lossless, 12 bits": "a lossless JPEG (marker 0xFFC3) with 12 bits",
+    "lossless, 16 bits": "a lossless JPEG (marker 0xFFC3) with 16 bits",
     "JPEG-LS": "JPEG-LS",
 }
 UNKNOWN = sorted({*FRAMES} - {0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA})

@@ -10,10 +10,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from lockstep.data.decoding import size_limits
+from lockstep.data.decoding import jpeg_frames, size_limits
 from lockstep.data.decoding.augment import decode_into
 from lockstep.data.decoding.decode import check, decode, decode_undamaged, header_size
 from lockstep.data.decoding.file_parts import count_parts
+from lockstep.data.decoding.jpeg_frames import list_frames
 from lockstep.data.decoding.size_limits import (
     MOST_BYTES_BESIDES,
     MOST_COMMENTS,
@@ -22,16 +23,13 @@ from lockstep.data.decoding.size_limits import (
     MOST_PIXELS,
     MOST_PIXELS_A_SIDE,
     MOST_PIXELS_IN_WHOLE,
-    MOST_SCANNED_PIXELS,
     MOST_SCANS,
     MOST_SEGMENT_BYTES,
     MOST_SEGMENTS,
     MOST_SLOW_BYTES,
     USUAL,
     OverBudget,
-    check_scans,
     check_size,
-    count_scans,
     decoding,
 )
 from lockstep.inference.images import read_photo, read_square
@@ -139,8 +137,7 @@ def test_a_jpeg_with_more_scans_than_allowed_is_refused_wherever_images_are_deco
     mode: str, without_data: bool
 ) -> None:
     out = np.empty((8, 8, 3), np.uint8)
-    usual = count_scans(progressive_jpeg(mode), MOST_SCANS)
-    assert usual == {"RGB": 10, "CMYK": 18}[mode]  # as in libjpeg's own scripts
+    usual = {"RGB": 10, "CMYK": 18}[mode]  # as in libjpeg's own scripts
     decode(progressive_jpeg(mode, MOST_SCANS - usual, without_data))
     hostile = progressive_jpeg(mode, MOST_SCANS - usual + 1, without_data)
     window = {"flip": False, "antialias": False, "out": out}
@@ -155,35 +152,43 @@ def test_a_jpeg_with_more_scans_than_allowed_is_refused_wherever_images_are_deco
     assert header_size(hostile) == (0, 0) or mode == "CMYK"
 
 
-def test_scans_are_counted_as_libjpeg_reads_them() -> None:
-    photo = progressive_jpeg(repeated=5)
-    thumbnail = b"\xff\xe1" + (2 + len(photo)).to_bytes(2, "big") + photo
-    assert count_scans(photo, MOST_SCANS) == 15
-    assert count_scans(photo[:2] + thumbnail + photo[2:], MOST_SCANS) == 15
-    assert (
-        count_scans(photo + 20 * photo, MOST_SCANS) == 15
-    )  # a file of several photos, as cameras write them
-    assert count_scans(photo, 7) == 8
-    assert count_scans(plain(), MOST_SCANS) == 1
-    assert count_scans(memoryview(plain(thumbnail)), MOST_SCANS) == 1
-    first = photo.index(b"\xff\xda")
-    hidden = (
-        photo[: first + 14] + b"\xff\x02\xff\xff" + photo[first + 14 :]
-    )  # libjpeg skips no segment that is not known
-    assert count_scans(hidden, MOST_SCANS) == 15
+PHOTO = progressive_jpeg(repeated=5)
+THUMBNAIL = b"\xff\xe1" + (2 + len(PHOTO)).to_bytes(2, "big") + PHOTO
+SCAN = PHOTO.index(b"\xff\xda") + 14
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "is_allowed"), [(13_377, 13_377, True), (20_000, 14_400, False)]
+    ("data", "scans"),
+    [
+        (PHOTO, 15),
+        (PHOTO[:2] + THUMBNAIL + PHOTO[2:], 15),
+        (PHOTO + 20 * PHOTO, 15),  # a file of several photos, as cameras write them
+        (plain(), 1),
+        (memoryview(plain(THUMBNAIL)), 1),
+        # libjpeg skips no segment that is not known
+        (PHOTO[:SCAN] + b"\xff\x02\xff\xff" + PHOTO[SCAN:], 15),
+    ],
+    ids=range(6),
 )
-def test_scans_are_held_against_the_pixels(height: int, width: int, is_allowed: bool) -> None:
-    data = progressive_jpeg()
-    assert (count_scans(data, MOST_SCANS) * height * width <= MOST_SCANNED_PIXELS) == is_allowed
-    if is_allowed:
-        check_scans(data, height, width)
-        return
-    with pytest.raises(OverBudget, match="more than 9 scans of 14400 x 20000"):
-        check_scans(data, height, width)
+def test_scans_are_counted_as_libjpeg_reads_them(
+    data: bytes | memoryview, scans: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jpeg_frames, "MOST_SCANS", scans)
+    assert len(list_frames(data)) == 1
+    monkeypatch.setattr(jpeg_frames, "MOST_SCANS", scans - 1)
+    with pytest.raises(OverBudget, match=f"more than {scans - 1} scans are"):
+        list_frames(data)
+
+
+def test_scans_are_held_against_the_pixels() -> None:
+    size = 2 * (13_377).to_bytes(2, "big")
+    data = PHOTO.replace(struct.pack(">HH", 16, 24), size) + bytes(2**14)
+    assert header_size(data) == (13_377, 13_377)
+    scan = data[data.rindex(b"\xff\xda") : data.rindex(b"\xff\xd9")]
+    end = data.rindex(b"\xff\xd9")
+    list_frames(data[:end] + scan + data[end:])
+    with pytest.raises(OverBudget, match="more than 16 scans of 13377 x 13377 pixels"):
+        list_frames(data[:end] + 2 * scan + data[end:])
 
 
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
@@ -193,7 +198,7 @@ def test_scans_are_held_against_the_pixels_wherever_a_jpeg_is_opened(
     """libjpeg-turbo opens RGB, Pillow CMYK."""
     data = progressive_jpeg(mode)
     height, width = check(data)
-    monkeypatch.setattr(size_limits, "MOST_SCANNED_PIXELS", 4 * height * width)
+    monkeypatch.setattr(jpeg_frames, "MOST_SCANNED_PIXELS", 4 * height * width)
     for read in (check, decode):
         with pytest.raises(OverBudget, match="more than 4 scans"):
             read(data)

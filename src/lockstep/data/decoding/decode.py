@@ -6,40 +6,29 @@ EXIF orientation is not applied here: a turned photo stays as it is stored
 
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 
 import numpy as np
 import simplejpeg
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from lockstep.data.decoding import jpeg
-from lockstep.data.decoding.file_parts import (
-    JPEG_START,
-    PNG_START,
-    is_ancillary,
-    is_damaged,
-    list_png_chunks,
-)
+from lockstep.data.decoding.file_parts import JPEG_START, sift_png
 from lockstep.data.decoding.image_formats import explain_unreadable, readable_formats
 from lockstep.data.decoding.jpeg_frames import check_frame
 from lockstep.data.decoding.samples import (
     check_tiff,
-    explain_tiff,
     load_colours,
     read_tiff_tags,
     scale_grey,
 )
 from lockstep.data.decoding.size_limits import (
     MOST_HEADER_BYTES,
-    MOST_PARTS,
-    MOST_PIXELS,
     OverBudget,
     TooManyPixels,
     check_bytes,
     check_ratio,
-    check_scans,
     check_size,
     check_slow_format,
     decoding,
@@ -114,9 +103,7 @@ def check(data: bytes) -> tuple[int, int]:
         raise ValueError("empty file")
     size = _jpeg_size(data)
     if size is None:
-        size = _check_by_pillow(data)
-        check_ratio(*size)
-        return size
+        return _check_by_pillow(data)
     check_ratio(*size)
     try:
         # At an eighth of the size, all of the file is still read and entropy-decoded, at two thirds
@@ -156,7 +143,7 @@ def header_size(data: bytes | memoryview) -> tuple[int, int]:
             return size
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            width, height = _open_by_pillow(data).size
+            width, height = open_by_pillow(data, [b"IHDR"]).size
     except Exception:  # a damaged file makes Pillow's readers raise almost anything
         return 0, 0
     return height, width
@@ -173,8 +160,6 @@ def _jpeg_size(data: bytes | memoryview) -> tuple[int, int] | None:
     # simplejpeg TurboJPEG's 4:4:1
     except (ValueError, KeyError):
         return None
-    check_size(height, width, len(data), MOST_PIXELS)
-    check_scans(data, height, width)
     return (height, width) if colours in ("RGB", "YCbCr", "Gray") else None
 
 
@@ -182,6 +167,7 @@ def _check_by_pillow(data: bytes) -> tuple[int, int]:
     with _load_by_pillow(data) as image:
         # A pixel tests the conversion; converting all of them takes twice the memory.
         convert_to_rgb(image.crop((0, 0, 1, 1)))
+        check_ratio(image.height, image.width)
         return image.height, image.width
 
 
@@ -196,38 +182,15 @@ def convert_to_rgb(image: Image.Image, source: Image.Image | None = None) -> np.
     return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
 
-def list_damaged_chunks(data: bytes | memoryview) -> list[str]:
-    """Return the names of a PNG's chunks whose checksum is wrong; none for other formats."""
-    if data[: len(PNG_START)] != PNG_START:
-        return []
-    chunks = islice(list_png_chunks(data), MOST_PARTS)
-    return [chunk[0].decode("latin-1") for chunk in chunks if is_damaged(data, chunk)]
+def open_by_pillow(
+    data: bytes | memoryview, png_chunks: Sequence[bytes] = ()
+) -> ImageFile.ImageFile:
+    """Return an image whose pixels are not loaded, a PNG with all undamaged chunks or some only.
 
-
-def _drop_damaged_chunks(data: bytes) -> bytes:
-    """Return an image without the ancillary chunks of a PNG that fail their checksum, as libpng
-    reads it. Raises `ValueError` with the name of a chunk that cannot be dropped."""
-    if not data.startswith(PNG_START):
-        return data
-    kept = []
-    place = 0
-    for chunk in list_png_chunks(data):
-        if not is_damaged(data, chunk):
-            continue
-        name, start, end = chunk
-        if not is_ancillary(name):
-            raise ValueError(
-                f"the checksum of a PNG's chunk {name.decode(errors='replace')} is wrong: its data"
-                " is damaged; replace the file"
-            )
-        kept.append(data[place : start - 8])
-        place = end + 4
-    return b"".join((*kept, data[place:])) if kept else data
-
-
-def _open_by_pillow(data: bytes | memoryview) -> ImageFile.ImageFile:
-    """Return an image whose pixels are not loaded. Raises `OverBudget`, and Pillow's own errors."""
+    Raises `OverBudget`, `ValueError` as `sift_png` does, and Pillow's own errors.
+    """
     check_bytes(data)
+    data, _ = sift_png(data, png_chunks)
     if len(data) > MOST_HEADER_BYTES and data[:1] in _HEADERS_IN_PYTHON:
         try:
             Image.open(io.BytesIO(data[:MOST_HEADER_BYTES]), formats=readable_formats())
@@ -242,21 +205,16 @@ def _open_by_pillow(data: bytes | memoryview) -> ImageFile.ImageFile:
 def _load_by_pillow(data: bytes) -> Iterator[Image.Image]:
     """Yield an image with its pixels loaded. Errors in the block are raised as `ValueError`."""
     try:
-        check_bytes(data)
-        data = _drop_damaged_chunks(data)
-        image = _open_by_pillow(data)
+        image = open_by_pillow(data)
         check_size(image.height, image.width, len(data))
-        if data[:2] == JPEG_START:
-            check_scans(data, image.height, image.width)
-        elif image.tile and image.tile[0][0] in _DECODERS_IN_PYTHON:
+        if image.tile and image.tile[0][0] in _DECODERS_IN_PYTHON:
             check_slow_format(data, image.height * image.width)
         with decoding(image.height * image.width):
             check_tiff(getattr(image, "tag_v2", {}))
-            loaded = load_colours(image, lambda: _open_by_pillow(data))
-            yield scale_grey(loaded, image)
+            yield scale_grey(load_colours(image, lambda: open_by_pillow(data)), image)
     except UnidentifiedImageError:
-        tags = read_tiff_tags(data)
-        raise ValueError(explain_tiff(tags) if tags else explain_unreadable(data)) from None
+        check_tiff(read_tiff_tags(data), is_readable=False)
+        raise ValueError(explain_unreadable(data)) from None
     except OverBudget:
         raise
     except Image.DecompressionBombError as error:

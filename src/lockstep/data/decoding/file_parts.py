@@ -1,12 +1,12 @@
-"""The parts that a file consists of, read without decoding: a JPEG's segments, the chunks of a PNG
-or a WebP, a TIFF's entries.
+"""The parts that a file consists of, read without decoding: a JPEG's segments, a PNG's chunks, a
+TIFF's entries.
 
 Pillow takes time for every part, so the parts are counted before it opens a file.
 """
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from zlib import crc32
 
@@ -20,10 +20,9 @@ _WITHOUT_LENGTH = (0xD8, 0xD9)
 """Markers that start and end an image. libjpeg refuses a second start."""
 PNG_START = b"\x89PNG\r\n\x1a\n"
 _LAST_CHUNK = b"IEND"
+_END = b"\0\0\0\0IEND\xaeB`\x82"
 _IS_ANCILLARY = 0x20
 """The bit of a chunk's first letter that is set if a decoder may do without the chunk."""
-Chunk = tuple[bytes, int, int]
-"""The name of a chunk, and where its content starts and ends."""
 _TIFF_ORDERS = {b"II": "<", b"MM": ">"}
 _BIG_TIFF = 43
 _TIFF_BYTES = (1, 2, 6, 7)
@@ -33,9 +32,8 @@ _TIFF_BYTES = (1, 2, 6, 7)
 def list_segments(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
     """Yield the marker of every segment of a JPEG, and where its content starts and ends.
 
-    They are found as libjpeg does: it skips bytes before a marker, and the data of scans.
-
-    What follows the end of the image, or a second start, is not a part of it.
+    They are found as libjpeg does: it skips bytes before a marker, and the data of scans. What
+    follows the end of the image, or a second start, is not a part of it.
     """
     marker = _SEGMENT.search(data, len(JPEG_START))
     while marker is not None:
@@ -43,7 +41,7 @@ def list_segments(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
         code = data[start - 1]
         if code in _WITHOUT_LENGTH:
             return
-        end = start + max(int.from_bytes(data[start : start + 2], "big"), 2)
+        end = start + int.from_bytes(data[start : start + 2], "big")
         yield code, start + 2, end
         marker = _SEGMENT.search(data, end)
 
@@ -65,8 +63,9 @@ def count_parts(data: bytes | memoryview, most: int) -> int:
         return 0
 
 
-def list_png_chunks(data: bytes | memoryview) -> Iterator[Chunk]:
-    """Yield the chunks of a PNG up to its last one, or to the one that the file ends in."""
+def list_png_chunks(data: bytes | memoryview) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the name of every chunk of a PNG, and where its content starts and ends, up to the last
+    chunk or to the one that the file ends in."""
     place = len(PNG_START)
     name = b""
     while place + 8 <= len(data) and name != _LAST_CHUNK:
@@ -77,27 +76,36 @@ def list_png_chunks(data: bytes | memoryview) -> Iterator[Chunk]:
         place = end + 4  # behind the checksum
 
 
-def list_webp_chunks(data: bytes | memoryview) -> Iterator[Chunk]:
-    """Yield the chunks of a WebP, which is a RIFF file."""
-    place = 12
-    while place + 8 <= len(data):
-        start = place + 8
-        end = start + int.from_bytes(data[place + 4 : start], "little")
-        yield bytes(data[place : place + 4]), start, end
-        place = end + end % 2
+def sift_png(data: bytes | memoryview, names: Sequence[bytes] = ()) -> tuple[bytes, list[str]]:
+    """Return a PNG without the ancillary chunks that fail their checksum, as libpng reads it, and
+    their names. With `names`, it has only chunks of these names; others are not checked.
 
-
-def is_damaged(data: bytes | memoryview, chunk: Chunk) -> bool:
-    """Return whether the checksum of a PNG's chunk is wrong. If the file ends too early, there is
-    none to compare."""
-    _, start, end = chunk
-    checksum = bytes(data[end : end + 4])
-    return len(checksum) == 4 and crc32(data[start - 4 : end]).to_bytes(4, "big") != checksum
-
-
-def is_ancillary(name: bytes) -> bool:
-    """Return whether a decoder may do without a chunk of a PNG."""
-    return bool(name[0] & _IS_ANCILLARY)
+    Other formats are returned unchanged. Raises `ValueError` with the name of a critical chunk that
+    fails its checksum.
+    """
+    damaged: list[str] = []
+    if data[: len(PNG_START)] != PNG_START:
+        return bytes(data), damaged
+    view = memoryview(data)
+    kept = [memoryview(PNG_START)]
+    for name, start, end in list_png_chunks(data):
+        if names and name not in names:
+            continue
+        checksum = view[end : end + 4]  # if the file ends too early, there is none to compare
+        if len(checksum) == 4 and crc32(view[start - 4 : end]) != int.from_bytes(checksum, "big"):
+            damaged.append(name.decode("latin-1"))
+            if not name[0] & _IS_ANCILLARY:
+                raise ValueError(
+                    f"the checksum of a PNG's chunk {damaged[-1]} is wrong: its data is damaged;"
+                    " replace the file"
+                )
+        else:
+            kept.append(view[start - 8 : end + 4])
+    if not damaged and not names:
+        return bytes(data), damaged
+    if names:
+        kept.append(memoryview(_END))
+    return b"".join(kept), damaged
 
 
 def _count_entries(data: bytes | memoryview, order: str, most: int) -> int:

@@ -1,28 +1,31 @@
-"""The kinds of JPEGs, by the marker of their frame (ITU-T T.81, table B.1), and what decodes each.
+"""The frames and scans of a JPEG: their budget, and what decodes each kind of frame.
 
 TurboJPEG and DALI get no other kinds than those they are tested with. For a lossless JPEG, for
 example, TurboJPEG before libjpeg-turbo 3.1.4 writes whole pixels to a buffer of reduced size.
 """
 
-from itertools import islice
-
 from lockstep.data.decoding.file_parts import START_OF_SCAN, list_segments
-from lockstep.data.decoding.size_limits import MOST_SEGMENTS
+from lockstep.data.decoding.size_limits import (
+    MOST_PIXELS,
+    MOST_SCANNED_PIXELS,
+    MOST_SCANS,
+    MOST_SEGMENT_BYTES,
+    MOST_SEGMENTS,
+    OverBudget,
+    check_size,
+)
 
 _FAST = (0xC0, 0xC1, 0xC2)
 """Baseline, extended sequential and progressive, with Huffman coding."""
-_KINDS = {
-    **dict.fromkeys(_FAST, "with Huffman coding"),
-    0xC3: "without loss",
-    **dict.fromkeys((0xC5, 0xC6, 0xC7), "of a hierarchy"),
-    0xC8: "of an extension of JPEG",
-    **dict.fromkeys((0xC9, 0xCA), "with arithmetic coding"),
-    0xCB: "without loss, with arithmetic coding",
-    **dict.fromkeys((0xCD, 0xCE, 0xCF), "of a hierarchy, with arithmetic coding"),
-    0xF7: "of the kind JPEG-LS",
-}
-"""What a frame is, by its marker: SOF0 to SOF15, and that of JPEG-LS."""
 _BY_PILLOW = (0xC3, 0xC9, 0xCA)
+"""Lossless; sequential and progressive with arithmetic coding."""
+_NAMES = {0xC3: "lossless JPEG", 0xF7: "JPEG-LS"}
+_FRAMES = {*range(0xC0, 0xD0), *_NAMES} - {0xC4, 0xCC}
+"""The markers SOF0 to SOF15 (ITU-T T.81, table B.1) and that of JPEG-LS. The two others start
+tables."""
+_SEQUENTIAL = (0xC0, 0xC1, 0xC9)
+"""The frames whose pixels are complete after one scan if it has all their colours; libjpeg refuses
+a second one."""
 _BITS = 8
 
 
@@ -31,24 +34,59 @@ def check_frame(data: bytes | memoryview) -> bool:
     whole size.
 
     Raises `ValueError` with the kind of a JPEG that neither decodes, and for more than one frame,
-    of which decoders might choose different ones.
+    of which decoders might choose different ones. Raises `OverBudget` as `list_frames` does.
     """
-    frames = []
-    for code, start, _ in islice(list_segments(data), MOST_SEGMENTS):
-        if code == START_OF_SCAN:
-            break
-        if code in _KINDS:
-            frames.append((code, data[start : start + 1]))
+    frames = list_frames(data)
     if not frames:
-        return False  # damaged or over the budget, as Pillow's path reports
-    code, bits = frames[0]
+        return False  # damaged, as Pillow reports
     if len(frames) > 1:
         raise ValueError("a JPEG with more than one frame before its pixels; save the image again")
-    if code not in _FAST + _BY_PILLOW or bits != bytes([_BITS]):
-        depth = int.from_bytes(bits, "big")
+    code, bits = frames[0]
+    if code not in _FAST + _BY_PILLOW or bits != _BITS:
         raise ValueError(
-            f"a JPEG {_KINDS[code]} (marker 0xFF{code:02X}) and {depth} bits per sample is not"
-            " supported; expected 8 bits, and a baseline, progressive or lossless JPEG; save the"
-            " image as PNG"
+            f"a {_NAMES.get(code, 'JPEG')} (marker 0xFF{code:02X}) with {bits} bits per sample is"
+            " not supported; expected 8 bits, and a baseline, progressive or lossless JPEG; save"
+            " the image as PNG"
         )
     return code in _FAST
+
+
+def list_frames(data: bytes | memoryview) -> list[tuple[int, int]]:
+    """Return the marker and the bits per sample of every frame before a JPEG's first scan. Only
+    markers are read.
+
+    Raises `OverBudget` if there are more pixels, scans, pixels times scans, segments, or bytes of
+    them, than allowed.
+    """
+    frames: list[tuple[int, int]] = []
+    scans = 0
+    most = MOST_SCANS
+    pixels = ""
+    segment_bytes = 0
+    colours = None
+    for number, (code, start, end) in enumerate(list_segments(data), 1):
+        segment_bytes += end - start + 2
+        if number > MOST_SEGMENTS or segment_bytes > MOST_SEGMENT_BYTES:
+            raise OverBudget(
+                f"more than {MOST_SEGMENTS:,} segments or {MOST_SEGMENT_BYTES:,} bytes of metadata"
+                " are too many; save the image again"
+            )
+        if code == START_OF_SCAN:
+            scans += 1
+            if scans > most:
+                raise OverBudget(
+                    f"more than {most} scans{pixels} are too many; save the image again"
+                )
+            if scans == 1 and data[start : start + 1] == colours:
+                break
+        elif code in _FRAMES and not scans:
+            header = bytes(data[start : start + 6]).ljust(6, b"\0")
+            height, width = (int.from_bytes(header[at : at + 2], "big") for at in (1, 3))
+            check_size(height, width, len(data), MOST_PIXELS)
+            if height * width * most > MOST_SCANNED_PIXELS:
+                most = MOST_SCANNED_PIXELS // (height * width)
+                pixels = f" of {width} x {height} pixels"
+            if code in _SEQUENTIAL:
+                colours = header[5:]
+            frames.append((code, header[0]))
+    return frames

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lockstep.data.decoding.decode import decode, is_plain_jpeg
+from lockstep.data.decoding.decode import decode
 
 MOST_DIFFERENCE = 2
 """The levels of a constant image's colours differ by at most this; lossy formats round."""
@@ -17,12 +17,6 @@ def describe_flat(data: bytes) -> str:
 
     An image that is constant and black is "constant". Raises `ValueError` as `decode` does.
     """
-    if is_plain_jpeg(data):
-        reduced = decode(data, 8)
-        margin = MARGIN + (1 - SHARE) * 255 + MOST_DIFFERENCE
-        is_medium = margin < reduced.mean() < 255 - margin
-        if is_medium and np.ptp(reduced, axis=(0, 1)).max() > 2 * MOST_DIFFERENCE:
-            return ""
     return describe_flat_pixels(decode(data))
 
 

@@ -5,29 +5,23 @@ A camera that is held on its side stores the image as its sensor has it, and a n
 (JEITA CP-3451, tag 0x0112). Recipes with `exif_orientation` see the image as it is shown.
 """
 
-import io
 import re
 import struct
-import zlib
-from contextlib import suppress
+from collections.abc import Iterator
 from itertools import count, islice
 
 import cv2
 import numpy as np
-from PIL import Image
 
+from lockstep.data.decoding.decode import open_by_pillow
 from lockstep.data.decoding.file_parts import (
     JPEG_START,
     PNG_START,
     START_OF_SCAN,
-    is_damaged,
-    list_png_chunks,
     list_segments,
-    list_webp_chunks,
 )
-from lockstep.data.decoding.image_formats import BOX, readable_formats
+from lockstep.data.decoding.image_formats import BOX
 from lockstep.data.decoding.jpeg import Window
-from lockstep.data.decoding.size_limits import MOST_PARTS
 
 UPRIGHT = 1
 """The orientation of an image that is shown as it is stored."""
@@ -43,14 +37,10 @@ _VALUES = {1: "B", 3: "H", 4: "I", 8: "h", 9: "i"}
 _EXIF = b"Exif\0\0"
 _XMP = b"http://ns.adobe.com/xap/1.0/\0"
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
-_RAW_PROFILE = b"Raw profile type exif"
-"""The keyword of the text in which ImageMagick writes EXIF data to a PNG."""
-_PNG_XMP = b"XML:com.adobe.xmp"
-_TEXTS = (b"tEXt", b"zTXt", b"iTXt")
-_MOST_TEXT = 2**20
+_PNG_METADATA = (b"IHDR", b"eXIf", b"tEXt", b"zTXt", b"iTXt")
+_RAW_PROFILES = ("Raw profile type exif", "Raw profile type APP1")
+"""The keywords of the texts in which ImageMagick writes EXIF data to a PNG."""
 _WEBP = b"WEBP"
-_WEBP_FLAGS = {b"EXIF": 0x08, b"XMP ": 0x04}
-"""The bits of a WebP's header that are set if it has these chunks."""
 _APP1 = 0xE1
 _MOST_SEGMENTS = 1000
 """Several times what any camera or program writes before the pixels. A made file could have
@@ -65,7 +55,11 @@ def read_orientation(data: bytes) -> int:
     It is that of the EXIF data, else of the XMP. Nothing is decoded. A TIFF gives 1: Pillow turns
     it while it decodes.
     """
-    exif, xmp = _find_metadata(data)
+    exif = xmp = b""
+    if data[:2] == JPEG_START:
+        exif, xmp = _find_in_jpeg(data)
+    elif data.startswith(PNG_START) or data[8:12] == _WEBP or data[4:8] == BOX:
+        exif, xmp = _find_by_pillow(data)
     try:
         value = _parse_orientation(exif.removeprefix(_EXIF))
     except struct.error:  # it ends too early
@@ -78,87 +72,43 @@ def read_orientation(data: bytes) -> int:
     return value
 
 
-def _find_metadata(data: bytes) -> Metadata:
-    if data[:2] == JPEG_START:
-        return _find_in_jpeg(data)
-    if data.startswith(PNG_START):
-        return _find_in_png(data)
-    if data[8:12] == _WEBP:
-        return _find_in_webp(data)
-    if data[4:8] == BOX:
-        return _find_by_pillow(data)
-    return b"", b""
-
-
-def _find_by_pillow(data: bytes) -> Metadata:
-    """Return the metadata of a HEIC or AVIF. Pillow puts AVIF's own orientation into the EXIF data;
-    its plug-in for HEIC turns images while it decodes, and leaves none."""
-    try:
-        with Image.open(io.BytesIO(data), formats=readable_formats()) as image:
-            exif = image.info.get("exif") or b""
-            xmp = image.format == "AVIF" and image.info.get("xmp")
-    except Exception:  # a damaged file makes Pillow's readers raise almost anything
-        return b"", b""
-    return exif, xmp or b""
-
-
 def _find_in_jpeg(data: bytes) -> Metadata:
     exif = []  # large EXIF data has several segments
     xmp = b""
-    for code, start, end in islice(list_segments(data), _MOST_SEGMENTS):
-        if code == START_OF_SCAN:
-            break
-        if code == _APP1 and data.startswith(_EXIF, start):
+    for start, end in _list_app1(data):
+        if data.startswith(_EXIF, start):
             exif.append(data[start + len(_EXIF) : end])
-        elif code == _APP1 and data.startswith(_XMP, start):
+        elif data.startswith(_XMP, start):
             xmp = data[start:end]
     return b"".join(exif), xmp
 
 
-def _find_in_png(data: bytes) -> Metadata:
-    exif = b""
-    texts: dict[bytes, bytes] = {}
-    for chunk in islice(list_png_chunks(data), MOST_PARTS):
-        name, start, end = chunk
-        if name == b"eXIf" and not is_damaged(data, chunk):
-            exif = data[start:end]
-        if name in _TEXTS:
-            keyword, _, text = data[start:end].partition(b"\0")
-            is_first = keyword in (_RAW_PROFILE, _PNG_XMP) and keyword not in texts
-            if is_first and not is_damaged(data, chunk):
-                texts[keyword] = _read_text(name, text)
-    if not exif and _RAW_PROFILE in texts:
-        lines = texts[_RAW_PROFILE].split(b"\n")[3:]  # behind an empty line, the name, the length
-        with suppress(ValueError):
-            exif = bytes.fromhex(b"".join(lines).decode("latin-1"))
-    return exif, texts.get(_PNG_XMP, b"")
+def _list_app1(jpeg: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where the content of the segments for EXIF data and XMP starts and ends."""
+    for code, start, end in islice(list_segments(jpeg), _MOST_SEGMENTS):
+        if code == START_OF_SCAN:
+            return
+        if code == _APP1:
+            yield start, end
 
 
-def _find_in_webp(data: bytes) -> Metadata:
-    """Return the metadata of a WebP; as in libwebp, its header must say that there are such."""
-    flags = 0
-    chunks: dict[bytes, bytes] = {}
-    for name, start, end in islice(list_webp_chunks(data), MOST_PARTS):
-        if name == b"VP8X":
-            flags |= int.from_bytes(data[start : start + 1], "big")
-        elif flags & _WEBP_FLAGS.get(name, 0):
-            chunks.setdefault(name, data[start:end])
-    return chunks.get(b"EXIF", b""), chunks.get(b"XMP ", b"")
-
-
-def _read_text(name: bytes, text: bytes) -> bytes:
-    """Return the text behind a keyword in a PNG's chunk, up to 1 MiB; empty if it is damaged."""
-    is_compressed = name == b"zTXt"
-    text = text[is_compressed:]  # without the method of compression
-    if name == b"iTXt":
-        is_compressed = text[:1] == b"\1"
-        text = text[2:].split(b"\0", 2)[-1]  # behind the method, a language and a translation
-    if not is_compressed:
-        return text
+def _find_by_pillow(data: bytes) -> Metadata:
+    """Return the metadata of a PNG, WebP, HEIC or AVIF. Pillow puts AVIF's own orientation into the
+    EXIF data; its plug-in for HEIC turns images while it decodes, and leaves none."""
     try:
-        return zlib.decompressobj().decompress(text, _MOST_TEXT)
-    except zlib.error:
-        return b""
+        image = open_by_pillow(data, _PNG_METADATA)
+        exif = image.info.get("exif") or b""
+        xmp = b""
+        if image.format != "HEIF":
+            xmp = image.info.get("xmp") or b""
+        for name in _RAW_PROFILES:
+            if not exif:
+                # behind an empty line, the name and the length
+                lines = image.info.get(name, "").split("\n")[3:]
+                exif = bytes.fromhex("".join(lines))
+    except Exception:  # a damaged file makes Pillow's readers raise almost anything
+        return b"", b""
+    return exif, xmp
 
 
 def _parse_orientation(exif: bytes) -> int | None:
@@ -186,20 +136,15 @@ def add_orientation(jpeg: bytes, orientation: int) -> bytes:
 
 
 def replace_orientation(jpeg: bytes, orientation: int) -> bytes:
-    """Return a JPEG with an orientation, and no other EXIF data, for a decoder that reads it."""
-    kept = []
-    place = 0
-    for code, start, end in islice(list_segments(jpeg), _MOST_SEGMENTS):
-        if code == START_OF_SCAN:
-            break
-        if code == _APP1 and jpeg.startswith(_EXIF, start):
-            kept.append(jpeg[place : start - 4])
-            place = end
-    if kept:
-        jpeg = b"".join((*kept, jpeg[place:]))
+    """Return a JPEG with an orientation, and other EXIF data hidden, for a decoder that reads
+    it."""
+    other = bytearray(jpeg)
+    for start, _ in _list_app1(jpeg):
+        if jpeg.startswith(_EXIF, start):
+            other[start] = 0
     if orientation == UPRIGHT:
-        return jpeg
-    return add_orientation(jpeg, orientation)
+        return bytes(other)
+    return add_orientation(bytes(other), orientation)
 
 
 def shown_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:

@@ -16,12 +16,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from lockstep.data.decoding.file_parts import (
-    JPEG_START,
-    START_OF_SCAN,
-    count_parts,
-    list_segments,
-)
+from lockstep.data.decoding.file_parts import count_parts
 
 MOST_PIXELS = 2 * (1024**3 // 4 // 3)
 """The limit for JPEGs, which can be decoded reduced or as a window in little memory: Pillow's own
@@ -72,9 +67,6 @@ MOST_SEGMENTS = 10_000
 """Segments of a JPEG: its tables, profiles and comments. Photos have fewer than 300."""
 MOST_SEGMENT_BYTES = 2**25
 """The limit of bytes of these segments together. Pillow's time grows with their square."""
-_SEQUENTIAL = (0xC0, 0xC1, 0xC9)
-"""The frames whose pixels are complete after one scan if it has all their colours; libjpeg refuses
-a second one."""
 
 
 class OverBudget(ValueError):
@@ -86,8 +78,7 @@ class TooManyPixels(OverBudget):
 
 
 def check_bytes(data: bytes | memoryview) -> None:
-    """Raise `OverBudget` if a file has more bytes, scans or parts than an image of any size may
-    have.
+    """Raise `OverBudget` if a file has more bytes or parts than an image of any size may have.
 
     It is checked before the header is parsed, which takes Pillow time for each part.
     """
@@ -95,9 +86,7 @@ def check_bytes(data: bytes | memoryview) -> None:
         raise OverBudget(
             f"{len(data):,} bytes are too many: at most {MOST_BYTES:,}; reduce the image"
         )
-    if data[:2] == JPEG_START:
-        check_scans(data, 0, 0)
-    elif count_parts(data, MOST_PARTS) > MOST_PARTS:
+    if count_parts(data, MOST_PARTS) > MOST_PARTS:
         raise OverBudget(
             f"more than {MOST_PARTS:,} parts of a PNG or TIFF are too many; save the image again"
         )
@@ -149,43 +138,6 @@ def check_slow_format(data: bytes | memoryview, pixels: int) -> None:
         )
     if data[:2] in (b"P1", b"P2", b"P3") and bytes(data).count(b"#") > MOST_COMMENTS:
         raise OverBudget(f"more than {MOST_COMMENTS:,} comments are too many; save the image again")
-
-
-def check_scans(data: bytes | memoryview, height: int, width: int) -> None:
-    """Raise `OverBudget` if a JPEG has more scans, pixels times scans, or segments than allowed."""
-    most = min(MOST_SCANS, MOST_SCANNED_PIXELS // max(height * width, 1))
-    if count_scans(data, most) > most:
-        pixels = f" of {width} x {height} pixels" if most < MOST_SCANS else ""
-        raise OverBudget(f"more than {most} scans{pixels} are too many; save the image again")
-
-
-def count_scans(data: bytes | memoryview, most: int) -> int:
-    """Return how many scans libjpeg reads of a JPEG at most; `most` + 1 if there are more. Only
-    markers are read.
-
-    Raises `OverBudget` if there are more segments, or bytes of them, than allowed.
-    """
-    scans = 0
-    segment_bytes = 0
-    colours: bytes | memoryview = b""
-    for number, (code, start, end) in enumerate(list_segments(data), 1):
-        if number > MOST_SEGMENTS:
-            raise OverBudget(
-                f"more than {MOST_SEGMENTS:,} segments of a JPEG are too many; save the image again"
-            )
-        if code == START_OF_SCAN:
-            scans += 1
-            if scans > most or (scans == 1 and data[start : start + 1] == colours):
-                return scans
-        elif code in _SEQUENTIAL:
-            colours = data[start + 5 : start + 6]
-        segment_bytes += end - start + 2
-        if segment_bytes > MOST_SEGMENT_BYTES:
-            raise OverBudget(
-                f"more than {MOST_SEGMENT_BYTES:,} bytes of metadata are too many;"
-                " save the image again"
-            )
-    return scans
 
 
 class _Decoding:
