@@ -68,7 +68,7 @@ def test_staging_says_what_it_copied(few: Path, tmp_path: Path, answer: Run) -> 
     target = tmp_path / "local"
     code, output, errors = answer("data", "stage", few, "--to", target)
     assert (code, errors) == (0, "")
-    assert output.splitlines()[-1] == f"17 files in {target}, 17 of them copied now: 0.00 GB"
+    assert output.splitlines()[-1] == f"19 files in {target}, 19 of them copied now: 0.00 GB"
     assert (
         answer("data", "stage", few, "--to", target)[1]
         .splitlines()[-1]

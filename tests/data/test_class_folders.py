@@ -60,7 +60,9 @@ def test_what_is_no_image_of_a_class_changes_nothing(tmp_path: Path) -> None:
 
 def test_the_check_lists_everything_that_is_left_out(tmp_path: Path) -> None:
     report = examine(image_folder(tmp_path / "messy", CLEAN | MESS), smallest=1)
-    findings = [(finding.kind, finding.place) for finding in report.findings]
+    findings = [
+        (finding.kind, finding.place) for finding in report.findings if finding.kind != "blank"
+    ]
     assert set(findings) == SKIPPED
     assert len(findings) == len(SKIPPED)
 
