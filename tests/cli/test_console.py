@@ -216,6 +216,42 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
             "epoch 4 of 4, step 40 of 40: loss 2.000, 9.0 images/s, lr 0.1",
         ],
     ),
+    # A step takes 1 s. The process is stopped for 180 s in the steps 7 and 8. An evaluation after
+    # step 10 takes 10 s.
+    "the time left after a stop": (
+        [
+            WHOLE | {"elapsed_sec": 0.0},
+            *(
+                event(
+                    "train",
+                    step=step,
+                    elapsed_sec=second,
+                    loss=2.0,
+                    images=steps * 9,
+                    images_per_sec=9.0 * steps / seconds,
+                    lr=0.1,
+                )
+                for steps, step, second, seconds in (
+                    (2, 2, 60.0, 60.0),
+                    (2, 4, 62.0, 2.0),
+                    (2, 6, 64.0, 2.0),
+                    (2, 8, 246.0, 182.0),
+                    (2, 10, 248.0, 2.0),
+                    (2, 12, 260.0, 2.0),
+                )
+            ),
+        ],
+        [
+            "a recipe of 4 epochs of 10 steps",
+            FIRST_LINE,
+            "epoch 1 of 4, step 2 of 40: loss 2.000, 0.3 images/s, lr 0.1, 19 min left",
+            "epoch 1 of 4, step 4 of 40: loss 2.000, 9.0 images/s, lr 0.1, 36 s left",
+            "epoch 1 of 4, step 6 of 40: loss 2.000, 9.0 images/s, lr 0.1, 34 s left",
+            "epoch 1 of 4, step 8 of 40: loss 2.000, 0.1 images/s, lr 0.1, 32 s left",
+            "epoch 1 of 4, step 10 of 40: loss 2.000, 9.0 images/s, lr 0.1, 30 s left",
+            "epoch 2 of 4, step 12 of 40: loss 2.000, 9.0 images/s, lr 0.1, 56 s left",
+        ],
+    ),
     "an interval": (
         [START, event("train", step=10, loss=2.30259, images_per_sec=21.04, lr=0.0123456)],
         [FIRST_LINE, "step 10 of 40: loss 2.303, 21.0 images/s, lr 0.01235"],

@@ -87,7 +87,7 @@ def test_predictions_are_unknown_below_the_threshold_for_a_precision(
     images = sorted((textures / "val").glob("[!.]*/*"))
     precision = 0.2
     words = ("evaluate", run_folder, "--data", textures, "--json")
-    code, output, _ = answer(*words, "--precision-at", precision)
+    code, output, warning = answer(*words, "--precision-at", precision)
     threshold = json.loads(output)["threshold"]
     rows = json.loads(answer("predict", run_folder, *images, "--json")[1])
     assert (code, threshold["wanted_percent"]) == (0, 20.0)
@@ -96,10 +96,12 @@ def test_predictions_are_unknown_below_the_threshold_for_a_precision(
     best = max(count for count in range(1, 21) if hits[count - 1] / count >= precision)
     known = [row for row in rows if not row["unknown"]]
     assert 0 < len(known) < len(rows)
-    assert len(known) == best == threshold["answered"]
+    assert len(known) == best == threshold["answered"] < 20
+    assert f"warning: the threshold rests on {best} answered image" in warning
     assert threshold["precision_percent"] == pytest.approx(100 * hits[best - 1] / best)
     output = answer(*words[:-1], "--precision-at", hits[-1] / 20)[1]
     assert "  stored  no threshold is needed: all images are answered, and" in output
+    assert "warning:" not in output
     code, _, errors = answer(*words, "--precision-at", 0.99)
     assert code == 2
     assert "no threshold reaches a precision of 99 %" in errors

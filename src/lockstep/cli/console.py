@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from lockstep.cli.outlook import Outlook
+from lockstep.cli.outlook import Outlook, StepPace
 from lockstep.cli.terminal import escape_line, make_console
 from lockstep.data.images import printable
 from lockstep.models.accuracy_interval import format_accuracy
@@ -150,9 +150,8 @@ class Reporter:
         )
         self._tasks: dict[str, TaskID] = {}
         self._tenths: dict[str, int] = {}
-        self._total = self._per_epoch = self._epochs = self._first = 0
-        self._since: tuple[int, float] | None = None
-        """Step and second from which the time left is estimated."""
+        self._total = self._per_epoch = self._epochs = 0
+        self._pace: StepPace | None = None
         self._shows_top5 = True
         self._outlook: Outlook | None = None
 
@@ -237,8 +236,8 @@ class Reporter:
         about = event["environment"]
         self._per_epoch = event.get("steps_per_epoch", 0)
         self._epochs = self._total // self._per_epoch if self._per_epoch else 0
-        self._first = event["step"]
-        self._since = (event["step"], event["elapsed_sec"]) if "elapsed_sec" in event else None
+        if "elapsed_sec" in event:
+            self._pace = StepPace(self._per_epoch, event["step"], event["elapsed_sec"])
         self._shows_top5 = is_top5_informative(about["classes"])
         self._outlook = Outlook.read(event)
         for message in event["damaged"]:
@@ -291,24 +290,23 @@ class Reporter:
             return "training"
         return f"epoch {min((step - 1) // self._per_epoch + 1, self._epochs)} of {self._epochs}"
 
-    def _estimate_time_left(self, step: int, second: float) -> str | None:
+    def _estimate_time_left(self, event: TrainEvent) -> str | None:
         """Return the time left, estimated from the speed of this process. It includes evaluation
         and saving."""
-        if self._since is None or step <= self._since[0] or step >= self._total:
+        if self._pace is None:
             return None
-        step_sec = (second - self._since[1]) / (step - self._since[0])
-        return format_time_left(step_sec * (self._total - step))
+        self._pace.add(event)
+        step_sec = self._pace.estimate()
+        if step_sec is None or event["step"] >= self._total:
+            return None
+        return format_time_left(step_sec * (self._total - event["step"]))
 
     def _show_restart(self, event: RestartEvent) -> None:
         self.say(f"restart {event['restart']} after a failure: {event['reason']}")
 
     def _show_train(self, event: TrainEvent) -> None:
         step = event["step"]
-        second = event.get("elapsed_sec", 0.0)
-        left = self._estimate_time_left(step, second)
-        if self._since is not None and self._since[0] == self._first:
-            # the first steps of a process wait for compilers and caches
-            self._since = (step, second)
+        left = self._estimate_time_left(event)
         epoch = self._name_epoch(step)
         loss = f"loss {event['loss']:.3f}"
         note = f"{loss}, {event['images_per_sec']:.1f} images/s"

@@ -1,5 +1,6 @@
 """`lockstep evaluate`."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -101,6 +102,8 @@ def command(
             options.show_note(event)
             if not as_json:
                 reporter(event)
+            elif event["kind"] == "warning":
+                print(f"warning: {event['message']}", file=sys.stderr)
 
         result = evaluate(
             choice,
@@ -144,7 +147,7 @@ def _show(result: dict[str, Any]) -> None:
         stays = ""
         if fit is None and result["temperature"] != 1:
             stays = f"; {result['temperature']:.3g}, which was stored before, stays"
-        print(f"  stored  {describe_fit(fit, result['images'])}{stays}")
+        print(f"  stored  {describe_fit(fit, result['calibration_reason'])}{stays}")
     if result.get("threshold") is not None:
         print(f"  stored  {describe_threshold(result['threshold'])}")
     for remark in result["remarks"]:

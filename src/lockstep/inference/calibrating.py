@@ -12,14 +12,18 @@ from lockstep.backends.reference import functions
 from lockstep.data import Batch
 from lockstep.inference.computation import Computation
 from lockstep.models.calibration import (
+    LEAST_IMAGES,
+    Threshold,
     choose_threshold,
     compute_probabilities,
+    explain_missing_fit,
     fit_temperature,
 )
 from lockstep.models.metrics import Scores
 from lockstep.runs.temperature import collect_logits
 from lockstep.system.errors import CheckpointError, UserError
 from lockstep.system.ranks import count_ranks
+from lockstep.system.text import format_count
 from lockstep.weights import Weights
 from lockstep.weights.calibration_file import read_calibration, write_calibration
 
@@ -59,14 +63,14 @@ class Calibrator:
         table = functions.score(self._logits.astype(np.float64), self._labels)
         return Scores.unpack_table(table)
 
-    def store(self) -> dict[str, Any]:
+    def store(self, warn: Callable[[str], None]) -> dict[str, Any]:
         """Fit a temperature, choose a threshold if one is wanted, and store them with the
         checkpoint. If there is neither, what is stored stays. Without a new temperature, the
-        threshold is that of the stored one.
+        threshold is that of the stored one. `warn` is called if it answers few images.
 
-        The result has them as `calibration` and `threshold`, and the temperature that counts now as
-        `temperature`, 1 without one. Raises `DataError` if no threshold
-        reaches the precision.
+        The result has them as `calibration` and `threshold`, the reason for the former to be None
+        as `calibration_reason`, and the temperature that counts as `temperature`, 1 without one.
+        Raises `DataError` if no threshold reaches the precision.
         """
         fit = fit_temperature(self._logits, self._labels)
         stored, _ = read_calibration(self._file)
@@ -76,6 +80,23 @@ class Calibrator:
             probabilities = compute_probabilities(self._logits, temperature)
             hits = self._logits.argmax(axis=1) == self._labels
             threshold = choose_threshold(probabilities.max(axis=1), hits, self._precision)
+            if threshold["answered"] < LEAST_IMAGES:
+                warn(_describe_few(threshold))
         if fit is not None or threshold is not None:
             write_calibration(self._file, fit, threshold)
-        return {"calibration": fit, "temperature": temperature, "threshold": threshold}
+        reason = "" if fit else explain_missing_fit(self._logits, self._labels)
+        return {
+            "calibration": fit,
+            "calibration_reason": reason,
+            "temperature": temperature,
+            "threshold": threshold,
+        }
+
+
+def _describe_few(threshold: Threshold) -> str:
+    low, high = threshold["precision_interval_percent"]
+    return (
+        f"the threshold rests on {format_count(threshold['answered'], 'answered image')}; expected"
+        f" at least {LEAST_IMAGES}. On other images, {low:.0f} to {high:.0f} % of the answers may be"
+        " right: use more validation images, or a lower precision"
+    )

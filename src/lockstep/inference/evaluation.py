@@ -122,7 +122,7 @@ def _evaluate_weights(
         scores = computation.evaluate(pace.watch(watched))
     if computation.runtime == NATIVE:
         recipe = recipe.evaluation_recipe()
-    calibration = {} if calibrator is None else calibrator.store()
+    calibration = {} if calibrator is None else calibrator.store(computation.recorder.warn)
     return {
         "remarks": remarks,
         "runtime": computation.runtime,

@@ -90,6 +90,32 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> TemperatureFit | 
     temperature = _minimise_loss(logits, labels) if len(labels) >= LEAST_IMAGES else None
     if temperature is None:
         return None
+    fit = _measure_fit(logits, labels, temperature)
+    return None if fit["error_percent_after"] > fit["error_percent_before"] else fit
+
+
+def explain_missing_fit(logits: np.ndarray, labels: np.ndarray) -> str:
+    """Return why `fit_temperature` finds no temperature for these logits and labels, as a clause."""
+    images = len(labels)
+    if images < LEAST_IMAGES:
+        return f"{images} validation images are fewer than {LEAST_IMAGES}"
+    if (logits.argmax(axis=1) == labels).all():
+        return f"all {images} validation images are right"
+    temperature = _minimise_loss(logits, labels)
+    if temperature is not None:
+        fit = _measure_fit(logits, labels, temperature)
+        return (
+            f"{temperature:.3g}, which has the smallest loss on the {images} validation images,"
+            f" changes their calibration error from {fit['error_percent_before']:.1f} to"
+            f" {fit['error_percent_after']:.1f} %"
+        )
+    if _differentiate(logits, labels, 1 / RANGE)[0] >= 0:
+        return f"the smallest loss is above {RANGE:g}: the logits say too little about the classes"
+    return f"the smallest loss is below {1 / RANGE:g}, as if the network were hardly ever wrong"
+
+
+def _measure_fit(logits: np.ndarray, labels: np.ndarray, temperature: float) -> TemperatureFit:
+    """Return what a temperature changes."""
     hits = logits.argmax(axis=1) == labels
     losses = []
     errors = []
@@ -98,8 +124,6 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> TemperatureFit | 
         of_labels = np.take_along_axis(probabilities, labels[:, None], axis=1)
         losses.append(float(-np.log(np.maximum(of_labels, np.finfo(np.float64).tiny)).mean()))
         errors.append(100 * compute_calibration_error(probabilities.max(axis=1), hits))
-    if errors[1] > errors[0]:
-        return None
     return {
         "temperature": temperature,
         "images": len(labels),

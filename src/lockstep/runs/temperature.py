@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from lockstep.data import Batch
-from lockstep.models.calibration import LEAST_IMAGES, TemperatureFit, fit_temperature
+from lockstep.models.calibration import TemperatureFit, explain_missing_fit, fit_temperature
 from lockstep.runs.context import RunContext
 from lockstep.runs.evaluation_images import watch_images
 from lockstep.weights import checkpoint
@@ -44,7 +44,8 @@ def _calibrate(run: RunContext) -> bool:
         if run.stop.requested:
             return False
         fit = fit_temperature(logits, labels)
-        run.recorder.note(f"{describe_fit(fit, len(labels))} (step {step}, {weights} weights)")
+        reason = "" if fit else explain_missing_fit(logits, labels)
+        run.recorder.note(f"{describe_fit(fit, reason)} (step {step}, {weights} weights)")
         if fit is not None:
             write_calibration(checkpoint.find_weights_file(folder, ema=is_average), fit)
     return True
@@ -79,17 +80,12 @@ def collect_logits(
     return np.concatenate(logits), np.concatenate(labels).astype(np.int64)
 
 
-def describe_fit(fit: TemperatureFit | None, images: int) -> str:
-    """Return the result of fitting a temperature, for people."""
-    if fit is None and images < LEAST_IMAGES:
-        return f"no temperature: {images} validation images are fewer than {LEAST_IMAGES}"
+def describe_fit(fit: TemperatureFit | None, reason: str) -> str:
+    """Return the result of fitting a temperature, for people. `reason` is why there is none."""
     if fit is None:
-        return (
-            "no temperature is used: the validation images are all right, or the one with the"
-            " smallest loss makes the calibration error greater"
-        )
+        return f"no temperature is used: {reason}"
     return (
-        f"temperature {fit['temperature']:.3g}: the calibration error on {images} validation"
-        f" images is {fit['error_percent_after']:.1f} %, {fit['error_percent_before']:.1f} %"
-        " without it"
+        f"temperature {fit['temperature']:.3g}: the calibration error on"
+        f" {fit['images']} validation images is {fit['error_percent_after']:.1f} %,"
+        f" {fit['error_percent_before']:.1f} % without it"
     )
