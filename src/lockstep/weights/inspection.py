@@ -99,13 +99,13 @@ def _summarise(arrays: Sequence[Mapping[str, Any]]) -> str:
     return f"{dtypes}: {names}{', ...' if len(arrays) > _NAMED else ''}"
 
 
-def _find_dead_channels(kernel: np.ndarray) -> np.ndarray:
-    return ~np.abs(kernel).reshape(len(kernel), -1).any(axis=1)
-
-
-_ODDITIES: tuple[tuple[str, Role | None, Callable[[np.ndarray], np.ndarray]], ...] = (
+_ODDITIES: tuple[tuple[str, Role | None, Callable[[np.ndarray], Any]], ...] = (
     ("values that are not finite", None, lambda value: ~np.isfinite(value)),
-    ("output channels whose weights are all 0", "conv_weight", _find_dead_channels),
+    (
+        "output channels whose weights are all 0",
+        "conv_weight",
+        lambda value: ~value.any(axis=(1, 2, 3)),
+    ),
     ("scales of 0 in batch norm", "bn_scale", lambda value: value == 0),
     ("running variances of 0", "bn_var", lambda value: value == 0),
     ("running variances below 0", "bn_var", lambda value: value < 0),

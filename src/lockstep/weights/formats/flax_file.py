@@ -88,17 +88,14 @@ def load(path: Path) -> dict[str, Any]:
     """Return the arrays and plain values of a file by path. Raises `CheckpointError`."""
     if path.suffix == _SAFETENSORS:
         return dict(checkpoint.read_weights(path, as_stored=True)[0])
-    if _is_npz(path):
+    with naming_damage(path, "weights"), open_regular(path, WEIGHTS) as file:
+        is_npz = npz_file.is_npz(file.read(_BEGIN))
+    if is_npz:
         return dict(npz_file.load(path))
     tree = msgpack_tree.load(path)
     if not isinstance(tree, Mapping):
         raise CheckpointError(f"{path} holds a {type(tree).__name__}; expected a dict of variables")
     return flax_models.flatten(tree)
-
-
-def _is_npz(path: Path) -> bool:
-    with naming_damage(path, "an archive"), open_regular(path, WEIGHTS) as file:
-        return npz_file.is_npz(file.read(_BEGIN))
 
 
 def write_flax(target: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:

@@ -76,10 +76,6 @@ def _is_square(value: Any) -> bool:
     return _is_triple(value) and all(map(is_positive, value)) and value[1] == value[2]
 
 
-def _is_share(value: Any) -> bool:
-    return is_number(value) and 0.001 <= value <= 1
-
-
 def _is_colour(value: Any) -> bool:
     return _is_triple(value) and all(is_number(n) and abs(n) <= _MOST_COLOUR for n in value)
 
@@ -89,7 +85,7 @@ def _is_table(value: Any) -> bool:
 
 
 _SQUARE = (_is_square, "[channels, height, width] with equal height and width")
-_SHARE = (_is_share, "a number from 0.001 to 1")
+_SHARE = (lambda value: is_number(value) and 0.001 <= value <= 1, "a number from 0.001 to 1")
 _CHECKS: dict[str, tuple[Check, str]] = {
     "architecture": (is_text, "the name of a model"),
     "num_classes": (is_positive, "a whole number above 0: a classifier is needed"),

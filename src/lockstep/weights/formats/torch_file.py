@@ -92,11 +92,6 @@ def _find_writer(names: Iterable[str]) -> str | None:
     return None
 
 
-def _read_begin(path: Path) -> bytes:
-    with open_regular(path, WEIGHTS) as file:
-        return file.read(_BEGIN)
-
-
 def _is_stream(begin: bytes) -> bool:
     """Return whether a file that begins so is in the older container."""
     return begin.startswith(b"\x80") and _MAGIC in begin[:_BEGIN]
@@ -116,8 +111,9 @@ def load(path: Path, *, without: Without | None = None) -> Any:
     with naming_refusal(path, "a PyTorch file", "torch.save(model.state_dict(), path)"):
         size = path.stat().st_size
         refuse_stand_in(path)
-        if _read_begin(path).startswith(_ZIP):
-            with open_regular(path, WEIGHTS) as file, zipfile.ZipFile(file) as archive:
+        with open_regular(path, WEIGHTS) as file:
+            if file.read(len(_ZIP)) == _ZIP:
+                archive = zipfile.ZipFile(file)
                 writer = _find_writer(archive.namelist())
                 if writer is not None:
                     raise CheckpointError(
@@ -278,12 +274,8 @@ def _skip_tensors(full: Rules) -> Rules:
     calls = dict(full.calls)
     for name in full.calls:
         if name.startswith("torch._utils.") or name == "torch._tensor._rebuild_from_type_v2":
-            calls[name] = _return_none
+            calls[name] = lambda *_: None
     return replace(full, calls=calls, persistent=note)
-
-
-def _return_none(*_: Any) -> None:
-    return None
 
 
 def save(path: Path, value: Any) -> None:

@@ -7,6 +7,7 @@ than Lockstep's: `_SETTINGS` lists these. Names are compared in lower case with 
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -144,7 +145,8 @@ def _flatten(values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
         path, value = left.pop()
         inner: list[tuple[str, Any]] = []
         if isinstance(value, str) and value.startswith("{"):
-            value = _parse(value)
+            with suppress(ValueError):
+                value = parsed(value)
         table = value
         if isinstance(value, list | tuple) and any(map(_is_compound, value)):
             table = dict(zip(map(str, range(len(value))), value, strict=True))
@@ -160,13 +162,6 @@ def _flatten(values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 def _is_compound(value: Any) -> bool:
     return isinstance(value, Mapping | list | tuple | np.ndarray)
-
-
-def _parse(text: str) -> Any:
-    try:
-        return parsed(text)
-    except ValueError:
-        return text
 
 
 def find_effect(path: str, value: Any, logits: int | None = None) -> str:
