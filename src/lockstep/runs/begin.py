@@ -65,6 +65,7 @@ def _open_log(run: RunContext, step: int, damaged: list[str], evaluates_again: b
         {
             "kind": "start",
             "step": step,
+            "run": run.id,
             "total": run.total_steps,
             "steps_per_epoch": run.steps_per_epoch,
             "damaged": damaged,

@@ -42,6 +42,8 @@ class RunContext:
     """The learning rates of all steps."""
     start: Start | None = None
     """The weights that a new run starts from, on rank 0; None if they are the recipe's."""
+    id: str = ""
+    """The id of the run, on rank 0; see `lockstep.weights.run_identity`."""
     probe_began: float | None = None
     """`time.perf_counter` when this process began a linear probe; None if it fitted none."""
     notes: list[str] = field(default_factory=list)

@@ -111,6 +111,7 @@ def _build_report(run: RunContext, step: int, stopped_early: str | None) -> Repo
     classes = run.sets.training.classes
     per_class = {weights: scores.per_class(len(classes)) for weights, scores in run.scores.items()}
     report: Report = {
+        "run": run.id,
         "recipe": run.recipe.based_on,
         "model": run.recipe.fields()["model"],
         "epochs": run.recipe.epochs,

@@ -3,6 +3,7 @@
 | file | contents |
 |---|---|
 | recipe.yaml | every field, and `based_on` |
+| run.json | the id of the run, see `lockstep.weights.run_identity` |
 | environment.json | machine, versions, data |
 | log.jsonl | events, one JSON object per line |
 | report.json | the result; it exists once the run is finished |

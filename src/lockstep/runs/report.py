@@ -38,6 +38,8 @@ class BestEvaluation(Evaluation):
 class Report(TypedDict):
     """The contents of report.json."""
 
+    run: NotRequired[str]
+    """The id of the run; missing in older reports."""
     recipe: str
     """The name of the recipe that the run uses or is based on; "" if it has none."""
     model: str

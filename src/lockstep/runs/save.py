@@ -10,6 +10,7 @@ from lockstep.runs.context import RunContext
 from lockstep.runs.hooks import make_hooks
 from lockstep.system import heartbeat
 from lockstep.weights import checkpoint
+from lockstep.weights.run_identity import record_checkpoint
 
 
 @heartbeat.saving()
@@ -45,7 +46,11 @@ def write_checkpoint(run: RunContext, state: State) -> Path:
     }
     if run.scales:
         about["scales"] = run.scales
-    return checkpoint.save(run.checkpoints, state, data_digest=run.data_digest, about=about)
+    path = checkpoint.save(
+        run.checkpoints, state, data_digest=run.data_digest, about=about, run_id=run.id
+    )
+    record_checkpoint(run.out)
+    return path
 
 
 def open_hooks(run: RunContext) -> None:

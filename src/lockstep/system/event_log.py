@@ -40,6 +40,8 @@ class StartEvent(TypedDict):
     kind: Literal["start"]
     step: int
     """Number of steps done before."""
+    run: NotRequired[str]
+    """The id of the run; older logs do not have it."""
     total: int
     """Number of steps of the whole run."""
     steps_per_epoch: int
@@ -143,6 +145,7 @@ _CHECKS: dict[str, Check] = {
     "restart": is_count,
     "reason": is_text,
     "message": is_text,
+    "run": is_text,
 }
 _NEEDED_TO_RESUME = {"train": {"first_step", "images", "images_per_sec"}, "evaluate": {"weights"}}
 _WHOLE = {

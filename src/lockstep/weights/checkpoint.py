@@ -16,6 +16,7 @@ import json
 import math
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +74,17 @@ def _is_digests(value: Any) -> bool:
     return isinstance(value, dict) and f"{_PARTS[0]}.safetensors" in value and parts >= value.keys()
 
 
+def _is_run_id(value: Any) -> bool:
+    """Return whether a value is the id of a run, or "" of a version without ids."""
+    return is_text(value) and re.fullmatch("(?:[0-9a-f]{32})?", value) is not None
+
+
 _SCALER = {"scale", "good_steps", "bad_steps"}
 _FIELDS: dict[str, tuple[Check, str]] = {
     "step": (is_count, "a number of steps"),
     "scaler": (_is_scaler, f"nothing, or finite numbers for {', '.join(sorted(_SCALER))}"),
     "data_digest": (is_text, "a text"),
+    "run": (_is_run_id, "the id of a run, 32 hexadecimal digits"),
     "sha256": (_is_digests, "the digests of the checkpoint's files"),
 }
 """The fields of `state.json`: checks of their values, and what is expected."""
@@ -88,9 +95,11 @@ def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def save(folder: Path, state: State, *, data_digest: str, about: dict[str, Any]) -> Path:
+def save(
+    folder: Path, state: State, *, data_digest: str, about: dict[str, Any], run_id: str = ""
+) -> Path:
     """Write a checkpoint below `folder` and return its path. `about` goes into the weights file's
-    metadata as JSON.
+    metadata as JSON. `run_id` is that of the run; "" without one.
 
     An intact checkpoint of the same step is kept: a run has only one state at a step, and a folder
     cannot be replaced atomically. Checkpoints of later steps are deleted: a run resumes from its
@@ -100,8 +109,8 @@ def save(folder: Path, state: State, *, data_digest: str, about: dict[str, Any])
     """
     target = checkpoint_path(folder, state.step)
     try:
-        if not _is_intact(target):
-            _write_checkpoint(target, state, data_digest, about)
+        if not is_intact(target):
+            _write_checkpoint(target, state, {"data_digest": data_digest, "run": run_id}, about)
         for step in steps(folder):
             if step > state.step:
                 shutil.rmtree(checkpoint_path(folder, step))
@@ -112,7 +121,9 @@ def save(folder: Path, state: State, *, data_digest: str, about: dict[str, Any])
     return target
 
 
-def _write_checkpoint(target: Path, state: State, data_digest: str, about: dict[str, Any]) -> None:
+def _write_checkpoint(
+    target: Path, state: State, origin: dict[str, str], about: dict[str, Any]
+) -> None:
     temporary = target.with_name(f"{_UNFINISHED}{target.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -130,7 +141,7 @@ def _write_checkpoint(target: Path, state: State, data_digest: str, about: dict[
     description = {
         "step": state.step,
         "scaler": state.scaler,
-        "data_digest": data_digest,
+        **origin,
         "sha256": digests,
     }
     description[_OWN_DIGEST] = _hash_description(description)
@@ -193,18 +204,21 @@ def _read_description(path: Path) -> dict[str, Any]:
     data = _read_file(path, file.name, TEXT)
     try:
         about = parsed(data)
-        whole = isinstance(about, dict) and about.pop(_OWN_DIGEST, None) == _hash_description(about)
+        digest = about.pop(_OWN_DIGEST, None) if isinstance(about, dict) else None
+        whole = isinstance(digest, str) and digest == _hash_description(about)
     except (ValueError, RecursionError):
         whole = False
     if not whole:
         raise CheckpointError(f"{file} is damaged: its SHA-256 differs from the one that it holds")
+    about = {"run": "", **about, _OWN_DIGEST: digest}
     for name, (check, expected) in _FIELDS.items():
         if not check(about.get(name)):
             raise CheckpointError(f"{file}: {name} is {about.get(name)!r:.60}; expected {expected}")
     return about
 
 
-def _is_intact(path: Path) -> bool:
+def is_intact(path: Path) -> bool:
+    """Return whether all files of a checkpoint have the digests in its `state.json`."""
     try:
         about = _read_description(path)
         for name in about["sha256"]:
@@ -252,6 +266,17 @@ def read_data_digest(path: Path) -> str:
     `CheckpointError`."""
     digest: str = _read_description(path)["data_digest"]
     return digest
+
+
+def read_identities(folder: Path) -> dict[int, tuple[str, str]]:
+    """Return the id of the run, "" without one, and the digest of `state.json`, of every checkpoint
+    below `folder` whose `state.json` is intact, by step."""
+    identities = {}
+    for step in steps(folder):
+        with suppress(CheckpointError):
+            about = _read_description(checkpoint_path(folder, step))
+            identities[step] = about["run"], about[_OWN_DIGEST]
+    return identities
 
 
 def find_weights_file(folder: Path, *, ema: bool) -> Path:

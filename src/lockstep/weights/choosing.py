@@ -8,6 +8,7 @@ from lockstep.recipes.best_evaluation import Selection, describe_best, find_best
 from lockstep.system.errors import CheckpointError
 from lockstep.system.event_log import EvaluateEvent, read_log
 from lockstep.weights.checkpoint import checkpoint_path, steps
+from lockstep.weights.run_identity import read_identity
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ def choose_weights(source: Path, checkpoint: str | None, ema: bool | None) -> Ch
             )
         return Choice(source, bool(ema))
     saved = steps(folder)
+    read_identity(source)  # refuses checkpoints of two runs
     if not saved:
         raise CheckpointError(f"{source} has no checkpoint")
     if checkpoint == "newest":

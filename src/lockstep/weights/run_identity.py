@@ -1,0 +1,114 @@
+"""Which run a folder holds: `run.json`.
+
+| key | value |
+|---|---|
+| id | 32 random hexadecimal digits, which the run's log, report, checkpoints and copies have too |
+| out | the folder, as the command that began the run named it |
+| adopted_step | checkpoints up to this step were written by a version without ids; -1 without any |
+| history | the digests of all checkpoints that were saved, by step |
+
+The id changes no result. Two runs with equal results have different ids.
+"""
+
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from lockstep.system.errors import CheckpointError
+from lockstep.system.files import write_json
+from lockstep.system.regular_files import TEXT, read_regular
+from lockstep.system.strict_json import is_number, is_text, parsed
+from lockstep.weights import checkpoint
+
+FILE = "run.json"
+_ID = re.compile(r"[0-9a-f]{32}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """The contents of `run.json`; see there."""
+
+    id: str
+    out: str = ""
+    adopted_step: int = -1
+    history: Mapping[int, str] = field(default_factory=dict)
+
+
+def parse_identity(data: bytes) -> RunIdentity:
+    """Return the identity in the bytes of a `run.json`. Raises `ValueError`."""
+    value = parsed(data)
+    fields = value if isinstance(value, dict) else {}
+    number = fields.get("id")
+    out = fields.get("out", "")
+    adopted = fields.get("adopted_step", -1)
+    saved = fields.get("history", {})
+    if not (is_text(number) and _ID.fullmatch(number) and is_text(out) and is_number(adopted)):
+        raise ValueError("it has no id of a run")
+    history: dict[int, str] = {}
+    for step, digest in saved.items() if isinstance(saved, dict) else ():
+        if not (
+            re.fullmatch("[0-9]{1,15}", step) and is_text(digest) and _DIGEST.fullmatch(digest)
+        ):
+            raise ValueError("its history is not one of checkpoints")
+        history[int(step)] = digest
+    return RunIdentity(number, out, int(adopted), history)
+
+
+def read_identity(folder: Path) -> RunIdentity | None:
+    """Return the identity of the run in a folder; None if it has no id.
+
+    The history has the checkpoints that are there. A lost `run.json` is made up from them. Raises
+    `CheckpointError` if the file is damaged, or as `refuse_mixture` does.
+    """
+    file = folder / FILE
+    identity = None
+    try:
+        identity = parse_identity(read_regular(file, TEXT))
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{file} cannot be read: {error}; restore it, or remove it to use the id in the"
+            " checkpoints"
+        ) from None
+    saved = checkpoint.read_identities(folder / "checkpoints")
+    if identity is None:
+        newest = max((step for step, (number, _) in saved.items() if number), default=None)
+        if newest is None:
+            return None
+        old = [step for step, (number, _) in saved.items() if not number and step < newest]
+        identity = RunIdentity(saved[newest][0], adopted_step=max(old, default=-1))
+    for step, (number, _) in saved.items():
+        if number != identity.id and (number or step > identity.adopted_step):
+            raise CheckpointError(
+                f"{folder} holds checkpoints of two runs: that of step {step} is of run"
+                f" {number or 'without an id'}, the folder of run {identity.id}. Move the"
+                " checkpoints of the other run away"
+            )
+    digests = {step: digest for step, (_, digest) in saved.items()}
+    return replace(identity, history={**identity.history, **digests})
+
+
+def settle_identity(folder: Path) -> tuple[RunIdentity, str]:
+    """Return the identity of the run in a folder, which gets one if it has none, and a note for the
+    user if a run that was begun without an id gets it. Raises as `read_identity` does."""
+    identity = read_identity(folder)
+    note = ""
+    if identity is None:
+        saved = checkpoint.read_identities(folder / "checkpoints")
+        digests = {step: digest for step, (_, digest) in saved.items()}
+        identity = RunIdentity(secrets.token_hex(16), str(folder), max(saved, default=-1), digests)
+        if saved:
+            note = f"the run in {folder} had no id; it is run {identity.id} from here on"
+    write_json(folder / FILE, asdict(replace(identity, out=str(folder))))
+    return identity, note
+
+
+def record_checkpoint(folder: Path) -> None:
+    """Add the checkpoints in a run's folder to its history. Raises as `read_identity` does."""
+    identity = read_identity(folder)
+    if identity is not None:
+        write_json(folder / FILE, asdict(identity))
