@@ -39,6 +39,12 @@ BAD: dict[str, tuple[str, bytes, str]] = {
         progressive_jpeg(repeated=1000),
         "more than 100 scans are too many",
     ),
+    "truncated webp": ("x.webp", picture(50, "WEBP")[:-9], "truncated: it has"),
+    "wrong-checksum": (
+        "x.png",
+        picture(50, "PNG", dpi=(72, 72)).replace(b"pHYs\0\0", b"pHYs\0\1"),
+        "pHYs",
+    ),
     "cmyk": ("x.jpg", picture(50, mode="CMYK"), "CMYK"),
     "another-format": ("x.JPEG", picture(50, "PNG"), "PNG named .JPEG"),
     "rotated": ("x.jpg", write_rotated(6), "orientation 6"),

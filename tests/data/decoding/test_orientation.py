@@ -66,14 +66,13 @@ def add_exif(exif: bytes, before: bytes = b"") -> bytes:
 
 def tiff(order: str, kind: int, value: int, tags: int = 1) -> bytes:
     head = {"<": b"II*\0", ">": b"MM\0*"}[order]
-    packed = struct.pack(
-        order + {3: "HH", 4: "I", 1: "BBH"}[kind], value, *[0] * {3: 1, 4: 0, 1: 2}[kind]
-    )
+    form, *rest = {1: "BBH", 3: "HH", 4: "I", 6: "bBH"}[kind]
+    packed = struct.pack(order + form + "".join(rest), value, *[0] * len(rest))
     return head + struct.pack(order + "IHHHI", 8, tags, 0x0112, kind, 1) + packed + bytes(4)
 
 
 @pytest.mark.parametrize("order", "<>")
-@pytest.mark.parametrize("kind", [1, 3, 4])
+@pytest.mark.parametrize("kind", [1, 3, 4, 6])
 @pytest.mark.parametrize(
     "before",
     [b"", b"\xff\xff", b"\xff\xe0\0\x04ab", b"\xff\xe1\0\x09http:\0\0", b"garbage"],
@@ -142,8 +141,8 @@ def webp_with(*chunks: tuple[bytes, bytes]) -> bytes:
     return data[:4] + struct.pack("<I", len(data) - 8) + data[8:]
 
 
-def with_xmp(jpeg: bytes) -> bytes:
-    body = b"http://ns.adobe.com/xap/1.0/\0" + XMP
+def with_xmp(jpeg: bytes, xmp: bytes = XMP) -> bytes:
+    body = b"http://ns.adobe.com/xap/1.0/\0" + xmp
     return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body + jpeg[2:]
 
 
@@ -162,6 +161,7 @@ PLACES = {
     "PNG, chunk and raw profile": png_with(
         (b"tEXt", b"Raw profile type exif\0" + RAW), (b"eXIf", tiff("<", 3, 3))
     ),
+    "PNG, doubled prefix": png_with((b"eXIf", b"Exif\0\0" + tiff("<", 3, 6))),
     "PNG, XMP": png_with((b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + XMP)),
     "WebP": webp_with((b"EXIF", tiff("<", 3, 6))),
     "WebP, prefix": webp_with((b"EXIF", b"Exif\0\0" + tiff(">", 3, 6))),
@@ -189,6 +189,20 @@ def test_the_orientation_is_found_where_pillow_finds_it(name: str) -> None:
     image.load()
     expected = image.getexif().get(0x0112, 1)
     assert read_orientation(PLACES[name]) == (expected if expected in ORIENTATIONS else 1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        # as older versions of ImageMagick write it; ExifTool reads it, Pillow does not
+        png_with((b"tEXt", b"Raw profile type APP1\0" + RAW)),
+        with_xmp(encode(PIXELS, "420"), XMP.replace(b'"8"', b"'6'")),
+        webp_with((b"EXIF", tiff("<", 6, 6))),
+    ],
+    ids=["PNG, profile of APP1", "JPEG, XMP in single quotes", "WebP, SBYTE"],
+)
+def test_the_orientation_is_found_where_others_write_it(data: bytes) -> None:
+    assert read_orientation(data) == 6
 
 
 def test_the_places_have_orientations_that_differ() -> None:

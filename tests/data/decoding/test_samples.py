@@ -202,6 +202,19 @@ def test_planes_of_16_bits_are_refused_by_name(compression: int) -> None:
         decode(data)
 
 
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [(b"II+\0\x08\0\0\0", "TIFF of floating-point numbers of 64 bits"), (b"MM\0+", "big-endian")],
+)
+def test_a_bigtiff_that_pillow_does_not_read_is_refused_by_name(start: bytes, message: str) -> None:
+    tags = ((256, 1, WIDTH), (257, 1, HEIGHT), (258, 1, 64), (262, 1, BLACK), (339, 1, FLOAT))
+    data = start + struct.pack("<QQ", 16, len(tags))
+    for tag, count, value in tags:
+        data += struct.pack("<HHQQ", tag, 4, count, value)
+    with pytest.raises(ValueError, match=message):
+        decode(data + bytes(8))
+
+
 @pytest.mark.parametrize("kind", [np.float32, np.int32])
 def test_an_image_of_pillow_without_a_known_range_is_refused(kind: type) -> None:
     with pytest.raises(ValueError, match="32 bits, is not supported"):

@@ -160,6 +160,9 @@ KINDS = {
     "blank": _odd_image(
         "an image that shows nothing: constant, nearly black or nearly white", _LEAVE_OUT
     ),
+    "wrong-checksum": _odd_image(
+        "parts of a PNG that fail their checksum, and are left out", "Fetch the file again"
+    ),
     "cmyk": _odd_image(
         "a CMYK image, which libraries convert to different colours", "Convert it to RGB"
     ),

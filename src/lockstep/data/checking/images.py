@@ -19,6 +19,7 @@ from lockstep.data.checking.near_duplicates import (
 )
 from lockstep.data.checking.parts import TOO_LARGE, ImageProblem, Part, describe_error
 from lockstep.data.decoding.decode import check, decode, header_size
+from lockstep.data.decoding.file_parts import sift_png
 from lockstep.data.decoding.image_formats import FORMAT_OF, MISSING, readable_formats
 from lockstep.data.decoding.levels import describe_flat, describe_flat_pixels
 from lockstep.data.decoding.orientation import UPRIGHT, read_orientation, turn_image
@@ -83,6 +84,9 @@ def _find_problems(data: bytes, name: str, smallest: int) -> list[tuple[str, str
     format, mode = _read_header(data)
     orientation = read_orientation(data)
     suffix = PurePosixPath(name).suffix
+    _, damaged = sift_png(data)
+    if damaged:
+        problems.append(("wrong-checksum", ", ".join(damaged)))
     if mode == "CMYK":
         problems.append(("cmyk", "CMYK"))
     if format and format != FORMAT_OF.get(suffix.lower(), format):

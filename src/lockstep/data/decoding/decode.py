@@ -14,7 +14,7 @@ import simplejpeg
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from lockstep.data.decoding import jpeg
-from lockstep.data.decoding.file_parts import JPEG_START, sift_png
+from lockstep.data.decoding.file_parts import JPEG_START, check_start, sift_png
 from lockstep.data.decoding.image_formats import explain_unreadable, readable_formats
 from lockstep.data.decoding.jpeg_frames import check_frame
 from lockstep.data.decoding.samples import (
@@ -205,6 +205,7 @@ def open_by_pillow(
 def _load_by_pillow(data: bytes) -> Iterator[Image.Image]:
     """Yield an image with its pixels loaded. Errors in the block are raised as `ValueError`."""
     try:
+        check_start(data)
         image = open_by_pillow(data)
         check_size(image.height, image.width, len(data))
         if image.tile and image.tile[0][0] in _DECODERS_IN_PYTHON:

@@ -108,6 +108,16 @@ def sift_png(data: bytes | memoryview, names: Sequence[bytes] = ()) -> tuple[byt
     return b"".join(kept), damaged
 
 
+def check_start(data: bytes) -> None:
+    """Raise `ValueError` if a WebP has fewer bytes than its header says, and for BigTIFFs that
+    Pillow misreads."""
+    size = 8 + int.from_bytes(data[4:8], "little")
+    if data[:4] + data[8:12] == b"RIFFWEBP" and len(data) < size:
+        raise ValueError(f"truncated: it has {len(data):,} of {size:,} bytes")
+    if data[:4] == b"MM\0+":
+        raise ValueError("a BigTIFF in big-endian order is not supported; save it as PNG")
+
+
 def _count_entries(data: bytes | memoryview, order: str, most: int) -> int:
     is_big = data[2:3] == bytes([_BIG_TIFF])  # where Pillow looks, in both byte orders
     number, entry = (order + "Q", order + "HHQ8x") if is_big else (order + "H", order + "HHI4x")

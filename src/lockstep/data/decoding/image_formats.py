@@ -32,7 +32,7 @@ BOX = b"ftyp"
 _BRANDS = {"AVIF": (b"avif", b"avis"), "HEIF": (b"heic", b"heix", b"heim", b"heis", b"mif1")}
 """Bytes 8 to 12 of HEIC and AVIF."""
 BEGINS_AS_IMAGE = re.compile(
-    rb"\xff\xd8|\x89PNG|GIF8[79]a|RIFF....WEBP|BM....\0\0\0\0|II\*\0|MM\0\*"
+    rb"\xff\xd8|\x89PNG|GIF8[79]a|RIFF....WEBP|BM....\0\0\0\0|II[*+]\0|MM\0[*+]"
     rb"|P[1-6]\s+(?:#[^\n]*\n\s*)*\d|....ftyp(?:avi[fs]|hei[cxms]|mif1)",
     re.DOTALL,
 )

@@ -32,11 +32,11 @@ _REVERSES_ROWS = (3, 4, 7, 8)
 _REVERSES_COLUMNS = (2, 3, 6, 7)
 
 _TAG = 0x0112
-_VALUES = {1: "B", 3: "H", 4: "I", 8: "h", 9: "i"}
+_VALUES = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}
 """TIFF's integer types, as `struct` has them. EXIF has the second, SHORT."""
 _EXIF = b"Exif\0\0"
 _XMP = b"http://ns.adobe.com/xap/1.0/\0"
-_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
+_XMP_ORIENTATION = re.compile(rb"tiff:Orientation(?:=[\"']|>)([0-9])")
 _PNG_METADATA = (b"IHDR", b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 _RAW_PROFILES = ("Raw profile type exif", "Raw profile type APP1")
 """The keywords of the texts in which ImageMagick writes EXIF data to a PNG."""
@@ -61,7 +61,7 @@ def read_orientation(data: bytes) -> int:
     elif data.startswith(PNG_START) or data[8:12] == _WEBP or data[4:8] == BOX:
         exif, xmp = _find_by_pillow(data)
     try:
-        value = _parse_orientation(exif.removeprefix(_EXIF))
+        value = _parse_orientation(exif.removeprefix(_EXIF).removeprefix(_EXIF))
     except struct.error:  # it ends too early
         value = None
     match = _XMP_ORIENTATION.search(xmp)
