@@ -57,10 +57,7 @@ def read_calibration(file: Path) -> tuple[Calibration, tuple[str, ...]]:
 
 def describe_calibration(calibration: Calibration) -> dict[str, Any]:
     """Return a calibration as the metadata of other files have it."""
-    return {
-        "temperature": calibration.temperature,
-        "unknown_below": calibration.unknown_below,
-    }
+    return {"temperature": calibration.temperature, "unknown_below": calibration.unknown_below}
 
 
 def parse_calibration(value: Any, source: Path) -> Calibration:

@@ -28,11 +28,7 @@ from lockstep.weights.weights_choice import DESCRIBED, AnySource, WeightsChoice,
 
 
 def open_weights(
-    source: AnySource,
-    *,
-    momentum: bool = False,
-    needs_classifier: bool = True,
-    **settings: Any,
+    source: AnySource, *, momentum: bool = False, needs_classifier: bool = True, **settings: Any
 ) -> Weights:
     """Return the weights of a run, a checkpoint folder, a file, or weights somewhere else by their
     name (`lockstep.weights.remote_weights`).

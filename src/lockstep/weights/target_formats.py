@@ -160,10 +160,7 @@ TARGETS: dict[str, Target] = {
         _write_nvidia_pytorch, torch_file.load, parts=(SQUEEZE,), assumed="nvidia-pytorch"
     ),
     "nvidia-tensorflow": Target(
-        _adapt(nvidia_tensorflow.write),
-        _read_bundle,
-        parts=(SQUEEZE,),
-        assumed="nvidia-tensorflow",
+        _adapt(nvidia_tensorflow.write), _read_bundle, parts=(SQUEEZE,), assumed="nvidia-tensorflow"
     ),
     "nvidia-paddle": Target(_adapt(nvidia_paddle.write), _read_paddle, assumed="nvidia-paddle"),
     "flax": Target(_adapt(flax_file.write_flax), flax_file.load, assumed="flax"),

@@ -112,11 +112,7 @@ def are_flax(names: Mapping[str, Any]) -> bool:
 
 
 def read_variables(
-    path: Path,
-    stored: Mapping[str, Any],
-    *,
-    momentum: bool,
-    choice: WeightsChoice = DEFAULT_CHOICE,
+    path: Path, stored: Mapping[str, Any], *, momentum: bool, choice: WeightsChoice = DEFAULT_CHOICE
 ) -> Weights:
     """Return the weights of a file's arrays by path, with step and velocities if `momentum` is
     true. Raises `CheckpointError` if they are not a model of the example."""

@@ -92,19 +92,11 @@ _OF_PARAMETER = re.compile(
 """The names of what the optimizer has for a parameter."""
 _SCALER = {"loss_scaling": "scale", "num_good_steps": "good_steps", "num_bad_steps": "bad_steps"}
 """Parts of `State.scaler` by variable."""
-_LAYOUT = {
-    "conv_weight": ("OIHW",),
-    "stem": ("OJHW", "OIHW"),
-    "fc_weight": ("IO",),
-}
+_LAYOUT = {"conv_weight": ("OIHW",), "stem": ("OJHW", "OIHW"), "fc_weight": ("IO",)}
 _MODULES = (
     (
-        "stem.0",
-        "blocks.{block0}.conv{conv0}",
-        "blocks.{block0}.short",
-        ".conv.weight",
-        ".bn.",
-        "fc",
+        *("stem.0", "blocks.{block0}.conv{conv0}", "blocks.{block0}.short"),
+        *(".conv.weight", ".bn.", "fc"),
     ),
     (
         *("conv", "bb_{stage0}_{number0}.conv{conv0}", "bb_{stage0}_{number0}.short"),

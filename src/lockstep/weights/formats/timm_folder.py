@@ -27,12 +27,7 @@ from lockstep.system.strict_json import parsed
 from lockstep.weights import checkpoint
 from lockstep.weights.formats import naming_target, refuse_existing, torch_file
 from lockstep.weights.formats.account import split_ignored
-from lockstep.weights.formats.common import (
-    COUNTERS,
-    Written,
-    check_state,
-    redirect_file,
-)
+from lockstep.weights.formats.common import COUNTERS, Written, check_state, redirect_file
 from lockstep.weights.formats.foreign_safetensors import add_metadata
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 from lockstep.weights.formats.timm_config import (
