@@ -21,7 +21,7 @@ from lockstep.data.checking.parts import TOO_LARGE, ImageProblem, Part, describe
 from lockstep.data.decoding.decode import check, decode, header_size
 from lockstep.data.decoding.file_parts import sift_png
 from lockstep.data.decoding.image_formats import FORMAT_OF, MISSING, readable_formats
-from lockstep.data.decoding.levels import describe_flat, describe_flat_pixels
+from lockstep.data.decoding.levels import describe_flat_pixels
 from lockstep.data.decoding.orientation import UPRIGHT, read_orientation, turn_image
 from lockstep.data.images import ROW
 from lockstep.data.inspection import run_in_ranges
@@ -101,7 +101,7 @@ def _find_problems(data: bytes, name: str, smallest: int) -> list[tuple[str, str
 def _look(data: bytes) -> tuple[np.ndarray, str]:
     """Return the hashes of what a sound image shows, and how it is blank; "" if it is not."""
     pixels = decode_small(data)
-    is_blank = describe_flat_pixels(pixels) and describe_flat(data)
+    is_blank = describe_flat_pixels(pixels) and describe_flat_pixels(decode(data))
     return hash_image(pixels), is_blank or ""
 
 

@@ -17,6 +17,7 @@ from lockstep.data.decoding.decode import check, decode, is_plain_jpeg
 from lockstep.data.decoding.file_parts import JPEG_START
 from lockstep.data.decoding.jpeg import Window
 from lockstep.data.decoding.orientation import (
+    FLIPS,
     UPRIGHT,
     find_stored_window,
     shown_size,
@@ -84,13 +85,8 @@ def prepare_square(
     stored = check(data) if isinstance(data, bytes) else (data.shape[0], data.shape[1])
     size = shown_size(stored, orientation)
     plan = centre_plan(recipe, np.zeros(1, np.int64), np.array([size]))
-    window, resized, offset = (
-        tuple(column[0].tolist()) for column in (plan.windows, plan.resized, plan.offsets)
-    )
-    how = resampling(recipe, evaluation=True)
-    decode_into(
-        data, stored, window, resized, offset, flip=False, orientation=orientation, **how, out=out
-    )
+    how = {**cutting(plan, 0), **resampling(recipe, evaluation=True)}
+    decode_into(data, stored, **how, orientation=orientation, out=out)
 
 
 def decode_into(
@@ -150,13 +146,9 @@ def decode_into(
         pixels = _cut_square(pixels, offset, len(out))
     if flip or vertical_flip:
         # many times faster than a reversed copy by NumPy
-        cv2.flip(pixels, _FLIPS[flip, vertical_flip], dst=out)
+        cv2.flip(pixels, FLIPS[flip, vertical_flip], dst=out)
     else:
         out[:] = pixels
-
-
-_FLIPS = {(True, False): 1, (False, True): 0, (True, True): -1}
-"""OpenCV's codes for flips: left to right, upside down."""
 
 
 def _cut_square(pixels: np.ndarray, offset: tuple[int, int], size: int) -> np.ndarray:

@@ -17,12 +17,7 @@ from lockstep.data.decoding import jpeg
 from lockstep.data.decoding.file_parts import JPEG_START, check_start, sift_png
 from lockstep.data.decoding.image_formats import explain_unreadable, readable_formats
 from lockstep.data.decoding.jpeg_frames import check_frame
-from lockstep.data.decoding.samples import (
-    check_tiff,
-    load_colours,
-    read_tiff_tags,
-    scale_grey,
-)
+from lockstep.data.decoding.samples import check_tiff, load_colours, read_tiff_tags, scale_grey
 from lockstep.data.decoding.size_limits import (
     MOST_HEADER_BYTES,
     OverBudget,
@@ -166,7 +161,7 @@ def _jpeg_size(data: bytes | memoryview) -> tuple[int, int] | None:
 def _check_by_pillow(data: bytes) -> tuple[int, int]:
     with _load_by_pillow(data) as image:
         # A pixel tests the conversion; converting all of them takes twice the memory.
-        convert_to_rgb(image.crop((0, 0, 1, 1)))
+        convert_to_rgb(image.crop((0, 0, 1, 1)), image)
         check_ratio(image.height, image.width)
         return image.height, image.width
 
@@ -182,15 +177,13 @@ def convert_to_rgb(image: Image.Image, source: Image.Image | None = None) -> np.
     return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
 
-def open_by_pillow(
-    data: bytes | memoryview, png_chunks: Sequence[bytes] = ()
-) -> ImageFile.ImageFile:
+def open_by_pillow(data: bytes | memoryview, chunks: Sequence[bytes] = ()) -> ImageFile.ImageFile:
     """Return an image whose pixels are not loaded, a PNG with all undamaged chunks or some only.
 
     Raises `OverBudget`, `ValueError` as `sift_png` does, and Pillow's own errors.
     """
     check_bytes(data)
-    data, _ = sift_png(data, png_chunks)
+    data, _ = sift_png(data, chunks)
     if len(data) > MOST_HEADER_BYTES and data[:1] in _HEADERS_IN_PYTHON:
         try:
             Image.open(io.BytesIO(data[:MOST_HEADER_BYTES]), formats=readable_formats())
@@ -212,7 +205,8 @@ def _load_by_pillow(data: bytes) -> Iterator[Image.Image]:
             check_slow_format(data, image.height * image.width)
         with decoding(image.height * image.width):
             check_tiff(getattr(image, "tag_v2", {}))
-            yield scale_grey(load_colours(image, lambda: open_by_pillow(data)), image)
+            load_colours(image, lambda: open_by_pillow(data))
+            yield image
     except UnidentifiedImageError:
         check_tiff(read_tiff_tags(data), is_readable=False)
         raise ValueError(explain_unreadable(data)) from None

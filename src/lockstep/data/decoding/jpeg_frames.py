@@ -31,62 +31,45 @@ _BITS = 8
 
 def check_frame(data: bytes | memoryview) -> bool:
     """Return whether TurboJPEG and DALI may decode a JPEG; False if Pillow is to decode it, at its
-    whole size.
+    whole size, or to report that it is damaged. Only markers are read.
 
     Raises `ValueError` with the kind of a JPEG that neither decodes, and for more than one frame,
-    of which decoders might choose different ones. Raises `OverBudget` as `list_frames` does.
+    of which decoders might choose different ones. Raises `OverBudget` if there are more pixels,
+    scans, pixels times scans, segments, or bytes of them, than allowed.
     """
-    frames = list_frames(data)
-    if not frames:
-        return False  # damaged, as Pillow reports
-    if len(frames) > 1:
-        raise ValueError("a JPEG with more than one frame before its pixels; save the image again")
-    code, bits = frames[0]
-    if code not in _FAST + _BY_PILLOW or bits != _BITS:
-        raise ValueError(
-            f"a {_NAMES.get(code, 'JPEG')} (marker 0xFF{code:02X}) with {bits} bits per sample is"
-            " not supported; expected 8 bits, and a baseline, progressive or lossless JPEG; save"
-            " the image as PNG"
-        )
-    return code in _FAST
-
-
-def list_frames(data: bytes | memoryview) -> list[tuple[int, int]]:
-    """Return the marker and the bits per sample of every frame before a JPEG's first scan. Only
-    markers are read.
-
-    Raises `OverBudget` if there are more pixels, scans, pixels times scans, segments, or bytes of
-    them, than allowed.
-    """
-    frames: list[tuple[int, int]] = []
-    scans = 0
+    code = scans = segment_bytes = 0
+    header = b""
     most = MOST_SCANS
     pixels = ""
-    segment_bytes = 0
-    colours = None
-    for number, (code, start, end) in enumerate(list_segments(data), 1):
+    for number, (marker, start, end) in enumerate(list_segments(data), 1):
         segment_bytes += end - start + 2
         if number > MOST_SEGMENTS or segment_bytes > MOST_SEGMENT_BYTES:
             raise OverBudget(
                 f"more than {MOST_SEGMENTS:,} segments or {MOST_SEGMENT_BYTES:,} bytes of metadata"
                 " are too many; save the image again"
             )
-        if code == START_OF_SCAN:
+        if marker == START_OF_SCAN:
             scans += 1
             if scans > most:
                 raise OverBudget(
                     f"more than {most} scans{pixels} are too many; save the image again"
                 )
-            if scans == 1 and data[start : start + 1] == colours:
+            if scans == 1 and code in _SEQUENTIAL and data[start : start + 1] == header[5:]:
                 break
-        elif code in _FRAMES and not scans:
+        elif marker in _FRAMES and not scans:
+            if code:
+                raise ValueError("a JPEG with more than one frame; save the image again")
+            code = marker
             header = bytes(data[start : start + 6]).ljust(6, b"\0")
             height, width = (int.from_bytes(header[at : at + 2], "big") for at in (1, 3))
             check_size(height, width, len(data), MOST_PIXELS)
             if height * width * most > MOST_SCANNED_PIXELS:
                 most = MOST_SCANNED_PIXELS // (height * width)
                 pixels = f" of {width} x {height} pixels"
-            if code in _SEQUENTIAL:
-                colours = header[5:]
-            frames.append((code, header[0]))
-    return frames
+    if code and (code not in _FAST + _BY_PILLOW or header[0] != _BITS):
+        raise ValueError(
+            f"a {_NAMES.get(code, 'JPEG')} (marker 0xFF{code:02X}) with {header[0]} bits per sample"
+            " is not supported; expected 8 bits, and a baseline, progressive or lossless JPEG; save"
+            " the image as PNG"
+        )
+    return code in _FAST

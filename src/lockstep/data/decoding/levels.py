@@ -2,8 +2,6 @@
 
 import numpy as np
 
-from lockstep.data.decoding.decode import decode
-
 MOST_DIFFERENCE = 2
 """The levels of a constant image's colours differ by at most this; lossy formats round."""
 MARGIN = 8
@@ -12,16 +10,9 @@ SHARE = 0.99
 """The share of levels that are nearly black or white in such an image."""
 
 
-def describe_flat(data: bytes) -> str:
-    """Return "constant", "nearly black" or "nearly white" if an encoded image is that, else "".
-
-    An image that is constant and black is "constant". Raises `ValueError` as `decode` does.
-    """
-    return describe_flat_pixels(decode(data))
-
-
 def describe_flat_pixels(pixels: np.ndarray) -> str:
-    """Return what `describe_flat` does, of a decoded image: uint8 [height, width, 3]."""
+    """Return "constant", "nearly black" or "nearly white" if an image, uint8 [height, width, 3], is
+    that, else "". One that is constant and black is "constant"."""
     if np.ptp(pixels, axis=(0, 1)).max() <= MOST_DIFFERENCE:
         return "constant"
     if (pixels <= MARGIN).mean() >= SHARE:

@@ -14,12 +14,7 @@ import cv2
 import numpy as np
 
 from lockstep.data.decoding.decode import open_by_pillow
-from lockstep.data.decoding.file_parts import (
-    JPEG_START,
-    PNG_START,
-    START_OF_SCAN,
-    list_segments,
-)
+from lockstep.data.decoding.file_parts import JPEG_START, PNG_START, START_OF_SCAN, list_segments
 from lockstep.data.decoding.image_formats import BOX
 from lockstep.data.decoding.jpeg import Window
 
@@ -30,6 +25,8 @@ _SWAPS = (5, 6, 7, 8)
 that."""
 _REVERSES_ROWS = (3, 4, 7, 8)
 _REVERSES_COLUMNS = (2, 3, 6, 7)
+FLIPS = {(True, False): 1, (False, True): 0, (True, True): -1}
+"""OpenCV's codes for flips: left to right, upside down."""
 
 _TAG = 0x0112
 _VALUES = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}
@@ -45,8 +42,6 @@ _APP1 = 0xE1
 _MOST_SEGMENTS = 1000
 """Several times what any camera or program writes before the pixels. A made file could have
 millions."""
-Metadata = tuple[bytes, bytes]
-"""EXIF data, a TIFF file without pixels, and XMP; empty if there is none."""
 
 
 def read_orientation(data: bytes) -> int:
@@ -72,7 +67,8 @@ def read_orientation(data: bytes) -> int:
     return value
 
 
-def _find_in_jpeg(data: bytes) -> Metadata:
+def _find_in_jpeg(data: bytes) -> tuple[bytes, bytes]:
+    """Return EXIF data, a TIFF file without pixels, and XMP; empty if there is none."""
     exif = []  # large EXIF data has several segments
     xmp = b""
     for start, end in _list_app1(data):
@@ -92,9 +88,9 @@ def _list_app1(jpeg: bytes) -> Iterator[tuple[int, int]]:
             yield start, end
 
 
-def _find_by_pillow(data: bytes) -> Metadata:
-    """Return the metadata of a PNG, WebP, HEIC or AVIF. Pillow puts AVIF's own orientation into the
-    EXIF data; its plug-in for HEIC turns images while it decodes, and leaves none."""
+def _find_by_pillow(data: bytes) -> tuple[bytes, bytes]:
+    """Return EXIF data and XMP of a PNG, WebP, HEIC or AVIF. Pillow puts AVIF's own orientation
+    into the EXIF data; its plug-in for HEIC turns images while it decodes, and leaves none."""
     try:
         image = open_by_pillow(data, _PNG_METADATA)
         exif = image.info.get("exif") or b""
@@ -179,10 +175,10 @@ def turn_image(pixels: np.ndarray, orientation: int) -> np.ndarray:
     if orientation in _SWAPS:
         # Rows are reversed several times faster than columns, and columns are rows before they are
         # swapped.
-        pixels = cv2.transpose(cv2.flip(pixels, 0) if columns else pixels)
-        return cv2.flip(pixels, 0) if rows else pixels
-    if rows and columns:
-        return cv2.flip(pixels, -1)
-    if rows:
-        return cv2.flip(pixels, 0)
-    return cv2.flip(pixels, 1) if columns else pixels
+        if columns:
+            pixels = cv2.flip(pixels, 0)
+        pixels = cv2.transpose(pixels)
+        columns = False
+    if rows or columns:
+        pixels = cv2.flip(pixels, FLIPS[columns, rows])
+    return pixels

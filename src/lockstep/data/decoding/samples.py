@@ -93,16 +93,14 @@ def scale_grey(image: Image.Image, source: Image.Image) -> Image.Image:
     return Image.fromarray(levels)
 
 
-def load_colours(
-    image: ImageFile.ImageFile, open_again: Callable[[], ImageFile.ImageFile]
-) -> Image.Image:
+def load_colours(image: ImageFile.ImageFile, reopen: Callable[[], ImageFile.ImageFile]) -> None:
     """Load an image of Pillow, and scale colours of 16 bits: to v / 257, rounded to the nearest."""
     tiles = image.tile
     image.load()
     swapped = [_swap_bytes(tile) for tile in tiles]
     if swapped == tiles:
-        return image
-    lower = open_again()
+        return
+    lower = reopen()
     lower.tile = swapped
     lower.load()
     for top in range(0, image.height, _ROWS):
@@ -113,7 +111,6 @@ def load_colours(
             low = low[:, :, 1:2].repeat(4, 2)
         levels = high + (cv2.subtract(low, high) > 128) - (cv2.subtract(high, low) > 128)
         image.paste(Image.frombytes(image.mode, high.shape[1::-1], levels.tobytes()), box)
-    return image
 
 
 def _swap_bytes(tile: Any) -> Any:
