@@ -34,7 +34,7 @@ def random_scores(classes: int, images: int, seed: int, accuracy: float = 0.8) -
     )
 
 
-def build_log(steps: int, seed: int, weights: list[str], backend: str) -> list[dict[str, Any]]:
+def build_log(steps: int, seed: int, weights: list[str], images: int) -> list[dict[str, Any]]:
     random = np.random.default_rng(seed)
     entries: list[dict[str, Any]] = [
         {"kind": "start", "step": 0, "total": STEPS, "damaged": [], "notes": []}
@@ -66,7 +66,7 @@ def build_log(steps: int, seed: int, weights: list[str], backend: str) -> list[d
                     "loss": 1.2 - 0.8 * step / STEPS,
                     "top1_percent": top1,
                     "top5_percent": 98.0,
-                    "images": 400,
+                    "images": images,
                 }
                 entries.append(
                     {"kind": "evaluate", "step": step, "weights": name, "images_per_sec": 300.0}
@@ -105,7 +105,7 @@ def write_run(
         "val": {"images": images, "quarantined": []},
     }
     write_json(folder / "environment.json", about)
-    log = build_log(steps, seed, weights, backend)
+    log = build_log(steps, seed, weights, images)
     (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
     if steps < STEPS:
         return folder

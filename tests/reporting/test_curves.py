@@ -58,9 +58,9 @@ def test_the_difference_is_that_of_the_losses_from_the_first_run(four: list[Path
 
 
 def test_runs_of_other_lengths_are_compared_where_both_have_steps(
-    recipe: Recipe, run: Path, tmp_path: Path
+    recipe: Recipe, data: Path, run: Path, tmp_path: Path
 ) -> None:
-    part = write_run(tmp_path / "part", recipe=recipe, classes=["a", "b"], steps=20)
+    part = write_run(tmp_path / "part", recipe=recipe, classes=["a", "b"], data=data, steps=20)
     assert draw_charts([run, part])["difference"].curves[0].steps == list(range(1, 21))
 
 
@@ -72,3 +72,34 @@ def test_a_loss_scale_is_drawn_where_there_is_one(
     (folder / "log.jsonl").write_text(log.replace('"loss_scale": 1.0', '"loss_scale": 128.0'))
     [curve] = draw_charts([folder])["scale"].curves
     assert curve.values == [128.0] * 4
+
+
+def test_losses_of_other_images_have_another_axis(
+    recipe: Recipe, data: Path, four: list[Path], tmp_path: Path
+) -> None:
+    """The third run has the training images of the others, by its data set, the fourth has not."""
+    about = {"recipe": recipe, "classes": ["a", "b"], "digest": "other"}
+    third = write_run(tmp_path / "third", data=data, **about)
+    fourth = write_run(tmp_path / "fourth", data=tmp_path, **about)
+    drawn = draw_charts([*four[:2], third, fourth])
+    axes = {}
+    for name, chart in drawn.items():
+        if name.startswith("loss"):
+            axes[chart.title] = {(curve.run, curve.kind) for curve in chart.curves}
+    assert list(axes.values()) == [
+        {(0, "training"), (1, "training"), (2, "training")},
+        {(3, "training")},
+        {(0, "validation"), (1, "validation")},
+        {(2, "validation"), (3, "validation")},
+    ]
+    assert list(axes)[2] == "Loss, validation: torch, tensorflow"
+    assert [curve.run for curve in drawn["difference"].curves] == [1, 2]
+
+
+def test_runs_of_folds_share_their_axes(recipe: Recipe, tmp_path: Path) -> None:
+    runs = []
+    for fold in (1, 2):
+        folder = tmp_path / f"fold-{fold}"
+        about = {"classes": ["a", "b"], "digest": f"of fold {fold}"}
+        runs.append(write_run(folder, recipe=recipe.replace(folds=2, fold=fold), **about))
+    assert len(draw_charts(runs)["loss"].curves) == 4

@@ -110,6 +110,22 @@ def test_several_runs_are_overlaid_and_compared(four: list[Path], tmp_path: Path
     assert "the recipes differ in seed" in page.text
 
 
+def test_runs_on_other_images_are_marked_and_get_the_commands_that_compare_them(
+    four: list[Path], recipe: Recipe, data: Path, tmp_path: Path
+) -> None:
+    other = write_run(tmp_path / "a run", recipe=recipe, classes=["a", "b"], images=60, digest="x")
+    page = write_page([*four[:2], other], tmp_path / "page.html")
+    text = " ".join(page.text.split())
+    assert "different images (torch, tensorflow: 400 images; a run: 60 images)" in text
+    for run in (str(four[0]), f"'{other}'"):
+        assert f"lockstep evaluate {run} --data {data}" in text
+    assert "Images" in text
+    assert "agreement" in page.ids()
+    page = write_page([four[0], other], tmp_path / "page.html")
+    assert "agreement" not in page.ids()
+    assert "other-images" not in write_page(four[:2], tmp_path / "page.html").ids()
+
+
 def test_a_run_stands_beside_the_published_figures_of_its_recipe_and_hardware(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,12 +1,13 @@
 """Turn the log of a run into curves over steps, thinned to what a plot can show."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
 import numpy as np
 
+from lockstep.reporting.same_images import group_runs, name_group
 from lockstep.runs.reading import Run
 
 MOST_POINTS = 1500
@@ -15,6 +16,7 @@ MOST_POINTS = 1500
 Kind = Literal["training", "validation", "moving average"]
 Points = dict[Kind, list[tuple[int, float]]]
 """Steps done and values of a run, for each curve."""
+Reader = Callable[[Run], Points]
 
 
 @dataclass(frozen=True)
@@ -51,15 +53,19 @@ def build_charts(runs: Sequence[Run]) -> list[Chart]:
     """Return the plots of some runs: loss, accuracy, learning rate, throughput, data wait, and
     others if there is data."""
     build = partial(_build_curves, runs)
-    loss = build(_read_losses, partial(_read_evaluations, "loss"))
-    top1 = build(partial(_read_field, "top1_percent"), partial(_read_evaluations, "top1_percent"))
+    accuracies = (
+        partial(_read_field, "top1_percent"),
+        partial(_read_evaluations, "top1_percent"),
+    )
     rates = build(partial(_read_field, "lr"))
     speeds = build(partial(_read_speeds, "images_per_sec", 1))
     waits = build(partial(_read_speeds, "data_wait_share", 100))
     scales = build(_read_scales)
     charts = (
-        Chart("loss", "Loss", "", loss),
-        Chart("accuracy", "Top-1 accuracy", " %", top1),
+        *_split_by_images(
+            runs, Chart("loss", "Loss", "", []), _read_losses, partial(_read_evaluations, "loss")
+        ),
+        *_split_by_images(runs, Chart("accuracy", "Top-1 accuracy", " %", []), *accuracies),
         Chart("difference", _DIFFERENCE, "", _compare_losses(runs), logarithmic=True, note=_EQUAL),
         Chart("lr", "Learning rate", "", rates),
         Chart("throughput", "Training throughput", " images/s", speeds),
@@ -67,6 +73,22 @@ def build_charts(runs: Sequence[Run]) -> list[Chart]:
         Chart("scale", "Loss scale", "", scales, logarithmic=True),
     )
     return [chart for chart in charts if chart.curves]
+
+
+def _split_by_images(runs: Sequence[Run], chart: Chart, *readers: Reader) -> list[Chart]:
+    """Return a chart of the curves of all runs, or one for each set of training images and each set
+    of validation images that some runs share: other images have other losses."""
+    groups = [group_runs(runs, "train"), group_runs(runs, "val")]
+    if max(map(len, groups)) < 2:
+        return [replace(chart, curves=_build_curves(runs, *readers))]
+    charts: list[Chart] = []
+    for read, kind, sets in zip(readers, ("training", "validation"), groups, strict=True):
+        for group in sets:
+            curves = [curve for curve in _build_curves(runs, read) if curve.run in group]
+            title = f"{chart.title}, {kind}: {name_group(runs, group)}"
+            name = f"{chart.name}-{len(charts) + 1}"
+            charts.append(replace(chart, name=name, title=title, curves=curves))
+    return charts
 
 
 def thin_curve(
@@ -83,7 +105,7 @@ def thin_curve(
     return steps.tolist(), np.where(np.isfinite(values), values, np.array(None)).tolist()
 
 
-def _build_curves(runs: Sequence[Run], *readers: Callable[[Run], Points]) -> list[Curve]:
+def _build_curves(runs: Sequence[Run], *readers: Reader) -> list[Curve]:
     curves = []
     for read in readers:
         for number, run in enumerate(runs):
@@ -134,14 +156,15 @@ def _read_scales(run: Run) -> Points:
 
 
 def _compare_losses(runs: Sequence[Run]) -> list[Curve]:
-    """Return how far the loss of every step is from the first run's, relative to it, for steps that
-    both have."""
-    if len(runs) < 2:
+    """Return how far the loss of every step is from the first run's, relative to it, for runs on
+    its training images and steps that both have."""
+    groups = group_runs(runs, "train")
+    if not groups or groups[0][0] != 0:
         return []
     steps, expected = _split_points(_read_losses(runs[0])["training"])
     curves = []
-    for number, run in enumerate(runs[1:], start=1):
-        own_steps, losses = _split_points(_read_losses(run)["training"])
+    for number in groups[0][1:]:
+        own_steps, losses = _split_points(_read_losses(runs[number])["training"])
         common, left, right = np.intersect1d(steps, own_steps, return_indices=True)
         with np.errstate(all="ignore"):
             differences = np.abs(losses[right] / expected[left] - 1)

@@ -69,7 +69,7 @@ def _draw_chart(chart: Chart, runs: Sequence[Run]) -> "Figure":
         style |= {"color": f"C{curve.run}", "label": str(number), "markersize": 4}
         axes.plot(curve.steps, values, _STYLES[curve.kind], **style)
     axes.set(
-        title=chart.title,
+        title=plain(chart.title),
         xlabel="step",
         ylabel=chart.unit.strip(),
         yscale="log" if chart.logarithmic else "linear",

@@ -126,6 +126,11 @@ def compare_predictions(runs: Sequence[Run]) -> list[list[float | None]]:
     return [[_compare_pair(a, b) for b in runs] for a in runs]
 
 
+def has_pairs(agreement: Sequence[Sequence[float | None]]) -> bool:
+    """Return whether there is a share for two different runs."""
+    return any(row[:number].count(None) < number for number, row in enumerate(agreement))
+
+
 def _compare_pair(a: Run, b: Run) -> float | None:
     if a.results is None or b.results is None or a.results.digest != b.results.digest:
         return None

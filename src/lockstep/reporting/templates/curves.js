@@ -56,7 +56,7 @@ class Chart {
   lines() {
     const weight = Number($("#smoothing").value);
     return this.spec.curves.filter((curve) => shown.has(curve.run)).map((curve) => {
-      const noisy = curve.kind === "training" && ["loss", "accuracy", "throughput", "wait", "difference"].includes(this.spec.name);
+      const noisy = curve.kind === "training" && ["loss", "accuracy", "throughput", "wait", "difference"].includes(this.spec.name.split("-")[0]);
       return { ...curve, strong: noisy && weight > 0 ? this.smoothed(curve.values, weight) : curve.values, noisy: noisy && weight > 0 };
     });
   }
