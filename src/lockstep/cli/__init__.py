@@ -21,6 +21,7 @@ from lockstep.cli import (
     predict,
     recipes,
     report,
+    runs,
     serve,
     sparsify,
     submit,
@@ -81,6 +82,7 @@ app.command("verify", cls=Command)(verify.command)
 app.command("report", cls=Command)(report.command)
 app.command("weights", cls=Command)(weights.command)
 app.add_typer(recipes.app, name="recipes")
+app.add_typer(runs.app, name="runs")
 app.add_typer(data.app, name="data")
 app.add_typer(benchmark.app, name="benchmark")
 app.add_typer(find.app, name="find")

@@ -15,8 +15,8 @@ from lockstep.system.event_log import EvaluateEvent, StartEvent, TrainEvent
 
 _LEAST_INTERVALS = 3
 _STOPPED = 5.0
-"""An interval whose steps take more than this many times as long as usual counts as a usual one: its
-process was probably stopped."""
+"""An interval whose steps take more than this many times as long as usual counts as a usual one:
+its process was probably stopped."""
 
 
 @dataclass

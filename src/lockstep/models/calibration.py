@@ -95,7 +95,7 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> TemperatureFit | 
 
 
 def explain_missing_fit(logits: np.ndarray, labels: np.ndarray) -> str:
-    """Return why `fit_temperature` finds no temperature for these logits and labels, as a clause."""
+    """Return, as a clause, why `fit_temperature` finds no temperature for these."""
     images = len(labels)
     if images < LEAST_IMAGES:
         return f"{images} validation images are fewer than {LEAST_IMAGES}"

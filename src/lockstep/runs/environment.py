@@ -73,8 +73,11 @@ def describe_plug_ins(recipe: Recipe) -> dict[str, dict[str, str]]:
 
 def list_changed_plug_ins(path: Path, recipe: Recipe) -> list[str]:
     """Return a note on each plug-in whose module is another one than when the run in a folder began
-    last."""
-    before = read_environment(path).get("plug_ins", {})
+    last; or a note that this is unknown."""
+    try:
+        before = read_environment(path).get("plug_ins", {})
+    except CheckpointError:
+        return ["the run's environment.json was damaged; it is written again from this command"]
     return [
         f"{about['file']} has changed since this run began last, so {name} may do something else to"
         " the images from here on"

@@ -16,6 +16,8 @@ from lockstep.runs.worst_mistakes import load_worst_mistakes
 from lockstep.system import heartbeat
 from lockstep.system.event_log import EvaluateEvent, LogEvent, read_log
 from lockstep.system.files import write_json
+from lockstep.weights import checkpoint
+from lockstep.weights.run_identity import settle_identity
 
 
 def is_finished(run: RunContext, step: int) -> bool:
@@ -37,6 +39,8 @@ def is_finished(run: RunContext, step: int) -> bool:
 def report_again(run: RunContext) -> Report | None:
     """Return the report of a run that was finished before, and send it to the listener."""
     report = read_report(run.out)
+    if run.leads:
+        checkpoint.remove_unfinished(run.checkpoints)
     if report is not None:
         run.recorder.send({"kind": "already_finished", "report": report, "out": str(run.out)})
     return report
@@ -111,7 +115,7 @@ def _build_report(run: RunContext, step: int, stopped_early: str | None) -> Repo
     classes = run.sets.training.classes
     per_class = {weights: scores.per_class(len(classes)) for weights, scores in run.scores.items()}
     report: Report = {
-        "run": run.id,
+        "run": settle_identity(run.out).id,
         "recipe": run.recipe.based_on,
         "model": run.recipe.fields()["model"],
         "epochs": run.recipe.epochs,

@@ -28,6 +28,7 @@ import yaml
 
 from lockstep.recipes import Recipe, difference, load_recipe
 from lockstep.recipes.field_validation import format_value, list_changes, shorten_text
+from lockstep.runs.slim import refuse_slim
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import write_text
 from lockstep.system.strict_json import is_list_of, is_text
@@ -73,6 +74,7 @@ def open_run_folder(
             _refuse_other_things(path)
             path.mkdir(parents=True, exist_ok=True)
             _lock(path, held.enter_context((path / ".lock").open("w")))
+            refuse_slim(path)
             changed = _write_recipe(path, recipe, explain_refusal)
         except OSError as error:
             raise CheckpointError(
@@ -131,7 +133,8 @@ def _write_recipe(
 
 def refuse_another_recipe(path: Path, recipe: Recipe, allowed: Collection[str]) -> None:
     """Raise `RecipeError` if the folder holds a run whose recipe differs in fields other than the
-    `allowed` ones."""
+    `allowed` ones, and `CheckpointError` if that run cannot resume."""
+    refuse_slim(path)
     if holds_run(path):
         changed = difference(load_recipe(path / "recipe.yaml"), recipe)
         if changed.keys() - set(allowed):

@@ -8,6 +8,7 @@ steps stay the same, bit for bit. The run's results so far are then also the new
 import json
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,9 @@ def _find_store(out: Path, execution: Execution | None, how: Mapping[str, Any]) 
     """Return the address of the run's copy in an object store; "" if it has none."""
     if execution is not None:
         return execution.checkpoint_store
-    last = last_execution(out) if holds_run(out) else {}
+    last: dict[str, Any] = {}
+    with suppress(CheckpointError):  # of a damaged file, which not every command needs
+        last = last_execution(out) if holds_run(out) else {}
     return str(how.get(FIELD, last.get(FIELD, "")))
 
 

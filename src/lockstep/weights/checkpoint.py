@@ -16,6 +16,7 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from safetensors.numpy import save_file
 
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError
-from lockstep.system.files import appearing, flush
+from lockstep.system.files import appearing, flush, write_json
 from lockstep.system.regular_files import TEXT, WEIGHTS, Limit, open_regular, read_regular
 from lockstep.system.strict_json import Check, is_count, is_number, is_text, parsed
 from lockstep.weights.fingerprints import hash_file
@@ -40,6 +41,8 @@ Part = tuple[dict[str, np.ndarray], dict[str, Any] | None]
 _PARTS = ("model", "momentum", "ema", "second_moments")
 _UNFINISHED = "unfinished-"
 _OWN_DIGEST = "own_sha256"
+_SLIM = "is_slim"
+"""The field of `state.json` that says that velocities were removed."""
 _MOST_HEADER = 32 * 2**20
 """The header of a safetensors file may have at most this many bytes. 20,000 arrays need 3 MB, and
 the names of 1,048,576 classes in Lockstep's metadata 20 MB."""
@@ -115,6 +118,7 @@ def save(
             if step > state.step:
                 shutil.rmtree(checkpoint_path(folder, step))
     except (OSError, SafetensorError) as error:
+        remove_unfinished(folder)
         raise CheckpointError(
             f"{target} cannot be saved: {error}. Earlier checkpoints are unchanged."
         ) from error
@@ -161,6 +165,8 @@ def load(path: Path) -> tuple[State, str]:
     Raises `CheckpointError` if a part of it is missing or damaged.
     """
     about = _read_description(path)
+    if about.get(_SLIM):
+        raise CheckpointError(f"{path} has no velocities: `lockstep runs slim` removed them")
     weights, momentum, average, second_moments = (
         _read_part(path, about, f"{part}.safetensors")[0] for part in _PARTS
     )
@@ -326,11 +332,50 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
     """Delete all checkpoints except the newest `keep`, the best one and the weights that the run
     started from (step 0), and unfinished ones of killed processes."""
     kept = {*steps(folder)[-keep:], best, 0}
-    for step in steps(folder):
-        if step not in kept:
-            shutil.rmtree(checkpoint_path(folder, step))
+    remove(folder, [step for step in steps(folder) if step not in kept])
+
+
+def remove(folder: Path, old: Iterable[int]) -> None:
+    """Delete the checkpoints of some steps, and unfinished ones. A process that is killed here
+    leaves no half of a checkpoint under its name."""
+    remove_unfinished(folder)
+    for step in old:
+        path = checkpoint_path(folder, step)
+        path.rename(path.with_name(f"{_UNFINISHED}{path.name}"))
+    remove_unfinished(folder)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Delete what a killed process or a full disk left of checkpoints."""
     for path in folder.glob(f"{_UNFINISHED}*"):
-        shutil.rmtree(path)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def is_slim(path: Path) -> bool:
+    """Return whether training cannot resume from a checkpoint because of `drop_velocities`."""
+    try:
+        return bool(_read_description(path).get(_SLIM))
+    except CheckpointError:
+        return False
+
+
+def drop_velocities(path: Path) -> None:
+    """Remove everything from a checkpoint but the weights and their moving average. An interrupted
+    call can be repeated. Raises `CheckpointError` if these are damaged, or `OSError`."""
+    about = _read_description(path)
+    about.pop(_OWN_DIGEST, None)
+    files = {find_weights_file(path, ema=ema).name for ema in (False, True)}
+    for name in files & about["sha256"].keys():
+        _check_digest(path / name, hash_file(path / name), about)
+    others = {f"{part}.safetensors" for part in _PARTS} - files
+    for name in others:
+        about["sha256"].pop(name, None)
+    about[_SLIM] = True
+    # Readers ignore files that it does not name.
+    write_json(path / "state.json", about | {_OWN_DIGEST: _hash_description(about)})
+    flush(path)
+    for name in others:
+        (path / name).unlink(missing_ok=True)
 
 
 def read_weights(path: Path, *, as_stored: bool = False) -> Part:
