@@ -119,7 +119,7 @@ def check_size(height: int, width: int, size: int, most: int = MOST_PIXELS_IN_WH
 def check_ratio(height: int, width: int, source: Sequence[int] = ()) -> None:
     """Raise `TooManyPixels` if an image is a strip that no resize should enlarge. `source` is
     height and width of the image that is to get this size."""
-    if max(height, width) > MOST_RATIO * min(height, width):
+    if height > MOST_RATIO * width or width > MOST_RATIO * height:
         height, width = source or (height, width)
         raise TooManyPixels(
             f"{width} x {height} pixels are too many for a side: at most {MOST_RATIO} times the"
