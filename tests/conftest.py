@@ -25,6 +25,10 @@ settings.load_profile("lockstep")
 COMPILED = TemporaryDirectory(prefix="lockstep-compiled-")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", COMPILED.name)
 
+# Runs of tests are not remembered as the user's own.
+REMEMBERED = TemporaryDirectory(prefix="lockstep-state-")
+os.environ["XDG_STATE_HOME"] = REMEMBERED.name
+
 # A shell that starts tests in the background makes them, and all processes that they start, ignore
 # Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)

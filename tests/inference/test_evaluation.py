@@ -12,8 +12,10 @@ import pytest
 import lockstep
 from lockstep.inference.evaluation_images import find_run_data
 from lockstep.recipes import Recipe
-from lockstep.system.errors import DataError, DivergedError
+from lockstep.runs.trust import remember
+from lockstep.system.errors import CheckpointError, DataError, DivergedError
 from lockstep.weights import checkpoint
+from lockstep.weights.run_identity import settle_identity
 from tests.inference.cases import CLASSES
 
 SaveWeights = Callable[..., Path]
@@ -195,6 +197,10 @@ def test_a_run_and_its_checkpoints_know_their_data(tmp_path: Path) -> None:
     step.mkdir(parents=True)
     (run / "recipe.yaml").write_text(Recipe().format_yaml())
     (run / "environment.json").write_text(json.dumps({"data": str(tmp_path)}))
+    with pytest.raises(CheckpointError, match="which no command of yours on this machine"):
+        find_run_data(run)
+    settle_identity(run)
+    remember(run, [f"data={tmp_path}"])
     assert find_run_data(run) == find_run_data(step) == tmp_path
     with pytest.raises(DataError, match=r"w\.pth does not say which images .*; add --data DATA"):
         find_run_data(tmp_path / "w.pth")

@@ -11,7 +11,9 @@ import lockstep
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.runs.report import read_report
 from lockstep.runs.resuming import complete_settings, explain_refusal, keep_parts, last_execution
+from lockstep.runs.trust import remember
 from lockstep.system.errors import CheckpointError, DataError, RecipeError, UserError
+from lockstep.weights.run_identity import settle_identity
 from tests.runs.cases import Event, find_same_parts, list_evaluations, newest_step
 
 IMAGES = 60
@@ -34,6 +36,8 @@ def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
         stop_after_steps=5,
     )
     write_environment(folder, data=str(tmp_path / "images"), execution=execution.fields())
+    settle_identity(folder)
+    remember(folder, [f"data={tmp_path / 'images'}"])
     return folder
 
 
@@ -106,7 +110,9 @@ def test_a_run_of_an_earlier_version_is_resumed_without_a_name(
 ) -> None:
     (run / "recipe.yaml").write_text(tiny_recipe.format_yaml())
     write_environment(
-        run, data=str(tmp_path), execution={"backend": "paddle", "a_field_that_is_gone": 1}
+        run,
+        data=str(tmp_path / "images"),
+        execution={"backend": "paddle", "a_field_that_is_gone": 1},
     )
     settings = complete_settings(run)
     assert (settings.recipe, settings.recipe.based_on) == (tiny_recipe, "")

@@ -145,6 +145,16 @@ def command(
             help="Profile M steps (default 1) from step N on; write the trace to the run's folder.",
         ),
     ] = None,
+    trust_run: Annotated[
+        bool,
+        typer.Option(
+            "--trust-run",
+            help=(
+                "Use what the run's folder names outside of itself: files, images, addresses and"
+                " modules that no command on this machine has named for this run."
+            ),
+        ),
+    ] = False,
     assignments: options.Set = None,
 ) -> None:
     """Train or resume a run; evaluate and save checkpoints.
@@ -174,7 +184,9 @@ def command(
         changes["early_stopping_epochs"] = early_stopping_epochs
 
     def complete(folder: Path, fields: dict[str, Any]) -> "RunSettings":
-        return complete_settings(folder, recipe, data, changes=changes | fields, how=how)
+        return complete_settings(
+            folder, recipe, data, changes=changes | fields, how=how, trust_run=trust_run
+        )
 
     if folds is not None:
         if resume_from is not None:

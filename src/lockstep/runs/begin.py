@@ -18,8 +18,10 @@ from lockstep.runs.notes import collect_notes
 from lockstep.runs.report import find_changed_fields
 from lockstep.runs.save import call_hooks
 from lockstep.runs.scale_calibration import quantise
+from lockstep.runs.trust import list_names, remember
 from lockstep.system.files import write_json
 from lockstep.system.ranks import find_restart
+from lockstep.weights.run_identity import read_identity
 
 
 def begin(run: RunContext, state: State, damaged: list[str]) -> None:
@@ -50,6 +52,10 @@ def load_state(run: RunContext, state: State) -> None:
 def _open_log(run: RunContext, step: int, damaged: list[str], evaluates_again: bool) -> None:
     """Open the log and record where training starts."""
     environment = _describe(run)
+    identity = read_identity(run.out)
+    remember(run.out, list_names(run.execution.fields(), run.sets.name, run.recipe))
+    if identity is not None and identity.adopted_step == step >= 0:
+        run.notes.append(f"the run had no id; it is run {identity.id} from here on")
     if run.leads:
         run.notes += list_changed_plug_ins(run.out, run.recipe)
         about = {name: environment[name] for name in ("recipe", "device", "ranks", "data")}
@@ -65,7 +71,7 @@ def _open_log(run: RunContext, step: int, damaged: list[str], evaluates_again: b
         {
             "kind": "start",
             "step": step,
-            "run": run.id,
+            "run": "" if identity is None else identity.id,
             "total": run.total_steps,
             "steps_per_epoch": run.steps_per_epoch,
             "damaged": damaged,

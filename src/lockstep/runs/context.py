@@ -42,8 +42,6 @@ class RunContext:
     """The learning rates of all steps."""
     start: Start | None = None
     """The weights that a new run starts from, on rank 0; None if they are the recipe's."""
-    id: str = ""
-    """The id of the run, on rank 0; see `lockstep.weights.run_identity`."""
     probe_began: float | None = None
     """`time.perf_counter` when this process began a linear probe; None if it fitted none."""
     notes: list[str] = field(default_factory=list)
@@ -98,7 +96,7 @@ class RunContext:
         """Copy the folder after each save and at the end of the block, on rank 0, if the execution
         says where."""
         url = self.execution.checkpoint_store if self.leads else ""
-        with keep_copies(url, self.out, self.recorder.warn) as self.copy:
+        with keep_copies(url, self.out, self.recorder.warn, self.recorder.note) as self.copy:
             yield
 
     def find_best(self) -> EvaluateEvent | None:

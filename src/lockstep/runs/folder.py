@@ -33,6 +33,7 @@ from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import write_text
 from lockstep.system.strict_json import is_list_of, is_text
 from lockstep.weights import checkpoint
+from lockstep.weights.run_identity import FILE, settle_identity
 
 LOGS = "logs"
 """The folder of the ranks' output. A launcher makes it before the run begins."""
@@ -76,6 +77,7 @@ def open_run_folder(
             _lock(path, held.enter_context((path / ".lock").open("w")))
             refuse_slim(path)
             changed = _write_recipe(path, recipe, explain_refusal)
+            settle_identity(path)
         except OSError as error:
             raise CheckpointError(
                 f"cannot write to {path}: {error.strerror}; use another --out"
@@ -92,12 +94,12 @@ def _refuse_other_things(path: Path) -> None:
 
 
 def list_other_things(path: Path) -> list[str]:
-    """Return the names of what a folder holds if it holds no run, apart from hidden files and the
-    logs of ranks."""
+    """Return the names of what a folder holds if it holds no run, apart from hidden files, the id
+    of a run and the logs of ranks."""
     if not path.is_dir() or (path / "recipe.yaml").is_file():
         return []
     names = sorted(entry.name for entry in path.iterdir())
-    return [name for name in names if name != LOGS and not name.startswith(".")]
+    return [name for name in names if name not in (LOGS, FILE) and not name.startswith(".")]
 
 
 def _lock(path: Path, lock: TextIO) -> None:

@@ -29,7 +29,6 @@ from lockstep.runs.resuming import RunSettings
 from lockstep.runs.starting_weights import Start, StartSource, fit_start
 from lockstep.system.errors import DataError, RecipeError
 from lockstep.system.signals import StopRequests
-from lockstep.weights.run_identity import settle_identity
 
 
 def check_paths(settings: RunSettings, source: StartSource | None) -> None:
@@ -70,19 +69,14 @@ def open_run(
     rates = plan_rates(recipe, steps_per_epoch(recipe, images, **shares))
     with ExitStack() as stack:
         changed: Changed = {}
-        run_id = ""
         if world.rank == 0:
             explain = partial(resuming.explain_refusal, out, new=recipe, images=images)
             changed = stack.enter_context(open_run_folder(out, recipe, explain))
-            identity, note = settle_identity(out)
-            run_id = identity.id
-            notes += filter(None, [note])
         world.wait()  # if rank 0 cannot open the folder, the other ranks fail here
         engine = stack.enter_context(
             backends.load(execution.backend).engine(recipe, rates, world, execution)
         )
         run = RunContext(recipe, execution, world, engine, sets, out, stop, recorder, rates, start)
-        run.id = run_id
         run.notes += sets.notes + notes
         for name, (before, after) in changed.items():
             old, new = (format_value(value) for value in (before, after))

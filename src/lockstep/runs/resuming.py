@@ -7,9 +7,10 @@ steps stay the same, bit for bit. The run's results so far are then also the new
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,14 @@ from lockstep.recipes.published import RECIPES
 from lockstep.recipes.recipe import GEOMETRY, eval_fields
 from lockstep.recipes.schedule import learning_rates
 from lockstep.runs.environment import read_environment
-from lockstep.runs.folder import holds_run
+from lockstep.runs.folder import holds_run, refuse_another_recipe
 from lockstep.runs.run_copies import FIELD, find_newer_copy
+from lockstep.runs.trust import accept, list_names, require_word
 from lockstep.system.errors import CheckpointError, DataError, RecipeError
-from lockstep.system.strict_json import is_positive
 from lockstep.weights import checkpoint
 
+Require = Callable[[Path, Iterable[str]], None]
+"""Refuses what a run's folder names, as `require_word` does."""
 SCHEDULE = (
     "epochs",
     "lr",
@@ -89,6 +92,7 @@ def complete_settings(
     *,
     changes: Mapping[str, Any] | None = None,
     how: Mapping[str, Any] | None = None,
+    trust_run: bool = False,
 ) -> RunSettings:
     """Return the settings of a run; whatever is not given is taken from the last command of the run
     in `out`.
@@ -98,23 +102,30 @@ def complete_settings(
     run. If it is given by name, the run keeps the geometry of its evaluations, which a recipe of
     this name may not have had when the run began.
 
-    The modules of augmentations that are the user's own are imported. Raises `RecipeError` if they
-    cannot be, `DataError` if there are no images and no run to take them from, `CheckpointError` if
-    the run's folder cannot be read.
+    Unless `trust_run` is set, what the folder names outside of itself must have been named for this
+    run on this machine before (`lockstep.runs.trust`). The modules of augmentations that are the
+    user's own are imported. Raises `RecipeError` if they cannot be, `DataError` if there are no
+    images and no run to take them from, `CheckpointError` if the run's folder cannot be read.
     """
     changes = changes or {}
-    origins = find_newer_copy(_find_store(out, execution, how or {}), out)
+    how = how or {}
+    require = accept if trust_run else require_word
+    require(out, ())  # refuses checkpoints of two runs
     last: dict[str, Any] = {}
-    own: Recipe | None = None
     chosen = recipe if isinstance(recipe, str) and recipe in OWN_IMAGES else ""
-    if recipe is not None and not chosen:
-        own = load_recipe(recipe)
-    elif holds_run(out):
+    own = None if recipe is None or chosen else load_recipe(recipe)
+    store = _find_store(out, execution, how, require)
+    origins = find_newer_copy(store, out, partial(_refuse_copy, own, changes), trust_run)
+    if own is None and holds_run(out):
         own = load_recipe(out / "recipe.yaml")
     if own is not None and recipe is None:
         name = f" ({printable(own.based_on)})" if own.based_on else ""
         origins["recipe"] = f"its recipe{name}"
         last = last_execution(out) if execution is None else {}
+    kept = {name: value for name, value in last.items() if name not in how}
+    require(out, list_names(kept))
+    if own is not None and "augmentations" not in changes:
+        _require_modules(own, out if chosen or recipe is None else recipe, require)
     settled = None if own is None else own.replace(**changes).load_plug_ins()
     counts_classes = isinstance(recipe, str) and recipe in RECIPES and "logits" not in changes
     if settled is not None and isinstance(recipe, str | Path) and holds_run(out):
@@ -125,38 +136,55 @@ def complete_settings(
         if geometry:
             origins["evaluation"] = f"its evaluation ({geometry})"
     if data is None:
-        data = find_last_data(out)
+        data = find_last_data(out, require)
         origins["data"] = f"its images ({printable(str(data))})"
     if execution is None:
-        kept = {name: value for name, value in last.items() if name not in (how or {})}
-        execution = Execution.of(kept | dict(how or {}))
-        unusual = _list_unusual(kept)
-        if unusual:
-            origins["execution"] = unusual
-    counts_classes = counts_classes and not holds_run(out)
-    return RunSettings(
-        out, settled, chosen, counts_classes, changes, Path(data), execution, origins
-    )
+        execution = Execution.of(kept | dict(how))
+        origins |= _list_unusual(kept)
+    is_counted = counts_classes and not holds_run(out)
+    return RunSettings(out, settled, chosen, is_counted, changes, Path(data), execution, origins)
 
 
-def _find_store(out: Path, execution: Execution | None, how: Mapping[str, Any]) -> str:
+def _require_modules(own: Recipe, source: str | Path | Recipe, require: Require) -> None:
+    """Require the user's word for the modules that a recipe from a folder imports."""
+    if not isinstance(source, Recipe) and Path(source).is_dir():
+        require(Path(source), list_names({}, recipe=own))
+
+
+def _refuse_copy(own: Recipe | None, changes: Mapping[str, Any], copied: Path) -> None:
+    """Raise `RecipeError` if a copy, fetched into a temporary folder, is of a run of another recipe
+    than that of the command. Fields that are settled later are compared later."""
+    if own is not None:
+        late = ("logits", "class_weights", "eval_antialias", *GEOMETRY)
+        refuse_another_recipe(copied, own.replace(**changes), (*RESUMABLE, *late))
+
+
+def _find_store(
+    out: Path, execution: Execution | None, how: Mapping[str, Any], require: Require
+) -> str:
     """Return the address of the run's copy in an object store; "" if it has none."""
     if execution is not None:
         return execution.checkpoint_store
+    if FIELD in how:
+        return str(how[FIELD])
     last: dict[str, Any] = {}
     with suppress(CheckpointError):  # of a damaged file, which not every command needs
         last = last_execution(out) if holds_run(out) else {}
-    return str(how.get(FIELD, last.get(FIELD, "")))
+    url = str(last.get(FIELD, ""))
+    require(out, list_names({FIELD: url}))
+    return url
 
 
-def _list_unusual(execution: Mapping[str, Any]) -> str:
-    """Return the fields of an execution that do not have their defaults, with their values."""
+def _list_unusual(execution: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields of an execution that do not have their defaults, with their values, as in
+    `RunSettings.origins`."""
     defaults = Execution().fields()
-    return ", ".join(
+    unusual = ", ".join(
         f"{name}={format_value(value)}"
         for name, value in execution.items()
         if value != defaults[name]
     )
+    return {"execution": unusual} if unusual else {}
 
 
 def _keep_geometry(there: Recipe, new: Recipe, changes: Mapping[str, Any]) -> tuple[Recipe, str]:
@@ -204,7 +232,7 @@ def keep_parts(execution: Execution, out: Path, ranks: int) -> Execution:
     """
     there = read_environment(out) if execution.keep_global_batch and holds_run(out) else {}
     before = there.get("ranks", 0)
-    if not is_positive(before):
+    if type(before) is not int or before < 1:
         return execution
     parts = before * last_execution(out).get("accumulation_steps", 1)
     if parts % ranks:
@@ -216,8 +244,9 @@ def keep_parts(execution: Execution, out: Path, ranks: int) -> Execution:
     return execution.replace(accumulation_steps=parts // ranks)
 
 
-def find_last_data(out: Path) -> Path:
-    """Return the data set of the run in a folder. Raises `DataError` if it is unknown or gone."""
+def find_last_data(out: Path, require: Require = require_word) -> Path:
+    """Return the data set of the run in a folder. Raises `DataError` if it is unknown or gone, and
+    what `require` raises if no command on this machine has named it."""
     if not holds_run(out):
         raise DataError(f"there is no run in {out}; a new run needs images: --data DATA")
     data = read_environment(out).get("data")
@@ -228,6 +257,7 @@ def find_last_data(out: Path) -> Path:
             f"{out} was trained on {data}, which does not exist; give the path of its images:"
             " --data DATA"
         )
+    require(out, list_names({}, data))
     return Path(data)
 
 

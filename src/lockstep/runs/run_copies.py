@@ -3,19 +3,36 @@ the run's folder is gone.
 
 The copy has the files of the run's folder and its checkpoints. The `state.json` of a checkpoint is
 written last and removed first: one without it is unfinished, and is not fetched.
+
+A store belongs to one run: the id in its `run.json` says to which. Before anything is written, here
+or there, the ids and the checkpoints are compared: the newer of folder and copy must continue the
+other one.
 """
 
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from lockstep.data.stores.objects import ObjectStore, StoredObject, find_url, is_web
-from lockstep.system.errors import DataError, RecipeError
+from lockstep.system.errors import CheckpointError, DataError, RecipeError
 from lockstep.system.locks import hold_lock
+from lockstep.system.regular_files import TEXT
+from lockstep.system.strict_json import parsed
 from lockstep.weights import checkpoint
+from lockstep.weights.run_identity import (
+    FILE,
+    RunIdentity,
+    list_digests,
+    parse_identity,
+    read_identity,
+)
+
+T = TypeVar("T")
 
 FIELD = "checkpoint_store"
 _CHECKPOINTS = "checkpoints"
@@ -31,9 +48,14 @@ class RunCopies:
     never stop it."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        """Raises `RecipeError`, `BackendError` or `DataError` if there is no such store."""
+        """Raises `RecipeError`, `BackendError` or `DataError` if there is no such store,
+        `CheckpointError` if it has the copy of another run."""
         self.url = url
         self._store = open_store(url)
+        self.note = ""
+        """A note for the user on how the store began."""
+        with suppress(DataError):  # a lost store does not stop a run: the first copy says so
+            self.note = _claim(self._store, folder)
         self._folder = folder
         self._changed = threading.Condition()
         self._is_wanted = False
@@ -81,14 +103,16 @@ class RunCopies:
 
 @contextmanager
 def keep_copies(
-    url: str, folder: Path, warn: Callable[[str], None]
+    url: str, folder: Path, warn: Callable[[str], None], note: Callable[[str], None]
 ) -> Iterator[Callable[[], None]]:
     """Yield a function that asks for a copy of a run's folder. Make the last copy when the block
-    ends, however it ends. Without a URL nothing is copied."""
+    ends, however it ends. Without a URL nothing is copied. Raises as `RunCopies` does."""
     if not url:
         yield lambda: None
         return
     copies = RunCopies(url, folder)
+    if copies.note:
+        note(copies.note)
 
     def report(failure: str) -> None:
         if failure:
@@ -108,10 +132,97 @@ def open_store(url: str) -> ObjectStore:
     return ObjectStore(address)
 
 
+@dataclass(frozen=True)
+class _Copy:
+    """What a store has of a run."""
+
+    url: str
+    items: Mapping[str, StoredObject]
+    identity: RunIdentity | None
+    """None if it is empty, or if a version without ids wrote it."""
+    history: Mapping[int, str]
+    """The digests of the checkpoints that were saved, by step."""
+    steps: tuple[int, ...]
+    """The steps of its complete checkpoints, in ascending order."""
+
+    @property
+    def newest(self) -> int:
+        """The step of its newest complete checkpoint; -1 without one."""
+        return max(self.steps, default=-1)
+
+    def refuse(self, folder: Path, reason: str) -> CheckpointError:
+        """Return the error that folder and copy do not belong together."""
+        return CheckpointError(
+            f"{self.url} holds the copy of another run than {folder}: {reason}. Nothing was"
+            f" changed. Give each run its own address: --set {FIELD}=..."
+        )
+
+
+def _read_copy(store: ObjectStore) -> _Copy:
+    """Return what a store has. Raises `DataError`."""
+    items = {item.name: item for item in store.list_objects() if _NAME.fullmatch(item.name)}
+    complete = [name.split("/")[1] for name in items if name.endswith(f"/{_LAST}")]
+    steps = sorted(int(name.removeprefix("step-")) for name in complete)
+    identity = _read(store, items[FILE], parse_identity) if FILE in items else None
+    history = {} if identity is None else {**identity.history}
+    for name in complete:
+        step = int(name.removeprefix("step-"))
+        if step not in history:
+            state = items[f"{_CHECKPOINTS}/{name}/{_LAST}"]
+            history[step] = _read(store, state, lambda data: str(parsed(data)["own_sha256"]))
+    return _Copy(store.url, items, identity, history, tuple(steps))
+
+
+def _read(store: ObjectStore, item: StoredObject, parse: Callable[[bytes], T]) -> T:
+    """Return what `parse` makes of a small object. Raises `DataError`."""
+    try:
+        if item.size > TEXT.most_bytes:
+            raise ValueError(f"it has {item.size:,} bytes")
+        return parse(b"".join(store.read_pieces(item)))
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(
+            f"{store.url}/{item.name} is damaged: {error}; restore it, or remove the copy"
+        ) from None
+
+
+def _check_owner(copy: _Copy, folder: Path) -> bool:
+    """Return whether the copy is newer than the run in a folder. Raises `CheckpointError` if the
+    copy is another run's, or if neither continues the other."""
+    own = read_identity(folder)
+    if own is not None and copy.identity is not None and copy.identity.id != own.id:
+        raise copy.refuse(folder, f"it is of run {copy.identity.id}, the folder of run {own.id}")
+    history = list_digests(folder) if own is None else own.history
+    newest = max(checkpoint.steps(folder / _CHECKPOINTS), default=-1)
+    older = min(newest, copy.newest)
+    if older >= 0 and (older not in history or history[older] != copy.history.get(older)):
+        raise copy.refuse(
+            folder,
+            f"they do not have the same checkpoint of step {older}, as when a run's folder was"
+            " copied and both went on",
+        )
+    return copy.newest > newest
+
+
+def _claim(store: ObjectStore, folder: Path) -> str:
+    """Note in a store to which run it belongs, and return a note for the user if it has a copy
+    without an id. Raises `CheckpointError` if it belongs to another run."""
+    copy = _read_copy(store)
+    _check_owner(copy, folder)
+    if copy.identity is not None:
+        return ""
+    store.write_file(FILE, folder / FILE, is_new=True)
+    _check_owner(_read_copy(store), folder)  # another run may have been first
+    return f"the copy in {store.url} had no id; it belongs to this run now" if copy.steps else ""
+
+
 def copy_run(folder: Path, store: ObjectStore) -> None:
     """Write the files of a run's folder, and the checkpoints that the store lacks; remove those
-    that the folder no longer has. Raises `DataError` or `OSError`."""
-    stored = {item.name for item in store.list_objects()}
+    that the folder no longer has. Raises `DataError` or `OSError`, and `CheckpointError` if the
+    store belongs to another run, or if the run does not continue its newest checkpoint."""
+    copy = _read_copy(store)
+    if _check_owner(copy, folder):
+        raise copy.refuse(folder, f"it has gone on to step {copy.newest}")
+    stored = copy.items.keys()
     for file in sorted(folder.iterdir()):
         if file.is_file() and _NAME.fullmatch(file.name):
             store.write_file(file.name, file)
@@ -135,32 +246,61 @@ def _copy_checkpoint(path: Path, prefix: str, store: ObjectStore) -> None:
             raise
 
 
-def fetch_run(url: str, folder: Path) -> int | None:
+def fetch_run(
+    url: str, folder: Path, check: Callable[[Path], None], is_trusted: bool
+) -> int | None:
     """Fetch a run's copy if its newest checkpoint is newer than those in the folder. Return the
     step, or None.
 
-    A process that is killed here leaves older checkpoints or none, and the next one fetches again.
-    Raises `DataError` if the store cannot be read, `OSError` if the folder cannot be written to.
+    The copy is fetched into a temporary folder, verified there with `check`, and then moved. A
+    process that is killed here leaves older checkpoints or none, and the next one fetches again.
+    With `is_trusted`, a new folder may have another name than the one that was copied. Raises
+    `CheckpointError` if the copy is another run's, `DataError` if the store cannot be read or its
+    copy is damaged, `OSError` if the folder cannot be written to.
     """
     store = open_store(url)
+    if not _is_wanted(_read_copy(store), folder, is_trusted):
+        return None
     folder.mkdir(parents=True, exist_ok=True)
     with hold_lock(folder / ".fetching.lock"):  # the ranks of a run do this at the same time
-        items = {item.name: item for item in store.list_objects() if _NAME.fullmatch(item.name)}
-        complete = {name.rpartition("/")[0] for name in items if name.endswith(f"/{_LAST}")}
-        local = checkpoint.steps(folder / _CHECKPOINTS)
-        newest = max((int(name.rpartition("-")[2]) for name in complete), default=-1)
-        if newest <= max(local, default=-1):
+        copy = _read_copy(store)
+        if not _is_wanted(copy, folder, is_trusted):
             return None
         hidden = folder / ".fetched"
         shutil.rmtree(hidden, ignore_errors=True)
         try:
-            for name, item in items.items():
-                if "/" not in name or name.rpartition("/")[0] in complete:
+            for name, item in copy.items.items():
+                if "/" not in name or f"{name.rpartition('/')[0]}/{_LAST}" in copy.items:
                     _fetch(store, item, hidden / name)
+            for step in copy.steps:
+                path = checkpoint.checkpoint_path(hidden / _CHECKPOINTS, step)
+                if not checkpoint.is_intact(path):
+                    raise DataError(
+                        f"{url}: the checkpoint of step {step} is damaged; remove it from the store"
+                    )
+            read_identity(hidden)  # refuses checkpoints of two runs
+            check(hidden)
             _give_names(hidden, folder)
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
-    return newest
+    return copy.newest if copy.steps else None
+
+
+def _is_wanted(copy: _Copy, folder: Path, is_trusted: bool) -> bool:
+    """Return whether a copy is newer than the run in a folder. Raises `CheckpointError` if it is
+    another run's. A new run is the copied one if its folder has the same name."""
+    is_newer = _check_owner(copy, folder)
+    owner = copy.identity
+    is_new = not (folder / FILE).exists() and not checkpoint.steps(folder / _CHECKPOINTS)
+    if owner is None or not is_new:
+        return is_newer
+    if is_trusted or owner.out == str(folder):
+        return True  # also of a run without checkpoints, whose id is taken
+    raise copy.refuse(
+        folder,
+        f"it is of run {owner.id} in {owner.out:.200}; to fetch that run into this folder, add"
+        " --trust-run",
+    )
 
 
 def _fetch(store: ObjectStore, item: StoredObject, path: Path) -> None:
@@ -171,8 +311,10 @@ def _fetch(store: ObjectStore, item: StoredObject, path: Path) -> None:
 
 
 def _give_names(hidden: Path, folder: Path) -> None:
-    """Move what was fetched to its place: first the files, then the checkpoints in their order."""
-    for path in sorted(hidden.iterdir()):
+    """Move what was fetched to its place: first the files, that of its id before all others, then
+    the checkpoints in their order."""
+    (hidden / _CHECKPOINTS).mkdir(exist_ok=True)
+    for path in sorted(hidden.iterdir(), key=lambda path: path.name != FILE):
         if path.is_file():
             path.replace(folder / path.name)
     (folder / _CHECKPOINTS).mkdir(exist_ok=True)
@@ -182,13 +324,15 @@ def _give_names(hidden: Path, folder: Path) -> None:
             path.rename(target)
 
 
-def find_newer_copy(url: str, folder: Path) -> dict[str, str]:
+def find_newer_copy(
+    url: str, folder: Path, check: Callable[[Path], None], is_trusted: bool
+) -> dict[str, str]:
     """Fetch a run's copy as `fetch_run` does. Return what was taken, as in `RunSettings.origins`.
 
     Raises `DataError` also where the folder cannot be written to.
     """
     try:
-        step = fetch_run(url, folder) if url else None
+        step = fetch_run(url, folder, check, is_trusted) if url else None
     except OSError as error:
         raise DataError(f"the run in {url} cannot be fetched into {folder}: {error}") from None
     return {} if step is None else {"copy": f"the checkpoint of step {step} in {url}"}

@@ -10,7 +10,7 @@ from lockstep.runs.context import RunContext
 from lockstep.runs.hooks import make_hooks
 from lockstep.system import heartbeat
 from lockstep.weights import checkpoint
-from lockstep.weights.run_identity import record_checkpoint
+from lockstep.weights.run_identity import settle_identity
 
 
 @heartbeat.saving()
@@ -46,10 +46,11 @@ def write_checkpoint(run: RunContext, state: State) -> Path:
     }
     if run.scales:
         about["scales"] = run.scales
+    identity = settle_identity(run.out)
     path = checkpoint.save(
-        run.checkpoints, state, data_digest=run.data_digest, about=about, run_id=run.id
+        run.checkpoints, state, data_digest=run.data_digest, about=about, run_id=identity.id
     )
-    record_checkpoint(run.out)
+    settle_identity(run.out)  # with this checkpoint
     return path
 
 

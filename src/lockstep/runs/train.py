@@ -32,6 +32,7 @@ def train(
     resume_from: str | Path | None = None,
     execution: Execution | None = None,
     listener: Listener | None = None,
+    trust_run: bool = False,
 ) -> Report:
     """Train a recipe on the training images of `data`, evaluate it on the validation images, and
     return the report: that of `out/report.json`, with `top1_percent`, its 95 % interval
@@ -52,6 +53,8 @@ def train(
       where that program stopped (docs/how-to/resume-from.md).
     - `execution` can end a call before the run (`stop_after_epochs`, `stop_after_steps`); the
       report is then empty, and the same call resumes it.
+    - `trust_run` uses what the folder of a run names outside of itself (files, images, addresses,
+      modules), although no command on this machine has named it for this run.
 
     With several processes (torchrun), every process calls this. On ranks other than 0 the report is
     empty, unless the run was finished before the call. Raises `UserError` for wrong arguments,
@@ -71,7 +74,9 @@ def train(
     if out is None:
         raise TypeError("train() needs out, the run's folder")
     changes = dict(changes or {}) | ({} if split is None else {"validation_share": split})
-    settings = complete_settings(Path(out), recipe, data, execution, changes=changes)
+    settings = complete_settings(
+        Path(out), recipe, data, execution, changes=changes, trust_run=trust_run
+    )
     report = run_training(settings, weights=weights, resume_from=resume_from, listener=listener)
     return add_best_checkpoint(report, settings.out) if report else report
 

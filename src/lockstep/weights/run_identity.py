@@ -15,11 +15,12 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import write_json
 from lockstep.system.regular_files import TEXT, read_regular
-from lockstep.system.strict_json import is_number, is_text, parsed
+from lockstep.system.strict_json import is_text, parsed
 from lockstep.weights import checkpoint
 
 FILE = "run.json"
@@ -41,20 +42,20 @@ def parse_identity(data: bytes) -> RunIdentity:
     """Return the identity in the bytes of a `run.json`. Raises `ValueError`."""
     value = parsed(data)
     fields = value if isinstance(value, dict) else {}
-    number = fields.get("id")
-    out = fields.get("out", "")
-    adopted = fields.get("adopted_step", -1)
+    number: Any = fields.get("id")
+    out: Any = fields.get("out", "")
+    adopted: Any = fields.get("adopted_step", -1)
     saved = fields.get("history", {})
-    if not (is_text(number) and _ID.fullmatch(number) and is_text(out) and is_number(adopted)):
+    is_id = is_text(number) and _ID.fullmatch(number)
+    if not (is_id and is_text(out) and type(adopted) is int):
         raise ValueError("it has no id of a run")
     history: dict[int, str] = {}
     for step, digest in saved.items() if isinstance(saved, dict) else ():
-        if not (
-            re.fullmatch("[0-9]{1,15}", step) and is_text(digest) and _DIGEST.fullmatch(digest)
-        ):
+        is_digest = is_text(digest) and _DIGEST.fullmatch(digest)
+        if not (is_digest and re.fullmatch("[0-9]{1,15}", step)):
             raise ValueError("its history is not one of checkpoints")
         history[int(step)] = digest
-    return RunIdentity(number, out, int(adopted), history)
+    return RunIdentity(number, out, adopted, history)
 
 
 def read_identity(folder: Path) -> RunIdentity | None:
@@ -88,27 +89,22 @@ def read_identity(folder: Path) -> RunIdentity | None:
                 f" {number or 'without an id'}, the folder of run {identity.id}. Move the"
                 " checkpoints of the other run away"
             )
-    digests = {step: digest for step, (_, digest) in saved.items()}
-    return replace(identity, history={**identity.history, **digests})
+    return replace(identity, history={**identity.history, **list_digests(folder)})
 
 
-def settle_identity(folder: Path) -> tuple[RunIdentity, str]:
-    """Return the identity of the run in a folder, which gets one if it has none, and a note for the
-    user if a run that was begun without an id gets it. Raises as `read_identity` does."""
+def list_digests(folder: Path) -> dict[int, str]:
+    """Return the digests of the checkpoints in a run's folder, by step."""
+    saved = checkpoint.read_identities(folder / "checkpoints")
+    return {step: digest for step, (_, digest) in saved.items()}
+
+
+def settle_identity(folder: Path) -> RunIdentity:
+    """Return the identity of the run in a folder, which gets one if it has none; its history has
+    all checkpoints that are there. Raises as `read_identity` does."""
     identity = read_identity(folder)
-    note = ""
     if identity is None:
-        saved = checkpoint.read_identities(folder / "checkpoints")
-        digests = {step: digest for step, (_, digest) in saved.items()}
-        identity = RunIdentity(secrets.token_hex(16), str(folder), max(saved, default=-1), digests)
-        if saved:
-            note = f"the run in {folder} had no id; it is run {identity.id} from here on"
+        saved = list_digests(folder)
+        newest = max(saved, default=-1)
+        identity = RunIdentity(secrets.token_hex(16), adopted_step=newest, history=saved)
     write_json(folder / FILE, asdict(replace(identity, out=str(folder))))
-    return identity, note
-
-
-def record_checkpoint(folder: Path) -> None:
-    """Add the checkpoints in a run's folder to its history. Raises as `read_identity` does."""
-    identity = read_identity(folder)
-    if identity is not None:
-        write_json(folder / FILE, asdict(identity))
+    return identity

@@ -143,14 +143,18 @@ class ObjectStore:
         for begin in range(0, item.size, _PIECE_BYTES):
             yield self.read_range(item, begin, min(begin + _PIECE_BYTES, item.size))
 
-    def write_file(self, name: str, file: Path) -> None:
-        """Write a file as an object, which appears as a whole. Raises `DataError` if the store
-        refuses or does not answer, `FileNotFoundError` if there is no file."""
+    def write_file(self, name: str, file: Path, *, is_new: bool = False) -> None:
+        """Write a file as an object, which appears as a whole; with `is_new`, only where there is
+        no object of this name, if the store can tell. Raises `DataError` if the store refuses or
+        does not answer, `FileNotFoundError` if there is no file."""
         import obstore
 
+        mode: Any = "create" if is_new else "overwrite"
         with open_regular(file, ANY_SIZE) as content:
             try:
-                obstore.put(self._store, name, content)
+                obstore.put(self._store, name, content, mode=mode)
+            except obstore.exceptions.AlreadyExistsError:
+                return
             except (obstore.exceptions.BaseError, *NO_OBJECT) as error:
                 raise self._explain(name, error, "written") from None
 

@@ -1,0 +1,94 @@
+"""The user's word for what a run's folder names.
+
+A folder can be anyone's. What it names outside of itself is used only if a command on this machine
+named it before for this run, or trusts the folder: files to write, images to read, addresses to
+send to, and modules to import. Commands leave what they used in `lockstep/runs/ID` in the user's
+state folder (`XDG_STATE_HOME`), a JSON text on each line.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError
+from lockstep.system.regular_files import TEXT, read_regular_text
+from lockstep.system.strict_json import parsed
+from lockstep.weights.run_identity import read_identity
+
+_FIELDS = ("model_prefix", "dlll_file", "nvidia_report_file", "checkpoint_store")
+"""The fields of an execution that name files or addresses."""
+_SENDING = ("mlflow", "wandb")
+"""The loggers that send figures."""
+
+
+def list_names(
+    execution: Mapping[str, Any], data: str | Path = "", recipe: Recipe | None = None
+) -> list[str]:
+    """Return what an execution, images and the user's own augmentations of a recipe name, as
+    `field=value`."""
+    names = [f"{name}={execution[name]}" for name in _FIELDS if execution.get(name)]
+    loggers = execution.get("loggers") or ()
+    names += [f"logger={name}" for name in _SENDING if name in loggers]
+    if str(data):
+        names.append(f"data={data}")
+    for augmentation in recipe.augmentations if recipe is not None else ():
+        if ":" in augmentation.name:
+            names.append(f"augmentation={augmentation.name}")
+    return list(dict.fromkeys(names))
+
+
+def require_word(folder: Path, names: Iterable[str]) -> None:
+    """Raise `CheckpointError` if a run's folder names something that no command on this machine
+    has named for this run."""
+    names = list(names)
+    identity = read_identity(folder)
+    if not names:
+        return
+    known = set() if identity is None else _read(identity.id)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        more = f", and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+        raise CheckpointError(
+            f"{folder} names {', '.join(f'{name!r:.200}' for name in unknown[:3])}{more}, which no"
+            " command of yours on this machine has given to this run; expected your word, because a"
+            " folder can be anyone's. Give it in the command (--data, --recipe, --set), or add"
+            " --trust-run if you trust whoever wrote the folder"
+        )
+
+
+def accept(folder: Path, names: Iterable[str]) -> None:
+    """Accept whatever a run's folder names."""
+    read_identity(folder)  # refuses checkpoints of two runs
+
+
+def remember(folder: Path, names: Iterable[str]) -> None:
+    """Remember what a command used, for the run in a folder. A state folder that cannot be written
+    to is ignored: the next command asks."""
+    identity = read_identity(folder)
+    if identity is None:
+        return
+    new = set(names) - _read(identity.id)
+    text = "".join(json.dumps(name) + "\n" for name in sorted(new))
+    file = _find_file(identity.id)
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with file.open("a", encoding="utf-8") as opened:  # one call: ranks may do so at once
+            opened.write(text)
+
+
+def _find_file(run: str) -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    return Path(state) / "lockstep/runs" / run
+
+
+def _read(run: str) -> set[str]:
+    names = set()
+    with suppress(OSError):
+        for line in read_regular_text(_find_file(run), TEXT, errors="replace").splitlines():
+            with suppress(ValueError):  # half a line of a full disk
+                names.add(str(parsed(line)))
+    return names
