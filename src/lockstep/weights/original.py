@@ -130,14 +130,8 @@ def compute_original(
     python = Path(sys.executable)
     if program.backend:
         python = backends.find_interpreter(program.backend) or python
-    command: list[str | Path] = [
-        python,
-        "-P",
-        "-m",
-        "lockstep.weights.original",
-        folder,
-        program.module,
-    ]
+    module = ("-P", "-m", "lockstep.weights.original")
+    command: list[str | Path] = [python, *module, folder, program.module]
     ended = carry_out(command, folder, lambda done, total: None)
     if ended.code:
         last = ended.errors.rpartition("\n")[2] or f"exit code {ended.code}"

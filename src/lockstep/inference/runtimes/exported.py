@@ -83,7 +83,7 @@ def open_exported(path: Path) -> ExportedModel | None:
     return ExportedModel(about, logits)
 
 
-def _find_logits(graph: onnx_graph.Graph, model: Any) -> str:
+def _find_logits(graph: onnx_graph.OnnxGraph, model: Any) -> str:
     """Return the name of the logits. Raises `ValueError` unless the model returns them, or their
     softmax and the number of the largest, and nothing else."""
     inputs = [value.name for value in model.graph.input]
@@ -103,7 +103,7 @@ def _find_logits(graph: onnx_graph.Graph, model: Any) -> str:
     return logits
 
 
-def _skip_rounding(graph: onnx_graph.Graph, node: Any) -> Any:
+def _skip_rounding(graph: onnx_graph.OnnxGraph, node: Any) -> Any:
     """Return the node whose probabilities are rounded by half a percent at most, as quantisers
     do it; other nodes stay."""
     if node.op_type != "DequantizeLinear":
@@ -130,7 +130,7 @@ def _check_node(node: Any, kind: str, source: str, **attributes: int) -> None:
         )
 
 
-def _count_logits(graph: onnx_graph.Graph, name: str) -> int:
+def _count_logits(graph: onnx_graph.OnnxGraph, name: str) -> int:
     """Return the number of logits: the length of the classifier's bias. Raises `ValueError` if
     other nodes come after the classifier."""
     node = graph.makers[name]

@@ -118,12 +118,7 @@ class Calls:
             self.takes_bytes = self.takes_bytes or "int" in str(config.get("dtype"))
 
     def _add_layer(
-        self,
-        layer: Config,
-        scope: str,
-        output: str,
-        call: tuple[list[Any], Config],
-        arrays: Arrays,
+        self, layer: Config, scope: str, output: str, call: tuple[list[Any], Config], arrays: Arrays
     ) -> None:
         """Add the call of a layer, or those of the layers of a model."""
         arguments, settings = call

@@ -17,7 +17,7 @@ from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.keras_branches import rename_layer, rename_variable
 from lockstep.weights.formats.keras_calls import MODELS, Call, Calls, Value, find_class
 from lockstep.weights.formats.keras_variables import VARS, Variables
-from lockstep.weights.formats.operators import Operator, OperatorGraph
+from lockstep.weights.formats.operators import Graph, Operator
 from lockstep.weights.weights_choice import WeightsChoice
 
 Steps = list[tuple[str, list[str], dict[str, Any]]]
@@ -29,16 +29,12 @@ IN_TRAINING = re.compile(
     "|translation|width|zoom)|augmix|cutmix|mixup|randaugment"
 )
 """Classes of layers that return their input in inference."""
-_ACTIVATIONS = {
-    **{"relu": "Relu", "softmax": "Softmax", "logsoftmax": "LogSoftmax", "sigmoid": "Sigmoid"},
-}
-_ARITHMETIC = {
-    **{"add": "Add", "subtract": "Sub", "multiply": "Mul", "divide": "Div"},
-    "truedivide": "Div",
-}
-_FUNCTIONS = {"bias_add": "add", "truediv": "divide", "getitem": "getitem", "cast": "cast"} | {
-    name: name for name in (*_ARITHMETIC, *_ACTIVATIONS)
-}
+_ACTIVATIONS = {"relu": "Relu", "softmax": "Softmax", "sigmoid": "Sigmoid"}
+_ACTIVATIONS |= {"logsoftmax": "LogSoftmax"}
+_ARITHMETIC = {"add": "Add", "subtract": "Sub", "multiply": "Mul", "divide": "Div"}
+_ARITHMETIC |= {"truedivide": "Div"}
+_FUNCTIONS = {name: name for name in (*_ARITHMETIC, *_ACTIVATIONS, "getitem", "cast")}
+_FUNCTIONS |= {"bias_add": "add", "truediv": "divide"}
 """Functions of TensorFlow, and the operations of Keras that they are."""
 _OF_MANY = (*_ARITHMETIC, "getitem", "stack")
 """Layers that have other arguments than one value."""
@@ -83,7 +79,7 @@ class Translation:
         self._check_connections(model.inputs)
         outputs = list(model.outputs)
         self.has_classifier = not self._add_zeros(outputs)
-        self.graph = OperatorGraph(
+        self.graph = Graph(
             list(self._operators.values()),
             model.inputs,
             outputs,

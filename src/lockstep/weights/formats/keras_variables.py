@@ -20,9 +20,7 @@ Format Specification.
 
 import io
 import json
-import struct
 import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,7 +33,7 @@ import numpy as np
 
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.system.regular_files import WEIGHTS, check_regular, open_regular
-from lockstep.weights.formats import BFLOAT16, dtype_name, widen_bfloat16
+from lockstep.weights.formats import BFLOAT16, DAMAGE, dtype_name, naming_damage, widen_bfloat16
 from lockstep.weights.formats.account import Part
 
 INSTALL = "pip install h5py==3.14.0"
@@ -63,18 +61,6 @@ _PART = 2**20
 _COMPRESSIONS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 """Keras stores its members. zipfile unpacks parts of members that are stored or deflated, and
 others only whole."""
-_OF_ZIP = (
-    ValueError,
-    LookupError,
-    RuntimeError,
-    EOFError,
-    OverflowError,
-    struct.error,
-    zlib.error,
-    zipfile.BadZipFile,
-)
-"""What zipfile raises for damaged archives in addition to OSError; NotImplementedError is a
-RuntimeError."""
 _GENERATORS = ("seed_generator", "seed_generator_state")
 """What Keras calls the states of layers' random numbers."""
 
@@ -151,7 +137,7 @@ def is_keras(head: bytes, path: Path) -> bool:
                 return False
             with zipfile.ZipFile(file) as archive:
                 return {_CONFIG, _WEIGHTS} <= set(archive.namelist())
-    except (OSError, *_OF_ZIP):
+    except (OSError, *DAMAGE):
         return False
 
 
@@ -163,7 +149,8 @@ def open_variables(path: Path) -> Iterator[Variables]:
     missing.
     """
     h5py = require_h5py()
-    try:
+    # h5py raises OSError for damaged files, and TypeError for types that NumPy does not have.
+    with naming_damage(path, "a Keras file", (OSError, *DAMAGE)):
         check_regular(path, WEIGHTS)
         source: Path | io.BytesIO = path
         description = None
@@ -174,11 +161,6 @@ def open_variables(path: Path) -> Iterator[Variables]:
             if description is None and isinstance(config, str | bytes):
                 description = json.loads(config)
             yield _list_variables(h5py, path, file, description)
-    except (OSError, TypeError, *_OF_ZIP) as error:
-        # h5py raises TypeError for types that NumPy does not have.
-        raise CheckpointError(
-            f"{path} is damaged or not a Keras file: {error}. Save it again, or copy it again."
-        ) from None
 
 
 def require_h5py() -> ModuleType:
@@ -282,7 +264,11 @@ class _Contents:
         if depth > _MOST_DEPTH:
             raise ValueError(f"its groups are nested deeper than {_MOST_DEPTH}")
         if isinstance(item, self._h5py.Dataset):
-            _check_stored_here(item)
+            if item.external or item.is_virtual:
+                raise ValueError(
+                    f"the values of {item.name} are in another file, which weights do not need;"
+                    " nothing was read"
+                )
             if item.shape is None:
                 raise ValueError(f"{item.name} has no values, not even a shape")
             if path in self.datasets:
@@ -294,15 +280,6 @@ class _Contents:
         self.groups[path] = str(item.attrs.get("name", "")) if is_layer else ""
         for name in children:
             self.collect(item[name], f"{path}/{name}", depth + 1)
-
-
-def _check_stored_here(dataset: Any) -> None:
-    """Raise `ValueError` if the values of a dataset are in other files."""
-    if dataset.external or dataset.is_virtual:
-        raise ValueError(
-            f"the values of {dataset.name} are in another file, which weights do not need; nothing"
-            " was read"
-        )
 
 
 def _is_bfloat16(dataset: Any) -> bool:

@@ -18,20 +18,9 @@ import numpy as np
 from lockstep.models.architectures import ModelSpec
 from lockstep.recipes import Recipe
 from lockstep.weights.formats.account import check_outputs
-from lockstep.weights.formats.common import (
-    Names,
-    choose_model,
-    match_model,
-    order_shortcuts_first,
-)
+from lockstep.weights.formats.common import Names, choose_model, match_model, order_shortcuts_first
 from lockstep.weights.formats.mxnet_graph import NORM, build_symbol, name_tensors
-from lockstep.weights.formats.table import (
-    OIHW,
-    Layout,
-    list_plain_models,
-    list_shapes,
-    name_layers,
-)
+from lockstep.weights.formats.table import OIHW, Layout, list_plain_models, list_shapes, name_layers
 from lockstep.weights.weights_choice import WeightsChoice
 
 _GLUON_NORM = NORM | {"running_mean": "running_mean", "running_var": "running_var"}

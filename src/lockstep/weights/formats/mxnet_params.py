@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats import BFLOAT16
+from lockstep.weights.formats import BFLOAT16, naming_damage
 from lockstep.weights.formats.stand_ins import read_whole
 
 _MAGIC = 0x112
@@ -43,10 +43,7 @@ _CPU = 1
 _DEVICES = (_CPU, 2, 3, 5)
 """CPU, GPU, pinned CPU memory and shared CPU memory."""
 _DTYPES: dict[int, np.dtype[Any]] = {
-    **{
-        i: np.dtype(kind)
-        for i, kind in enumerate(("<f4", "<f8", "<f2", "u1", "<i4", "i1", "<i8", "?"))
-    },
+    **dict(enumerate(map(np.dtype, ("<f4", "<f8", "<f2", "u1", "<i4", "i1", "<i8", "?")))),
     12: BFLOAT16,
 }
 """Dtypes by MXNet's number."""
@@ -64,13 +61,8 @@ def load(path: Path) -> dict[str, np.ndarray]:
     sparse or have no names.
     """
     data = read_whole(path)
-    try:
+    with naming_damage(path, "an MXNet file of named arrays"):
         return _read_named_arrays(_Reader(data))
-    except ValueError as error:
-        raise CheckpointError(
-            f"{path} is damaged or not an MXNet file of named arrays: {error}. Copy it again, or"
-            " use an earlier checkpoint."
-        ) from None
 
 
 def dump(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

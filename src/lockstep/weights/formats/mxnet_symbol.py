@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats import numbers
+from lockstep.weights.formats import DAMAGE, numbers
 from lockstep.weights.formats.network import label_node
-from lockstep.weights.formats.operators import Operator, OperatorGraph
+from lockstep.weights.formats.operators import Graph, Operator
 
 _ORDER = "NCHW"
 FLOATS = ("float16", "float32", "float64", "bfloat16")
@@ -133,7 +133,7 @@ class Symbol:
     nodes: list[Node]
     heads: list[tuple[int, int]]
     """The nodes and outputs that the graph returns."""
-    graph: OperatorGraph
+    graph: Graph
     channels_last: bool
     """Whether it takes images as NHWC."""
 
@@ -170,7 +170,7 @@ def translate(path: Path, text: bytes, arrays: Mapping[str, np.ndarray]) -> Symb
     images = [node for node in nodes if node.kind == "null" and node.name in unset]
     constants = ChainMap(*(node.constants for node in nodes))
     places = {name: name.partition(" of ")[0] for name in needed & constants.keys()}
-    graph = OperatorGraph(
+    graph = Graph(
         operators,
         [node.name for node in images],
         outputs,
@@ -195,14 +195,7 @@ def _load(path: Path, text: bytes) -> tuple[list[Node], list[tuple[int, int]]]:
         graph = json.loads(text)
         nodes = list(_read_nodes(graph["nodes"]))
         return nodes, _read_entries(graph["heads"], len(nodes))
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
+    except (AttributeError, *DAMAGE) as error:
         raise CheckpointError(
             f"{path} is damaged or not an MXNet graph: {type(error).__name__}, {error}. Copy it"
             " again, or remove it to recognise the model by its arrays alone."

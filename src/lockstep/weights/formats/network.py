@@ -19,12 +19,12 @@ together with epsilon.
 
 Every node on a path from the images to an output is one of these. If something does not fit, it is
 an error that names the node. Operators and layouts are ONNX's (NCHW, kernels OIHW);
-`onnx_graph` and `tensorflow_graph` give their nodes like this.
+`onnx_graph` and `tensorflow_nodes` give their nodes like this.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from lockstep.models.architectures import Conv, ModelSpec
 from lockstep.recipes import Recipe
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import name_model
+from lockstep.weights.formats.operators import Graph
 from lockstep.weights.original import Kind, Takes
 
 Padding = Literal["symmetric", "same"]
@@ -43,51 +44,6 @@ FLOAT_TYPES = (1, 10, 11, 16)
 """ONNX's numbers of float, float16, double and bfloat16."""
 _BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
 """What the inputs of a BatchNormalization are, after the values that it normalises."""
-
-
-class Graph(Protocol):
-    """Nodes in ONNX's terms: each has `op_type`, and the names of its values: `input`, `output`."""
-
-    @property
-    def nodes(self) -> Sequence[Any]:
-        """All nodes."""
-
-    @property
-    def inputs(self) -> Sequence[str]:
-        """Names of the inputs that are not constants."""
-
-    @property
-    def outputs(self) -> Sequence[str]:
-        """Names of the values that the graph returns."""
-
-    @property
-    def channels_last(self) -> bool:
-        """Whether constants are added to images and features in the order NHWC."""
-
-    @property
-    def takes_bytes(self) -> bool:
-        """Whether the images are integers from 0 to 255."""
-
-    @property
-    def image_size(self) -> int | None:
-        """Height and width of the images; None if the graph does not fix them."""
-
-    @property
-    def users(self) -> Mapping[str, Sequence[Any]]:
-        """The nodes that use each value, in the order of the graph."""
-
-    def attribute(self, node: Any, name: str, default: Any) -> Any:
-        """Return the value of a node's attribute."""
-
-    def constant(self, name: str) -> np.ndarray | None:
-        """Return a constant; None if it is computed from images. Raises `ValueError`."""
-
-    def floats(self, name: str, what: str) -> np.ndarray:
-        """Return a constant of floats as a new float32 array. Raises `ValueError` if it is
-        something else."""
-
-    def place(self, name: str) -> str | None:
-        """Return the name under which a file stores a constant; None if it is none."""
 
 
 def label_node(node: Any) -> str:

@@ -9,7 +9,7 @@ Source: onnx.proto and ExternalData.md of ONNX.
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from lockstep.system.regular_files import WEIGHTS, open_regular
 from lockstep.system.strict_json import is_list_of, is_text
 from lockstep.weights.formats.network import ROUNDING, label_node
 from lockstep.weights.formats.onnx_photos import remove_resize
+from lockstep.weights.formats.operators import Graph
 from lockstep.weights.formats.protobuf import find_fields, map_entries, read_message
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 
@@ -44,39 +45,28 @@ _MOST_STEPS = 16
 """A constant is followed through at most this many nodes."""
 
 
-@dataclass(frozen=True)
-class Graph:
+@dataclass(kw_only=True)
+class OnnxGraph(Graph):
     """The graph of a model."""
 
     path: Path
     onnx: Any
     """The package."""
-    nodes: tuple[Any, ...]
-    inputs: tuple[str, ...]
-    """Names of the inputs that are not constants."""
-    outputs: tuple[str, ...]
-    """Names of the values that it returns."""
     image_type: int
     """ONNX's number of the type of its images."""
-    image_size: int | None
-    """Height and width of its images, if it fixes them."""
     makers: dict[str, Any]
     """The node that makes each value."""
-    users: dict[str, tuple[Any, ...]]
-    """The nodes that use each value, in the order of the graph."""
     stored: dict[str, Any]
     """Constants by name, as TensorProto."""
     classes: tuple[str, ...]
     """Names of the classes, if `lockstep export` wrote them."""
     metadata: dict[str, str]
     """The properties of the model that its writer chose."""
-    opsets: tuple[Any, ...]
+    opsets: Sequence[Any]
     """The versions of its operators."""
     ir_version: int
-    unused: tuple[Any, ...]
+    unused: Sequence[Any]
     """Nodes that no output is computed from; they are not among `nodes`."""
-    channels_last: bool = False
-    """Constants are in ONNX's order, NCHW."""
     computed: dict[str, np.ndarray | None] = field(default_factory=dict)
     """Values that were computed from constants, by name; None for those that are not."""
 
@@ -86,11 +76,6 @@ class Graph:
             if attribute.name == name:
                 return self.onnx.helper.get_attribute_value(attribute)
         return default
-
-    @property
-    def takes_bytes(self) -> bool:
-        """Whether its images are integers."""
-        return self.image_type in INTEGERS
 
     def constant(self, name: str) -> np.ndarray | None:
         """Return a constant, also one that nodes of the types `_COMPUTED` make of others; None if
@@ -106,7 +91,13 @@ class Graph:
 
     def read(self, name: str) -> np.ndarray:
         """Return a stored constant as it is. Raises `ValueError` as `constant` does."""
-        return _read_array(self, name)
+        tensor = self.stored[name]
+        if tensor.data_location == self.onnx.TensorProto.EXTERNAL:
+            return _read_external(self, tensor)
+        try:
+            return np.asarray(self.onnx.numpy_helper.to_array(tensor))
+        except (TypeError, LookupError) as error:
+            raise ValueError(f"{name!r} cannot be read: {error}") from None
 
     def _compute(self, node: Any) -> np.ndarray | None:
         """Return the constant that a node makes, as ONNX's reference computes it."""
@@ -157,19 +148,6 @@ class Graph:
                     places.add(entry.value)
         return tuple(self.path.parent / place for place in sorted(places))
 
-    def floats(self, name: str, what: str) -> np.ndarray:
-        """Return a constant of floats as a new float32 array. Raises `ValueError` if it is
-        something else."""
-        values = self.constant(name)
-        if values is None:
-            raise ValueError(f"{what} ({name!r}) is not a constant")
-        if values.dtype.kind != "f" and values.dtype.name != "bfloat16":
-            raise ValueError(
-                f"{what} ({name!r}) is {values.dtype}, expected floats; export the model without"
-                " quantization"
-            )
-        return np.array(values, np.float32, order="C")
-
     def list_halves(self) -> list[str]:
         """Return the names of constants of at least two axes that have fewer bits than float32."""
         tensors = [tensor for tensor in self.stored.items() if len(tensor[1].dims) > 1]
@@ -191,7 +169,7 @@ def is_onnx(path: Path) -> bool:
     return {_VERSION, _GRAPH} <= find_fields(path, _MODEL_FIELDS).keys()
 
 
-def open_graph(path: Path) -> Graph:
+def open_graph(path: Path) -> OnnxGraph:
     """Return the graph of a file. Raises `CheckpointError` if it is damaged, and `BackendError` if
     onnx is missing."""
     try:
@@ -208,39 +186,40 @@ def open_graph(path: Path) -> Graph:
         ) from None
     remove_resize(model)
     graph = model.graph
-    stored = {tensor.name: tensor for tensor in graph.initializer} | dict(
-        _list_tensors(onnx, graph)
-    )
+    stored = {tensor.name: tensor for tensor in graph.initializer}
     nodes = list(graph.node)
+    for node in nodes:
+        for attribute in node.attribute if node.op_type == "Constant" else ():
+            if attribute.name == "value" and attribute.type == onnx.AttributeProto.TENSOR:
+                stored[node.output[0]] = attribute.t
     makers: dict[str, Any] = {}
     for node in nodes:
         makers |= dict.fromkeys(node.output, node)
-    outputs = tuple(value.name for value in graph.output)
+    outputs = [value.name for value in graph.output]
     names = _find_needed(makers, outputs)
-    needed = [node for node in nodes if names.intersection(node.output)]
-    users: dict[str, list[Any]] = {}
-    for node in needed:
-        for name in dict.fromkeys(node.input):
-            users.setdefault(name, []).append(node)
     inputs = [value for value in graph.input if value.name not in stored]
     tensor = inputs[0].type.tensor_type if inputs else onnx.TypeProto.Tensor()
+    image_type = tensor.elem_type or onnx.TensorProto.FLOAT
     sizes = {dim.dim_value for dim in tensor.shape.dim[1:]} - {3}
-    return Graph(
-        path,
-        onnx,
-        tuple(needed),
-        tuple(value.name for value in inputs),
-        outputs,
-        tensor.elem_type or onnx.TensorProto.FLOAT,
-        sizes.pop() if len(sizes) == 1 and 0 not in sizes else None,
-        makers,
-        {name: tuple(nodes) for name, nodes in users.items()},
-        stored,
-        _read_classes(model),
-        map_entries(model.metadata_props),
-        tuple(model.opset_import),
-        model.ir_version,
-        tuple(node for node in nodes if not names.intersection(node.output)),
+    metadata = map_entries(model.metadata_props)
+    return OnnxGraph(
+        path=path,
+        onnx=onnx,
+        nodes=[node for node in nodes if names.intersection(node.output)],
+        unused=[node for node in nodes if not names.intersection(node.output)],
+        inputs=[value.name for value in inputs],
+        outputs=outputs,
+        constants={},
+        places={},
+        image_type=image_type,
+        takes_bytes=image_type in INTEGERS,
+        image_size=sizes.pop() if len(sizes) == 1 and 0 not in sizes else None,
+        makers=makers,
+        stored=stored,
+        classes=_read_classes(metadata),
+        metadata=metadata,
+        opsets=model.opset_import,
+        ir_version=model.ir_version,
     )
 
 
@@ -256,28 +235,15 @@ def _find_needed(makers: dict[str, Any], outputs: Iterable[str]) -> set[str]:
     return needed
 
 
-def _list_tensors(onnx: Any, graph: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors that nodes of the type Constant hold."""
-    for node in graph.node:
-        if node.op_type != "Constant":
-            continue
-        for attribute in node.attribute:
-            if attribute.name == "value" and attribute.type == onnx.AttributeProto.TENSOR:
-                yield node.output[0], attribute.t
+def _read_classes(metadata: Mapping[str, str]) -> tuple[str, ...]:
+    try:
+        classes = json.loads(metadata.get("classes", "[]"))
+    except (ValueError, RecursionError):
+        return ()
+    return tuple(classes) if is_list_of(is_text)(classes) else ()
 
 
-def _read_classes(model: Any) -> tuple[str, ...]:
-    for entry in model.metadata_props:
-        if entry.key == "classes":
-            try:
-                classes = json.loads(entry.value)
-            except (ValueError, RecursionError):
-                return ()
-            return tuple(classes) if is_list_of(is_text)(classes) else ()
-    return ()
-
-
-def _run_reference(graph: Graph, node: Any, arrays: dict[str, np.ndarray]) -> np.ndarray:
+def _run_reference(graph: OnnxGraph, node: Any, arrays: dict[str, np.ndarray]) -> np.ndarray:
     """Return what ONNX's reference computes by a node of constants."""
     from onnx.reference import ReferenceEvaluator
 
@@ -296,19 +262,7 @@ def _run_reference(graph: Graph, node: Any, arrays: dict[str, np.ndarray]) -> np
     return np.asarray(results[0])
 
 
-def _read_array(graph: Graph, name: str) -> np.ndarray:
-    """Return a stored constant. Raises `ValueError` if its bytes do not fit its shape or are not in
-    the model's folder."""
-    tensor = graph.stored[name]
-    if tensor.data_location == graph.onnx.TensorProto.EXTERNAL:
-        return _read_external(graph, tensor)
-    try:
-        return np.asarray(graph.onnx.numpy_helper.to_array(tensor))
-    except (TypeError, LookupError) as error:
-        raise ValueError(f"{name!r} cannot be read: {error}") from None
-
-
-def _read_external(graph: Graph, tensor: Any) -> np.ndarray:
+def _read_external(graph: OnnxGraph, tensor: Any) -> np.ndarray:
     """Return a constant whose bytes are in another file of the model's folder."""
     about = map_entries(tensor.external_data)
     location = about.get("location", "")
@@ -334,7 +288,7 @@ def _read_external(graph: Graph, tensor: Any) -> np.ndarray:
         raise ValueError(f"{file.name} cannot be read: {error.strerror}") from None
 
 
-def _find_external(graph: Graph, name: str, location: str | None) -> Path:
+def _find_external(graph: OnnxGraph, name: str, location: str | None) -> Path:
     """Return the file of the model's folder in which the constant `name` is stored, which may be
     missing. Raises `ValueError` if it is not in the folder."""
     folder = graph.path.absolute().parent.resolve()

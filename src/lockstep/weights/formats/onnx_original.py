@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.weights.formats.onnx_graph import Graph
+from lockstep.weights.formats.onnx_graph import OnnxGraph
 
 _MODEL = "model.onnx"
 _MOST_BYTES = 2**31 - 2**20
 """What a message of Protocol Buffers may have."""
 
 
-def write(graph: Graph, output: str, folder: Path) -> None:
+def write(graph: OnnxGraph, output: str, folder: Path) -> None:
     """Write the nodes of a graph, with their constants, as a model with one output. Raises
     `ValueError` if a node runs others, or the model is too large."""
     onnx = graph.onnx

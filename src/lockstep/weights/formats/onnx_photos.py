@@ -1,7 +1,7 @@
 """The resize and crop of evaluation as nodes of an ONNX model, in front of a model that takes
 squares."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,19 +98,20 @@ class _Nodes:
         self.constants: list[Any] = []
 
     def add(
-        self, operator: str, operands: list["_Number"], kind: Any, **attributes: Any
+        self, operator: str, operands: Sequence[Any], kind: Any, **attributes: Any
     ) -> "_Number":
-        """Add a node; return its output, which has a NumPy type."""
+        """Add a node; return its output, which has a NumPy type. An operand that is no value of the
+        graph becomes a constant of integers."""
         import onnx
 
         name = f"{PREPROCESSING}{len(self.made)}"
         if operator == "Cast":
             attributes["to"] = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind))
-        self.made.append(
-            onnx.helper.make_node(
-                operator, [operand.name for operand in operands], [name], name, **attributes
-            )
-        )
+        names = []
+        for operand in operands:
+            value = operand if isinstance(operand, _Number) else self.constant(operand, np.int64)
+            names.append(value.name)
+        self.made.append(onnx.helper.make_node(operator, names, [name], name, **attributes))
         return _Number(self, name, kind)
 
     def constant(self, value: Any, kind: Any) -> "_Number":
@@ -145,19 +146,13 @@ class _Operations:
 
     def length(self, images: _Number, axis: int) -> _Number:
         shape = self._nodes.add("Shape", [images], np.int64)
-        return self._nodes.add("Gather", [shape, self._nodes.constant(axis, np.int64)], np.int64)
+        return self._nodes.add("Gather", [shape, axis], np.int64)
 
     def integer(self, length: _Number) -> _Number:
         return length
 
     def count(self, first: _Number | int, end: _Number | int) -> _Number:
-        bounds = [
-            bound if isinstance(bound, _Number) else self._nodes.constant(bound, np.int64)
-            for bound in (first, end)
-        ]
-        return self.real(
-            self._nodes.add("Range", [*bounds, self._nodes.constant(1, np.int64)], np.int64)
-        )
+        return self.real(self._nodes.add("Range", [first, end, 1], np.int64))
 
     def real(self, value: _Number) -> _Number:
         return self._nodes.add("Cast", [value], np.float64)
@@ -185,17 +180,13 @@ class _Operations:
         return self._nodes.add("Clip", [value, *bounds], value.kind)
 
     def total(self, value: _Number, axis: int) -> _Number:
-        return self._nodes.add(
-            "ReduceSum", [value, self._nodes.constant([axis], np.int64)], value.kind, keepdims=1
-        )
+        return self._nodes.add("ReduceSum", [value, [axis]], value.kind, keepdims=1)
 
     def take(self, pixels: _Number, index: _Number, axis: int) -> _Number:
         return self._nodes.add("Gather", [pixels, index], pixels.kind, axis=axis)
 
     def reshape(self, value: _Number, shape: tuple[int, ...]) -> _Number:
-        return self._nodes.add(
-            "Reshape", [value, self._nodes.constant(shape, np.int64)], value.kind
-        )
+        return self._nodes.add("Reshape", [value, shape], value.kind)
 
     def transpose(self, value: _Number, axes: tuple[int, ...]) -> _Number:
         return self._nodes.add("Transpose", [value], value.kind, perm=list(axes))

@@ -19,7 +19,7 @@ from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import describe_converted
 from lockstep.weights.formats.network import FLOAT_TYPES, ROUNDING, Network, label_node
 from lockstep.weights.formats.network_walk import follow
-from lockstep.weights.formats.onnx_graph import Graph
+from lockstep.weights.formats.onnx_graph import OnnxGraph
 from lockstep.weights.formats.onnx_metadata import KEY, read_calibration, read_preprocessing
 from lockstep.weights.opened_weights import Weights, list_arrays
 from lockstep.weights.original import Original
@@ -62,10 +62,7 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
     except (ValueError, LookupError, TypeError, RecursionError, RecipeError) as error:
         raise CheckpointError(f"{path} is not a ResNet that can be read: {error}") from None
     recipe, has_preprocessing, about = read_preprocessing(
-        recipe,
-        graph.metadata.get(KEY),
-        f"property {KEY}",
-        normalises=resnet.normalises,
+        recipe, graph.metadata.get(KEY), f"property {KEY}", normalises=resnet.normalises
     )
     remarks = (*resnet.remarks, *about, *_describe_graph(graph, resnet))
     sources = list(resnet.list_sources(graph))
@@ -94,7 +91,7 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
     )
 
 
-def _check_nodes(graph: Graph) -> None:
+def _check_nodes(graph: OnnxGraph) -> None:
     """Raise `ValueError` if a node is not one of ONNX's own operators, or computes with integers,
     or if images are not of a type that holds numbers up to 255."""
     for node in graph.nodes:
@@ -118,7 +115,7 @@ def _check_nodes(graph: Graph) -> None:
         )
 
 
-def _is_of_pair(graph: Graph, node: Any) -> bool:
+def _is_of_pair(graph: OnnxGraph, node: Any) -> bool:
     """Return whether a node that rounds is constant, or next to one that turns back what it does
     or what it turns back."""
     if graph.constant(node.output[0]) is not None:
@@ -139,7 +136,7 @@ def _is_of_pair(graph: Graph, node: Any) -> bool:
     return bool(others)
 
 
-def _account_for_rest(graph: Graph, used: set[str]) -> Iterator[Part]:
+def _account_for_rest(graph: OnnxGraph, used: set[str]) -> Iterator[Part]:
     """Yield the account of nodes and constants that no tensor is made of."""
     for node in graph.unused:
         if node.op_type != "Constant":
@@ -152,7 +149,7 @@ def _account_for_rest(graph: Graph, used: set[str]) -> Iterator[Part]:
             yield Part(name, "without effect", "no output is computed from it")
 
 
-def _describe_graph(graph: Graph, resnet: Network) -> Iterator[str]:
+def _describe_graph(graph: OnnxGraph, resnet: Network) -> Iterator[str]:
     yield from resnet.describe_units()
     if any(node.op_type in ROUNDING for node in graph.nodes):
         yield (

@@ -1,4 +1,4 @@
-"""A graph of operators in ONNX's terms, as readers of layers build one: what `network.Graph` is."""
+"""A graph of operators in ONNX's terms: `Graph`. `network_walk` finds the network in it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,19 +19,26 @@ class Operator:
 
 
 @dataclass
-class OperatorGraph:
+class Graph:
     """Operators and their constants."""
 
-    nodes: Sequence[Operator]
+    nodes: Sequence[Any]
+    """Each has an operator, `op_type`, and the names of its values: `input`, `output`."""
     inputs: Sequence[str]
+    """Names of the inputs that are not constants."""
     outputs: Sequence[str]
+    """Names of the values that the graph returns."""
     constants: Mapping[str, np.ndarray]
     places: Mapping[str, str]
     """The names under which a file stores constants, by their names in the graph."""
     channels_last: bool = False
+    """Whether constants are added to images and features in the order NHWC."""
     takes_bytes: bool = False
+    """Whether the images are integers from 0 to 255."""
     image_size: int | None = None
-    users: dict[str, list[Operator]] = field(init=False)
+    """Height and width of the images; None if the graph does not fix them."""
+    users: dict[str, list[Any]] = field(init=False)
+    """The nodes that use each value, in the order of the graph."""
 
     def __post_init__(self) -> None:
         self.users = {}
@@ -39,21 +46,24 @@ class OperatorGraph:
             for value in dict.fromkeys(node.input):
                 self.users.setdefault(value, []).append(node)
 
-    def attribute(self, node: Operator, name: str, default: Any) -> Any:
-        """Return the value of an operator's attribute."""
+    def attribute(self, node: Any, name: str, default: Any) -> Any:
+        """Return the value of a node's attribute."""
         return node.attributes.get(name, default)
 
     def constant(self, name: str) -> np.ndarray | None:
-        """Return a constant; None if it is computed from images."""
+        """Return a constant; None if it is computed from images. Raises `ValueError`."""
         return self.constants.get(name)
 
     def floats(self, name: str, what: str) -> np.ndarray:
         """Return a constant of floats as a new float32 array. Raises `ValueError` if it is
         something else."""
-        values = self.constants.get(name)
-        if values is None or values.dtype.kind != "f":
+        values = self.constant(name)
+        if values is None or (values.dtype.kind != "f" and values.dtype.name != "bfloat16"):
             kind = "computed" if values is None else values.dtype
-            raise ValueError(f"{what} ({name!r:.80}) is {kind}, expected constant floats")
+            raise ValueError(
+                f"{what} ({name!r:.80}) is {kind}, expected constant floats; export the model"
+                " without quantization"
+            )
         return np.array(values, np.float32, order="C")
 
     def place(self, name: str) -> str | None:

@@ -16,15 +16,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lockstep.weights.formats.operators import Operator, OperatorGraph
+from lockstep.weights.formats.operators import Graph, Operator
 from lockstep.weights.formats.protobuf import read_sizes
 from lockstep.weights.formats.tensorflow_graph import FLOATS, FlatGraph, Node
-from lockstep.weights.formats.tensorflow_values import (
-    Values,
-    get_attribute,
-    get_type,
-    is_same,
-)
+from lockstep.weights.formats.tensorflow_values import Values, get_attribute, get_type, is_same
 
 _ARITHMETIC = ("Sub", "Mul", "Div", "Neg", "Log", "Exp", "Relu", "Softmax", "LogSoftmax", "Sigmoid")
 _OPERATORS = {name: name for name in (*_ARITHMETIC, "Shape", "ArgMax", "TopK")}
@@ -103,7 +98,7 @@ class Nodes:
         """Whether it computes in half precision, or with constants of it."""
         self.unused = list(_list_unused(graph, self.values.sort_nodes(results)))
         """Nodes that no output is computed from, apart from those of other signatures."""
-        self.operators = OperatorGraph(
+        self.operators = Graph(
             list(self._operators.values()),
             inputs,
             outputs,
