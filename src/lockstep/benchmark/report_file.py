@@ -1,12 +1,12 @@
 """Read a benchmark report (`lockstep benchmark train|inference -o FILE`)."""
 
-import json
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
 from lockstep.inference.runtimes import NATIVE
 from lockstep.system.errors import DataError
 from lockstep.system.regular_files import TEXT, read_regular_text
+from lockstep.system.strict_json import parsed
 
 KIND = "lockstep-benchmark"
 VERSION = 1
@@ -49,7 +49,7 @@ def read_benchmark(path: Path) -> BenchmarkReport:
     """Return a benchmark report. Raises `DataError` if the file is not a report, or has another
     version."""
     try:
-        report: Any = json.loads(read_regular_text(path, TEXT))
+        report: Any = parsed(read_regular_text(path, TEXT))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:

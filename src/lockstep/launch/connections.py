@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from lockstep.launch.handshake import PROOF_BYTES, Keys, Relayed, examine, introduce
 from lockstep.system.errors import BackendError
+from lockstep.system.strict_json import parsed
 
 ANSWER_SEC = 5
 """Seconds for a new connection to prove that it knows the secret, and for a sender until its data
@@ -91,7 +92,7 @@ def send(connection: Line, message: dict[str, Any]) -> None:
 
 def receive(connection: Line) -> dict[str, Any]:
     """Return the next message. Raises `EOFError`, `OSError`, or `ValueError` if it is not one."""
-    message = json.loads(connection.recv_bytes(_LARGEST_MESSAGE_BYTES))
+    message = parsed(connection.recv_bytes(_LARGEST_MESSAGE_BYTES))
     if not isinstance(message, dict):
         raise ValueError("a message is a JSON object")
     return message

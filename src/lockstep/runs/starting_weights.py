@@ -33,6 +33,7 @@ from lockstep.recipes.initial_weights import initial_state, initial_tensors
 from lockstep.system.errors import CheckpointError, RecipeError, UserError
 from lockstep.system.files import appearing
 from lockstep.system.regular_files import TEXT, read_regular_text
+from lockstep.system.strict_json import parsed
 from lockstep.weights import (
     AnySource,
     Weights,
@@ -424,7 +425,7 @@ def starts_from_probe(run: Path) -> bool:
 def _read_description(run: Path) -> dict[str, Any]:
     path = run / "start.json"
     try:
-        noted = json.loads(read_regular_text(path, TEXT))
+        noted = parsed(read_regular_text(path, TEXT))
     except (OSError, ValueError):
         noted = None
     if not isinstance(noted, dict) or "weights_sha256" not in noted:

@@ -4,13 +4,13 @@ Lockstep and torchrun set RANK, WORLD_SIZE and LOCAL_RANK. Other launchers use o
 `name_rank` translates.
 """
 
-import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lockstep.system.errors import UserError
+from lockstep.system.strict_json import parsed
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _read_tf_config() -> tuple[int, int] | None:
     if not text:
         return None
     try:
-        config = json.loads(text)
+        config = parsed(text)
         cluster: dict[str, list[str]] = config.get("cluster", {})
         if sum(map(len, cluster.values())) < 2:
             return None

@@ -5,13 +5,14 @@ The environment variables RANK, WORLD_SIZE and LOCAL_RANK identify a rank.
 """
 
 import ctypes
-import json
 import os
 import signal
 import socket
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
+
+from lockstep.system.strict_json import parsed
 
 EXIT_CODE_FOLDER = "LOCKSTEP_EXIT_CODE_FOLDER"
 """Environment variable: the launcher's folder, where a rank writes its exit code and its heartbeat.
@@ -89,7 +90,7 @@ def find_restart() -> tuple[int, str] | None:
     """Return how often all ranks were started again in this launch, and why the last time; None if
     they were not."""
     if RESTARTED in os.environ:
-        restart = json.loads(os.environ[RESTARTED])
+        restart = parsed(os.environ[RESTARTED])
         return int(restart["restart"]), str(restart["reason"])
     count = os.environ.get(_ELASTIC_RESTART, "")
     if not count.isdigit() or int(count) == 0:

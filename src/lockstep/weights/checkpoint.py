@@ -415,7 +415,7 @@ def _parse_weights(path: Path, data: bytes, *, as_stored: bool) -> Part:
     try:
         # It checks the header; its order is random.
         entries = dict(deserialize(data))  # type: ignore[no-untyped-call]
-        header = json.loads(data[8 : 8 + length])
+        header = parsed(data[8 : 8 + length])
         metadata = header.pop("__metadata__", None) or {}
         about = parsed(metadata["lockstep"]) if "lockstep" in metadata else None
     except (ValueError, RecursionError, SafetensorError) as error:

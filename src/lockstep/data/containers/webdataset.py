@@ -22,6 +22,7 @@ from lockstep.data.containers import NO_LABEL, Appended, Bytes, Damage, Sample, 
 from lockstep.data.containers.places import Places
 from lockstep.data.decoding.image_formats import BEGINS_AS_IMAGE, FORMAT_OF
 from lockstep.data.stores.places import PlacesStream, open_pass
+from lockstep.system.strict_json import parsed
 
 _BLOCK = tarfile.BLOCKSIZE
 _KEY = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]*)$")
@@ -390,7 +391,7 @@ def _read_about(file: Places, group: _Group, expected: set[str]) -> tuple[int, d
 
 def _parse_about(name: str, text: bytes) -> dict[str, object]:
     try:
-        about = json.loads(text)
+        about = parsed(text)
     except (ValueError, RecursionError):
         raise ValueError(f"{name} is not JSON") from None
     return about if isinstance(about, dict) else {}

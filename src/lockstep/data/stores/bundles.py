@@ -21,6 +21,7 @@ from lockstep.data.stores.objects import RangeReader, StoredObject, hash_version
 from lockstep.system.errors import DataError
 from lockstep.system.files import write_bytes
 from lockstep.system.regular_files import RECORDS, read_regular
+from lockstep.system.strict_json import parsed
 
 MEMBERS = f"{BUNDLE}.jsonl"
 """A file next to a bundle with a line for each object of the class folder, in the order of their
@@ -93,7 +94,7 @@ def _parse_list(path: Path, fraction: int) -> Iterator[tuple[bytes, Member]]:
         raise explain_new_list(path)
     begin = 0
     for line in data.splitlines():
-        name, size, version = json.loads(line)
+        name, size, version = parsed(line)
         yield line, Member(name, size, version, begin)
         if is_image(name):
             begin += _round_up(size)
@@ -141,7 +142,7 @@ class BundleReader:
         first = int(np.searchsorted(begins, begin, "right")) - 1
         last = int(np.searchsorted(begins, end, "left"))
         for number in range(max(first, 0), last):
-            name, size, version = json.loads(self._lines[item.name][number])
+            name, size, version = parsed(self._lines[item.name][number])
             first_byte = int(begins[number])
             start = max(begin, first_byte)
             stop = min(end, first_byte + size)

@@ -41,6 +41,7 @@ from lockstep.system.errors import DataError
 from lockstep.system.files import replacing, user_cache, write_bytes, write_text
 from lockstep.system.locks import hold_lock
 from lockstep.system.regular_files import RECORDS, read_regular_text
+from lockstep.system.strict_json import parsed
 
 NOTE, _LISTING_LOCK, _PARTS = STORE_FILES
 _SPLITS = tuple(chain.from_iterable(ALIASES.values()))
@@ -186,7 +187,7 @@ def _write_files(folder: Path, store: ObjectStore, items: list[StoredObject]) ->
 
 def _read_items(folder: Path) -> dict[str, StoredObject]:
     try:
-        about = json.loads(read_regular_text(folder / NOTE, RECORDS))
+        about = parsed(read_regular_text(folder / NOTE, RECORDS))
         return {fields["name"]: StoredObject(**fields) for fields in about["objects"]}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
@@ -202,7 +203,7 @@ class Mirror:
     """A folder that stands for a store, as this process reads it."""
 
     def __init__(self, folder: Path) -> None:
-        about = json.loads(read_regular_text(folder / NOTE, RECORDS))
+        about = parsed(read_regular_text(folder / NOTE, RECORDS))
         self._folder = folder
         self._items = _read_items(folder)
         store = BundleReader(open_store(about["address"]), folder, self._items.values())

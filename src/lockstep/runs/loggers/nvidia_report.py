@@ -5,7 +5,6 @@ As there, the file is written again after every epoch of training and after ever
 reader never sees a part of it.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from lockstep.system.errors import UserError
 from lockstep.system.event_log import EvaluateEvent, LogEvent, StartEvent, TrainEvent
 from lockstep.system.files import write_text
 from lockstep.system.regular_files import TEXT, read_regular
+from lockstep.system.strict_json import parsed
 
 
 class NvidiaReport(Logger):
@@ -90,7 +90,7 @@ def _check(path: Path) -> None:
     replaced."""
     try:
         text = read_regular(path, TEXT) if path.exists() else b""
-        there: Any = json.loads(text or b'{"metrics": {}}')
+        there: Any = parsed(text or b'{"metrics": {}}')
     except ValueError:
         there = None
     if not isinstance(there, dict) or "metrics" not in there:

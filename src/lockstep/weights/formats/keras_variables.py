@@ -19,7 +19,6 @@ Format Specification.
 """
 
 import io
-import json
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -33,6 +32,7 @@ import numpy as np
 
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.system.regular_files import WEIGHTS, check_regular, open_regular
+from lockstep.system.strict_json import parsed
 from lockstep.weights.formats import BFLOAT16, DAMAGE, dtype_name, naming_damage, widen_bfloat16
 from lockstep.weights.formats.account import Part
 
@@ -159,7 +159,7 @@ def open_variables(path: Path) -> Iterator[Variables]:
         with h5py.File(source, "r") as file:
             config = file.attrs.get("model_config")
             if description is None and isinstance(config, str | bytes):
-                description = json.loads(config)
+                description = parsed(config)
             yield _list_variables(h5py, path, file, description)
 
 
@@ -193,7 +193,7 @@ def _unpack(path: Path, size: int) -> tuple[io.BytesIO, Any]:
             raise ValueError(
                 "its members unpack to far more bytes than weights take; it may be malicious"
             )
-        description = json.loads(_read_member(archive, config).getvalue()) or {}
+        description = parsed(_read_member(archive, config).getvalue()) or {}
         return _read_member(archive, weights), description
 
 

@@ -12,7 +12,6 @@ Source: nnvm's pass/saveload_json.cc, MXNet's src/nnvm/legacy_json_util.cc and s
 files that MXNet 1.9.1 wrote.
 """
 
-import json
 import re
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.system.errors import CheckpointError
+from lockstep.system.strict_json import parsed
 from lockstep.weights.formats import DAMAGE, numbers
 from lockstep.weights.formats.network import label_node
 from lockstep.weights.formats.operators import Graph, Operator
@@ -192,7 +192,7 @@ def _take_integers(images: Iterable[Node]) -> bool:
 def _load(path: Path, text: bytes) -> tuple[list[Node], list[tuple[int, int]]]:
     """Return the nodes of a graph, and what its outputs are."""
     try:
-        graph = json.loads(text)
+        graph = parsed(text)
         nodes = list(_read_nodes(graph["nodes"]))
         return nodes, _read_entries(graph["heads"], len(nodes))
     except (AttributeError, *DAMAGE) as error:

@@ -7,7 +7,6 @@ Protocol Buffers of at most 2 GiB.
 Source: onnx.proto and ExternalData.md of ONNX.
 """
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ import numpy as np
 
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.system.regular_files import WEIGHTS, open_regular
-from lockstep.system.strict_json import is_list_of, is_text
+from lockstep.system.strict_json import is_list_of, is_text, parsed
 from lockstep.weights.formats.network import ROUNDING, label_node
 from lockstep.weights.formats.onnx_photos import remove_resize
 from lockstep.weights.formats.operators import Graph
@@ -237,7 +236,7 @@ def _find_needed(makers: dict[str, Any], outputs: Iterable[str]) -> set[str]:
 
 def _read_classes(metadata: Mapping[str, str]) -> tuple[str, ...]:
     try:
-        classes = json.loads(metadata.get("classes", "[]"))
+        classes = parsed(metadata.get("classes", "[]"))
     except (ValueError, RecursionError):
         return ()
     return tuple(classes) if is_list_of(is_text)(classes) else ()
