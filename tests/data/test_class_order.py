@@ -7,8 +7,9 @@ import pytest
 
 from lockstep.data import listing
 from lockstep.data.index import Index, open_index
+from lockstep.data.sources import find_split
 from lockstep.data.split import arrange_classes, open_sets
-from tests.data.cases import image_folder, jpeg
+from tests.data.cases import image_folder, jpeg, sample, write
 
 NUMBERS = ("0", "1", "2", "9", "10", "11", "100")
 """In the order of numbers. Text order is that of Python's `sorted`."""
@@ -91,6 +92,39 @@ def test_a_run_in_text_order_sees_the_same_images_in_the_same_order(
     assert list_heights(sets.validation) == np.repeat(list(map(int, TEXT)), 2).tolist()
 
 
+def write_records(folder: Path, *, with_names: bool) -> Path:
+    """Write TFRecords with and without names of classes, of which 0 has the last name."""
+    for split in ("train", "val"):
+        names = ("eel", "dog", "cat") if with_names else ("", "", "")
+        samples = [sample(i, i % 3, class_name=names[i % 3]) for i in range(6)]
+        write("tfrecord", folder / f"{split}-00000-of-00001", samples)
+    return folder
+
+
+def test_a_run_whose_classes_were_numbers_resumes_when_their_names_are_read(tmp_path: Path) -> None:
+    own = ("0", "1", "2")
+    sets = [
+        open_sets(folder, 0.0, lambda name: lambda done, total: None, own_classes=own)
+        for folder in (
+            write_records(tmp_path / "before", with_names=False),
+            write_records(tmp_path / "after", with_names=True),
+        )
+    ]
+    assert open_index(find_split(tmp_path / "after", "val")).classes == ("eel", "dog", "cat")
+    digests = [[part.training.digest, part.validation.digest] for part in sets]
+    assert digests[0] == digests[1]
+
+
+def test_a_run_keeps_the_order_of_a_list_that_does_not_count_any_more(tmp_path: Path) -> None:
+    """Earlier versions read a `classes.txt` above any folder."""
+    files = {f"{name}/{i}.jpg": jpeg(8 + i) for name in ("ape", "bee", "cat") for i in range(2)}
+    own = ("cat", "bee", "ape")
+    before = image_folder(tmp_path / "before", files)
+    (before / "classes.txt").write_text("cat\nbee\nape\n")
+    arranged = arrange_classes(open_index(image_folder(tmp_path / "after", files)), "index", own)
+    assert arranged.digest == open_index(before).digest
+
+
 def test_a_stored_index_can_be_read_in_the_order_of_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,3 +134,12 @@ def test_a_stored_index_can_be_read_in_the_order_of_numbers(
     assert arranged.digest == open_index(write_numbers(tmp_path / "after") / "train").digest
     assert list_heights(arranged) == np.repeat(list(map(int, NUMBERS)), 2).tolist()
     assert arranged.labels(np.arange(14)).tolist() == np.repeat(range(7), 2).tolist()
+
+
+def test_a_class_that_has_several_names_is_called_by_its_number(tmp_path: Path) -> None:
+    """Texts of images are not names of classes."""
+    captions = ("a cat", "a dog", "a tabby", "a dog", "a cat", "a dog")
+    for number, some in enumerate((range(3), range(3, 6))):
+        samples = [sample(i, i % 2, class_name=captions[i]) for i in some]
+        write("tfrecord", tmp_path / f"train-{number:05d}-of-00002", samples)
+    assert open_index(tmp_path).classes == ("0", "a dog")

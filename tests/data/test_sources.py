@@ -176,6 +176,7 @@ COMPRESSED = {
     "train.tar": ("gzip", gzip.compress),
     "train.tar.zst": ("Zstandard", lambda data: bytes.fromhex("28b52ffd") + data),
     "train.zip": ("ZIP", lambda data: b"PK\x03\x04" + data),
+    "photos.zip": ("ZIP", lambda data: b"PK\x03\x04" + data),
 }
 """By name: the compression, and what makes the bytes."""
 
@@ -187,7 +188,7 @@ def test_a_compressed_file_is_named_with_the_command_that_unpacks_it(
     title, compress = COMPRESSED[name]
     (tmp_path / name).write_bytes(compress(RECORDS))
     with pytest.raises(DataError, match=f"{name}: it is compressed with {title}") as error:
-        list_images(find_split(tmp_path, "train"))
+        list_images(find_source(tmp_path))
     command = str(error.value).partition("remove it: ")[2]
     if title in ("gzip", "bzip2", "xz"):
         subprocess.run(command, shell=True, check=True, timeout=60)

@@ -311,6 +311,14 @@ class ImageSizes:
 AnyImages = TypeVar("AnyImages", bound=Images)
 
 
+def are_numbers_of(images: Images, classes: tuple[str, ...]) -> bool:
+    """Return whether classes are the numbers that are stored with images: those of a run that did
+    not know their names."""
+    is_stored = images.source.format in ("recordio", "tfrecord")
+    numbers = tuple(map(str, range(len(classes))))
+    return is_stored and classes == numbers and not set(images.classes) <= set(classes)
+
+
 def relabel(images: AnyImages, classes: tuple[str, ...]) -> AnyImages:
     """Return the images with labels that are positions in `classes`. Raises `DataError` if a class
     is not in `classes`."""
@@ -318,11 +326,12 @@ def relabel(images: AnyImages, classes: tuple[str, ...]) -> AnyImages:
     title = images.source.title
     if own == classes:
         return images
-    if images.numbered:
-        if len(own) > len(classes):
+    if images.numbered or are_numbers_of(images, classes):
+        highest = int(images.rows["label"].max(initial=-1))
+        if highest >= len(classes):
             raise DataError(
-                f"{title} has an image of class {len(own) - 1}; training has {len(classes)}"
-                " classes, counted from 0"
+                f"{title} has an image of class {highest}; training has {len(classes)} classes,"
+                " counted from 0"
             )
         return replace(images, classes=classes)
     used = {own[label] for label in np.unique(images.rows["label"]).tolist()}

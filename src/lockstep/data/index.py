@@ -234,13 +234,16 @@ def load_index(source: Source) -> Index | None:
     return _load_any(source)
 
 
-def relabel_index(index: Index, classes: tuple[str, ...]) -> Index:
+def relabel_index(index: Index, classes: tuple[str, ...], *, is_first: bool = False) -> Index:
     """Return the index with labels that are positions in `classes`, in the order of a listing with
-    them. Raises `DataError` if a class is not in `classes`."""
+    them. Raises `DataError` if a class is not in `classes`.
+
+    `is_first` says that `classes` were those of the images themselves, not of others.
+    """
     if classes == index.classes:
         return index
     moved = relabel(index, classes)
-    order = order_as_listed(moved, index.classes)
+    order = order_as_listed(moved, index.classes, is_first=is_first)
     if order is not None:
         return subset(moved, order)
     return replace(moved, digest=_digest(moved.rows, moved.classes))

@@ -30,8 +30,10 @@ from lockstep.data.stored_files import (
     MOST_CLASSES,
     Inspect,
     StoredFile,
+    add_name,
     encode_name,
     list_file,
+    name_classes,
 )
 from lockstep.data.stores.bundles import explain_new_list
 from lockstep.system.errors import DataError
@@ -98,14 +100,17 @@ def list_images(
     return replace(moved, rows=moved.rows[order], names=Names.of(moved.names[i] for i in order))
 
 
-def order_as_listed(images: Images, before: Sequence[str]) -> np.ndarray | None:
+def order_as_listed(
+    images: Images, before: Sequence[str], *, is_first: bool = False
+) -> np.ndarray | None:
     """Return the order in which images with new labels are listed; None if they are in it.
 
-    `before` are the names of the classes in the order of their old labels. Only the order of
-    numbers can differ from it, except in RecordIO, where images have numbers.
+    `before` are the names of the classes in the order of their old labels. Labels of other images,
+    whose classes are not numbers, leave the order as it is, unless `is_first`. So do any in
+    RecordIO, where images have numbers.
     """
-    is_same = images.numbered or not are_numbers(before) or images.classes == tuple(before)
-    if is_same or images.source.format == "recordio":
+    is_same = images.numbered or not (is_first or are_numbers(before))
+    if is_same or images.classes == tuple(before) or images.source.format == "recordio":
         return None
     return _order(np.zeros(0, np.int64), images.rows, list(images.names))
 
@@ -173,6 +178,7 @@ def _list_files(
     inspect: Inspect | None,
 ) -> Listing:
     files = _read_files(source, first_label, quarantine, progress, inspect)
+    name_classes(source, files)
     folders = sort_classes(sorted({name for file in files for name in file.folders}))
     positions = {name: position for position, name in enumerate(folders)}
     parts = [np.zeros(0, ROW)]
@@ -186,7 +192,8 @@ def _list_files(
         parts += file.list_rows(positions)
         numbers += file.numbers
         names += file.names
-        class_names |= file.class_names
+        for label, name in file.class_names.items():
+            add_name(class_names, label, name)
         damaged += file.damaged
         left_out += file.left_out
         skipped += file.tally.entries()
@@ -265,7 +272,8 @@ def _name_classes(
             )
         return classes
     names = [class_names.get(label) or str(label) for label in range(count)]
-    return tuple(names) if class_names and len(set(names)) == count else None
+    is_named = any(class_names.values()) and len(set(names)) == count
+    return tuple(names) if is_named else None
 
 
 def read_classes(source: Source) -> tuple[str, ...] | None:

@@ -69,7 +69,7 @@ _COMPRESSIONS = {
     b"\xfd7zXZ\0": ("xz", "unxz"),
     b"\x28\xb5\x2f\xfd": ("Zstandard", "unzstd"),
     b"\x04\x22\x4d\x18": ("LZ4", "unlz4"),
-    b"PK\x03\x04": ("ZIP", "unzip -p"),
+    b"PK\x03\x04": ("ZIP", "unzip"),
     **dict.fromkeys((b"x\x01", b"x\x5e", b"x\x9c", b"x\xda"), ("zlib", "zlib-flate -uncompress")),
 }
 """By the first bytes of a file: its compression, and the command that unpacks it."""
@@ -228,10 +228,13 @@ def explain_compression(path: Path, begin: bytes) -> str:
             target = path.with_name(_unpack_name(path.name))
             if target == path:
                 target = path.with_name(f"unpacked-{path.name}")
-            words = f"{shlex.quote(str(path))} > {shlex.quote(str(target))}"
+            source, unpacked = (shlex.quote(str(place)) for place in (path, target))
+            words = f"{command} < {source} > {unpacked}"
+            if name == "ZIP":
+                words = f"unzip {source} -d {unpacked}"
             return (
                 f"it is compressed with {name}, and images in it cannot be read by offset. Unpack"
-                f" it and remove it: {command} {'' if name == 'ZIP' else '< '}{words}"
+                f" it and remove it: {words}"
             )
     return ""
 
@@ -244,7 +247,7 @@ def refuse_compressed(root: Path, split: str = "") -> None:
     """Raise `DataError` if a folder has a compressed file of a format, or an archive, of a split or
     of any."""
     for name in _find_named(root, split) if split else list_visible(root)[1]:
-        if group_by_format([_unpack_name(name)]) or (split and name.lower().endswith(".zip")):
+        if group_by_format([_unpack_name(name)]) or name.lower().endswith(".zip"):
             with open_regular(root / name, ANY_SIZE) as file:
                 reason = explain_compression(root / name, file.read(BEGIN_BYTES))
             if reason:

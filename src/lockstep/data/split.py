@@ -19,7 +19,7 @@ import numpy as np
 
 from lockstep.data.class_folders import Skipped, describe_skipped, list_class_folders
 from lockstep.data.class_order import AS_INDEXED, sort_classes
-from lockstep.data.images import Progress, printable
+from lockstep.data.images import Progress, are_numbers_of, printable
 from lockstep.data.index import (
     Index,
     check_layouts,
@@ -127,11 +127,12 @@ def open_sets(
 
 def arrange_classes(index: Index, class_order: str, own_classes: tuple[str, ...] = ()) -> Index:
     """Return the index with its classes in an order of `class_order`, or as in `own_classes` if
-    these have all of its classes."""
+    these have all of its classes, or are their numbers."""
     if index.numbered:
-        return index
-    if set(index.classes) <= set(own_classes):
-        return relabel_index(index, own_classes)
+        is_known = len(index.classes) <= len(own_classes)
+        return relabel_index(index, own_classes) if is_known else index
+    if set(index.classes) <= set(own_classes) or are_numbers_of(index, own_classes):
+        return relabel_index(index, own_classes, is_first=True)
     return relabel_index(index, sort_classes(index.classes, class_order))
 
 

@@ -1,8 +1,9 @@
 """What one file of a source holds that has many images, without decoding them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 from threading import Event
 
@@ -21,7 +22,7 @@ from lockstep.data.containers.webdataset import split_path
 from lockstep.data.images import ROW, Quarantined
 from lockstep.data.sources import BEGIN_BYTES, Source, explain_compression
 from lockstep.data.stores.places import open_places
-from lockstep.data.tar_folders import find_classes, list_unused
+from lockstep.data.tar_folders import TarClasses, find_classes_of_tars, list_unused
 from lockstep.system.errors import DataError
 from lockstep.system.regular_files import IMAGE
 
@@ -103,7 +104,7 @@ class StoredFile:
             if label == NO_LABEL:
                 label = self.folders.setdefault(image.class_name, -1 - len(self.folders))
             elif image.class_name:
-                self.class_names[label] = image.class_name
+                add_name(self.class_names, label, image.class_name)
             labels.append(label)
         if len(self.folders) > MOST_CLASSES:
             raise ValueError(f"it has more than {MOST_CLASSES} classes")
@@ -114,30 +115,29 @@ class StoredFile:
         self.numbers.append(np.array(numbers, np.int64))
         return rows
 
-    def name_classes(self, path: str) -> None:
+    def name_classes(self, path: str, classes: TarClasses, unused: Iterable[str]) -> None:
         """Replace the paths of folders by the names of their classes, and leave out the images of
-        folders that are no classes. `path` is that of the file in its source."""
-        if not self.folders:
-            return
-        classes = find_classes(self.folders)
-        labels = np.concatenate([rows["label"] for rows in self.rows])
-        counts = np.bincount(-labels[labels < 0], minlength=len(self.folders) + 1)
+        folders that are no classes, and `unused` directories. `path` is that of the file in its
+        source."""
+        labels = np.concatenate([np.zeros(0, np.int32), *(rows["label"] for rows in self.rows)])
         outside = []
         nested = set()
         for folder in sorted(self.folders.keys() - classes.names.keys()):
             outside.append(self.folders[folder])
             nested.add(classes.find_nested(folder))
-            for _ in range(0 if classes.find_nested(folder) else counts[-outside[-1]]):
-                self.tally.add(STRAY_FILE, f"{path}/{folder}")
-        for folder in list_unused(self.directories, self.folders):
+            if not classes.find_nested(folder):
+                for i in np.flatnonzero(labels == outside[-1]).tolist():
+                    self.tally.add(STRAY_FILE, f"{path}/{os.fsdecode(self.names[i])}")
+        for folder in unused:
             nested.add(classes.find_nested(folder))
             if not classes.find_nested(folder):
                 self.tally.add(EMPTY_CLASS, f"{path}/{folder}")
         for folder in sorted(nested - {""}):
             self.tally.add(NESTED_FOLDER, f"{path}/{folder}")
-        self.folders = {name: self.folders[folder] for folder, name in classes.names.items()}
         if outside:
             self._remove(outside)
+        kept = self.folders.keys() & classes.names.keys()
+        self.folders = {classes.names[folder]: self.folders[folder] for folder in kept}
 
     def list_rows(self, positions: Mapping[str, int]) -> list[np.ndarray]:
         """Return the rows, with the positions of classes instead of temporary labels."""
@@ -159,6 +159,23 @@ class StoredFile:
             self.rows[i]["file"][~mask] = NO_FILE  # for who inspected them
             self.rows[i] = self.rows[i][mask]
             self.numbers[i] = self.numbers[i][mask]
+
+
+def name_classes(source: Source, files: Sequence[StoredFile]) -> None:
+    """Decide which folders in the tars of a source are classes, and leave out the others."""
+    folders = set(chain.from_iterable(file.folders for file in files))
+    known: set[str] = set()
+    all_classes = find_classes_of_tars([file.folders for file in files])
+    for path, file, classes in zip(source.files, files, all_classes, strict=True):
+        if file.folders:
+            file.name_classes(path, classes, list_unused(file.directories - known, folders))
+            known |= file.directories
+
+
+def add_name(names: dict[int, str], label: int, name: str) -> None:
+    """Add the name of a class to `names`. A class with several names has none: ""."""
+    if names.setdefault(label, name) != name:
+        names[label] = ""
 
 
 def scan_file(source: Source, path: str, stopped: Event | None = None) -> Iterator[Item]:
@@ -214,7 +231,6 @@ def list_file(
             rows = file.add_images(good, number)
             if inspect is not None:
                 inspect(rows)
-        file.name_classes(path)
     except ValueError as error:
         raise DataError(f"{source.root / path}: {error}") from None
     return file

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ def find_classes(folders: Collection[str]) -> TarClasses:
     paths = [path.split("/") for path in folders]
     depths = set(map(len, paths))
     names = set(map(itemgetter(-1), paths))
-    depth = max(depths)
+    depth = max(depths, default=0)
     if len(depths) > 1 or len(names) < len(paths):
         depth = _find_root(paths) + 1
     classes = {}
@@ -47,6 +47,19 @@ def find_classes(folders: Collection[str]) -> TarClasses:
         if len(parts) == depth:
             classes[path] = parts[-1]
     return TarClasses(classes, depth)
+
+
+def find_classes_of_tars(tars: Sequence[Collection[str]]) -> list[TarClasses]:
+    """Return the classes of tars of one data set by the paths of their folders.
+
+    Each tar decides by itself, as they can be made in different folders, unless a class of one is a
+    folder inside a class of another: then all of them are read as one.
+    """
+    classes = [find_classes(folders) for folders in tars]
+    paths = sorted(f"{path}/" for path in set(chain.from_iterable(item.names for item in classes)))
+    if any(inner.startswith(outer) for outer, inner in pairwise(paths)):
+        return [find_classes(set(chain.from_iterable(tars)))] * len(tars)
+    return classes
 
 
 def list_unused(directories: Iterable[str], folders: Collection[str]) -> list[str]:
@@ -66,14 +79,16 @@ def list_unused(directories: Iterable[str], folders: Collection[str]) -> list[st
 
 def _find_root(paths: Sequence[Sequence[str]]) -> int:
     """Return the depth of the folder that holds class folders: the first that has several folders,
-    or one with images, unless that is named as a split."""
+    or one with images, unless that is named as a split or has several folders itself."""
     depth = 0
     while True:
         tops = set()
+        inside = set()
         has_images = False
         for parts in paths:
             tops |= set(parts[depth : depth + 1])
+            inside |= set(parts[depth + 1 : depth + 2])
             has_images |= len(parts) == depth + 1
-        if len(tops) != 1 or (has_images and not tops <= set(_SPLITS)):
+        if len(tops) != 1 or (has_images and len(inside) < 2 and not tops <= set(_SPLITS)):
             return depth
         depth += 1

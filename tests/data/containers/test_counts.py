@@ -105,6 +105,34 @@ def test_links_and_folders_in_a_tar_are_counted(tmp_path: Path) -> None:
     )
 
 
+def test_the_folders_of_all_tars_together_decide_what_is_a_class(tmp_path: Path) -> None:
+    """A shard alone may hold only a nested folder, or only the folder of a class."""
+    shards = [
+        {"cat": None, "dog": None, "eel": None, "cat/a.jpg": IMAGE},
+        {"dog": None, "cat/2023/b.jpg": IMAGE},
+        {"cat": None, "cat/c.jpg": IMAGE, "dog/d.jpg": IMAGE, "e.jpg/f.jpg": IMAGE},
+    ]
+    for number, members in enumerate(shards):
+        write_tar(tmp_path / f"train-{number:06d}.tar", members)
+    listing = list_images(find_source(tmp_path))
+    assert listing.classes == ("cat", "dog", "e.jpg")
+    assert [listing.name(i) for i in range(4)] == [
+        *("cat/a.jpg", "cat/c.jpg", "dog/d.jpg", "e.jpg/f.jpg")
+    ]
+    assert [item[:2] for item in listing.skipped] == [
+        ("empty-class", "train-000000.tar/eel"),
+        ("nested-folder", "train-000001.tar/cat/2023"),
+    ]
+
+
+def test_an_image_next_to_the_class_folders_of_a_tar_is_named(tmp_path: Path) -> None:
+    members = {"set/cat/a.jpg": IMAGE, "set/stray.jpg": IMAGE, "set/dog/b.jpg": IMAGE}
+    write_tar(tmp_path / "train.tar", members)
+    listing = list_images(find_source(tmp_path))
+    assert (len(listing), listing.classes) == (2, ("cat", "dog"))
+    assert listing.skipped == (("stray-file", "train.tar/set/stray.jpg", 1),)
+
+
 WEBDATASET = {
     "a.cls": b"1",
     "a.jpg": IMAGE + b"1",
@@ -156,7 +184,8 @@ def test_a_tar_without_labels_is_refused_for_that(tmp_path: Path) -> None:
     [
         (["a/b/cat", "a/b/dog"], ["cat", "dog"]),
         (["one/cat", "two/dog"], ["cat", "dog"]),
-        (["cat", "cat/2023", "cat/2024"], ["cat"]),
+        (["cat", "cat/2023"], ["cat"]),
+        (["set", "set/cat", "set/dog", "set/dog/2023"], ["cat", "dog"]),
         (["train", "train/cat", "train/dog"], ["cat", "dog"]),
         (["cat/2023", "dog/2023"], []),
     ],
