@@ -295,8 +295,7 @@ class Reporter:
         and saving."""
         if self._pace is None:
             return None
-        self._pace.add(event)
-        step_sec = self._pace.estimate()
+        step_sec = self._pace.add(event)
         if step_sec is None or event["step"] >= self._total:
             return None
         return format_time_left(step_sec * (self._total - event["step"]))

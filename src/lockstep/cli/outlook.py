@@ -74,40 +74,34 @@ class StepPace:
     per_epoch: int
     """Steps of an epoch; 0 if unknown."""
     step: int
-    """The last step so far."""
     second: float
-    """When it was done, in seconds since the process began."""
+    """The last step so far, and when it was done."""
     intervals: list[tuple[int, float, float]] = field(default_factory=list)
     """Steps, seconds of training, and seconds of everything else."""
-    is_new: bool = True
-    """Whether the interval waited for compilers and caches."""
 
-    def add(self, event: TrainEvent) -> None:
-        """Add the interval of an event."""
+    def add(self, event: TrainEvent) -> float | None:
+        """Add the interval of an event, and return the seconds of a step; None if it has none."""
         steps = event["step"] - self.step
         seconds = event.get("elapsed_sec", 0.0) - self.second
         if steps <= 0:
-            return
-        if self.intervals and self.is_new:
-            self.intervals.clear()
-            self.is_new = False
-        training = min(event.get("images", 0) / event["images_per_sec"], seconds)
-        self.intervals.append((steps, training, seconds - training))
+            return None
         self.step += steps
         self.second += seconds
-        while len(self.intervals) > _LEAST_INTERVALS:
-            later = sum(interval[0] for interval in self.intervals[1:])
-            if not self.per_epoch or later < self.per_epoch:
+        training = min(event.get("images", 0) / event["images_per_sec"], seconds)
+        interval = (steps, training, seconds - training)
+        if not self.intervals:  # it waited for compilers and caches, and is not used again
+            self.intervals.append((0, 0.0, 0.0))
+            return seconds / steps
+        recent = [interval]
+        for other in reversed(self.intervals[1:]):
+            done = sum(counted[0] for counted in recent)
+            if len(recent) >= _LEAST_INTERVALS and 0 < self.per_epoch <= done:
                 break
-            self.intervals.pop(0)
-
-    def estimate(self) -> float | None:
-        """Return the seconds of a step; None before the first interval."""
-        if not self.intervals:
-            return None
-        usual = median_low(training / steps for steps, training, _ in self.intervals)
+            recent.insert(0, other)
+        self.intervals[1:] = recent
+        usual = median_low(training / steps for steps, training, _ in recent)
         total = 0.0
-        for steps, training, others in self.intervals:
+        for steps, training, others in recent:
             was_stopped = training > _STOPPED * usual * steps
             total += others + (usual * steps if was_stopped else training)
-        return total / sum(interval[0] for interval in self.intervals)
+        return total / sum(counted[0] for counted in recent)

@@ -1,6 +1,5 @@
 """`lockstep runs`."""
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -19,10 +18,7 @@ def _group() -> None:
 
 @app.command("slim", cls=Command)
 def slim(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN...", help="Folders of finished runs, or of runs of folds."),
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
     newest: Annotated[
         bool, typer.Option("--keep-newest", help="Keep the newest checkpoint too.")
     ] = False,
@@ -31,21 +27,12 @@ def slim(
 
     Predicting, serving, evaluating, converting and reports work as before. The run cannot resume.
     """
-    from lockstep.runs.folds import list_runs
     from lockstep.runs.slim import slim_run
 
-    for folder in runs:
-        for run in list_runs(folder) or [folder]:
-            result = slim_run(run, keeps_newest=newest)
-            kept = ", ".join(map(str, result.kept))
-            print(
-                f"{run}: freed {result.freed_bytes / 1e6:.1f} MB; keeps the weights of step {kept}"
-            )
-            if result.removed:
-                print(f"  removed: the checkpoints of steps {', '.join(map(str, result.removed))}")
-            for remark in result.remarks:
-                print(f"  note: {escape_line(remark)}")
-            print(
-                "  It cannot resume. A new run can start from its weights: lockstep train --weights"
-                f" {shlex.quote(str(run))} --data DATA --out ANOTHER"
-            )
+    for run in runs:
+        kept, removed, freed, lost = slim_run(run, keeps_newest=newest)
+        print(f"{run}: freed {freed / 1e6:.1f} MB; it cannot resume")
+        print(f"  weights kept         step {', '.join(map(str, kept))}")
+        print(f"  checkpoints removed  {', '.join(map(str, removed)) or 'none'}")
+        if lost:
+            print(f"  note: {escape_line(lost)}")

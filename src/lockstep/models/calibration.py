@@ -102,16 +102,15 @@ def explain_missing_fit(logits: np.ndarray, labels: np.ndarray) -> str:
     if (logits.argmax(axis=1) == labels).all():
         return f"all {images} validation images are right"
     temperature = _minimise_loss(logits, labels)
-    if temperature is not None:
-        fit = _measure_fit(logits, labels, temperature)
-        return (
-            f"{temperature:.3g}, which has the smallest loss on the {images} validation images,"
-            f" changes their calibration error from {fit['error_percent_before']:.1f} to"
-            f" {fit['error_percent_after']:.1f} %"
-        )
-    if _differentiate(logits, labels, 1 / RANGE)[0] >= 0:
-        return f"the smallest loss is above {RANGE:g}: the logits say too little about the classes"
-    return f"the smallest loss is below {1 / RANGE:g}, as if the network were hardly ever wrong"
+    if temperature is None:
+        return f"none from {1 / RANGE:g} to {RANGE:g} has the smallest loss"
+    fit = _measure_fit(logits, labels, temperature)
+    before = fit["error_percent_before"]
+    after = fit["error_percent_after"]
+    return (
+        f"{temperature:.3g} has the smallest loss, but changes the calibration error on the"
+        f" {images} images from {before:.1f} to {after:.1f} %"
+    )
 
 
 def _measure_fit(logits: np.ndarray, labels: np.ndarray, temperature: float) -> TemperatureFit:

@@ -1,10 +1,9 @@
-"""Which runs of a page have the same images, and what makes others comparable."""
+"""Which runs of a page have the same images."""
 
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from lockstep.data.images import printable
 from lockstep.data.split import UNREAD
@@ -14,17 +13,6 @@ from lockstep.system.text import format_count, list_first
 from lockstep.weights import checkpoint
 
 Part = Literal["train", "val"]
-_FOLDS = "folds of "
-
-
-@dataclass(frozen=True)
-class OtherImages:
-    """That runs were evaluated on different validation images."""
-
-    groups: list[str]
-    """The names of the runs with the same images, and how many these are."""
-    commands: list[str]
-    """Evaluate all runs on one set."""
 
 
 def group_runs(runs: Sequence[Run], part: Part) -> list[list[int]]:
@@ -35,15 +23,13 @@ def group_runs(runs: Sequence[Run], part: Part) -> list[list[int]]:
     images count.
     """
     groups: list[list[int]] = []
-    digests = [_find_digest(run, part) for run in runs]
-    names = [_name_images(run, part) for run in runs]
+    keys = [_identify_images(run, part) for run in runs]
     for number, run in enumerate(runs):
         if not (run.training if part == "train" else run.evaluations):
             continue
         for group in groups:
-            first = group[0]
-            keys = digests if digests[first] and digests[number] else names
-            if keys[first] == keys[number]:
+            ours, theirs = keys[number], keys[group[0]]
+            if ours[0] == theirs[0] if ours[0] and theirs[0] else ours[1:] == theirs[1:]:
                 group.append(number)
                 break
         else:
@@ -56,11 +42,12 @@ def name_group(runs: Sequence[Run], group: Sequence[int]) -> str:
     return list_first([runs[number].name for number in group], 3)
 
 
-def compare_images(runs: Sequence[Run]) -> OtherImages | None:
-    """Return which runs were evaluated on different images; None if all have the same."""
+def describe_other_images(runs: Sequence[Run]) -> tuple[str, list[str]]:
+    """Return which runs were evaluated on which number of images, and commands that evaluate all on
+    one set; nothing if all have the same images."""
     groups = group_runs(runs, "val")
     if len(groups) < 2:
-        return None
+        return "", []
     first = runs[groups[0][0]]
     data = first.environment.get("data", "")
     # A share is not that of another run, which was perhaps trained on it.
@@ -73,24 +60,19 @@ def compare_images(runs: Sequence[Run]) -> OtherImages | None:
         for number in group:
             run = shlex.quote(printable(str(runs[number].folder)))
             commands.append(f"lockstep evaluate {run} --data {shared}")
-    return OtherImages(descriptions, commands)
+    return "; ".join(descriptions), commands
 
 
-def _find_digest(run: Run, part: Part) -> str:
-    """Return the digest of a run's images; "" if it is unknown."""
-    if run.recipe.folds:
-        return f"{_FOLDS}{run.folder.resolve().parent}"
-    if part == "val" and run.results is not None:
-        return run.results.digest
+def _identify_images(run: Run, part: Part) -> tuple[Any, ...]:
+    """Return the digest of a run's images, "" if it is unknown, their data set and their number."""
+    digest = ""
     folder = run.folder / "checkpoints"
-    for step in reversed(checkpoint.steps(folder)):
+    if run.recipe.folds:
+        digest = f"folds of {run.folder.resolve().parent}"
+    elif part == "val" and run.results is not None:
+        digest = run.results.digest
+    elif saved := checkpoint.steps(folder):
         with suppress(CheckpointError):
-            digests = checkpoint.read_data_digest(checkpoint.checkpoint_path(folder, step))
-            training, _, validation = digests.partition(" ")
-            return training if part == "train" else validation.replace(UNREAD, "")
-    return ""
-
-
-def _name_images(run: Run, part: Part) -> tuple[str, int | None]:
-    about = run.environment.get(part, {})
-    return str(run.environment.get("data")), about.get("images")
+            digests = checkpoint.read_data_digest(checkpoint.checkpoint_path(folder, saved[-1]))
+            digest = digests.split(" ")[part == "val"].replace(UNREAD, "")
+    return digest, run.environment.get("data"), run.environment.get(part, {}).get("images")

@@ -15,6 +15,7 @@ from lockstep.reporting import image_statistics
 from lockstep.reporting.images import ImagesGone, encode_images, explain_images, open_images
 from lockstep.runs.image_results import Results
 from lockstep.runs.reading import Run
+from lockstep.weights.checkpoint import checkpoint_path
 
 MOST_CELLS = 50
 """A confusion matrix has at most this many rows; more classes are added up in groups of neighbours.
@@ -266,7 +267,11 @@ def _add_images(run: Run, views: list[View], *, explain: bool) -> tuple[list[Vie
         for mistake in view.mistakes:
             name = index.name(mistake.sample) or index.place(mistake.sample)
             mistakes.append(replace(mistake, place=printable(name)))
-        if explain:
+        path = checkpoint_path(run.folder / "checkpoints", view.step)
+        if explain and not path.is_dir():
+            note = f"{view.note} Not explained: the checkpoint of step {view.step} is gone."
+            view = replace(view, note=note.strip())
+        elif explain:
             wrong = [mistake.sample for mistake in mistakes]
             results = run.find_results(view.step, view.weights)
             assert results is not None

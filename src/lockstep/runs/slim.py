@@ -5,56 +5,37 @@ import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.runs.report import read_report
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import checkpoint
-from lockstep.weights.choosing import choose_weights
+from lockstep.weights.choosing import choose_weights, explain_lost_best
 
 
-@dataclass(frozen=True)
-class SlimRun:
-    """What is left of a run's checkpoints."""
-
-    folder: Path
-    kept: tuple[int, ...]
-    """The steps whose weights are kept."""
-    removed: tuple[int, ...]
-    freed_bytes: int
-    remarks: tuple[str, ...]
-    """That the best checkpoint is gone, if it is."""
-
-
-def slim_run(folder: Path, *, keeps_newest: bool = False) -> SlimRun:
+def slim_run(folder: Path, *, keeps_newest: bool = False) -> tuple[list[int], list[int], int, str]:
     """Keep the best checkpoint of a finished run, and the newest one on request, without velocities
-    and means of squared gradients. Such a run cannot resume.
+    and means of squared gradients. Such a run cannot resume. An interrupted call can be repeated.
 
-    The same call completes one that was interrupted. Raises `CheckpointError` if the folder holds
-    no finished run, if a process trains in it, or if a checkpoint to keep is damaged.
+    Return the steps that are kept, those that are removed, the bytes that are freed, and that the
+    best checkpoint is gone, if it is. Raises `CheckpointError` if the folder holds no finished run,
+    if a process trains in it, or if a checkpoint to keep is damaged.
     """
     checkpoints = folder / "checkpoints"
-    _refuse_links(folder, checkpoints)
+    _check_folder(folder, checkpoints)
     with _hold_run(folder):
-        if read_report(folder) is None:
-            raise CheckpointError(
-                f"{folder} is not a finished run; expected one with a report.json. An unfinished"
-                f" run resumes with lockstep train --out {shlex.quote(str(folder))}"
-            )
-        choice = choose_weights(folder, None, None)
+        _check_folder(folder, checkpoints)
         saved = checkpoint.steps(checkpoints)
-        kept = [int(choice.path.name.partition("-")[2])]
+        kept = [int(choose_weights(folder, None, None).path.name.partition("-")[2])]
         if keeps_newest and saved[-1] not in kept:
             kept.append(saved[-1])
+        lost = explain_lost_best(folder)
         before = _count_bytes(checkpoints)
         for step in kept:
             checkpoint.drop_velocities(checkpoint.checkpoint_path(checkpoints, step))
-        removed = tuple(step for step in saved if step not in kept)
+        removed = sorted({*saved}.difference(kept))
         checkpoint.remove(checkpoints, removed)
-        freed = before - _count_bytes(checkpoints)
-    is_lost = "is gone" in "".join(choice.remarks)
-    return SlimRun(folder, tuple(kept), removed, freed, choice.remarks if is_lost else ())
+        return kept, removed, before - _count_bytes(checkpoints), lost
 
 
 def refuse_slim(folder: Path) -> None:
@@ -80,18 +61,17 @@ def _hold_run(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise CheckpointError(
-                f"a process is training in {folder}; wait until its run is finished"
-            ) from None
+            raise CheckpointError(f"a process is training in {folder}; wait for its end") from None
         yield
 
 
-def _refuse_links(folder: Path, checkpoints: Path) -> None:
-    """Raise `CheckpointError` if there are no checkpoints, or if some are links: what is elsewhere
-    may be another run's."""
-    if not (folder / "recipe.yaml").is_file() or not checkpoints.is_dir():
+def _check_folder(folder: Path, checkpoints: Path) -> None:
+    """Raise `CheckpointError` if there is no finished run, or if checkpoints are links: what is
+    elsewhere may be another run's."""
+    if read_report(folder) is None or not checkpoints.is_dir():
         raise CheckpointError(
-            f"{folder} is not a run's folder; expected the --out of lockstep train"
+            f"{folder} is not a finished run; expected the --out of lockstep train, with a"
+            " report.json and checkpoints"
         )
     for path in (checkpoints, *checkpoints.iterdir()):
         if path.is_symlink():

@@ -1,5 +1,6 @@
 """Which checkpoint of a run is used, and which of its weights."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def choose_weights(source: Path, checkpoint: str | None, ema: bool | None) -> Ch
     return Choice(checkpoint_path(folder, int(checkpoint)), bool(ema))
 
 
-def find_lost_best(source: Path) -> EvaluateEvent | None:
+def _find_lost_best(source: Path) -> EvaluateEvent | None:
     """Return the best evaluation of a run if its checkpoint is gone, else None."""
     best = find_best(_list_evaluations(source), _read_selection(source))
     if best is None or checkpoint_path(source / "checkpoints", best["step"]).is_dir():
@@ -70,19 +71,18 @@ def find_lost_best(source: Path) -> EvaluateEvent | None:
 def explain_lost_best(source: Path) -> str:
     """Return, in words, that the best checkpoint of a run is gone and which one commands use; "" if
     it is there."""
-    if find_lost_best(source) is None:
+    if _find_lost_best(source) is None:
         return ""
-    try:
+    with suppress(CheckpointError):
         return "; ".join(choose_weights(source, None, None).remarks) or "its checkpoints are gone"
-    except CheckpointError:
-        return "its checkpoints are gone"
+    return "its checkpoints are gone"
 
 
 def _choose_best(source: Path, saved: list[int], ema: bool | None, *, is_named: bool) -> Choice:
     """Return the best weights of a run among its saved checkpoints, or the newest ones if there are
     no others and nobody named the best."""
     selection = _read_selection(source)
-    lost = find_lost_best(source)
+    lost = _find_lost_best(source)
     best = find_best(_list_candidates(source, saved, ema), selection)
     reason = "the run was never evaluated"
     if lost is not None:
