@@ -80,6 +80,10 @@ def add_average(prefix: str) -> Tensors:
 COMPUTED: dict[str, Callable[[], tuple[Any, nn.Module]]] = {
     "plain": lambda: (Plain().state_dict(), Plain()),
     **{
+        wrap.__name__: lambda wrap=wrap: (wrap(Plain()).state_dict(), Plain())
+        for wrap in (nn.DataParallel, torch.compile, torch.optim.swa_utils.AveragedModel)
+    },
+    **{
         head: lambda head=head: (move_head("", f"{head}."), Plain())
         for head in ("last_linear", "head", "head.fc", "classifier", "linear", "output")
     },

@@ -36,7 +36,7 @@ from lockstep.weights.weights_choice import WeightsChoice
 AVERAGES = ("state_dict_ema", "model_ema", "ema", "ema_state_dict", "ema_model")
 NVIDIA_SQUEEZES = {".squeeze.squeeze.": ".se.fc1.", ".squeeze.expand.": ".se.fc2."}
 WEIGHTS = ("state_dict", "model", "model_state_dict", "model_state", "net", "network", "module")
-_WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
+_WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod)(?:\.|$))+")
 _NVIDIA_STAGE = re.compile(r"^layers\.([0-3])\.")
 _CHILDREN = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}
 """What has these numbers in a Sequential of the children of torchvision's class."""
