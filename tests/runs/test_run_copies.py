@@ -14,8 +14,11 @@ import pytest
 import lockstep
 from lockstep.data.stores import objects
 from lockstep.recipes import Execution, Recipe
-from lockstep.system.errors import DataError, RecipeError
+from lockstep.runs import resuming
+from lockstep.runs.run_copies import open_store
+from lockstep.system.errors import CheckpointError, DataError, RecipeError
 from lockstep.weights import checkpoint
+from lockstep.weights.run_identity import read_identity
 from tests.data.stores.servers import Server, serve
 from tests.processes import ONE_THREAD, wait_until
 from tests.runs.cases import STEPS, Event, find_same_parts, stop_at, train_until
@@ -165,3 +168,130 @@ def test_another_address_or_a_missing_bucket_is_refused(
     with pytest.raises(DataError, match="s3://nobucket/run cannot be read"):
         lockstep.train(tiny_recipe, textures, run, execution=elsewhere)
     assert not (run / "recipe.yaml").exists()
+
+
+def list_files(folder: Path) -> dict[str, bytes]:
+    """Return the files of a folder, apart from hidden ones, by their paths in it."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.name.startswith("."):
+            files[str(path.relative_to(folder))] = path.read_bytes()
+    return files
+
+
+def find_copy(server: Server, execution: Execution) -> Path:
+    """Return the folder of the store that has the copy."""
+    return server.root / execution.checkpoint_store.removeprefix("s3://")
+
+
+def test_a_store_of_another_run_is_refused_before_anything_is_written(
+    server: Server, execution: Execution, tiny_recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    train_until(stop_at("save", 3), tiny_recipe, textures, first, execution=execution)
+    train_until(
+        stop_at("save", 3),
+        tiny_recipe,
+        textures,
+        second,
+        execution=execution.replace(checkpoint_store=""),
+    )
+    before = list_files(second), list_files(find_copy(server, execution))
+    with pytest.raises(CheckpointError, match=r"holds the copy of another run than .*second"):
+        lockstep.train(tiny_recipe, textures, second, execution=execution)
+    assert (list_files(second), list_files(find_copy(server, execution))) == before
+    new = tmp_path / "new"
+    with pytest.raises(CheckpointError, match=r"of run \w{32} in .*first; .* add --trust-run"):
+        lockstep.train(tiny_recipe, textures, new, execution=execution)
+    with pytest.raises(RecipeError, match="seed"):
+        lockstep.train(
+            tiny_recipe.replace(seed=5), textures, new, execution=execution, trust_run=True
+        )
+    assert list_files(new) == {}
+    assert list_files(find_copy(server, execution)) == before[1]
+    lockstep.train(tiny_recipe, textures, new, execution=execution, trust_run=True)
+    assert read_identity(new) is not None
+    assert read_identity(new).id == read_identity(first).id  # type: ignore[union-attr]
+
+
+def test_copies_of_a_folder_do_not_share_a_store_once_they_differ(
+    server: Server, execution: Execution, tiny_recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
+    run, fork = tmp_path / "run", tmp_path / "fork"
+    train_until(stop_at("save", 3), tiny_recipe, textures, run, execution=execution)
+    shutil.copytree(run, fork)
+    lockstep.train(out=run, execution=execution)
+    alone = execution.replace(checkpoint_store="", stop_after_steps=2)
+    lockstep.train(out=fork, execution=alone)
+    before = list_files(fork), list_files(find_copy(server, execution))
+    with pytest.raises(CheckpointError, match="do not have the same checkpoint of step"):
+        lockstep.train(out=fork, execution=execution)
+    assert (list_files(fork), list_files(find_copy(server, execution))) == before
+
+
+def test_a_run_that_starts_at_the_same_moment_is_refused(
+    server: Server,
+    execution: Execution,
+    tiny_recipe: Recipe,
+    textures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    train_until(stop_at("save", 3), tiny_recipe, textures, first, execution=execution)
+    with monkeypatch.context() as patched:  # the store was empty when this run looked
+        patched.setattr(resuming, "find_newer_copy", lambda *arguments: {})
+        with pytest.raises(CheckpointError, match=r"holds the copy of another run than .*second"):
+            lockstep.train(tiny_recipe, textures, second, execution=execution)
+    assert checkpoint.steps(second / "checkpoints") == []
+
+
+def test_a_damaged_copy_is_not_moved_into_a_run(
+    server: Server, execution: Execution, tiny_recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    train_until(stop_at("save", 3), tiny_recipe, textures, run, execution=execution)
+    shutil.rmtree(run)
+    [file, *_] = (find_copy(server, execution) / "checkpoints").glob("*/momentum.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(DataError, match=r"the checkpoint of step \d+ is damaged"):
+        lockstep.train(tiny_recipe, textures, run, execution=execution)
+    assert list_files(run) == {}
+
+
+def test_a_copy_of_a_version_without_ids_is_adopted_once(
+    execution: Execution, tiny_recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    train_until(stop_at("save", 3), tiny_recipe, textures, run, execution=execution)
+    open_store(execution.checkpoint_store).delete(["run.json"])
+    events: list[Event] = []
+    options = execution.replace(stop_after_steps=1)
+    lockstep.train(out=run, execution=options, listener=events.append)
+    notes = [event["message"] for event in events if event["kind"] == "note"]
+    assert [note for note in notes if "had no id; it belongs to this run now" in note]
+    events.clear()
+    lockstep.train(out=run, execution=options, listener=events.append)
+    assert not [event for event in events if event["kind"] == "note"]
+
+
+def test_a_mixture_of_checkpoints_is_refused(
+    tiny_recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    execution = Execution(save_every_steps=3)
+    for run in (first, second):
+        train_until(stop_at("save", 3), tiny_recipe, textures, run, execution=execution)
+    [newest] = checkpoint.steps(first / "checkpoints")[-1:]
+    name = checkpoint.checkpoint_path(Path(), newest).name
+    shutil.copytree(first / "checkpoints" / name, second / "checkpoints/step-00000009")
+    before = list_files(second)
+    for command in (
+        lambda: lockstep.train(tiny_recipe, textures, second, execution=execution),
+        lambda: lockstep.evaluate(second, textures),
+    ):
+        with pytest.raises(CheckpointError, match="holds checkpoints of two runs"):
+            command()
+    assert list_files(second) == before
