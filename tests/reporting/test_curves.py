@@ -5,10 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.reporting.collect import open_runs
 from lockstep.reporting.curves import Chart, build_charts, thin_curve
+from lockstep.reporting.same_images import group_runs
 from lockstep.system.event_log import read_log
+from lockstep.weights import checkpoint
 from tests.reporting.cases import EPOCHS, STEPS, write_run
 
 
@@ -103,3 +106,17 @@ def test_runs_of_folds_share_their_axes(recipe: Recipe, tmp_path: Path) -> None:
         about = {"classes": ["a", "b"], "digest": f"of fold {fold}"}
         runs.append(write_run(folder, recipe=recipe.replace(folds=2, fold=fold), **about))
     assert len(draw_charts(runs)["loss"].curves) == 4
+
+
+def test_where_results_were_not_kept_the_digests_of_a_checkpoint_count(
+    recipe: Recipe, data: Path, tmp_path: Path
+) -> None:
+    runs = []
+    for number, digest in enumerate(("training validation", "training validation", "training v")):
+        about = {"recipe": recipe, "classes": ["a"], "data": data, "keeps_results": False}
+        runs.append(write_run(tmp_path / f"{number}", **about))
+        state = State(1, {"fc.bias": np.zeros(1, np.float32)}, {})
+        checkpoint.save(runs[-1] / "checkpoints", state, data_digest=digest, about={})
+    opened = open_runs(runs)
+    assert group_runs(opened, "val") == [[0, 1], [2]]
+    assert group_runs(opened, "train") == [[0, 1, 2]]

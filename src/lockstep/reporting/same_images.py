@@ -28,7 +28,8 @@ def group_runs(runs: Sequence[Run], part: Part) -> list[list[int]]:
         if not (run.training if part == "train" else run.evaluations):
             continue
         for group in groups:
-            ours, theirs = keys[number], keys[group[0]]
+            ours = keys[number]
+            theirs = keys[group[0]]
             if ours[0] == theirs[0] if ours[0] and theirs[0] else ours[1:] == theirs[1:]:
                 group.append(number)
                 break
@@ -74,5 +75,6 @@ def _identify_images(run: Run, part: Part) -> tuple[Any, ...]:
     elif saved := checkpoint.steps(folder):
         with suppress(CheckpointError):
             digests = checkpoint.read_data_digest(checkpoint.checkpoint_path(folder, saved[-1]))
-            digest = digests.split(" ")[part == "val"].replace(UNREAD, "")
+            training, _, validation = digests.partition(" ")
+            digest = training if part == "train" else validation.replace(UNREAD, "")
     return digest, run.environment.get("data"), run.environment.get(part, {}).get("images")
