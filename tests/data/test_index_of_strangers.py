@@ -79,6 +79,7 @@ WRONG = {
     "parent": name("../outside.jpg"),
     "parent-of-class": name("cat/../../outside.jpg"),
     "parent-after-class": name("cat/.."),
+    "class-itself": name("cat/."),
     "absolute": name("/etc/passwd"),
     "no-file": name("cat/"),
     "no-class": name("outside.jpg"),

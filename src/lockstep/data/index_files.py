@@ -5,13 +5,14 @@ They may come with a stranger's data set, so everything in them is checked when 
 
 import hashlib
 import json
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lockstep.data.class_folders import KINDS
-from lockstep.data.images import ROW, Names
+from lockstep.data.images import ROW
 from lockstep.data.sources import FOLDER
 from lockstep.system.files import replacing, write_text
 from lockstep.system.regular_files import (
@@ -36,7 +37,7 @@ _CHECKSUMS = "checksums"
 """The file of the images' checksums. Indexes of older versions do not have it."""
 _CHECKSUM = np.dtype("<u4")
 _AT_ONCE = 2**12
-_NO_FILES = (b"", b".", b"..")
+_DOT, _SLASH = b"./"
 _LONGEST_NAME = 2048
 """Two names of 255 bytes on a disk; 1,024 bytes in an object store."""
 
@@ -122,10 +123,9 @@ def read_index(
     arrays = _map_arrays(cache, are_files=format == FOLDER and not states, about=about)
     used = _check_rows(arrays, states, len(about["classes"]))
     if format == FOLDER:
-        classes = about["classes"]
-        if not {classes[label] for label in np.flatnonzero(used).tolist()} <= folders:
+        if not set(compress(about["classes"], used)) <= folders:
             raise ValueError("classes are not the class folders")
-        _check_names(arrays, classes)
+        _check_names(arrays, [name if name in folders else "" for name in about["classes"]])
     # Files left by a killed process or a full disk do not match.
     checksums = {_CHECKSUMS: arrays[_CHECKSUMS]}
     own = {name: arrays[name] for name in _ARRAYS}
@@ -202,11 +202,25 @@ def _check_rows(
 def _check_names(arrays: dict[str, np.ndarray], classes: list[str]) -> None:
     """Raise `ValueError` unless every name is `class/file`, with the class of its label. The class
     is a folder, so one slash and the name of a file stay in it."""
-    folders = [name.encode("utf-8", "surrogateescape") for name in classes]
-    names = Names(arrays["names"], arrays["name_ends"])
-    for name, label in zip(names, arrays["rows"]["label"].tolist(), strict=True):
-        folder, _, file = name.rpartition(b"/")
-        if folder != folders[label] or file in _NO_FILES or b"\0" in file:
+    folders = np.array([name.encode("utf-8", "surrogateescape") for name in classes])
+    letters = folders.view(np.uint8).reshape(len(folders), -1)
+    widths = np.char.str_len(folders)
+    last = 0
+    for first in range(0, len(arrays["rows"]), _AT_ONCE):
+        labels = arrays["rows"]["label"][first : first + _AT_ONCE]
+        ends = arrays["name_ends"][first : first + _AT_ONCE].astype(np.int64) - last
+        begins = np.insert(ends[:-1], 0, 0)
+        slashes = begins + widths[labels]
+        lengths = ends - slashes - 1
+        if lengths.min() < 1 or lengths.max() > _LONGEST_NAME:
+            raise ValueError("names are empty or too long")
+        text = np.asarray(arrays["names"][last : last + ends[-1]])
+        is_dot = (text[slashes + 1] == _DOT) & (text[ends - 1] == _DOT) & (lengths < 3)
+        is_wrong = np.count_nonzero(text == _SLASH) != len(ends) or is_dot.any()
+        is_wrong |= (text[slashes] != _SLASH).any() or not text.all()
+        for place in range(letters.shape[1]):
+            rest = np.flatnonzero(widths[labels] > place)
+            is_wrong |= (text[begins[rest] + place] != letters[labels[rest], place]).any()
+        if is_wrong:
             raise ValueError("names are not those of images in their classes")
-        if len(name) > _LONGEST_NAME:
-            raise ValueError("names are too long")
+        last += int(ends[-1])
