@@ -61,7 +61,7 @@ def test_a_name_in_a_file_cannot_make_a_line_of_its_own(answer: Run, tmp_path: P
         name: torch.from_numpy(value)
         for name, value in initial_tensors(Recipe(model="resnet18", logits=3)).items()
     }
-    torch.save({"state_dict": tensors, "a\nwrote b": 1}, tmp_path / "a.pth")
+    torch.save({"state_dict": tensors, "a\nwrote b": torch.ones(7)}, tmp_path / "a.pth")
     command = ("convert", tmp_path / "a.pth", tmp_path / "a.safetensors", "--no-certificate")
     assert "--ignore 'a?wrote b'\n" in answer(*command)[2]
     assert "left out by --ignore: a\\nwrote b\n" in answer(*command, "--ignore", "a?wrote b")[1]

@@ -338,7 +338,11 @@ def test_a_file_of_another_program_is_converted(tmp_path: Path) -> None:
     save_file(initial_tensors(recipe), tmp_path / "a.safetensors")
     result = converted(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     assert (result["model"], result["step"]) == ("resnet18", 0)
-    check_lines(result["remarks"], "^the file does not say how its images were prepared")
+    check_lines(
+        result["remarks"],
+        "^the file does not say how its images were prepared",
+        "^the weights name no classes",
+    )
     with safe_open(tmp_path / "b.safetensors", framework="numpy") as file:
         assert json.loads(file.metadata()["lockstep"])["recipe"]["model"] == "resnet18"
     with pytest.raises(CheckpointError, match="bottleneck blocks only"):
@@ -384,4 +388,6 @@ def test_an_evaluation_repeats_the_remarks(textures: Path, tmp_path: Path) -> No
     )
     result = lockstep.evaluate(tmp_path, textures)
     assert result["images"] == 20
-    check_lines(result["remarks"], "10 outputs; .* 1001")
+    check_lines(
+        result["remarks"], "10 outputs; .* 1001", "^labels are matched by position: .* 10 folders"
+    )
