@@ -14,7 +14,9 @@ import typer
 import yaml
 
 from lockstep.cli import app
+from lockstep.launch.job import Job
 from lockstep.launch.meeting import Meeting, Options, find_meeting
+from lockstep.launch.slurm import Slurm, write_script
 
 Run = Callable[..., tuple[int, str, str]]
 TRAIN = ["train", "--recipe", "resnet50-paddle-90ep", "--data", "a folder", "--out", "RUN"]
@@ -104,6 +106,14 @@ def test_an_array_has_a_job_for_each_recipe(answer: Run, tmp_path: Path) -> None
         "--out",
         "all runs/resnet50-mxnet-90ep",
     ]
+
+
+def test_the_jobs_of_an_array_have_a_place_each_in_a_store(tmp_path: Path) -> None:
+    store = ("--set", "checkpoint_store=s3://bucket/a b/")
+    job = Job("array", 1, 1, ("train", *store))
+    script = write_script(job, Slurm(runs={"one": Path("runs/1"), "two": Path("runs/2")}), None)
+    command = launched(run_script(script, tmp_path, 0))[1]
+    assert command[-2:] == ["--set", "checkpoint_store=s3://bucket/a b/two"]
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,11 @@ def _write_step(job: Job, slurm: Slurm) -> str:
     command = shlex.join(job.command)
     if slurm.runs:
         command += f' --recipe "${{recipes[{_TASK}]}}" --out "${{runs[{_TASK}]}}"'
+        for word in job.command:
+            setting = word.removeprefix("--set=")
+            if setting.startswith("checkpoint_store=") and setting != "checkpoint_store=":
+                # Each run has its own place in the store; the last value counts.
+                command += f' --set {shlex.quote(setting.rstrip("/"))}/"${{recipes[{_TASK}]}}"'
     if slurm.tasks == RANK:
         return f"srun --wait={_LAST_RANK_SEC} {lockstep} \\\n    {command}"
     launch = shlex.join(["launch", "-n", str(job.processes), *job.launch])

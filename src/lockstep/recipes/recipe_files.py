@@ -43,6 +43,8 @@ def _load(source: str, folder: Path, seen: tuple[Path, ...]) -> Recipe:
     try:
         fields = _read_fields(path)
         base = fields.pop("base", None)
+        if base is not None and (path.parent / "checkpoints").is_dir():
+            raise RecipeError("the recipe of a run has all fields and needs no base; remove `base`")
         name = _choose_name(path, fields.pop("based_on", None))
         if base is not None:
             inherited = _load(str(base), path.parent, (*seen, path.resolve())).fields()

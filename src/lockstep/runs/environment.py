@@ -99,6 +99,8 @@ def read_environment(path: Path) -> Environment:
         return {}
     except ValueError:
         raise CheckpointError(f"{file} is not JSON; restore it or remove it") from None
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror}; restore it or remove it") from None
     if not _is_environment(environment):
         raise CheckpointError(f"{file} is not a run's environment; restore it or remove it")
     return cast(Environment, environment)
