@@ -96,7 +96,7 @@ def test_a_run_that_cannot_be_made_small_stays_as_it_is(case: str, run: Path) ->
         shutil.rmtree(folder)
         match = "is not a finished run"
     else:
-        match = "a process is training in"
+        match = "another process is training in"
     before = list_files(run)
     with (run / ".lock").open("w") as lock:
         if case == "in progress":
@@ -114,3 +114,16 @@ def test_what_a_killed_process_left_goes_when_a_finished_run_is_started_again(
     (left / "model.safetensors").write_bytes(np.zeros(4).tobytes())
     lockstep.train(tiny_recipe, textures, run, execution=EXECUTION)
     assert not left.exists()
+
+
+def test_a_lock_that_is_a_link_is_not_written_through(
+    run: Path, tiny_recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a file").write_text("text")
+    (run / ".lock").unlink()
+    (run / ".lock").symlink_to(tmp_path / "a file")
+    with pytest.raises(OSError, match="symbolic"):
+        slim_run(run)
+    with pytest.raises(CheckpointError, match="cannot write to"):
+        lockstep.train(tiny_recipe, textures, run, execution=EXECUTION)
+    assert (tmp_path / "a file").read_text() == "text"

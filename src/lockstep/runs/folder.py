@@ -19,16 +19,17 @@
 """
 
 import fcntl
+import os
+import shlex
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import yaml
 
 from lockstep.recipes import Recipe, difference, load_recipe
 from lockstep.recipes.field_validation import format_value, list_changes, shorten_text
-from lockstep.runs.slim import refuse_slim
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import write_text
 from lockstep.system.strict_json import is_list_of, is_text
@@ -74,7 +75,7 @@ def open_run_folder(
         try:
             _refuse_other_things(path)
             path.mkdir(parents=True, exist_ok=True)
-            _lock(path, held.enter_context((path / ".lock").open("w")))
+            held.enter_context(hold_run(path))
             refuse_slim(path)
             changed = _write_recipe(path, recipe, explain_refusal)
             settle_identity(path)
@@ -102,13 +103,32 @@ def list_other_things(path: Path) -> list[str]:
     return [name for name in names if name not in (LOGS, FILE) and not name.startswith(".")]
 
 
-def _lock(path: Path, lock: TextIO) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+@contextmanager
+def hold_run(path: Path) -> Iterator[None]:
+    """Hold the lock of a run's folder in the block. Raises `CheckpointError` if another process
+    holds it, and `OSError`, also if the lock is a link."""
+    lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    with os.fdopen(lock):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(
+                f"another process is training in {path}; wait for it or use another --out"
+            ) from None
+        yield
+
+
+def refuse_slim(folder: Path) -> None:
+    """Raise `CheckpointError` if the run in a folder cannot resume, because it was made small
+    (`lockstep.runs.slim`)."""
+    checkpoints = folder / "checkpoints"
+    saved = checkpoint.steps(checkpoints)
+    if saved and checkpoint.is_slim(checkpoint.checkpoint_path(checkpoints, saved[-1])):
         raise CheckpointError(
-            f"another process is training in {path}; wait for it or use another --out"
-        ) from None
+            f"{folder} cannot resume: `lockstep runs slim` removed the velocities of its"
+            " checkpoints. To train on, start a new run from its weights: lockstep train --weights"
+            f" {shlex.quote(str(folder))} --data DATA --out ANOTHER"
+        )
 
 
 def _write_recipe(

@@ -1,12 +1,8 @@
 """Make a finished run small: its best checkpoint, without what only training needs."""
 
-import fcntl
-import os
-import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
+from lockstep.runs.folder import hold_run
 from lockstep.runs.report import read_report
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import checkpoint
@@ -23,7 +19,7 @@ def slim_run(folder: Path, *, keeps_newest: bool = False) -> tuple[list[int], li
     """
     checkpoints = folder / "checkpoints"
     _check_folder(folder, checkpoints)
-    with _hold_run(folder):
+    with hold_run(folder):
         _check_folder(folder, checkpoints)
         saved = checkpoint.steps(checkpoints)
         kept = [int(choose_weights(folder, None, None).path.name.partition("-")[2])]
@@ -36,33 +32,6 @@ def slim_run(folder: Path, *, keeps_newest: bool = False) -> tuple[list[int], li
         removed = sorted({*saved}.difference(kept))
         checkpoint.remove(checkpoints, removed)
         return kept, removed, before - _count_bytes(checkpoints), lost
-
-
-def refuse_slim(folder: Path) -> None:
-    """Raise `CheckpointError` if the run in a folder cannot resume, because it was made small."""
-    checkpoints = folder / "checkpoints"
-    saved = checkpoint.steps(checkpoints)
-    if saved and checkpoint.is_slim(checkpoint.checkpoint_path(checkpoints, saved[-1])):
-        raise CheckpointError(
-            f"{folder} cannot resume: `lockstep runs slim` removed the velocities of its"
-            " checkpoints. To train on, start a new run from its weights: lockstep train --weights"
-            f" {shlex.quote(str(folder))} --data DATA --out ANOTHER"
-        )
-
-
-@contextmanager
-def _hold_run(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run in the block. Raises `CheckpointError` if a process trains in it."""
-    try:
-        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    except OSError as error:
-        raise CheckpointError(f"{folder} cannot be written to: {error.strerror}") from None
-    with os.fdopen(lock):
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CheckpointError(f"a process is training in {folder}; wait for its end") from None
-        yield
 
 
 def _check_folder(folder: Path, checkpoints: Path) -> None:

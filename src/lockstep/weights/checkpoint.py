@@ -336,12 +336,9 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
 
 
 def remove(folder: Path, old: Iterable[int]) -> None:
-    """Delete the checkpoints of some steps, and unfinished ones. A process that is killed here
-    leaves no half of a checkpoint under its name."""
-    remove_unfinished(folder)
+    """Delete the checkpoints of some steps, and unfinished ones."""
     for step in old:
-        path = checkpoint_path(folder, step)
-        path.rename(path.with_name(f"{_UNFINISHED}{path.name}"))
+        shutil.rmtree(checkpoint_path(folder, step))
     remove_unfinished(folder)
 
 
