@@ -120,12 +120,7 @@ def _list_folder(source: Source, quarantine: Mapping[str, str]) -> Listing:
     contents = {name: read_class_folder(source.root, name) for name in folders}
     folders = [name for name in folders if contents[name].files]
     skipped = list(chain.from_iterable(folder.skipped for folder in contents.values()))
-    classes = read_classes(source) or ()
-    unlisted = sorted(set(folders) - set(classes))
-    if classes and unlisted:
-        skipped.append(Skipped(CLASS_LIST, f"{CLASSES} without {unlisted[0]}"))
-    if unlisted:
-        classes = sort_classes(folders)
+    classes = _order_folders(source, folders, skipped)
     labels_by_class = {name: label for label, name in enumerate(classes)}
     names = []
     labels = []
@@ -157,6 +152,18 @@ def _list_folder(source: Source, quarantine: Mapping[str, str]) -> Listing:
     )
 
 
+def _order_folders(
+    source: Source, folders: Sequence[str], skipped: list[Skipped]
+) -> tuple[str, ...]:
+    """Return the classes of class folders in the order of their list, or sorted without one. Add a
+    list that lacks a folder to `skipped`."""
+    classes = read_classes(source) or ()
+    unlisted = sorted(set(folders) - set(classes))
+    if classes and unlisted:
+        skipped.append(Skipped(CLASS_LIST, f"{CLASSES} without {unlisted[0]}"))
+    return sort_classes(folders) if unlisted else classes
+
+
 def _place_objects(
     source: Source, rows: np.ndarray, names: list[bytes], contents: Mapping[str, ClassFolder]
 ) -> None:
@@ -179,7 +186,9 @@ def _list_files(
 ) -> Listing:
     files = _read_files(source, first_label, quarantine, progress, inspect)
     name_classes(source, files)
-    folders = sort_classes(sorted({name for file in files for name in file.folders}))
+    skipped: list[Skipped] = []
+    names_of_folders = sorted({name for file in files for name in file.folders})
+    folders = _order_folders(source, names_of_folders, skipped) if names_of_folders else ()
     positions = {name: position for position, name in enumerate(folders)}
     parts = [np.zeros(0, ROW)]
     numbers = [np.zeros(0, np.int64)]
@@ -187,7 +196,6 @@ def _list_files(
     class_names: dict[int, str] = {}
     damaged: list[Quarantined] = []
     left_out: list[Quarantined] = []
-    skipped: list[Skipped] = []
     for file in files:
         parts += file.list_rows(positions)
         numbers += file.numbers

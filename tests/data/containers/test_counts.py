@@ -125,6 +125,20 @@ def test_the_folders_of_all_tars_together_decide_what_is_a_class(tmp_path: Path)
     ]
 
 
+def test_a_list_next_to_tars_orders_their_folders_as_it_orders_class_folders(
+    tmp_path: Path,
+) -> None:
+    files = {"ant/a.jpg": IMAGE, "cat/b.jpg": IMAGE}
+    image_folder(tmp_path / "folder", files)
+    write_tar(tmp_path / "tar/train.tar", dict(files))
+    for text, classes in (("cat\nant\n", ("cat", "ant")), ("cat\n", ("ant", "cat"))):
+        for root in (tmp_path / "folder", tmp_path / "tar"):
+            (root / "classes.txt").write_text(text)
+            listing = list_images(find_source(root))
+            assert listing.classes == classes
+            assert count_kinds(listing) == ({"class-list": 1} if "ant" not in text else {})
+
+
 def test_an_image_next_to_the_class_folders_of_a_tar_is_named(tmp_path: Path) -> None:
     members = {"set/cat/a.jpg": IMAGE, "set/stray.jpg": IMAGE, "set/dog/b.jpg": IMAGE}
     write_tar(tmp_path / "train.tar", members)
