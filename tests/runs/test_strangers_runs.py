@@ -1,16 +1,13 @@
 """Folders of runs that a stranger wrote: nothing that they name is used without the user's word."""
 
 import json
-import os
 import shutil
 import sys
-import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import lockstep
@@ -20,6 +17,7 @@ from lockstep.runs.resuming import complete_settings
 from lockstep.runs.starting_weights import read_masks, starts_from_probe
 from lockstep.system.errors import CheckpointError, LockstepError, RecipeError
 from lockstep.weights import checkpoint, choose, open_weights
+from tests.hostile import HOSTILE
 from tests.runs.cases import stop_at, train_until
 
 EXECUTION = Execution(save_every_steps=3, loggers=())
@@ -114,36 +112,6 @@ def test_a_recipe_of_a_run_reads_no_other_file(run: Path, textures: Path, tmp_pa
             command()
 
 
-def link(target: str) -> Callable[[Path], None]:
-    """Return a function that writes a link."""
-    return lambda file: file.symlink_to(target)
-
-
-def write(data: bytes) -> Callable[[Path], object]:
-    """Return a function that writes bytes."""
-    return lambda file: file.write_bytes(data)
-
-
-def write_bomb(file: Path) -> None:
-    """Write an archive whose array says that it has 1 TiB."""
-    with zipfile.ZipFile(file, "w") as archive, archive.open("step.npy", "w") as member:
-        header = {"descr": "|u1", "fortran_order": False, "shape": (2**40,)}
-        np.lib.format.write_array_header_1_0(member, header)
-        member.write(bytes(2**10))
-
-
-HOSTILE: dict[str, Callable[[Path], object]] = {
-    "deep": write(b"[" * 200_000),
-    "other types": write(b'{"id": 1, "data": [], "execution": 3, "history": 7, "final": 2}'),
-    "a list": write(b"[1, 2]\n"),
-    "not text": write(b"\xff\xfe\x00"),
-    "empty": write(b""),
-    "huge numbers": write(b'{"id": 1e999, "step": ' + b"9" * 5000 + b"}\n"),
-    "an array": write_bomb,
-    "a device": link("/dev/zero"),
-    "a folder": lambda file: file.mkdir(),
-    "a fifo": os.mkfifo,
-}
 FILES = [
     *("run.json", "environment.json", "report.json", "log.jsonl", "recipe.yaml", "start.json"),
     *("validation.npz", "best-validation.npz", "masks.safetensors"),

@@ -58,6 +58,7 @@ from lockstep.system.regular_files import (
     read_regular,
     read_regular_text,
 )
+from lockstep.system.strict_json import parsed
 
 VERSION = 5
 
@@ -343,7 +344,7 @@ def read_quarantine(source: Source) -> dict[str, str]:
     if not path.is_file():
         return {}
     try:
-        images = json.loads(read_regular_text(path, RECORDS, errors="surrogateescape"))["images"]
+        images = parsed(read_regular_text(path, RECORDS, errors="surrogateescape"))["images"]
         return {str(place): str(reason) for place, reason in images.items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError(

@@ -49,14 +49,15 @@ def read_npz(
                 name = member.filename.removesuffix(_MEMBER)
                 if name in arrays:
                     raise ValueError(f"it has the array {name!r:.100} twice")
-                arrays[name] = _read_array(name, archive.read(member), kinds)
+                arrays[name] = read_npy(name, archive.read(member), kinds)
             return arrays
     except (OverflowError, *_OF_ZIP) as error:
         raise ValueError(str(error) or type(error).__name__) from None
 
 
-def _read_array(name: str, data: bytes, kinds: str) -> np.ndarray:
-    """Return the array of a member as a view of its bytes. Raises `ValueError`."""
+def read_npy(name: str, data: bytes, kinds: str) -> np.ndarray:
+    """Return the array in the bytes of a file of `numpy.save`, as a view of them. Raises
+    `ValueError`."""
     stream = io.BytesIO(data)
     read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     version = npy.read_magic(stream)

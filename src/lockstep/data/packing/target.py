@@ -14,7 +14,8 @@ from lockstep.data.listing import Listing
 from lockstep.data.sources import CACHE, FOLDER, UNFINISHED
 from lockstep.system.errors import DataError
 from lockstep.system.files import naming, written_text
-from lockstep.system.regular_files import RECORDS, TEXT, open_regular, read_regular
+from lockstep.system.npz import NUMBERS, read_npy
+from lockstep.system.regular_files import RECORDS, TEXT, read_regular
 
 
 def read_states(listing: Listing) -> np.ndarray:
@@ -82,7 +83,7 @@ def _check_same(
             f"{target} holds other images, or was begun with other options; choose an empty folder"
         )
     # A file that could not be read then (0, 0) may be readable now.
-    if (before != states)[before.any(axis=1)].any():
+    if before.shape != states.shape or (before != states)[before.any(axis=1)].any():
         raise DataError(
             f"{target} holds images from before some were overwritten; choose an empty folder"
         )
@@ -100,7 +101,7 @@ def _save_states(path: Path, states: np.ndarray) -> None:
 def _load_states(path: Path) -> np.ndarray | None:
     """Return the saved states, or None if they are missing or incomplete."""
     try:
-        with open_regular(path, RECORDS) as file:
-            return np.load(file, allow_pickle=False)
-    except (FileNotFoundError, EOFError, ValueError):
+        states = read_npy(path.name, read_regular(path, RECORDS), NUMBERS)
+    except (FileNotFoundError, ValueError):
         return None
+    return states if states.ndim == 2 else None
