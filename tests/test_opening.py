@@ -71,6 +71,7 @@ ALLOWED = {
     "recipes/published_accuracies.py": PACKAGE,
     "recipes/published_speeds.py": PACKAGE,
     "reporting/page.py _read_template": PACKAGE,
+    "runs/folder.py hold_run": WRITTEN,
     "runs/begin.py _open_log": "the recorder's method of this name",
     "system/files.py": WRITTEN,
     "system/heartbeat.py": OWN,

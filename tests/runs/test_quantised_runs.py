@@ -19,6 +19,7 @@ from lockstep.system.errors import (
     RecipeError,
 )
 from lockstep.weights import checkpoint
+from lockstep.weights.run_identity import settle_identity
 from tests.inference.cases import random_tensors
 from tests.runs.cases import (
     find_same_parts,
@@ -167,6 +168,12 @@ def test_a_run_whose_checkpoint_lost_its_scales_does_not_resume(
         shutil.rmtree(folder)
     state, digest = checkpoint.load(checkpoint.checkpoint_path(whole / "checkpoints", 3))
     about = {"recipe": recipe.fields(), "classes": []}
-    checkpoint.save(tmp_path / "run" / "checkpoints", state, data_digest=digest, about=about)
+    checkpoint.save(
+        tmp_path / "run" / "checkpoints",
+        state,
+        data_digest=digest,
+        about=about,
+        run_id=settle_identity(whole).id,
+    )
     with pytest.raises(CheckpointError, match="has no scales"):
         lockstep.train(recipe, textures, tmp_path / "run", execution=EXECUTION)
