@@ -143,10 +143,12 @@ def test_only_what_a_graph_does_not_say_is_assumed(tmp_path: Path) -> None:
     path = tmp_path / "a.onnx"
     path.write_bytes(model.SerializeToString())
     weights = open_weights(path)
-    places = {"file": {"mean", "std"}, "assumed": set(FIELDS) - {"mean", "std"}}
+    stated = {"mean", "std", "eval_crop"}
+    places = {"file": stated, "assumed": set(FIELDS) - stated}
     assert list_places(path) == places
-    assert (weights.recipe.mean, weights.recipe.eval_resize) == (SMALL["mean"], 256)
-    check_lines(weights.remarks, r"torchvision-v1 is assumed: shorter side 256, .*bilinear$")
+    recipe = weights.recipe
+    assert (recipe.mean, recipe.eval_resize, recipe.eval_crop) == (SMALL["mean"], 55, 48)
+    check_lines(weights.remarks, r"torchvision-v1 is assumed: shorter side 55, bilinear$")
 
 
 def test_timms_defaults_are_assumed(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from lockstep.recipes.published import (
     resnet50_tensorflow_90ep,
     resnext101_32x4d_pytorch_90ep,
 )
+from lockstep.recipes.recipe import eval_fields
 from lockstep.weights.fingerprints import hash_file
 from lockstep.weights.known_weights import read_known_weights
 from lockstep.weights.preprocessing import FIELDS, Changes
@@ -77,20 +78,26 @@ _ROWS = {"timm": "timm", "Gluon": "gluon", "Flax": "flax", "Keras": "keras"} | d
 
 
 def assume_preprocessing(
-    origin: str, known: Collection[str] = (), settings: Collection[str] = ()
+    origin: str,
+    known: Collection[str] = (),
+    settings: Collection[str] = (),
+    crop: int = Recipe().eval_crop,
 ) -> tuple[Changes, tuple[str, ...]]:
     """Return the preprocessing to use for weights of a file that does not say all of it, and a
     remark that it is an assumption.
 
     `origin` is that of the weights, or a row of `KNOWN`. `known` are the fields that are not
-    assumed. The remark also leaves out the fields in `settings`, which a user sets. Both are empty
-    if the origin has a published recipe, whose preprocessing is used.
+    assumed. If the crop is one of them, it is `crop`, which the shorter side follows. The remark
+    also leaves out the fields in `settings`, which a user sets. Both are empty if the origin has a
+    published recipe, whose preprocessing is used.
     """
     row = _ROWS.get(origin, origin)
     if row not in KNOWN:
         return {}, ()
     changes = {name: value for name, value in KNOWN[row].items() if name not in known}
-    return changes, _describe_assumption(row, changes.keys() - settings)
+    if "eval_crop" in known and "eval_resize" in changes:
+        changes["eval_resize"] = eval_fields({"image_size": crop})["eval_resize"]
+    return changes, _describe_assumption(row, KNOWN[row] | changes, changes.keys() - settings)
 
 
 def find_published(path: Path) -> Changes | None:
@@ -105,9 +112,8 @@ def find_published(path: Path) -> Changes | None:
     return None
 
 
-def _describe_assumption(row: str, assumed: Set[str]) -> tuple[str, ...]:
+def _describe_assumption(row: str, values: Changes, assumed: Set[str]) -> tuple[str, ...]:
     """Return a remark that these fields of a row are assumed; none if there are none."""
-    values = KNOWN[row]
     owner = "preprocess_input's" if row == "keras" else "ImageNet's"
     texts = {
         "eval_resize": f"shorter side {values['eval_resize']}",

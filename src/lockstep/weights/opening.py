@@ -114,7 +114,7 @@ def _complete_preprocessing(weights: Weights, settings: Changes) -> Weights:
         _, guesses, _ = read_certified_preprocessing(weights.source.parent)
     row = weights.assumed_as or weights.origin
     known = weights.stated | certified.keys()
-    assumed, assumptions = assume_preprocessing(row, known, settings)
+    assumed, assumptions = assume_preprocessing(row, known, settings, weights.recipe.eval_crop)
     changes = {name: v for name, v in (assumed | certified).items() if name not in weights.stated}
     places: dict[str, Any] = dict.fromkeys(certified, "certificate")
     places |= dict.fromkeys(weights.stated, "file") | dict.fromkeys(guesses, "assumed")

@@ -27,6 +27,8 @@ RESNEXT = ModelSpec(
     groups=4,
     expansion=2,
 )
+EVALUATION = {"eval_resize": 256, "eval_crop": 224}
+"""The sizes that are assumed for files that do not say theirs."""
 BASIC = ModelSpec(
     block="basic", layers=(1, 2, 1, 1), stem_width=8, widths=(8, 16, 32, 64), expansion=1
 )

@@ -94,7 +94,7 @@ def test_layers_for_preprocessing_are_read_as_mean_and_std(tmp_path: Path) -> No
         model = resnet({"before the stem": layer})
         weights = assert_read(model, save(model, tmp_path))
         assert (weights.recipe.mean, weights.recipe.std) == ((mean,) * 3, (std,) * 3)
-        assert weights.stated == {"mean", "std"}
+        assert weights.stated == {"mean", "std", "eval_crop"}
 
 
 def test_preprocess_input_in_a_model_is_read(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_preprocess_input_in_a_model_is_read(tmp_path: Path) -> None:
     model = transfer(before=lambda x: keras.applications.resnet.preprocess_input(augment(x)))
     weights = assert_read(model, save(model, tmp_path))
     assert weights.recipe.mean == (123.68, 116.779, 103.939)
-    assert weights.stated == {"mean", "std"}
+    assert weights.stated == {"mean", "std", "eval_crop"}
     assert [part.treatment for part in weights.parts].count("without effect") == 3
 
 
@@ -195,7 +195,7 @@ def test_functions_of_tensorflow_for_preprocessing_are_read(plain: Any, tmp_path
     file = save(plain, tmp_path, "h5")
     edit_description(file, prepare_by_functions)
     weights = read(file)
-    assert weights.stated == {"mean", "std"}
+    assert weights.stated == {"mean", "std", "eval_crop"}
     assert weights.recipe.mean == (123.68, 116.779, 103.939)
     images = keras.applications.resnet.preprocess_input(IMAGES.copy())
     assert is_same_answer(compute(plain, images), compute_as_read(weights))

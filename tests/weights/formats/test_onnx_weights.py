@@ -23,7 +23,7 @@ from lockstep.weights.formats.onnx_weights import find, matches, read
 from lockstep.weights.inspection import find_oddities
 from tests.inference.cases import random_tensors
 from tests.lines import check_lines
-from tests.weights.formats.cases import BASIC, RESNEXT, assert_canonical
+from tests.weights.formats.cases import BASIC, EVALUATION, RESNEXT, assert_canonical
 from tests.weights.formats.onnx_cases import IMAGES, edit_model, export_model, recipe_of
 
 V1 = narrow_model(MODELS["resnet50-v1"])
@@ -104,8 +104,8 @@ def test_a_model_of_pytorch_has_its_weights(tmp_path: Path) -> None:
     tensors = random_tensors(recipe, 2)
     export_torch(backends.load("torch").load_module(recipe, tensors), tmp_path / "a", training=True)
     weights = read(tmp_path / "a")
-    assert weights.recipe == recipe
-    assert (weights.remarks, weights.stated) == ((), frozenset())
+    assert weights.recipe.replace(**EVALUATION) == recipe
+    assert (weights.remarks, weights.stated) == ((), {"eval_crop"})
     assert_canonical(weights.state.tensors, tensors)
 
 

@@ -1,9 +1,11 @@
 """Networks that are rebuilt of what was read compute what their files' programs compute."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from keras import layers
@@ -37,13 +39,25 @@ def compute_rebuilt(weights: Weights, images: np.ndarray, folder: Path) -> np.nd
     return compute(folder, images)[0]
 
 
-@pytest.mark.parametrize("inserted", KERAS.values(), ids=KERAS)
+def build_fixed_pool() -> Any:
+    """Return a model whose last pool has the size of its images."""
+    model = insertions_keras.resnet(has_top=False)
+    x = layers.Flatten()(layers.AveragePooling2D(2)(model.output))
+    return insertions_keras.draw_weights(keras.Model(model.input, layers.Dense(5)(x)))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [partial(insertions_keras.resnet, inserted) for inserted in KERAS.values()]
+    + [build_fixed_pool],
+    ids=[*KERAS, "a pool of a fixed size"],
+)
 def test_keras_layers_are_rebuilt(
-    inserted: dict[Place, Layers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MODELS, "resnet50-v1", insertions_keras.SPEC)
     monkeypatch.setattr(keras_process, "check", lambda path: None)
-    model = insertions_keras.resnet(inserted)
+    model = build()
     model.save(tmp_path / "a.keras")
     weights = keras_file.read(tmp_path / "a.keras")
     images = insertions_keras.prepare(weights)

@@ -53,7 +53,7 @@ def test_the_graph_without_more_is_computed(tmp_path: Path) -> None:
     logits = run(whole_graph(), "logits")
     assert np.abs(compute_as_read(weights) - logits).max() < 1e-4
     assert np.ptp(logits, axis=0).max() > 1, "images are told apart"
-    assert weights.stated == {"mean", "std"}
+    assert weights.stated == {"mean", "std", "eval_crop"}
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_bytes_are_known_by_their_type(tmp_path: Path) -> None:
     images = IMAGES.astype(np.uint8)
     graph = freeze(lambda x: divide(x[..., ::-1]), tf.uint8)
     weights = read_graph(graph, tmp_path)
-    assert (weights.stated, weights.recipe.mean) == ({"mean", "std"}, (0, 0, 0))
+    assert (weights.stated, weights.recipe.mean) == ({"mean", "std", "eval_crop"}, (0, 0, 0))
     assert is_same_answer(run(graph, "probabilities", images), compute_as_read(weights))
     graph = freeze(lambda x: divide(x + tf.constant(9, tf.uint8)), tf.uint8)
     with pytest.raises(CheckpointError, match="Add 'add:0' before the first convolution"):

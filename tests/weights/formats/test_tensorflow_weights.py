@@ -202,7 +202,7 @@ def test_graphs_of_other_programs_compute_what_tensorflow_computes(
     logits = module((IMAGES.astype(np.float64) / 128 - 1).transpose(0, 3, 1, 2))
     assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
     assert bool(original.folded_norms) == (kind == "folded")
-    assert original.stated == frozenset()
+    assert original.stated == {"eval_crop"}
     assert original.recipe.bn_epsilon == (1e-5 if kind == "folded" else 2e-5)
 
 
@@ -365,8 +365,8 @@ def test_a_graph_with_nvidias_names_has_its_preprocessing(folds: bool, tmp_path:
         edit_graph(tmp_path / "a", choose_classes)
     ours = read(tmp_path / "a")
     theirs = read(edit_graph(tmp_path / "a", lambda graph: name_like_nvidia(graph, ours)))
-    assert (theirs.origin, theirs.stated) == ("NVIDIA TensorFlow", {"mean", "std"})
-    assert (theirs.recipe.mean, theirs.recipe.eval_crop) == (MEAN, 224)
+    assert (theirs.origin, theirs.stated) == ("NVIDIA TensorFlow", {"mean", "std", "eval_crop"})
+    assert (theirs.recipe.mean, theirs.recipe.eval_crop) == (MEAN, 40)
     assert_canonical(theirs.tensors, ours.tensors)
 
 

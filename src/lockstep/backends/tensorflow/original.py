@@ -29,7 +29,7 @@ def compute(folder: Path, images: np.ndarray) -> tuple[np.ndarray, str]:
     if (folder / "graph.pb").exists():
         return _compute_graph(folder, images), f"TensorFlow {tf.__version__}"
     build = _build_application if (folder / "application.json").exists() else _build_model
-    model = build(folder)
+    model = build(folder, images.shape[1:])
     outputs = [model(image[None], training=False).numpy() for image in images]
     return np.concatenate(outputs), f"Keras {tf.keras.__version__}"
 
@@ -46,20 +46,23 @@ def _compute_graph(folder: Path, images: np.ndarray) -> np.ndarray:
     return np.concatenate(outputs)
 
 
-def _build_application(folder: Path) -> Any:
-    """Return a model of `keras.applications`, which returns logits."""
+def _build_application(folder: Path, shape: tuple[int, ...]) -> Any:
+    """Return a model of `keras.applications` for images of a shape, which returns logits."""
     about = json.loads((folder / "application.json").read_text(encoding="utf-8"))
     arrays = np.load(folder / "layers.npz", allow_pickle=False)
     build = getattr(tf.keras.applications, about["model"])
-    model = build(weights=None, classes=about["classes"], classifier_activation=None)
+    model = build(
+        weights=None, input_shape=shape, classes=about["classes"], classifier_activation=None
+    )
     for layer in model.layers:
         names = [variable.name.rpartition("/")[2].removesuffix(":0") for variable in layer.weights]
         layer.set_weights([arrays[f"{layer.name}/{name}"] for name in names])
     return tf.keras.Model(model.input, model.output)
 
 
-def _build_model(folder: Path) -> Any:
-    """Return a model of built-in layers. Raises `ValueError` for any other layer."""
+def _build_model(folder: Path, shape: tuple[int, ...]) -> Any:
+    """Return a model of built-in layers for images of a shape. Raises `ValueError` for another
+    layer."""
     keras = tf.keras
     layers = json.loads((folder / "layers.json").read_text(encoding="utf-8"))
     arrays = np.load(folder / "layers.npz", allow_pickle=False)
@@ -68,7 +71,7 @@ def _build_model(folder: Path) -> Any:
         if row["class_name"] not in LAYERS:
             raise ValueError(f"a layer {row['class_name']} is not rebuilt")
         if row["class_name"] == "InputLayer":
-            values[row["name"]] = keras.Input((None, None, 3))
+            values[row["name"]] = keras.Input(shape)
             continue
         inputs = [values[name] for name in row["inputs"]]
         layer = getattr(keras.layers, row["class_name"]).from_config(row["config"])

@@ -188,7 +188,7 @@ def _read_model(
         path,
         NAME,
         tuple(remarks),
-        stated=frozenset(("mean", "std") if network.normalises else ()),
+        stated=network.stated,
         assumed_as="" if network.has_keras_names else "torchvision-v1",
         parts=(*variables.parts, *model.parts, *network.parts, *parts),
         original=Original(

@@ -30,6 +30,7 @@ import numpy as np
 
 from lockstep.models.architectures import Conv, ModelSpec
 from lockstep.recipes import Recipe
+from lockstep.recipes.recipe import eval_fields
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import name_model
 from lockstep.weights.formats.operators import Graph
@@ -135,6 +136,8 @@ class Network:
     """What values the graph takes."""
     takes_channels_last: bool
     """Whether the graph takes images as NHWC."""
+    image_size: int | None
+    """Height and width of the images; None if the graph does not fix them."""
     head: Head
     """The classifier."""
     parts: tuple[Part, ...]
@@ -171,7 +174,15 @@ class Network:
             bn_epsilon=self.epsilon,
             mean=self.mean,
             std=self.std,
+            **eval_fields({"image_size": self.image_size}),
         )
+
+    @property
+    def stated(self) -> frozenset[str]:
+        """The fields of the preprocessing that the graph says."""
+        fields = {"mean": self.normalises, "std": self.normalises}
+        fields["eval_crop"] = "eval_crop" in eval_fields({"image_size": self.image_size})
+        return frozenset(filter(fields.get, fields))
 
     def build_tensors(self) -> dict[str, np.ndarray]:
         """Return the canonical tensors."""

@@ -103,6 +103,7 @@ class _Walk:
             has_keras_names,
             takes,
             self._takes_channels_last,
+            self._graph.image_size,
             head,
             (*self._parts, *head.parts),
             (*self._remarks, *head.remarks),
@@ -396,7 +397,7 @@ class _Walk:
         if len(users) != 2 or len(branches) != 2 or len(sums) != 1:
             raise ValueError(
                 f"{value!r:.80} is used by {_join_labels(users)}; a ResNet has two branches there"
-                " that one Add joins, so its answers would be others"
+                " that one Add joins, or an average pool at its end, so its answers would be others"
             )
         (shortcut, _), (main, add) = sorted(branches, key=lambda branch: len(branch[0]))
         if len(shortcut) > 1 or len(main) not in (2, 3):

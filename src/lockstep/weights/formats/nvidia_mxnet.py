@@ -168,7 +168,7 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
         origin,
         (*remarks, *network.describe_units()),
         _count_epochs(path),
-        stated=frozenset(("mean", "std") if network.normalises else ()),
+        stated=network.stated,
         assumed_as=_choose_assumption(network, sources),
         original=Original(
             NAME,

@@ -66,7 +66,6 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
     )
     remarks = (*resnet.remarks, *about, *_describe_graph(graph, resnet))
     sources = list(resnet.list_sources(graph))
-    stated = FIELDS if has_preprocessing else ("mean", "std") if resnet.normalises else ()
     return Weights(
         recipe,
         State(0, resnet.build_tensors(), {}),
@@ -74,7 +73,7 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
         path,
         "ONNX",
         remarks,
-        stated=frozenset(stated),
+        stated=frozenset(FIELDS) if has_preprocessing else resnet.stated,
         assumed_as="keras" if resnet.takes == "bgr" else "",
         original=Original(
             "ONNX Runtime",

@@ -100,7 +100,6 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
     recipe, has_preprocessing, about = onnx_metadata.read_preprocessing(
         recipe, text, PREPROCESSING, normalises=resnet.normalises
     )
-    stated = FIELDS if has_preprocessing else ("mean", "std") if resnet.normalises else ()
     if is_nvidias and not (has_preprocessing or resnet.normalises):
         about = (*about, _NVIDIAS)
     remarks = [*resnet.remarks, *about, *resnet.describe_units(), *_name_signatures(graph)]
@@ -111,7 +110,7 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
         path,
         "NVIDIA TensorFlow" if is_nvidias else "TensorFlow",
         (*remarks, *describe_converted(list(nodes.halves), "constants")),
-        stated=frozenset(stated),
+        stated=frozenset(FIELDS) if has_preprocessing else resnet.stated,
         assumed_as="keras" if resnet.has_keras_names else "",
         original=Original(
             "TensorFlow",
@@ -176,7 +175,8 @@ def _is_nvidias(resnet: Network, sources: set[tuple[str, str]]) -> bool:
 def _choose_nvidia_recipe(recipe: Recipe, resnet: Network) -> Recipe:
     """Return NVIDIA's recipe with what the graph says."""
     published = nvidia_tensorflow.choose_recipe(resnet.spec, recipe.logits)
-    published = published.replace(padding=recipe.padding, bn_epsilon=recipe.bn_epsilon)
+    fields = ("padding", "bn_epsilon", "eval_resize", "eval_crop")
+    published = published.replace(**{name: getattr(recipe, name) for name in fields})
     return published.replace(mean=recipe.mean, std=recipe.std) if resnet.normalises else published
 
 
