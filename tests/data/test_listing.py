@@ -66,26 +66,12 @@ def test_classes_without_names_are_numbers(format: str, tmp_path: Path) -> None:
     assert (labels(training), labels(validation)) == ([0, 2, 4], [1])
 
 
-FEATURES = """{"featuresDict": {"features": {"image": {"image": {"encodingFormat": "jpeg"}},
-"label": {"pythonClassName": "tensorflow_datasets.core.features.class_label_feature.ClassLabel",
-"classLabel": {"numClasses": "%d"}}}}}"""
-"""As TensorFlow Datasets 4.9 writes it for a data set of images."""
-
-
-@pytest.mark.parametrize("count", [3, 4])
-def test_classes_of_tensorflow_datasets_have_the_names_in_its_list(
-    count: int, tmp_path: Path
-) -> None:
+def test_classes_of_tensorflow_datasets_have_the_names_in_its_list(tmp_path: Path) -> None:
     path = tmp_path / "beans-train.tfrecord-00000-of-00001"
     write("tfrecord", path, [sample(i, i % 3) for i in range(4)])
     (tmp_path / "label.labels.txt").write_text("rust\nleaf spot\nhealthy\n")
-    (tmp_path / "features.json").write_text(FEATURES % count)
-    if count == 3:
-        index = open_index(find_split(tmp_path, "train"))
-        assert (index.classes, labels(index)) == (("rust", "leaf spot", "healthy"), [0, 1, 2, 0])
-    else:
-        with pytest.raises(DataError, match=r"features.json has 4 classes, but .* lists 3"):
-            open_index(find_split(tmp_path, "train"))
+    index = open_index(find_split(tmp_path, "train"))
+    assert (index.classes, labels(index)) == (("rust", "leaf spot", "healthy"), [0, 1, 2, 0])
 
 
 def test_a_list_that_names_a_class_twice_is_refused(tmp_path: Path) -> None:

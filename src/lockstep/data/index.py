@@ -170,12 +170,12 @@ def open_index(
     source = where if isinstance(where, Source) else find_source(Path(where))
     _check_folders(source, classes)
     notes: list[str] = []
-    index = None if anew else _load_any(source, notes)
+    index = None if anew else load_index(source, notes)
     if index is None:
         cache = find_cache_folder(source)
         with hold_lock(cache / "indexing.lock", progress) as lock:
             # Another process may have built it in the meantime.
-            index = None if anew else _load_any(source)
+            index = None if anew else load_index(source)
             if index is None:
                 stamp = _stamp(source)
                 index = replace(_build(source, lock.tell), notes=tuple(notes))
@@ -191,7 +191,7 @@ def find_index(source: Source, *, classes: tuple[str, ...]) -> Index | None:
     `classes`.
     """
     _check_folders(source, classes)
-    index = _load_any(source)
+    index = load_index(source)
     return None if index is None else relabel_index(index, classes)
 
 
@@ -201,22 +201,21 @@ def check_layouts(sources: Iterable[Source]) -> None:
     contents = []
     for source in sources:
         if source.format == FOLDER:
-            index = _load_any(source)
+            index = load_index(source)
             skipped = list_images(source).skipped if index is None else index.skipped
             contents.append((source.root, skipped))
     check_layout(contents)
 
 
-def list_skipped(index: Index) -> tuple[Skipped, ...]:
-    """Return what is in the folder of an index and is no image of a class."""
-    if index.source.format != FOLDER:
-        return index.skipped
-    return (*list_beside_classes(index.root), *index.skipped)
+def list_skipped(images: Index | Listing) -> tuple[Skipped, ...]:
+    """Return what is in a source and is no image of a class, with what is next to class folders."""
+    beside = list_beside_classes(images.source.root) if images.source.format == FOLDER else ()
+    return (*beside, *images.skipped)
 
 
-def _load_any(source: Source, notes: list[str] | None = None) -> Index | None:
-    """Return the stored index; None if there is none, or if it cannot be used: then `notes` get the
-    reason."""
+def load_index(source: Source, notes: list[str] | None = None) -> Index | None:
+    """Return the stored index of a source with its own classes; None if there is none, if the
+    images changed, or if it cannot be used: then `notes` get the reason."""
     for folder in _cache_folders(source):
         try:
             index = _load(source, folder)
@@ -227,12 +226,6 @@ def _load_any(source: Source, notes: list[str] | None = None) -> Index | None:
         if index is not None:
             return index
     return None
-
-
-def load_index(source: Source) -> Index | None:
-    """Return the stored index of a source with its own classes; None if there is none, or if the
-    images changed."""
-    return _load_any(source)
 
 
 def relabel_index(index: Index, classes: tuple[str, ...], *, is_first: bool = False) -> Index:

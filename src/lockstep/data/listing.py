@@ -7,12 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +23,7 @@ from lockstep.data.class_folders import (
 )
 from lockstep.data.class_order import are_numbers, sort_classes
 from lockstep.data.images import ROW, Images, Names, Progress, Quarantined, relabel
-from lockstep.data.sources import ALIASES, CLASSES, FEATURES, FOLDER, LABELS, Source
+from lockstep.data.sources import ALIASES, CLASSES, FOLDER, LABELS, Source
 from lockstep.data.stored_files import (
     MOST_CLASSES,
     Inspect,
@@ -39,7 +37,6 @@ from lockstep.data.stores.bundles import explain_new_list
 from lockstep.system.errors import DataError
 from lockstep.system.machine import cores
 from lockstep.system.regular_files import TEXT, read_regular_text
-from lockstep.system.strict_json import parsed
 
 _PROGRESS_SEC = 0.2
 _IS_NUMBER = re.compile(rb"\d+(?:\.\w+)?")
@@ -312,19 +309,4 @@ def _parse_classes(path: Path) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         [(twice, _)] = Counter(names).most_common(1)
         raise DataError(f"{path} lists {twice} twice; expected a different name for each class")
-    if path.name == LABELS:
-        _check_count(path.with_name(FEATURES), len(names))
     return names
-
-
-def _check_count(features: Path, count: int) -> None:
-    """Raise `DataError` if the description of TensorFlow Datasets has another number of classes."""
-    with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-        fields: Any = parsed(read_regular_text(features, TEXT))
-        label = fields["featuresDict"]["features"]["label"]
-        classes = int(label["classLabel"]["numClasses"])
-        if classes != count:
-            raise DataError(
-                f"{features} has {classes} classes, but {LABELS} next to it lists {count}; expected"
-                " both of the same data set"
-            )

@@ -43,8 +43,6 @@ CLASSES = "classes.txt"
 line, class 0 first."""
 LABELS = "label.labels.txt"
 """The same list, as TensorFlow Datasets writes it next to its TFRecords."""
-FEATURES = "features.json"
-"""What their records hold."""
 CACHE = ".lockstep"
 """The folder of Lockstep's own files next to images."""
 UNFINISHED = Path(CACHE) / "pack.unfinished"
@@ -228,10 +226,9 @@ def explain_compression(path: Path, begin: bytes) -> str:
             target = path.with_name(_unpack_name(path.name))
             if target == path:
                 target = path.with_name(f"unpacked-{path.name}")
-            source, unpacked = (shlex.quote(str(place)) for place in (path, target))
-            words = f"{command} < {source} > {unpacked}"
+            words = f"{command} < {shlex.quote(str(path))} > {shlex.quote(str(target))}"
             if name == "ZIP":
-                words = f"unzip {source} -d {unpacked}"
+                words = f"unzip {shlex.quote(str(path))} -d {shlex.quote(str(target))}"
             return (
                 f"it is compressed with {name}, and images in it cannot be read by offset. Unpack"
                 f" it and remove it: {words}"

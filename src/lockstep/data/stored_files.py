@@ -163,10 +163,10 @@ class StoredFile:
 
 def name_classes(source: Source, files: Sequence[StoredFile]) -> None:
     """Decide which folders in the tars of a source are classes, and leave out the others."""
-    folders = set(chain.from_iterable(file.folders for file in files))
+    tars = [file.folders for file in files]
+    folders = set(chain.from_iterable(tars))
     known: set[str] = set()
-    all_classes = find_classes_of_tars([file.folders for file in files])
-    for path, file, classes in zip(source.files, files, all_classes, strict=True):
+    for path, file, classes in zip(source.files, files, find_classes_of_tars(tars), strict=True):
         if file.folders:
             file.name_classes(path, classes, list_unused(file.directories - known, folders))
             known |= file.directories

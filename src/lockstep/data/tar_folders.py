@@ -55,10 +55,11 @@ def find_classes_of_tars(tars: Sequence[Collection[str]]) -> list[TarClasses]:
     Each tar decides by itself, as they can be made in different folders, unless a class of one is a
     folder inside a class of another: then all of them are read as one.
     """
-    classes = [find_classes(folders) for folders in tars]
-    paths = sorted(f"{path}/" for path in set(chain.from_iterable(item.names for item in classes)))
-    if any(inner.startswith(outer) for outer, inner in pairwise(paths)):
-        return [find_classes(set(chain.from_iterable(tars)))] * len(tars)
+    classes = list(map(find_classes, tars))
+    paths = {f"{path}/" for item in classes for path in item.names}
+    for outer, inner in pairwise(sorted(paths)):
+        if inner.startswith(outer):
+            return [find_classes(set(chain.from_iterable(tars)))] * len(tars)
     return classes
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lockstep.data.class_folders import describe_skipped
-from lockstep.data.containers import recordio, tfrecord
+from lockstep.data.containers import recordio, tfrecord, webdataset
 from lockstep.data.decoding.image_formats import FORMAT_OF
 from lockstep.data.images import Images, Names
 from lockstep.data.index import open_index
@@ -245,3 +245,17 @@ def test_what_was_inspected_is_kept_for_the_images_that_are_listed(tmp_path: Pat
     assert listing.rows["height"].tolist() == [10, 0]
     assert facts.checksums.tolist()[0] == compute_crc(jpeg(10, 9))
     assert list(facts.bad) == [1]
+
+
+def test_samples_that_share_a_key_up_to_a_dot_are_never_cut_in_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as are looked at together end in the middle of one."""
+    monkeypatch.setattr(webdataset, "_MOST_TOGETHER", 4)
+    members: dict[str, bytes | None] = {}
+    for i in range(5):
+        parts = {"jpg": IMAGE, "cls": b"%d" % i, "json": b"{}"}
+        members |= {f"photo.{i}.{ending}": data for ending, data in parts.items()}
+    listing = list_images(find_source(write_tar(tmp_path / "train.tar", members).parent))
+    assert listing.rows["label"].tolist() == [0, 1, 2, 3, 4]
+    assert (listing.damaged, listing.skipped) == ((), ())

@@ -16,13 +16,12 @@ from lockstep.data.class_folders import (
     EMPTY_CLASS,
     NESTED_FOLDER,
     Skipped,
-    list_beside_classes,
     read_class_folder,
 )
 from lockstep.data.containers import NO_LABEL, Damage, Stored
 from lockstep.data.decoding.image_formats import FORMAT_OF
 from lockstep.data.images import ROW, Names, Quarantined
-from lockstep.data.index import read_quarantine
+from lockstep.data.index import list_skipped, read_quarantine
 from lockstep.data.listing import Listing, list_images, read_classes
 from lockstep.data.sources import (
     ALIASES,
@@ -234,11 +233,8 @@ def _list_skipped(listing: Listing) -> list[Problem]:
         EMPTY_CLASS: "no images",
         NESTED_FOLDER: f"expected images in {root}/<class>/<image>",
     }
-    skipped = list(listing.skipped)
-    if listing.source.format == FOLDER:
-        skipped += list_beside_classes(root)
     problems = []
-    for kind, place, amount in skipped:
+    for kind, place, amount in list_skipped(listing):
         detail = details.get(kind, "left out") if amount == 1 else f"and {amount - 1} more"
         problems.append((kind, place, detail))
     return problems

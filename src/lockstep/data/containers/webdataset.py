@@ -29,7 +29,7 @@ _KEY = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]*)$")
 _RANKS = {ending.removeprefix("."): rank for rank, ending in enumerate(FORMAT_OF)}
 """The endings of images, without their dots, and which counts first."""
 _MOST_TOGETHER = 2**14
-"""The most members that are looked at together."""
+"""At most this many members are looked at together, and those that differ only in their endings."""
 _ABOUT = ("cls", "json")
 _MOST_ABOUT_BYTES = 2**24
 """The longest `.cls` or `.json`."""
@@ -268,6 +268,7 @@ def scan_images(path: Path, stopped: Event | None = None) -> Iterator[Item]:
 
 def _groups(file: Places, start: int) -> Iterator[_Group | Damage | Skipped]:
     group = None
+    last_stem = ""
     beside_damage = False
     for member in members(file, start):
         if isinstance(member, Damage):
@@ -282,10 +283,13 @@ def _groups(file: Places, start: int) -> Iterator[_Group | Damage | Skipped]:
             continue
         name = _KEY.match(member.name)
         key, ending = name.groups() if name else (member.name, "")
-        if group is None or key != group.key or len(group.members) == _MOST_TOGETHER:
+        stem, _, _ = member.name.rpartition(".")
+        is_full = group is not None and len(group.members) >= _MOST_TOGETHER
+        if group is None or key != group.key or (is_full and stem != last_stem):
             if group is not None:
                 yield group
             group = _Group(key, [], beside_damage)
+        last_stem = stem
         place = _Member(member.name, member.offset, member.offset_data, member.size)
         group.members.append((ending.lower(), place))
         beside_damage = False

@@ -23,7 +23,6 @@ from lockstep.data.sources import (
     ALIASES,
     CLASSES,
     DALI_INDEXES,
-    FEATURES,
     LABELS,
     QUARANTINE,
     STORE_FILES,
@@ -117,7 +116,7 @@ def _check_names(url: str, files: Iterable[str], folders: Collection[str]) -> No
 
 def _is_small(name: str) -> bool:
     """Return whether a file describes others, and is copied."""
-    return name in (CLASSES, LABELS, FEATURES, QUARANTINE) or name.endswith(".lst")
+    return name in (CLASSES, LABELS, QUARANTINE) or name.endswith(".lst")
 
 
 def _write_folder(
