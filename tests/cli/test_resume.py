@@ -14,6 +14,8 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.runs import train as training
 from lockstep.runs.resuming import RunSettings
 from lockstep.runs.starting_weights import StartSource
+from lockstep.runs.trust import list_names, remember
+from lockstep.weights.run_identity import settle_identity
 
 Run = Callable[..., tuple[int, str, str]]
 Opened = list[tuple[RunSettings, StartSource | None]]
@@ -47,6 +49,8 @@ def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
     (folder / "environment.json").write_text(
         json.dumps({"data": str(tmp_path), "execution": execution.fields()})
     )
+    settle_identity(folder)
+    remember(folder, list_names(execution.fields(), tmp_path))
     return folder
 
 

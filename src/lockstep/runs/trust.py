@@ -8,7 +8,7 @@ state folder (`XDG_STATE_HOME`), a JSON text on each line.
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,29 +27,28 @@ _SENDING = ("mlflow", "wandb")
 
 def list_names(
     execution: Mapping[str, Any], data: str | Path = "", recipe: Recipe | None = None
-) -> list[str]:
-    """Return what an execution, images and the user's own augmentations of a recipe name, as
+) -> Iterator[str]:
+    """Yield what an execution, images and the user's own augmentations of a recipe name, as
     `field=value`."""
-    names = [f"{name}={execution[name]}" for name in _FIELDS if execution.get(name)]
-    loggers = execution.get("loggers") or ()
-    names += [f"logger={name}" for name in _SENDING if name in loggers]
+    for name in _FIELDS:
+        if execution.get(name):
+            yield f"{name}={execution[name]}"
+    for name in _SENDING:
+        if name in (execution.get("loggers") or ()):
+            yield f"logger={name}"
     if str(data):
-        names.append(f"data={data}")
-    for augmentation in recipe.augmentations if recipe is not None else ():
+        yield f"data={data}"
+    for augmentation in () if recipe is None else recipe.augmentations:
         if ":" in augmentation.name:
-            names.append(f"augmentation={augmentation.name}")
-    return list(dict.fromkeys(names))
+            yield f"augmentation={augmentation.name}"
 
 
 def require_word(folder: Path, names: Iterable[str]) -> None:
     """Raise `CheckpointError` if a run's folder names something that no command on this machine
     has named for this run."""
-    names = list(names)
-    identity = read_identity(folder)
-    if not names:
-        return
+    identity = read_identity(folder)  # refuses checkpoints of two runs
     known = set() if identity is None else _read(identity.id)
-    unknown = [name for name in names if name not in known]
+    unknown = [name for name in dict.fromkeys(names) if name not in known]
     if unknown:
         more = f", and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         raise CheckpointError(

@@ -77,11 +77,14 @@ def read_identity(folder: Path) -> RunIdentity | None:
         ) from None
     saved = checkpoint.read_identities(folder / "checkpoints")
     if identity is None:
-        newest = max((step for step, (number, _) in saved.items() if number), default=None)
-        if newest is None:
+        newest = max(saved, default=-1)
+        if newest < 0 or not saved[newest][0]:
             return None
-        old = [step for step, (number, _) in saved.items() if not number and step < newest]
-        identity = RunIdentity(saved[newest][0], adopted_step=max(old, default=-1))
+        adopted = -1
+        for step, (number, _) in saved.items():
+            if not number:
+                adopted = max(adopted, step)
+        identity = RunIdentity(saved[newest][0], adopted_step=adopted)
     for step, (number, _) in saved.items():
         if number != identity.id and (number or step > identity.adopted_step):
             raise CheckpointError(
