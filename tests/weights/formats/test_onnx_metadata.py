@@ -52,7 +52,7 @@ def test_metadata_without_a_geometry_is_read_as_torchvisions() -> None:
             {"eval_crop": None},
             "expected a table of mean, std",
         ),
-        ({"eval_crop": "128"}, "eval_crop is '128', expected a value such as 224"),
+        ({"eval_crop": "128"}, "eval_crop is '128', expected a value such as 128"),
         ({"antialias": 1}, "antialias is 1, expected a value such as False"),
         ({"interpolation": "nearest"}, "interpolation: Input should be 'bilinear' or 'bicubic'"),
         ({"eval_resize": 100}, r"eval_crop \(128\) must fit into eval_resize \(100\)"),
@@ -77,7 +77,10 @@ def test_metadata_that_makes_no_sense_is_left_out_with_a_remark(
     )
     onnx.save(model, str(file))
     weights = read(file)
-    assert (weights.recipe, weights.has_preprocessing) == (recipe_of(), False)
+    assert (weights.recipe, weights.has_preprocessing) == (
+        recipe_of(eval_resize=146, eval_crop=128),
+        False,
+    )
     [remark] = weights.remarks
     assert re.match(f"its property lockstep_preprocessing was left out: .*{reason}", remark)
 
