@@ -110,7 +110,9 @@ def test_a_run_whose_classes_were_numbers_resumes_when_their_names_are_read(tmp_
             write_records(tmp_path / "after", with_names=True),
         )
     ]
-    assert open_index(find_split(tmp_path / "after", "val")).classes == ("eel", "dog", "cat")
+    named = open_index(find_split(tmp_path / "after", "val"))
+    for others in ((), ("a", "b", "c")):
+        assert arrange_classes(named, "index", others).classes == ("eel", "dog", "cat")
     digests = [[part.training.digest, part.validation.digest] for part in sets]
     assert digests[0] == digests[1]
 

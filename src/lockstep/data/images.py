@@ -315,7 +315,7 @@ def are_numbers_of(images: Images, classes: tuple[str, ...]) -> bool:
     """Return whether classes are the numbers that are stored with images: those of a run that did
     not know their names."""
     is_stored = images.source.format in ("recordio", "tfrecord")
-    numbers = tuple(map(str, range(len(classes))))
+    numbers = tuple(map(str, range(max(len(classes), 1))))
     return is_stored and classes == numbers and not set(images.classes) <= set(classes)
 
 
