@@ -109,6 +109,17 @@ def test_a_model_of_pytorch_has_its_weights(tmp_path: Path) -> None:
     assert_canonical(weights.state.tensors, tensors)
 
 
+def test_a_graph_of_images_that_are_not_square_is_refused(tmp_path: Path) -> None:
+    module = backends.load("torch").load_module(recipe_of(), random_tensors(recipe_of(), 2))
+    export_torch(module, tmp_path / "a", training=True)
+    model = onnx.load(tmp_path / "a")
+    for axis, size in ((2, 128), (3, 64)):
+        model.graph.input[0].type.tensor_type.shape.dim[axis].dim_value = size
+    onnx.save(model, tmp_path / "b.onnx")
+    with pytest.raises(CheckpointError, match="sides of 64 and 128 pixels, expected squares"):
+        read(tmp_path / "b.onnx")
+
+
 @pytest.mark.parametrize("model", [RESNEXT, BASIC, V1])
 def test_a_model_with_folded_batch_norms_has_its_logits(model: ModelSpec, tmp_path: Path) -> None:
     recipe = recipe_of(model)

@@ -87,7 +87,7 @@ class Translation:
             {name: variables.place(path) for name, path in self.places.items()},
             channels_last=True,
             takes_bytes=model.takes_bytes,
-            image_size=self._image[0] if len(set(self._image)) == 1 else None,
+            sizes=self._image,
         )
 
     def _check_connections(self, inputs: list[str]) -> None:

@@ -199,7 +199,6 @@ def open_graph(path: Path) -> OnnxGraph:
     inputs = [value for value in graph.input if value.name not in stored]
     tensor = inputs[0].type.tensor_type if inputs else onnx.TypeProto.Tensor()
     image_type = tensor.elem_type or onnx.TensorProto.FLOAT
-    sizes = {dim.dim_value for dim in tensor.shape.dim[1:]} - {3}
     metadata = map_entries(model.metadata_props)
     return OnnxGraph(
         path=path,
@@ -212,7 +211,7 @@ def open_graph(path: Path) -> OnnxGraph:
         places={},
         image_type=image_type,
         takes_bytes=image_type in INTEGERS,
-        image_size=sizes.pop() if len(sizes) == 1 and 0 not in sizes else None,
+        sizes=[dim.dim_value for dim in tensor.shape.dim[1:]],
         makers=makers,
         stored=stored,
         classes=_read_classes(metadata),

@@ -35,8 +35,8 @@ class Graph:
     """Whether constants are added to images and features in the order NHWC."""
     takes_bytes: bool = False
     """Whether the images are integers from 0 to 255."""
-    image_size: int | None = None
-    """Height and width of the images; None if the graph does not fix them."""
+    sizes: Sequence[int | None] = ()
+    """The fixed sizes of the images: height, width and perhaps 3 for the colours."""
     users: dict[str, list[Any]] = field(init=False)
     """The nodes that use each value, in the order of the graph."""
 
@@ -45,6 +45,18 @@ class Graph:
         for node in self.nodes:
             for value in dict.fromkeys(node.input):
                 self.users.setdefault(value, []).append(node)
+
+    @property
+    def image_size(self) -> int | None:
+        """Height and width of the images; None if the graph does not fix them. Raises `ValueError`
+        if they differ: Lockstep evaluates squares."""
+        sides = sorted({size for size in self.sizes if size is not None and size > 0} - {3})
+        if len(sides) > 1:
+            raise ValueError(
+                f"its images have sides of {sides[0]} and {sides[-1]} pixels, expected squares;"
+                " export it for squares, or for any size"
+            )
+        return sides[0] if sides else None
 
     def attribute(self, node: Any, name: str, default: Any) -> Any:
         """Return the value of a node's attribute."""

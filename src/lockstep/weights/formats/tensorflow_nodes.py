@@ -106,7 +106,7 @@ class Nodes:
             self._places,
             channels_last=self._layout == "NHWC",
             takes_bytes=any(get_type(node, "dtype") not in FLOATS for node in images),
-            image_size=_find_size(images),
+            sizes=_list_sizes(images),
         )
 
     def _add(self, node: Node) -> None:
@@ -441,11 +441,11 @@ def _read_layout(node: Node) -> str:
     return str(get_attribute(node, "data_format", "NHWC"))
 
 
-def _find_size(images: Iterable[Node]) -> int | None:
-    """Return height and width of images; None if they are not fixed, or not one number."""
+def _list_sizes(images: Iterable[Node]) -> list[int]:
+    """Return the sizes of images without the number of images; those that are not fixed are below
+    0."""
     shapes = [read_sizes(n.attributes["shape"].shape) for n in images if "shape" in n.attributes]
-    sizes = {size for shape in shapes for size in shape[1:]} - {3}
-    return sizes.pop() if len(sizes) == 1 and min(sizes) > 0 else None
+    return [size for shape in shapes for size in shape[1:]]
 
 
 def _list_unused(graph: FlatGraph, used: Iterable[Node]) -> Iterator[Node]:
