@@ -203,7 +203,8 @@ def test_tensors_of_no_known_model_are_refused(tmp_path: Path) -> None:
     tensors = torchvision_resnet18(10)
     del tensors["layer3.1.bn2.bias"]
     save_file(tensors, tmp_path / "odd.safetensors")
-    with pytest.raises(CheckpointError, match=r"resnet18, does not fit: layer3\.1\.bn2\.bias is missing"):
+    reason = r"resnet18, does not fit: layer3\.1\.bn2\.bias is missing"
+    with pytest.raises(CheckpointError, match=reason):
         open_weights(tmp_path / "odd.safetensors")
 
 
