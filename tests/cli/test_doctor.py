@@ -14,8 +14,10 @@ from lockstep.cli.doctor import describe_arithmetic, describe_runtime
 from lockstep.data.decoding import jpeg
 from lockstep.inference.runtimes import RUNTIMES
 from lockstep.recipes import Recipe
+from lockstep.runs.trust import remember
 from lockstep.system import machine
 from lockstep.system.machine import describe_gpu_arithmetic, parse_arithmetic
+from lockstep.weights.run_identity import settle_identity
 from tests.data import cases
 
 Run = Callable[..., tuple[int, str, str]]
@@ -163,6 +165,8 @@ def test_a_run_that_lost_images_is_named(answer: Run, tmp_path: Path, tiny_recip
         "val": {"images": 4, "quarantined": []},
     }
     (run / "environment.json").write_text(json.dumps(environment))
+    settle_identity(run)
+    remember(run, [f"data={data}"])
     code, output, errors = answer("doctor", str(run))
     assert (code, errors) == (1, "")
     assert output.splitlines()[1:] == ["  train: a/0.jpg was left out: Input/output error"]

@@ -68,7 +68,7 @@ def read_identity(folder: Path) -> RunIdentity | None:
     identity = None
     try:
         identity = parse_identity(read_regular(file, TEXT))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, ValueError) as error:
         raise CheckpointError(
