@@ -71,7 +71,7 @@ def remember(folder: Path, names: Iterable[str]) -> None:
     if identity is None:
         return
     new = set(names) - _read(identity.id)
-    text = "".join(json.dumps(name) + "\n" for name in sorted(new))
+    text = "".join(json.dumps(name, allow_nan=False) + "\n" for name in sorted(new))
     file = _find_file(identity.id)
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
