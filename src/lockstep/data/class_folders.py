@@ -139,7 +139,7 @@ def list_beside_classes(root: Path) -> list[Skipped]:
 def read_class_folder(root: Path, name: str) -> ClassFolder:
     """Return the contents of a class folder of `root`."""
     contents = ClassFolder([], set(), [], {})
-    stored = find_store_folder(root) is not None and (root / name / MEMBERS).is_file()
+    stored = (root / name / MEMBERS).is_file() and find_store_folder(root) is not None
     if stored:
         _sort_objects(root, name, contents)
     for entry in _scan(root / name):

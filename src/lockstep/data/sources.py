@@ -160,7 +160,9 @@ def find_source(root: Path) -> Source:
     _check_written(root)
     folders, files = list_visible(root)
     if set(folders) - {DALI_INDEXES}:
-        bundles = [f"{folder}/{BUNDLE}" for folder in folders if find_store_folder(root)]
+        if find_store_folder(root) is None:
+            return Source(FOLDER, root)
+        bundles = [f"{folder}/{BUNDLE}" for folder in folders]
         return Source(FOLDER, root, tuple(name for name in bundles if (root / name).is_file()))
     source = _make_source(root, files, "")
     if source is None:
