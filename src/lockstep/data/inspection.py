@@ -29,7 +29,7 @@ FAILURES = {"None", "MemoryError", *map(os.strerror, errno.errorcode)}
 
 
 class Facts(NamedTuple):
-    """What is found by decoding images."""
+    """Facts about images that decoding gives."""
 
     times: np.ndarray
     """uint32: the times of image files; empty for other formats."""

@@ -295,7 +295,7 @@ def _is_wanted(copy: _Copy, folder: Path, is_trusted: bool) -> bool:
     if owner is None or not is_new:
         return is_newer
     if is_trusted or owner.out == str(folder):
-        return True  # also of a run without checkpoints, whose id is taken
+        return True  # also without checkpoints: the folder takes the copy's id
     raise copy.refuse(
         folder,
         f"it is of run {owner.id} in {owner.out:.200}; to fetch that run into this folder, add"

@@ -55,7 +55,8 @@ def _average(pixels: np.ndarray) -> np.ndarray:
     image = Image.fromarray(pixels).convert("L").convert("F")
     means = []
     for margin in _MARGINS:
-        left, top = margin * image.width, margin * image.height
+        left = margin * image.width
+        top = margin * image.height
         box = (left, top, image.width - left, image.height - top)
         means.append(np.asarray(image.resize((_SIDE, _SIDE), Image.Resampling.BOX, box)))
     return np.array(means, np.float64)
