@@ -143,3 +143,14 @@ def test_results_that_expand_to_gigabytes_are_refused_before_they_are_unpacked(
 
     with pytest.raises(CheckpointError, match=r"expands to 2,147,\d{3},\d{3} bytes"):
         read_results(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["labels", "trained.ranks", "step"])
+def test_results_of_other_lengths_are_refused(name: str, tmp_path: Path) -> None:
+    write_results(tmp_path, Results(7, "a digest", {"trained": random_scores()}))
+    with np.load(tmp_path / FILE) as file:
+        arrays = dict(file)
+    arrays[name] = np.arange(3)
+    np.savez(tmp_path / FILE, **arrays)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match=rf"{FILE} cannot be read.*remove it"):
+        read_results(tmp_path)

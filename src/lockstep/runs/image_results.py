@@ -20,7 +20,7 @@ from lockstep.system.regular_files import RECORDS, open_regular
 FILE = "validation.npz"
 BEST_FILE = "best-validation.npz"
 _COLUMNS = ("losses", "ranks", "predictions", "confidences")
-DAMAGE = (ValueError, KeyError)
+DAMAGE = (ValueError, KeyError, TypeError)
 """Exceptions for files that are truncated, overwritten or of another program."""
 _MOST_ARRAYS = 64
 
@@ -83,6 +83,8 @@ def read_results(folder: Path, file_name: str = FILE) -> Results | None:
             weights, _, column = key.partition(".")
             if column == "losses":
                 columns = {name: arrays[f"{weights}.{name}"] for name in _COLUMNS}
+                if {values.shape for values in columns.values()} != {(labels.size,)}:
+                    raise ValueError("its columns have not one value for each label")
                 scores[weights] = Scores(labels=labels, **columns)
         names = tuple(map(str, arrays.get("classes", np.zeros(0, str)).tolist()))
         return Results(int(arrays["step"]), str(arrays["digest"]), scores, names)
