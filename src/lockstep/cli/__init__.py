@@ -3,37 +3,19 @@
 import io
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Annotated, Any, TextIO
 
 import typer
+from typer.core import TyperGroup
 
-from lockstep.cli import (
-    benchmark,
-    convert,
-    data,
-    demo,
-    doctor,
-    evaluate,
-    export,
-    find,
-    from_nvidia,
-    launch,
-    predict,
-    recipes,
-    report,
-    runs,
-    serve,
-    sparsify,
-    submit,
-    train,
-    verify,
-    weights,
-)
 from lockstep.cli.hints import Command
 from lockstep.cli.terminal import is_reader_gone, print
 from lockstep.system import heartbeat
 from lockstep.system.errors import LockstepError, UserError
 from lockstep.system.ranks import follow_launcher, leave_exit_code
+from lockstep.system.registry import Row
 from lockstep.system.signals import repeat_lost_interrupts
 
 # Click's exception class. Each version of Typer has it under another name.
@@ -41,8 +23,74 @@ _Misuse: Any = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
 
+_PASSES_ON = {
+    "launch": {"allow_extra_args": True, "ignore_unknown_options": True},
+    "from-nvidia": {"allow_extra_args": True, "allow_interspersed_args": False},
+}
+"""How commands that take the options of others are parsed."""
+COMMANDS = {
+    name: Row(name, f"{__name__}.{name.replace('-', '_')}")
+    for name in (
+        "demo",
+        "train",
+        "evaluate",
+        "predict",
+        "convert",
+        "export",
+        "serve",
+        "sparsify",
+        "verify",
+        "report",
+        "weights",
+        "launch",
+        "from-nvidia",
+        "doctor",
+        "recipes",
+        "runs",
+        "data",
+        "benchmark",
+        "find",
+        "submit",
+    )
+}
+"""In the order of the help. The module has the function `command`, or the group `app`."""
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands of Typer by their names, each made when it is looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        return _load_command(COMMANDS[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+@cache
+def _load_command(row: Row) -> Any:
+    module = row.load()
+    one = typer.Typer(rich_markup_mode=None)
+    if hasattr(module, "app"):
+        one.add_typer(module.app, name=row.name)
+    else:
+        settings = _PASSES_ON.get(row.name)
+        kind = None if settings else Command
+        one.command(row.name, cls=kind, context_settings=settings)(module.command)
+    return typer.main.get_group(one).commands[row.name]
+
+
+class _Group(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = _Commands()
+
+
 app = typer.Typer(
     name="lockstep",
+    cls=_Group,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -68,32 +116,6 @@ def _options(
     ] = False,
 ) -> None:
     """ResNet-50 v1.5 and ResNeXt101-32x4d: one recipe, five frameworks, the same numbers."""
-
-
-app.command("demo", cls=Command)(demo.command)
-app.command("train", cls=Command)(train.command)
-app.command("evaluate", cls=Command)(evaluate.command)
-app.command("predict", cls=Command)(predict.command)
-app.command("convert", cls=Command)(convert.command)
-app.command("export", cls=Command)(export.command)
-app.command("serve", cls=Command)(serve.command)
-app.command("sparsify", cls=Command)(sparsify.command)
-app.command("verify", cls=Command)(verify.command)
-app.command("report", cls=Command)(report.command)
-app.command("weights", cls=Command)(weights.command)
-app.add_typer(recipes.app, name="recipes")
-app.add_typer(runs.app, name="runs")
-app.add_typer(data.app, name="data")
-app.add_typer(benchmark.app, name="benchmark")
-app.add_typer(find.app, name="find")
-app.command("launch", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-    launch.command
-)
-app.add_typer(submit.app, name="submit")
-app.command(
-    "from-nvidia", context_settings={"allow_extra_args": True, "allow_interspersed_args": False}
-)(from_nvidia.command)
-app.command("doctor", cls=Command)(doctor.command)
 
 
 def run() -> None:
