@@ -4,9 +4,8 @@ from pathlib import Path
 
 from lockstep.system.errors import CheckpointError
 from lockstep.system.regular_files import WEIGHTS, open_regular
-from lockstep.weights.formats.format_list import FORMATS, HEAD_BYTES, TIMM, Format
+from lockstep.weights.formats.format_list import FORMATS, HEAD_BYTES, Format, load_formats
 from lockstep.weights.formats.stand_ins import refuse_packed, refuse_stand_in
-from lockstep.weights.formats.timm_folder import FILES
 
 _ENDINGS = (
     *(".bin", ".h5", ".keras", ".msgpack", ".npz", ".onnx", ".pb", ".pt", ".pth", ".pth.tar"),
@@ -60,10 +59,10 @@ def _recognise_file(path: Path) -> Format | None:
         )
     refuse_stand_in(path, head)
     refuse_packed(path, head)
-    for format in FORMATS:
+    for format in load_formats():
         if format.matches(head, path):
             return format
-    for format in FORMATS:
+    for format in load_formats():
         if format.find(path) is not None:
             return format
     return None
@@ -71,13 +70,14 @@ def _recognise_file(path: Path) -> Format | None:
 
 def _find_places(path: Path) -> dict[Path, Format]:
     """Return the files and prefixes that a folder or a prefix stands for, with their formats."""
+    timm = FORMATS["timm_folder"].load()
     places: dict[Path, Format] = {}
-    for format in FORMATS:
+    for format in load_formats():
         place = format.find(path)
         if place is None:
             continue
         # A hub's folder may hold the same weights twice, of which timm reads one.
-        if TIMM in places.values() and place.name in FILES:
+        if timm in places.values() and place.name in timm.FILES:
             continue
         places.setdefault(place, format)
     return places
@@ -94,7 +94,7 @@ def _describe_unknown(path: Path) -> CheckpointError:
         return CheckpointError(
             f"{path} is not a folder of a known format; name a file in it, such as {inside[0]}"
         )
-    names = ", ".join(format.NAME for format in FORMATS)
+    names = ", ".join(format.NAME for format in load_formats())
     return CheckpointError(
         f"{path} holds no weights that can be read; expected a run's folder, a checkpoint, or"
         f" weights of {names}"

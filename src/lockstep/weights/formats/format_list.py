@@ -1,21 +1,10 @@
 """All formats of weights. A new one is a module with these four names, and a line here."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from lockstep.weights.formats import (
-    flax_file,
-    foreign_safetensors,
-    keras_file,
-    lockstep_files,
-    nvidia_mxnet,
-    nvidia_paddle,
-    nvidia_tensorflow,
-    onnx_weights,
-    tensorflow_weights,
-    timm_folder,
-    torch_models,
-)
+from lockstep.system.registry import Row
 from lockstep.weights.opened_weights import Weights
 from lockstep.weights.weights_choice import WeightsChoice
 
@@ -41,18 +30,26 @@ class Format(Protocol):
 
 
 HEAD_BYTES = 4096
-TIMM: Format = timm_folder
-FORMATS: tuple[Format, ...] = (
-    lockstep_files,
-    TIMM,
-    torch_models,
-    foreign_safetensors,
-    keras_file,
-    flax_file,
-    onnx_weights,
-    tensorflow_weights,
-    nvidia_mxnet,
-    nvidia_paddle,
-    nvidia_tensorflow,
-)
+FORMATS = {
+    name: Row(name, f"{__package__}.{name}")
+    for name in (
+        "lockstep_files",
+        "timm_folder",
+        "torch_models",
+        "foreign_safetensors",
+        "keras_file",
+        "flax_file",
+        "onnx_weights",
+        "tensorflow_weights",
+        "nvidia_mxnet",
+        "nvidia_paddle",
+        "nvidia_tensorflow",
+    )
+}
 """In the order in which they are tried."""
+
+
+def load_formats() -> Iterator[Format]:
+    """Yield all formats in their order, each imported when it is reached."""
+    for row in FORMATS.values():
+        yield row.load()
