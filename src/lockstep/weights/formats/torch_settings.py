@@ -9,7 +9,6 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -32,32 +31,6 @@ _MOST = 16
 _MOST_PATH = 60
 _MOST_TEXT = 200
 """A longer text is prose, or the settings of a program as a text."""
-_UNUSED = re.compile(
-    r"(?:.*_)?(?:opt(?:im(?!al)\w*)?|(?:lr_)?sched\w*|callbacks?|ema|rng|loops?|amp)(?:_.*)?"
-    r"|(?:grad_|loss_)?scaler(?:_.*)?"
-)
-"""What continues a training, whatever is in it."""
-_OF_TRAINING = re.compile(
-    r"(?:.*_)?(?:lr|loss(?:es)?|grad\w*|opt(?:im(?!al)\w*)?|sched\w*|amp|scaler|precision|warm\w*"
-    r"|kd|distil\w*|teacher|student|init\w*|aug\w*|rand\w*|decay|mix\w*|cutmix|noise|jitter|drop\w*"
-    r"|moco|queue|contrast\w*|targets?|wd|momentum|early|stop\w*|plateau|monitor|clip\w*|seed)"
-    r"(?:_.*)?"
-)
-"""Numbers whose names have one of these words are of the training."""
-_RESULTS = re.compile(
-    r"(?:.*_)?(?:acc\w*|auc\w*|auroc|betas|best|cfg|config|counts?|curves?|dist\w*|epochs?|err\w*"
-    r"|eval\w*|f1|folds?|freq\w*|hist\w*|h?params?|hyper\w*|idx|ind\w*|kwargs|loss(?:es)?|lrs?"
-    r"|metrics?|nat|adv|num\w*|prec\w*|rank\w*|recall\w*|sampl\w*|schedule|scores?|seeds?|settings"
-    r"|shapes?|sizes?|stat\w*|steps?|test\w*|time\w*|top\d*|train\w*|val\w*|weights?|args|options)"
-    r"(?:_.*)?"
-)
-"""Vectors whose names have one of these words are results or settings of a training."""
-_OF_METRICS = re.compile(r"(?:.*_)?(?:acc|auc|cv|f1|fold|hist|metric|result|score|test|val)")
-"""A mean with one of these words is that of a metric."""
-_OF_SAMPLES = re.compile(
-    r"(?:.*_)?(?:confus\w*|oof|preds?|predictions?|prob(?:s|abilities)|targets?|y_\w+)(?:_.*)?"
-)
-"""Matrices whose names have one of these words have a row for each image, or count images."""
 _EFFECTS = {
     "openmmlab": "its network and preprocessing are settings of OpenMMLab, which are not read",
     "scales": "it scales the logits",
@@ -73,8 +46,8 @@ _EFFECTS = {
     "outputs": "its outputs are sigmoids or numbers, not a softmax over classes",
     "features": "it normalises the features",
 }
-_SETTINGS = r"""
-openmmlab mm(pretrain|cls|engine)_version
+_NAMES = r"""
+openmmlab mm(pretrain|cls|engine)_version NONE
 scales temp(s|eratures?)?|tau|(?<!_)[ts] TEXT|1
 scales log_?temp\w*|logit_.*|log_scale TEXT|0
 factor (?<!img_)(?<!image_)(?<!crop_)(?<!min_)(?<!max_)scal(e|es|ing)(_factor)? TEXT|1|[\d.]+,[\d.]+
@@ -93,30 +66,40 @@ colours rgb |none|true|rgb|1
 outputs (multi_?(label|hot)|sigmoid|ordinal|regression|bce)(ed|s|_loss)? OFF|\d*\.\d+
 outputs pos_?weights? OFF|1
 features l2_?norm\w*|feat\w*_norm\w*|norm\w*_feat\w* OFF
+UNUSED opt(im(?!al)\w*)?|(lr_)?sched\w*|callbacks?|ema|rng|loops?|amp|(?<!_)((grad|loss)_)?scaler
+TRAINING lr|loss(es)?|grad\w*|opt(im(?!al)\w*)?|sched\w*|amp|scaler|precision|warm\w*|kd|distil\w*
+TRAINING teacher|student|init\w*|aug\w*|rand\w*|decay|mix\w*|cutmix|noise|jitter|drop\w*|moco|queue
+TRAINING contrast\w*|targets?|wd|momentum|early|stop\w*|plateau|monitor|clip\w*|seed
+CLASSES (n|nb|no|num|number_of)_?(class(es)?|labels|outputs?)$|(?<!_)out_features$
+METRIC (acc|auc|cv|f1|fold|hist|metric|result|score|test|val).*
+OUTPUTS (loss|crit|act|obj|head|out|task|problem).*
+SIGMOIDS bce\w*|binary_?cross.*|multi_?(label|hot)\w*|sigmoid|ordinal|regression|mse\w*|huber\w*
+SIGMOIDS (smooth_)?l1_?loss|(arc|cos|sphere)_?face|asymmetric\w*|asl|hinge
+PROSE (author|cmd|comment|commit|data(set)?|date|desc|dir|exp|file|folder|git|hist|host|info).*
+PROSE (license|log|message|metric|monitor|name|note|paper|path|project|run|save|source|tag).*
+PROSE (title|url|user).*
+SAMPLES confus\w*|oof|preds?|predictions?|prob(s|abilities)|targets?|y_\w+
+RESULT acc\w*|auc\w*|auroc|betas|best|cfg|config|counts?|curves?|dist\w*|epochs?|err\w*|eval\w*|f1
+RESULT folds?|freq\w*|hist\w*|h?params?|hyper\w*|idx|ind\w*|kwargs|loss(es)?|lrs?|metrics?|nat|adv
+RESULT num\w*|prec\w*|rank\w*|recall\w*|sampl\w*|schedule|scores?|seeds?|settings|shapes?|sizes?
+RESULT stat\w*|steps?|test\w*|time\w*|top\d*|train\w*|val\w*|weights?|args|options
 """
-"""Effects by the last words of names, and the values that have none."""
+"""What values of these names are, one line after the other:
+
+- An effect, with the last words of names, and the values that have none.
+- Without values: UNUSED continues a training, whatever is in it. A number is of the TRAINING, a
+  number of CLASSES, or a mean of a METRIC. A text is about OUTPUTS, or for people (PROSE), and as a
+  value names SIGMOIDS. A matrix has a row for each of the SAMPLES. A vector is a RESULT. Other
+  words may follow these names."""
 _VALUES = {
     "TEXT": r"(?![\d.+-]).*",
     "OFF": "|none|false|no|off|0",
+    "NONE": "",
     "RELU": r"(torch_)?(nn_)?(functional_|f_)?(re_?lu|(log_?)?soft_?max|linear|identity|logits?)"
     r"(_inplace.*|_dim.*)?",
     "WIDTH": r"[\d.]+,.*|1[6-9]|[2-9]\d|\d{3,}",
     "COLOURS": "(bgr|gr[ae]y(_?scale)?|hsv|lab|l|rgba|yuv|ycbcr|ycc|cmyk)",
 }
-_OF_CLASSES = re.compile(
-    r"(?:.*_)?(?:n|nb|no|num|number_of)_?(?:class(?:es)?|labels|outputs?)|out_features"
-)
-_NOT_SOFTMAX = re.compile(
-    r"(?:.*[_,])?(?:bce\w*|binary_?cross.*|multi_?(?:label|hot)\w*|sigmoid|ordinal|regression|mse\w*"
-    r"|(?:smooth_)?l1_?loss|huber\w*|(?:arc|cos|sphere)_?face|asymmetric\w*|asl|hinge)(?:[_,].*)?"
-)
-_OF_OUTPUTS = re.compile(r"(?:.*_)?(?:loss|crit|act|obj|head|out|task|problem).*")
-_PROSE = re.compile(
-    r"(?:.*_)?(?:author|cmd|comment|commit|data(?:set)?|date|desc|dir|exp|file|folder|git|hist|host"
-    r"|info|license|log|message|metric|monitor|name|note|paper|path|project|run|save|source|tag"
-    r"|title|url|user).*"
-)
-"""Names of texts for people, unless another word says that they are about outputs."""
 
 
 def list_values(
@@ -167,50 +150,47 @@ def _is_compound(value: Any) -> bool:
 def find_effect(path: str, value: Any, logits: int | None = None) -> str:
     """Return what a value would do in the inference of a network with these outputs; "" if it
     changes nothing."""
-    top = to_snake(path.partition(".")[0])
-    keys = [*map(to_snake, _INDICES.sub("", path).split("."))]
-    key = keys[-1]
-    place = to_snake(path)
+    keys = list(map(to_snake, _INDICES.sub("", path).split(".")))
+    kinds = _list_kinds(to_snake(path))
     is_inner = "." in path or isinstance(value, np.ndarray | list | tuple)
     is_class = isinstance(value, str | int) and not {*CLASSES}.isdisjoint(path.split("."))
-    if value is None or is_class or (is_inner and _UNUSED.fullmatch(top)):
-        return ""
+    is_unused = is_inner and "UNUSED" in _list_kinds(to_snake(path.partition(".")[0]))
     text = _spell(value)
     is_single = bool(_NUMBER.fullmatch(text))
-    if is_single and _OF_TRAINING.fullmatch(place):
+    if value is None or is_class or is_unused or (is_single and "TRAINING" in kinds):
         return ""
-    if is_single and _OF_CLASSES.fullmatch(key) and logits:
+    if is_single and logits and "CLASSES" in _list_kinds(keys[-1]):
         return f"it says that there are {text} outputs" * (text != str(logits))
-    is_metric = is_single and _OF_METRICS.match(place)
-    for effect, harmless in chain.from_iterable(map(_find_settings, reversed(keys))):
-        is_harmless = re.fullmatch(harmless, text) or (is_metric and effect == "normalises")
-        if not is_harmless:
-            return _EFFECTS[effect]
-    is_of_outputs = bool(_OF_OUTPUTS.fullmatch(place))
-    if isinstance(value, str) or is_of_outputs:
-        is_prose = isinstance(value, str) and len(value) > _MOST_TEXT
-        if not is_prose and (is_of_outputs or not _PROSE.fullmatch(key)):
-            if _NOT_SOFTMAX.fullmatch(text):
-                return _EFFECTS["outputs"]
-            if text == "bgr":
-                return _EFFECTS["colours"]
-    if _is_harmless(place, value, logits):
-        return ""
-    return "it may change its results"
+    is_metric = is_single and "METRIC" in kinds
+    for key in reversed(keys):
+        for effect, harmless in _list_kinds(key).items():
+            is_harmless = all(re.fullmatch(pattern, text) for pattern in harmless)
+            is_harmless |= is_metric and effect == "normalises"
+            if effect in _EFFECTS and not is_harmless:
+                return _EFFECTS[effect]
+    is_prose = isinstance(value, str) and len(value) > _MOST_TEXT
+    is_text = isinstance(value, str) and "PROSE" not in _list_kinds(keys[-1])
+    if not is_prose and (is_text or "OUTPUTS" in kinds):
+        if "SIGMOIDS" in _list_kinds(text):
+            return _EFFECTS["outputs"]
+        if text == "bgr":
+            return _EFFECTS["colours"]
+    return "" if _is_harmless(kinds, value, logits) else "it may change its results"
 
 
 @lru_cache
-def _find_settings(word: str) -> list[tuple[str, str]]:
-    """Return what a value of this name may do, and a pattern of the values that do not."""
-    settings = []
-    for line in _SETTINGS.strip().splitlines():
-        effect, names, *values = line.split(" ")
+def _list_kinds(name: str) -> dict[str, list[str]]:
+    """Return what a value of this name is, with patterns of the values that have no effect."""
+    kinds: dict[str, list[str]] = {}
+    for line in _NAMES.strip().splitlines():
+        kind, names, *values = line.split(" ")
         harmless = "".join(values)
-        for name, pattern in _VALUES.items():
-            harmless = harmless.replace(name, pattern)
-        if re.fullmatch(f"(.*_)?({names})", word):
-            settings.append((effect, harmless))
-    return settings
+        for word, pattern in _VALUES.items():
+            harmless = harmless.replace(word, pattern)
+        others = "" if values else "([_,].*)?"
+        if re.fullmatch(f"(.*[_,])?({names}){others}", name):
+            kinds.setdefault(kind, []).append(harmless)
+    return kinds
 
 
 def to_snake(text: str) -> str:
@@ -238,13 +218,13 @@ def _spell(value: Any) -> str:
     return type(value).__name__ * bool(value)
 
 
-def _is_harmless(place: str, value: Any, logits: int | None) -> bool:
+def _is_harmless(kinds: Collection[str], value: Any, logits: int | None) -> bool:
     """Return whether a value without a known meaning can have no part in inference: it is a single
     number, or its name is that of a result."""
-    is_result = bool(_RESULTS.fullmatch(place))
+    is_result = "RESULT" in kinds
     if isinstance(value, np.ndarray):
         is_float = numbers(value).dtype.kind == "f"
-        if value.size == 1 or _OF_SAMPLES.fullmatch(place):
+        if value.size == 1 or "SAMPLES" in kinds:
             return True
         if value.ndim > 1:
             return not is_float
