@@ -13,7 +13,6 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lockstep.models.architectures import ModelSpec
-from lockstep.recipes.synonyms import suggest_fields
 from lockstep.system.errors import RecipeError, nearest
 
 
@@ -73,6 +72,8 @@ def _explain(cls: type[BaseModel], problem: Any) -> str:
         del place[1]
     where = ".".join(place)
     if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        from lockstep.recipes.synonyms import suggest_fields
+
         known = list(cls.model_fields)
         if len(place) > 1:
             known = [field.name for field in dataclasses.fields(ModelSpec)]

@@ -6,7 +6,6 @@ from typing import Any
 from lockstep.recipes.execution import Execution
 from lockstep.recipes.published import RECIPES
 from lockstep.recipes.recipe import Recipe, eval_fields
-from lockstep.recipes.synonyms import suggest_setting
 from lockstep.system.errors import RecipeError, nearest
 from lockstep.system.plain_yaml import read_yaml
 from lockstep.system.regular_files import SETTINGS, read_regular_text
@@ -102,6 +101,8 @@ def parse_settings(settings: list[str]) -> tuple[dict[str, Any], dict[str, Any]]
         elif name in Execution.model_fields:
             execution[name] = value
         else:
+            from lockstep.recipes.synonyms import suggest_setting
+
             hint = suggest_setting(name, text, [*Recipe.model_fields, *Execution.model_fields])
             raise RecipeError(
                 f"there is no field {name!r}. {hint or '`lockstep recipes fields` describes all.'}"

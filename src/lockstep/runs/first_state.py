@@ -13,7 +13,6 @@ from lockstep.runs.linear_probe import start_from_probe
 from lockstep.runs.save import open_hooks, write_checkpoint
 from lockstep.runs.scale_calibration import calibrate
 from lockstep.runs.starting_weights import Start
-from lockstep.runs.unfolding import unfold_start
 from lockstep.system.errors import CheckpointError, DataError
 from lockstep.weights import checkpoint
 
@@ -55,7 +54,10 @@ def _write_first_checkpoint(run: RunContext, start: Start | None) -> None:
     starting_weights.remove_unstarted(run.out)
     if start is None:
         return
-    start = unfold_start(run, start)
+    if start.folded_norms:
+        from lockstep.runs.unfolding import unfold_start
+
+        start = unfold_start(run, start)
     classes = run.sets.training.classes
     values, notes = starting_weights.write_start(run.out, run.recipe, start, classes)
     state, more_notes = starting_weights.build_first_state(

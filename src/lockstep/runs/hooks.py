@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
-from lockstep.weights.formats import nvidia_mxnet
+from lockstep.weights.formats.format_list import FORMATS
 
 Hook = Callable[[State], None]
 """A function that is called with each saved state. When a run resumes, it is called again with the
@@ -18,6 +18,7 @@ def make_hooks(recipe: Recipe, execution: Execution, steps_per_epoch: int) -> li
     if not execution.model_prefix:
         return []
     prefix = Path(execution.model_prefix)
+    nvidia_mxnet = FORMATS["nvidia_mxnet"].load()
     nvidia_mxnet.check_prefix(prefix, recipe)
 
     def write_epoch_for_mxnet(state: State) -> None:

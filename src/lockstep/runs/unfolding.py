@@ -31,12 +31,10 @@ _ACTIVITY = "measuring batch norms"
 
 def unfold_start(run: RunContext, start: Start) -> Start:
     """Return the weights that a new run starts from with the statistics of its training images in
-    batch norms that were folded; the same weights if there are none.
+    batch norms that were folded.
 
     Raises `Interrupted` if a stop is requested meanwhile.
     """
-    if not start.folded_norms:
-        return start
     moments = measure_norm_inputs(run.recipe, start.tensors, _load_images(run))
     tensors = dict(start.tensors)
     for conv in run.recipe.spec.list_convolutions():

@@ -23,6 +23,8 @@ def replacing(path: Path, *, is_flushed: bool = True) -> Iterator[Path]:
     made again.
     """
     partial = path.with_name(f".{path.name}.partial")
+    if partial.is_symlink() or partial.is_fifo():  # planted: writing would follow it, or wait
+        partial.unlink()
     try:
         yield partial
         if is_flushed:

@@ -12,6 +12,7 @@ import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from lockstep.system.errors import LockstepError
 from lockstep.system.strict_json import parsed
 
 EXIT_CODE_FOLDER = "LOCKSTEP_EXIT_CODE_FOLDER"
@@ -57,6 +58,12 @@ def listen_address() -> str | None:
 def count_ranks() -> int:
     """Return the number of ranks that train together, as their launcher says; 1 without one."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def make_rank_error(reason: str = "") -> LockstepError:
+    """Return the error of a rank that cannot go on since another one has ended."""
+    shown = f" ({reason:.200})" if reason else ""
+    return LockstepError(f"another rank has ended; its own message says why{shown}")
 
 
 def is_leading() -> bool:

@@ -26,9 +26,10 @@ from lockstep.backends.jax.world import JaxWorld
 from lockstep.backends.shared import rank_connections
 from lockstep.backends.shared.import_side_effects import silence_output
 from lockstep.backends.shared.listening import refuse_open_sockets
-from lockstep.backends.shared.rank_connections import make_rank_error, meet_ranks
+from lockstep.backends.shared.rank_connections import meet_ranks
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
+from lockstep.system.ranks import make_rank_error
 
 _RANKS = "ranks"
 _DEVICES = "devices"

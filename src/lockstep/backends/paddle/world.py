@@ -13,11 +13,10 @@ from lockstep.backends.paddle import loading
 from lockstep.backends.shared.device import choose_gpu
 from lockstep.backends.shared.import_side_effects import silence_output
 from lockstep.backends.shared.listening import confine_sockets, refuse_open_sockets
-from lockstep.backends.shared.rank_connections import make_rank_error
 from lockstep.launch.nodes import find_interface
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
-from lockstep.system.ranks import count_ranks
+from lockstep.system.ranks import count_ranks, make_rank_error
 
 Tensor = Any
 """A `paddle.Tensor`, or a `Value` of a program: Paddle's annotations do not tell them apart."""

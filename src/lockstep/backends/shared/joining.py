@@ -10,10 +10,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
 from lockstep.backends.frameworks import name_rank
-from lockstep.launch.meeting import find_rank_meeting
 from lockstep.launch.nodes import Start, Table
-from lockstep.launch.rendezvous import MEET_SEC, agree, meet
-from lockstep.system.ranks import listen_address
+from lockstep.system.ranks import count_ranks, listen_address
 
 PrepareRanks = Callable[[Table, str], AbstractContextManager[Start]]
 """The function `prepare_ranks` of a backend."""
@@ -36,8 +34,12 @@ def join(backend: str, prepare_ranks: PrepareRanks, distributed: str, addresses:
         {addresses, "HOROVOD_RANK"} & os.environ.keys()
         or listen_address() is not None
         or distributed != "native"
+        or count_ranks() == 1
     ):
         return
+    from lockstep.launch.meeting import find_rank_meeting
+    from lockstep.launch.rendezvous import MEET_SEC, agree, meet
+
     meeting = find_rank_meeting(os.environ)
     if meeting is None:
         return

@@ -14,7 +14,6 @@ import struct
 import sys
 from pathlib import Path
 
-from lockstep.backends.shared.bind_replacement import replace_bind
 from lockstep.system.errors import BackendError
 from lockstep.system.ranks import listen_address
 
@@ -32,6 +31,8 @@ def confine_sockets() -> None:
     address = listen_address()
     if address is None:
         return
+    from lockstep.backends.shared.bind_replacement import replace_bind
+
     message = f"cannot keep this framework's sockets on the address {address}"
     try:
         libraries = replace_bind()

@@ -10,18 +10,13 @@ from contextlib import closing
 
 from lockstep.launch.connections import Line, admit, has_ended, limit_waiting, reach
 from lockstep.system.errors import BackendError, LockstepError
+from lockstep.system.ranks import make_rank_error
 
 ADDRESS = "LOCKSTEP_HOSTS_ADDRESS"
 KEY = "LOCKSTEP_HOSTS_KEY"
 """Environment variables: the address where rank 0 listens, as host:port, and a shared secret."""
 PATIENCE_SEC = 120.0
 """Seconds to wait until rank 0 listens and the other ranks have connected."""
-
-
-def make_rank_error(reason: str = "") -> LockstepError:
-    """Return the error of a rank that cannot go on since another one has ended."""
-    shown = f" ({reason:.200})" if reason else ""
-    return LockstepError(f"another rank has ended; its own message says why{shown}")
 
 
 class RankConnections:

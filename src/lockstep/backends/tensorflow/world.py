@@ -11,10 +11,10 @@ from lockstep.backends import HostQuestions
 from lockstep.backends.shared.device import choose_gpu
 from lockstep.backends.shared.import_side_effects import keep_sigterm
 from lockstep.backends.shared.listening import confine_sockets, refuse_open_sockets
-from lockstep.backends.shared.rank_connections import make_rank_error
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import cores
+from lockstep.system.ranks import make_rank_error
 
 _QUESTIONS = 1 << 20
 """Group key of questions between hosts. It is far from the keys of the strategy, which are counted

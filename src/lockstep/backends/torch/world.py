@@ -19,11 +19,10 @@ from torch.distributed.rendezvous import rendezvous
 from lockstep.backends import HostQuestions
 from lockstep.backends.shared.device import choose_gpu
 from lockstep.backends.shared.listening import refuse_open_sockets
-from lockstep.backends.shared.rank_connections import make_rank_error
 from lockstep.launch.nodes import find_address, find_interface
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, UserError
-from lockstep.system.ranks import count_ranks, listen_address
+from lockstep.system.ranks import count_ranks, listen_address, make_rank_error
 
 
 class TorchWorld(HostQuestions):

@@ -88,6 +88,13 @@ def naming_target(path: Path) -> Iterator[None]:
         ) from None
 
 
+def is_safetensors(head: bytes, path: Path) -> bool:
+    """Return whether a file begins as safetensors do: with the length of its header, and the
+    header's first character. `head` is its begin."""
+    length = int.from_bytes(head[:8], "little")
+    return head[8:9] == b"{" and length <= path.stat().st_size - 8
+
+
 MOST_ARRAYS = 20_000
 """A file of weights may have at most this many arrays. A ResNet-152 with velocities and averages
 has 3,000. Comparing the arrays with every model, and listing those that do not fit, takes time and

@@ -6,6 +6,7 @@ from typing import Any
 from safetensors import safe_open
 
 from lockstep.weights import checkpoint
+from lockstep.weights.formats import is_safetensors
 from lockstep.weights.formats.flax_models import are_flax, read_variables
 from lockstep.weights.formats.torch_models import read_state_dict
 from lockstep.weights.opened_weights import Weights
@@ -15,10 +16,8 @@ NAME = "safetensors"
 
 
 def matches(head: bytes, path: Path) -> bool:
-    """Return whether a file begins as safetensors do: with the length of its header, and the
-    header's first character."""
-    length = int.from_bytes(head[:8], "little")
-    return head[8:9] == b"{" and length <= path.stat().st_size - 8
+    """Return whether a file begins as safetensors do."""
+    return is_safetensors(head, path)
 
 
 def find(path: Path) -> Path | None:

@@ -19,7 +19,7 @@ from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.event_log import read_log
 from lockstep.system.strict_json import is_list_of, is_number, is_text
 from lockstep.weights import calibration_file, checkpoint
-from lockstep.weights.formats import dtype_name, foreign_safetensors, numbers, refuse_existing
+from lockstep.weights.formats import dtype_name, is_safetensors, numbers, refuse_existing
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import map_shapes, redirect_file
 from lockstep.weights.opened_weights import LOCKSTEP, Weights, describe_arrays, list_arrays
@@ -37,7 +37,7 @@ _ASSUMED = "assumed"
 def matches(head: bytes, path: Path) -> bool:
     """Return whether a file is of safetensors and has Lockstep's metadata. Raises
     `CheckpointError` if its header is damaged."""
-    return foreign_safetensors.matches(head, path) and checkpoint.read_metadata(path) is not None
+    return is_safetensors(head, path) and checkpoint.read_metadata(path) is not None
 
 
 def find(path: Path) -> Path | None:
