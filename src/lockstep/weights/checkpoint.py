@@ -142,12 +142,7 @@ def _write_checkpoint(
             save_file(tensors, file, metadata=metadata)
             flush(file)
             digests[file.name] = hash_file(file)
-    description = {
-        "step": state.step,
-        "scaler": state.scaler,
-        **origin,
-        "sha256": digests,
-    }
+    description = {"step": state.step, "scaler": state.scaler, **origin, "sha256": digests}
     description[_OWN_DIGEST] = _hash_description(description)
     (temporary / "state.json").write_text(
         json.dumps(description, indent=1, allow_nan=False), encoding="utf-8"

@@ -121,10 +121,6 @@ def _read_bundle(index: Path) -> dict[str, np.ndarray]:
     return {name: bundle.read(name) for name in bundle.entries}
 
 
-def _read_paddle(path: Path) -> dict[str, np.ndarray]:
-    return paddle_pickle.load(path).arrays
-
-
 TARGETS: dict[str, Target] = {
     "safetensors": Target(
         _write_safetensors,
@@ -162,7 +158,11 @@ TARGETS: dict[str, Target] = {
     "nvidia-tensorflow": Target(
         _adapt(nvidia_tensorflow.write), _read_bundle, parts=(SQUEEZE,), assumed="nvidia-tensorflow"
     ),
-    "nvidia-paddle": Target(_adapt(nvidia_paddle.write), _read_paddle, assumed="nvidia-paddle"),
+    "nvidia-paddle": Target(
+        _adapt(nvidia_paddle.write),
+        lambda path: paddle_pickle.load(path).arrays,
+        assumed="nvidia-paddle",
+    ),
     "flax": Target(_adapt(flax_file.write_flax), flax_file.load, assumed="flax"),
     "torchax": Target(
         _adapt(flax_file.write_torchax), flax_file.load, parts=PARTS, assumed="torchvision-v1"

@@ -46,7 +46,6 @@ from lockstep.weights.formats.common import (
     FOURTH_CHANNEL,
     Writers,
     Written,
-    check_floats,
     choose_velocities,
     describe_converted,
     describe_other_padding,
@@ -60,7 +59,7 @@ from lockstep.weights.formats.mxnet_symbol import Symbol, translate
 from lockstep.weights.formats.network import Network, label_node
 from lockstep.weights.formats.network_walk import follow
 from lockstep.weights.formats.stand_ins import read_whole
-from lockstep.weights.formats.table import OIHW, name_arrays
+from lockstep.weights.formats.table import OIHW, Table, fetch, name_arrays
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
 from lockstep.weights.original import Original
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
@@ -197,13 +196,9 @@ def _add_velocities(weights: Weights) -> Weights:
     names = name_tensors(weights.recipe.spec)
     slots = {t: names[t.name] for t in weights.recipe.list_tensors() if t.is_trained}
     slots, about = choose_velocities(slots, kept, side.name, momentum=True)
-    velocities = {}
-    for tensor, name in slots.items():
-        values = check_floats(f"{side}: {name}", kept[name], [tensor.shape])
-        velocities[tensor.name] = np.array(values, np.float32)
     return replace(
         weights,
-        state=State(0, weights.tensors, velocities),
+        state=State(0, weights.tensors, fetch(Table.of(side, kept), OIHW, slots)),
         remarks=(_describe_step(path), *weights.remarks, *about),
         others=(*weights.others, *others),
     )

@@ -64,18 +64,8 @@ _DTYPES: dict[int, np.dtype[Any]] = {
 """Dtypes by TensorFlow's number."""
 DTYPE_NAMES = {number: dtype_name(dtype) for number, dtype in _DTYPES.items()}
 _OTHER_DTYPES = {
-    4: "uint8",
-    5: "int16",
-    6: "int8",
-    7: "string",
-    8: "complex64",
-    10: "bool",
-    17: "uint16",
-    18: "complex128",
-    20: "resource",
-    21: "variant",
-    22: "uint32",
-    23: "uint64",
+    **{4: "uint8", 5: "int16", 6: "int8", 7: "string", 8: "complex64", 10: "bool", 17: "uint16"},
+    **{18: "complex128", 20: "resource", 21: "variant", 22: "uint32", 23: "uint64"},
 }
 _WRITTEN_DTYPES = {dtype: number for number, dtype in _DTYPES.items() if dtype != BFLOAT16}
 
@@ -245,15 +235,8 @@ def _read_entry(name: str, value: bytes, shards: int) -> Entry:
     is_whole = not entry.shape.unknown_rank and min((*shape, entry.offset, entry.size)) >= 0
     if not is_whole or not 0 <= entry.shard_id < shards:
         raise ValueError(f"its entry for {name} is not valid")
-    return Entry(
-        entry.dtype,
-        shape,
-        entry.shard_id,
-        entry.offset,
-        entry.size,
-        entry.crc32c,
-        len(entry.slices),
-    )
+    place = (entry.shard_id, entry.offset, entry.size, entry.crc32c)
+    return Entry(entry.dtype, shape, *place, len(entry.slices))
 
 
 def _parse(name: str, data: bytes) -> Any:

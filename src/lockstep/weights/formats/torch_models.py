@@ -41,7 +41,6 @@ from lockstep.weights.formats.common import (
     map_shapes,
     match_model,
 )
-from lockstep.weights.formats.other_networks import name_kind
 from lockstep.weights.formats.table import OIHW, Table, fetch, list_shapes, name_network
 from lockstep.weights.formats.torch_contents import NVIDIA_SQUEEZES, Contents, Network
 from lockstep.weights.formats.torch_settings import list_values
@@ -137,7 +136,7 @@ def read_state_dict(
             network.silent.clear()
         parts = _account_for_rest(path, rest, network, matching, used)
     except CheckpointError as error:
-        raise name_kind(path, error, arrays, root) from None
+        raise torch_contents.name_kind(path, error, arrays, root) from None
     if prefix := network.prefix:
         remarks.insert(0, f"names of tensors begin with {prefix!r:.60}, which was taken off")
     places = list(network.names)

@@ -11,7 +11,7 @@ optim/sgd.py.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -43,7 +43,7 @@ def list_groups(optimizer: Any) -> list[dict[Any, Any]]:
 def split_nvidia_groups(trained: list[Tensor]) -> tuple[list[str], list[str]]:
     """Return the names of trained tensors in the order of NVIDIA's two groups: those with "bn" in
     the name, and the rest."""
-    return _split(trained, lambda tensor: "bn" in tensor.name)
+    return _split(trained, _FIRST_GROUPS[0])
 
 
 def _split(
@@ -55,15 +55,14 @@ def _split(
     return groups
 
 
-def _list_orders(trained: list[Tensor]) -> Iterator[tuple[list[str], ...]]:
-    """Yield the names of trained tensors in the groups of known programs. They differ in size, so
-    only one can fit."""
-    yield ([tensor.name for tensor in trained],)
-    yield split_nvidia_groups(trained)
-    yield _split(trained, lambda tensor: len(tensor.shape) == 1)  # timm
-    yield _split(trained, lambda tensor: len(tensor.shape) > 1)
-    # torchvision with --norm-weight-decay
-    yield _split(trained, lambda tensor: not tensor.role.startswith("bn"))
+_FIRST_GROUPS: tuple[Callable[[Tensor], bool], ...] = (
+    lambda tensor: "bn" in tensor.name,  # NVIDIA
+    lambda tensor: len(tensor.shape) == 1,  # timm
+    lambda tensor: len(tensor.shape) > 1,
+    lambda tensor: not tensor.role.startswith("bn"),  # torchvision with --norm-weight-decay
+)
+"""What is in the first of two groups of known programs. The groups differ in size, so only those of
+one program can fit."""
 
 
 def read_velocities(
@@ -76,7 +75,9 @@ def read_velocities(
         return {}, [f"there are no velocities ({OPTIMIZER})"]
     slots = [group["params"] for group in groups]
     sizes = list(map(len, slots))
-    order = next((order for order in _list_orders(trained) if list(map(len, order)) == sizes), None)
+    orders: list[tuple[list[str], ...]] = [([tensor.name for tensor in trained],)]
+    orders += [_split(trained, is_first) for is_first in _FIRST_GROUPS]
+    order = next((order for order in orders if list(map(len, order)) == sizes), None)
     if order is None:
         problem = f"the optimizer's groups of {sizes} parameters are of no known program"
         return {}, [f"the velocities were left out: {problem}"]
