@@ -313,6 +313,13 @@ class _Graph:
         )
         return output
 
+    def _add_window(
+        self, operator: str, inputs: list[str], output: str, side: int, stride: int, **others: Any
+    ) -> str:
+        """Add an operator with a square window."""
+        window = {"kernel_shape": [side, side], "strides": [stride, stride]}
+        return self._add(operator, inputs, output, **window, **others)
+
     def _normalise(self, images: str) -> str:
         self._values["mean"] = np.array(self._recipe.mean, np.float32)
         self._values["std"] = np.array(self._recipe.std, np.float32)
@@ -324,14 +331,8 @@ class _Graph:
         for conv in self._spec.list_stem():
             x = self._add_convolution(x, conv, relu=True)
         stride = 1 if self._spec.pool_blurs else 2
-        x = self._add(
-            "MaxPool",
-            [x],
-            "pooled",
-            kernel_shape=[3, 3],
-            strides=[stride, stride],
-            **self._describe_padding(3, stride),
-        )
+        padding = self._describe_padding(3, stride)
+        x = self._add_window("MaxPool", [x], "pooled", 3, stride, **padding)
         if self._spec.pool_blurs:
             x = self._add_blur(x, self._spec.stem_width, 2, "pooled.blur")
         for block in self._spec.list_blocks():
@@ -354,16 +355,12 @@ class _Graph:
 
     def _add_squeeze(self, x: str, squeeze: Squeeze) -> str:
         """Return x with every channel times its factor."""
-        first = squeeze.first
-        second = squeeze.second
-        y = self._add("GlobalAveragePool", [x], f"{first}.average")
-        y = self._add("Conv", [y, f"{first}.weight", f"{first}.bias"], first, kernel_shape=[1, 1])
-        y = self._add("Relu", [y], f"{first}.relu")
-        y = self._add(
-            "Conv", [y, f"{second}.weight", f"{second}.bias"], second, kernel_shape=[1, 1]
-        )
-        factors = self._add("Sigmoid", [y], f"{second}.sigmoid")
-        return self._add("Mul", [x, factors], f"{second}.product")
+        y = self._add("GlobalAveragePool", [x], f"{squeeze.first}.average")
+        for layer, function in ((squeeze.first, "Relu"), (squeeze.second, "Sigmoid")):
+            inputs = [y, f"{layer}.weight", f"{layer}.bias"]
+            y = self._add("Conv", inputs, layer, kernel_shape=[1, 1])
+            y = self._add(function, [y], f"{layer}.{function.lower()}")
+        return self._add("Mul", [x, y], f"{squeeze.second}.product")
 
     def _add_blur(self, x: str, channels: int, stride: int, output: str) -> str:
         """Return x blurred: with stride 2 padded with mirrored pixels, with stride 1 with zeros."""
@@ -376,45 +373,24 @@ class _Graph:
             self._values["blur.pads"] = np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64)
             x = self._add("Pad", [x, "blur.pads"], f"{output}.padded", mode="reflect")
             pads = [0, 0, 0, 0]
-        return self._add(
-            "Conv",
-            [x, kernel],
-            output,
-            kernel_shape=[3, 3],
-            strides=[stride, stride],
-            pads=pads,
-            group=channels,
-        )
+        return self._add_window("Conv", [x, kernel], output, 3, stride, pads=pads, group=channels)
 
     def _prepare(self, x: str, conv: Conv) -> str:
         """Return the input of a convolution."""
         if conv.before == "blur":
             return self._add_blur(x, conv.inputs, 1, f"{conv.name}.blur")
         if conv.before == "average":
-            return self._add(
-                "AveragePool",
-                [x],
-                f"{conv.name}.average",
-                kernel_shape=[2, 2],
-                strides=[2, 2],
-                ceil_mode=1,
-                count_include_pad=0,
-            )
+            edges = {"ceil_mode": 1, "count_include_pad": 0}
+            return self._add_window("AveragePool", [x], f"{conv.name}.average", 2, 2, **edges)
         return x
 
     def _add_convolution(self, x: str, conv: Conv, *, relu: bool) -> str:
         inputs = self._add_factors(self._prepare(x, conv), conv.name)
         if self._folded:
             inputs.append(f"{conv.name}.bias")
-        x = self._add(
-            "Conv",
-            inputs,
-            conv.name,
-            kernel_shape=[conv.kernel, conv.kernel],
-            strides=[conv.stride, conv.stride],
-            group=conv.groups,
-            **self._describe_padding(conv.kernel, conv.stride),
-        )
+        window = (conv.kernel, conv.stride)
+        padding = self._describe_padding(*window)
+        x = self._add_window("Conv", inputs, conv.name, *window, group=conv.groups, **padding)
         if not self._folded:
             name = conv.bn_name
             inputs = [x, *(f"{name}.{suffix}" for suffix in _BATCH_NORM)]
