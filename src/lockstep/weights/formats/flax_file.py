@@ -21,16 +21,7 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.system.regular_files import WEIGHTS, open_regular
 from lockstep.weights import checkpoint
-from lockstep.weights.formats import flax_models, msgpack_tree, naming_damage, npz_file
-from lockstep.weights.formats.common import (
-    COUNTERS,
-    Writers,
-    Written,
-    check_state,
-    describe_omitted_parts,
-    describe_other_padding,
-    write_new,
-)
+from lockstep.weights.formats import common, flax_models, msgpack_tree, naming_damage, npz_file
 from lockstep.weights.formats.torch_models import read_state_dict
 from lockstep.weights.opened_weights import Weights
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
@@ -98,7 +89,9 @@ def load(path: Path) -> dict[str, Any]:
     return flax_models.flatten(tree)
 
 
-def write_flax(target: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:
+def write_flax(
+    target: Path, recipe: Recipe, state: State, into: Path | None = None
+) -> common.Written:
     """Write Flax's variables: nested in `.msgpack`, by path in `.npz` and `.safetensors`.
 
     `flax.serialization.from_bytes` takes the first for the variables of the example's model.
@@ -107,23 +100,27 @@ def write_flax(target: Path, recipe: Recipe, state: State, into: Path | None = N
     """
     arrays = flax_models.build_variables(recipe, state)
     tree = _nest(arrays) if target.suffix == _MSGPACK else arrays
-    remarks = (*flax_models.describe_differences(recipe), *describe_omitted_parts(state))
+    remarks = (*flax_models.describe_differences(recipe), *common.describe_omitted_parts(state))
     _write(target, tree, into)
-    return Written((target,), (target,), remarks)
+    return common.Written((target,), (target,), remarks)
 
 
-def write_torchax(target: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:
+def write_torchax(
+    target: Path, recipe: Recipe, state: State, into: Path | None = None
+) -> common.Written:
     """Write arrays with torchvision's names and layouts, and the counters that PyTorch's modules
     expect, int32 as JAX has integers. `into` and errors are as in `write_flax`."""
     arrays: dict[str, np.ndarray] = {}
-    for tensor in check_state(recipe.spec, recipe.logits, state):
+    for tensor in common.check_state(recipe.spec, recipe.logits, state):
         arrays[tensor.name] = np.ascontiguousarray(state.tensors[tensor.name], np.float32)
         if tensor.role == "bn_var":
             arrays[f"{tensor.name.rpartition('.')[0]}.{_COUNTER}"] = np.zeros((), np.int32)
     _write(target, arrays, into)
-    paddings = describe_other_padding(recipe)
+    paddings = common.describe_other_padding(recipe)
     remarks = [f"torchvision's class pads symmetrically; {remark}" for remark in paddings]
-    return Written((target,), (target,), (*remarks, *describe_omitted_parts(state)), COUNTERS)
+    return common.Written(
+        (target,), (target,), (*remarks, *common.describe_omitted_parts(state)), common.COUNTERS
+    )
 
 
 def _write(target: Path, tree: Mapping[str, Any], into: Path | None) -> None:
@@ -134,8 +131,8 @@ def _write(target: Path, tree: Mapping[str, Any], into: Path | None) -> None:
     }
     if target.suffix not in dumps:
         raise CheckpointError(f"{target}: expected a name that ends in {', '.join(_ENDINGS)}")
-    files: Writers = {target: dumps[target.suffix]}
-    write_new(target, files, into=into)
+    files: common.Writers = {target: dumps[target.suffix]}
+    common.write_new(target, files, into=into)
 
 
 def _nest(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:

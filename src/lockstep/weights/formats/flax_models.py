@@ -36,20 +36,8 @@ import numpy as np
 from lockstep.models.architectures import MODELS, ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
+from lockstep.weights.formats import table
 from lockstep.weights.formats.common import Names, Shape
-from lockstep.weights.formats.table import (
-    AVERAGE,
-    COUNTER,
-    HWIO,
-    OPTIMIZER,
-    Format,
-    Shapes,
-    Table,
-    name_arrays,
-    name_convolutions,
-    name_layers,
-    read,
-)
 from lockstep.weights.opened_weights import Weights
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
@@ -63,11 +51,11 @@ _EPSILON = 1e-5
 _LEAVES = {"weight": "scale", "bias": "bias", "running_mean": "mean", "running_var": "var"}
 _AVERAGE = r"(?:\w+_)?(?:ema|averages?|averaged|avg|swa)(?:_\w+)?/"
 _OF_TRAINING = (
-    (re.compile(f"{_AVERAGE}.*"), math.inf, AVERAGE),
-    (re.compile("(?:opt_state|optimizer|optimizer_state)/.*"), math.inf, OPTIMIZER),
+    (re.compile(f"{_AVERAGE}.*"), math.inf, table.AVERAGE),
+    (re.compile("(?:opt_state|optimizer|optimizer_state)/.*"), math.inf, table.OPTIMIZER),
     (re.compile("(?:dynamic_scale|loss_scale)(?:/.*)?"), 1, "of the loss scale"),
     (re.compile(r"(?:\w+_)?(?:rng|key)s?(?:/\w+)?"), 64, "a key of random numbers"),
-    (re.compile(r"(?:\w+_)?(?:step|epoch|iteration|seed)s?"), 1, COUNTER),
+    (re.compile(r"(?:\w+_)?(?:step|epoch|iteration|seed)s?"), 1, table.COUNTER),
 )
 """What a training keeps next to the weights: its place, its largest size, and what it is."""
 
@@ -84,7 +72,7 @@ class _Places:
     def explain(self, name: str, shape: Shape) -> str:
         """Return why an array has no effect on inference; "" if it may have one."""
         if self.velocities and name.startswith(self.velocities):
-            return OPTIMIZER
+            return table.OPTIMIZER
         around = re.match("(?:.*/)?(?=params/)", self.parameters)
         place = name.removeprefix(around[0] if around else "")
         if place.startswith(("params/", "batch_stats/")):
@@ -120,16 +108,16 @@ def read_variables(
     arrays = {name: value for name, value in stored.items() if isinstance(value, np.ndarray)}
     places = _find_places([name for name in own if not choice.is_ignored(own[name])])
 
-    def list_names(spec: ModelSpec, shapes: Shapes) -> Iterator[Names]:
+    def list_names(spec: ModelSpec, shapes: table.Shapes) -> Iterator[Names]:
         yield {tensor: own.get(name, name) for tensor, name in name_tensors(spec, places).items()}
 
     def name_velocity(name: str) -> str:
         place = name.replace(".", "/").removeprefix(places.parameters)
         return own.get(f"{places.velocities}{place}", place)
 
-    format = Format(
+    format = table.Format(
         program=ORIGIN,
-        layout=HWIO,
+        layout=table.HWIO,
         list_names=list_names,
         explain=lambda name, shape: places.explain(name.replace(".", "/"), shape),
         name_velocity=name_velocity,
@@ -137,9 +125,9 @@ def read_variables(
     )
     # A text or nothing at all is not a number to compute with.
     values = [name for name, value in stored.items() if not isinstance(value, str | None)]
-    table = Table.of(path, arrays, [name for name in values if name not in arrays])
+    contents = table.Table.of(path, arrays, [name for name in values if name not in arrays])
     recipe = Recipe(padding="flax", bn_epsilon=_EPSILON)
-    weights, _ = read(table, format, recipe, choice, momentum=momentum)
+    weights, _ = table.read(contents, format, recipe, choice, momentum=momentum)
     step = _read_step(stored.get(_STEP, 0)) if momentum else 0
     return replace(weights, state=replace(weights.state, step=step))
 
@@ -168,9 +156,9 @@ def name_tensors(spec: ModelSpec, places: _Places) -> Names:
     block = "BottleneckResNetBlock" if spec.block == "bottleneck" else "ResNetBlock"
     kernels = ("conv_init/kernel", "_{block0}/Conv_{conv0}/kernel", "_{block0}/conv_proj/kernel")
     norms = ("bn_init/", "_{block0}/BatchNorm_{conv0}/", "_{block0}/norm_proj/")
-    names = name_layers(
-        name_convolutions(spec, kernels[0], *(block + name for name in kernels[1:])),
-        name_convolutions(spec, norms[0], *(block + name for name in norms[1:])),
+    names = table.name_layers(
+        table.name_convolutions(spec, kernels[0], *(block + name for name in kernels[1:])),
+        table.name_convolutions(spec, norms[0], *(block + name for name in norms[1:])),
         _LEAVES,
         ("Dense_0/kernel", "Dense_0/bias"),
     )
@@ -184,7 +172,7 @@ def build_variables(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
     """Return the weights of a state by Flax's paths, in its order. Raises `CheckpointError` if it
     does not fit the recipe's model."""
     names = name_tensors(recipe.spec, _find_places(()))
-    weights, _ = name_arrays(HWIO, names, recipe, state)
+    weights, _ = table.name_arrays(table.HWIO, names, recipe, state)
     variables = {name: np.ascontiguousarray(value, np.float32) for name, value in weights.items()}
     return dict(sorted(variables.items(), key=lambda item: item[0].split("/")))
 

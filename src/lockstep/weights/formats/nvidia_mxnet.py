@@ -40,19 +40,8 @@ from lockstep.recipes.published import resnet50_mxnet_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import replacing
 from lockstep.system.regular_files import TEXT
-from lockstep.weights.formats import mxnet_original, mxnet_params, naming_target
+from lockstep.weights.formats import common, mxnet_original, mxnet_params, naming_target
 from lockstep.weights.formats.account import Part, refuse_leftover, split_ignored
-from lockstep.weights.formats.common import (
-    FOURTH_CHANNEL,
-    Writers,
-    Written,
-    choose_velocities,
-    describe_converted,
-    describe_other_padding,
-    find_converted,
-    redirect_file,
-    write_new,
-)
 from lockstep.weights.formats.mxnet_graph import build_symbol, name_tensors
 from lockstep.weights.formats.mxnet_layers import are_gluons, assume_graph
 from lockstep.weights.formats.mxnet_symbol import Symbol, translate
@@ -157,8 +146,8 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
     sources = list(network.list_sources(symbol.graph))
     channels = 3 * arrays[dict(sources)["conv1.weight"]].size // network.units[0].weight.size
     if channels != 3:
-        remarks.append(FOURTH_CHANNEL)
-    remarks += [*describe_converted(find_converted(arrays, arrays)), *network.remarks]
+        remarks.append(common.FOURTH_CHANNEL)
+    remarks += [*common.describe_converted(common.find_converted(arrays, arrays)), *network.remarks]
     weights = Weights(
         _change_recipe(recipe, network),
         State(0, network.build_tensors(), {}),
@@ -195,7 +184,7 @@ def _add_velocities(weights: Weights) -> Weights:
     kept = {name: v for file in others for name, v in mxnet_params.load(file).items()}
     names = name_tensors(weights.recipe.spec)
     slots = {t: names[t.name] for t in weights.recipe.list_tensors() if t.is_trained}
-    slots, about = choose_velocities(slots, kept, side.name, momentum=True)
+    slots, about = common.choose_velocities(slots, kept, side.name, momentum=True)
     return replace(
         weights,
         state=State(0, weights.tensors, fetch(Table.of(side, kept), OIHW, slots)),
@@ -271,7 +260,7 @@ def _describe_step(path: Path) -> str:
     return f"no step is stored; its name says epoch {int(match[3])}, counted from {first}"
 
 
-def write(target: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:
+def write(target: Path, recipe: Recipe, state: State, into: Path | None = None) -> common.Written:
     """Write a state with the original's names, and the graph; return the files and remarks on them.
 
     `target` is `<prefix>-<epoch>.params`, or a prefix, whose epoch is 0. An existing graph with the
@@ -285,20 +274,20 @@ def write(target: Path, recipe: Recipe, state: State, into: Path | None = None) 
     file = _name_file(prefix, epoch, _PARAMETERS)
     graph = _name_graph(prefix)
     has_graph = _has_graph(prefix, recipe)
-    files: Writers = {}
+    files: common.Writers = {}
     if not has_graph:
         files[graph] = lambda path: path.write_bytes(build_symbol(recipe))
     momentum = _name_file(prefix, epoch, _MOMENTUM)
     if velocities:
         files[momentum] = partial(mxnet_params.dump, arrays=velocities)
     files[file] = partial(mxnet_params.dump, arrays=weights)
-    write_new(prefix, files, momentum, into=into)
+    common.write_new(prefix, files, momentum, into=into)
     if has_graph and into is not None:
-        redirect_file(graph, into).write_bytes(build_symbol(recipe))
+        common.redirect_file(graph, into).write_bytes(build_symbol(recipe))
     remarks = [f"{graph} existed already with the same contents"] if has_graph else []
     remarks += _describe_differences(recipe, state)
     arrays = (file, momentum) if velocities else (file,)
-    return Written(tuple(files), arrays, tuple(remarks))
+    return common.Written(tuple(files), arrays, tuple(remarks))
 
 
 def write_epoch(prefix: Path, epoch: int, recipe: Recipe, state: State) -> Path:
@@ -383,7 +372,7 @@ def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
             " with its own graph"
         )
     # How much SAME pads depends on the size of the images, which a graph does not fix.
-    for remark in describe_other_padding(recipe):
+    for remark in common.describe_other_padding(recipe):
         yield f"the graph pads symmetrically; {remark}"
     if recipe.logits != _LOGITS:
         yield (

@@ -48,24 +48,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_paddle_90ep
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats import BFLOAT16, paddle_pickle, table
-from lockstep.weights.formats.common import (
-    Names,
-    Shape,
-    Writers,
-    Written,
-    describe_other_padding,
-    order_shortcuts_first,
-    write_new,
-)
-from lockstep.weights.formats.table import (
-    COUNTER,
-    OPTIMIZER,
-    Format,
-    Table,
-    name_convolutions,
-    name_layers,
-)
+from lockstep.weights.formats import BFLOAT16, common, paddle_pickle, table
 from lockstep.weights.opened_weights import Weights
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
@@ -190,15 +173,15 @@ def read(prefix: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT
         slot = f"{parameters[name]}{_MASTER}{_VELOCITY}"
         return slot if slot in optimizer else f"{parameters[name]}{_VELOCITY}"
 
-    def explain(name: str, shape: Shape) -> str:
+    def explain(name: str, shape: common.Shape) -> str:
         match = _OF_PARAMETER.fullmatch(name)
         if name not in arrays and name in optimizer:
-            return OPTIMIZER
+            return table.OPTIMIZER
         if match and match[1] != name and match[1] in trained:
-            return OPTIMIZER
-        return COUNTER if _OF_RUN.fullmatch(name) and math.prod(shape) == 1 else ""
+            return table.OPTIMIZER
+        return table.COUNTER if _OF_RUN.fullmatch(name) and math.prod(shape) == 1 else ""
 
-    format = Format(
+    format = table.Format(
         program=NAME,
         layout=_LAYOUT,
         list_names=lambda spec, shapes: _list_names(spec, list(shapes)),
@@ -207,7 +190,7 @@ def read(prefix: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT
         velocities=f"*{_VELOCITY}",
         find_source=find_copy,
     )
-    stored = Table.of(prefix, optimizer | arrays, contents.others)
+    stored = table.Table.of(prefix, optimizer | arrays, contents.others)
     weights, names = table.read(stored, format, resnet50_paddle_90ep(), choice, momentum=momentum)
     folder = prefix.absolute().parent.name
     step = "no step is stored"
@@ -260,27 +243,27 @@ def _mark_bfloat16(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def _list_names(spec: ModelSpec, stored: list[str]) -> Iterator[Names]:
+def _list_names(spec: ModelSpec, stored: list[str]) -> Iterator[common.Names]:
     """Yield the names that a model's tensors may have."""
     # paddle.vision creates a block's shortcut first.
     yield _name_variables(list(spec.list_convolutions()), stored)
-    yield _name_variables(order_shortcuts_first(spec), stored)
+    yield _name_variables(common.order_shortcuts_first(spec), stored)
     for stem, inner, shortcut, kernel, norm, head in _MODULES:
-        scopes = name_convolutions(spec, stem, inner, shortcut)
+        scopes = table.name_convolutions(spec, stem, inner, shortcut)
         kernels = {conv: scope + kernel for conv, scope in scopes.items()}
         norms = {conv: scope + norm for conv, scope in scopes.items()}
-        yield name_layers(kernels, norms, _LAYER, (f"{head}.weight", f"{head}.bias"))
+        yield table.name_layers(kernels, norms, _LAYER, (f"{head}.weight", f"{head}.bias"))
     kernels = {conv: f"{conv.name}.weight" for conv in spec.list_convolutions()}
     norms = {conv: f"{conv.bn_name}." for conv in kernels}
-    yield name_layers(kernels, norms, _LAYER, ("fc.weight", "fc.bias"))
+    yield table.name_layers(kernels, norms, _LAYER, ("fc.weight", "fc.bias"))
 
 
-def _name_variables(convs: list[Conv], stored: list[str]) -> Names:
+def _name_variables(convs: list[Conv], stored: list[str]) -> common.Names:
     """Return the names in a static program that creates convolutions in this order."""
     kernels = _number_layers("conv2d", stored, len(convs))
     norms = _number_layers("batch_norm(?:2d)?", stored, len(convs))
     (head,) = _number_layers("linear", stored, 1)
-    return name_layers(
+    return table.name_layers(
         {conv: f"{kernel}.w_0" for conv, kernel in zip(convs, kernels, strict=True)},
         {conv: f"{norm}." for conv, norm in zip(convs, norms, strict=True)},
         _STATIC,
@@ -303,7 +286,7 @@ def _number_layers(kind: str, stored: list[str], count: int) -> list[str]:
     return [f"{name}_{i}" for i, name in layers]
 
 
-def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:
+def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) -> common.Written:
     """Write a state with the names of the original's static program; return the files and remarks
     on them.
 
@@ -325,14 +308,14 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
         added = rate | _make_scaler(recipe, state)
         velocities |= added
         about = (f"{', '.join(added)} were added, since programs of Paddle look for them",)
-    files: Writers = {}
+    files: common.Writers = {}
     if velocities:
         files[_file(prefix, _OPTIMIZER)] = partial(paddle_pickle.dump, arrays=velocities)
     # Parameters are written last: without them it is not a checkpoint.
     files[_file(prefix, _PARAMETERS)] = partial(paddle_pickle.dump, arrays=parameters)
-    write_new(prefix, files, _file(prefix, _OPTIMIZER), into=into)
+    common.write_new(prefix, files, _file(prefix, _OPTIMIZER), into=into)
     both = tuple(reversed(files))
-    return Written(both, both, tuple(_describe_differences(recipe, state)), about)
+    return common.Written(both, both, tuple(_describe_differences(recipe, state)), about)
 
 
 def _make_scaler(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
@@ -352,7 +335,7 @@ def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
     )
     if recipe.model != _MODEL:
         yield f"the original's code has only the model {_MODEL}; this is another"
-    for remark in describe_other_padding(recipe):
+    for remark in common.describe_other_padding(recipe):
         yield f"the original's graph pads symmetrically; {remark}"
     if recipe.logits != _LOGITS:
         yield (

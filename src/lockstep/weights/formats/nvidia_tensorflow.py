@@ -47,16 +47,6 @@ from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights.formats import structure, table, tensor_bundle
 from lockstep.weights.formats.common import Names, Shape, Written, name_model
 from lockstep.weights.formats.structure import BATCH_NORM
-from lockstep.weights.formats.table import (
-    AVERAGE,
-    COUNTER,
-    OPTIMIZER,
-    Format,
-    Shapes,
-    Table,
-    name_convolutions,
-    name_layers,
-)
 from lockstep.weights.formats.tensor_bundle import Bundle
 from lockstep.weights.opened_weights import Weights
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
@@ -94,13 +84,13 @@ def name_tensors(spec: ModelSpec) -> Names:
     bottleneck blocks."""
     inner = "btlnck_block_{stage0}_{number0}/bottleneck_{conv}"
     shortcut = "btlnck_block_{stage0}_{number0}/shortcut/conv2d"
-    scopes = name_convolutions(spec, "conv2d", inner, shortcut)
+    scopes = table.name_convolutions(spec, "conv2d", inner, shortcut)
     kernels = {conv: f"{scope}/conv2d/kernel" for conv, scope in scopes.items()}
     for conv, scope in scopes.items():
         if conv.groups > 1:
             kernels[conv] = f"{scope}/bottleneck_2group_filter"
     norms = {conv: f"{scope}/BatchNorm/" for conv, scope in scopes.items()}
-    names = name_layers(kernels, norms, BATCH_NORM, (_HEAD, "output/dense/bias"))
+    names = table.name_layers(kernels, norms, BATCH_NORM, (_HEAD, "output/dense/bias"))
     for block in spec.list_blocks():
         if block.squeeze is not None:
             scope = f"{scopes[block.convs[0]].partition('/')[0]}/{_SQUEEZE}"
@@ -129,7 +119,7 @@ def read(prefix: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT
     """
     bundle = Bundle(prefix)
     entries = bundle.entries
-    format = Format(
+    format = table.Format(
         program=NAME,
         layout=_LAYOUT,
         list_models=partial(_list_models, prefix),
@@ -139,7 +129,7 @@ def read(prefix: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT
         velocities=_SLOT,
     )
     types = {name: (entry.dtype_name, entry.shape) for name, entry in entries.items()}
-    contents = Table(prefix, types, bundle.read)
+    contents = table.Table(prefix, types, bundle.read)
     weights, names = table.read(contents, format, Recipe(), choice, momentum=momentum)
     recipe = choose_recipe(weights.recipe.spec, weights.recipe.logits)
     return replace(
@@ -159,12 +149,12 @@ def _explain(variables: Collection[str], name: str, shape: Shape) -> str:
     """Return why one of the variables has no effect on inference; "" if it may have one."""
     variable, _, leaf = name.rpartition("/")
     if _COUNTERS.fullmatch(leaf) and math.prod(shape) == 1:
-        return COUNTER
+        return table.COUNTER
     if variable not in variables:
         return ""
     if _AVERAGES.fullmatch(leaf):
-        return AVERAGE
-    return OPTIMIZER if _SLOTS.fullmatch(leaf) else ""
+        return table.AVERAGE
+    return table.OPTIMIZER if _SLOTS.fullmatch(leaf) else ""
 
 
 def choose_recipe(spec: ModelSpec, logits: int) -> Recipe:
@@ -177,7 +167,7 @@ def choose_recipe(spec: ModelSpec, logits: int) -> Recipe:
 
 
 def _list_models(
-    prefix: Path, choice: WeightsChoice, shapes: Shapes
+    prefix: Path, choice: WeightsChoice, shapes: table.Shapes
 ) -> Iterator[tuple[str, ModelSpec]]:
     """Yield the chosen network, or else those that the variables make: by NVIDIA's names, and by
     their structure. Raises `CheckpointError` if they make none."""
@@ -209,18 +199,18 @@ def _name(spec: ModelSpec) -> str:
     return model if isinstance(model, str) else "ResNet"
 
 
-def _find_scope(shapes: Shapes) -> str:
+def _find_scope(shapes: table.Shapes) -> str:
     """Return the scope around the variables of NVIDIA's code; "" if there is none, or several."""
     heads = [name for name in shapes if name == _HEAD or name.endswith(f"/{_HEAD}")]
     return heads[0].removesuffix(_HEAD) if len(heads) == 1 else ""
 
 
-def _leave_out_slots(shapes: Shapes) -> Shapes:
+def _leave_out_slots(shapes: table.Shapes) -> table.Shapes:
     """Return variables without slots of optimizers, also without those of missing variables."""
     return {n: size for n, size in shapes.items() if not _SLOTS.fullmatch(n.rpartition("/")[2])}
 
 
-def _list_names(spec: ModelSpec, shapes: Shapes) -> Iterator[Names]:
+def _list_names(spec: ModelSpec, shapes: table.Shapes) -> Iterator[Names]:
     """Yield NVIDIA's names, and those of the variables that make a model."""
     scope = _find_scope(shapes)
     yield {tensor: scope + name for tensor, name in name_tensors(spec).items()}
@@ -230,7 +220,7 @@ def _list_names(spec: ModelSpec, shapes: Shapes) -> Iterator[Names]:
             yield names
 
 
-def _read_spec(shapes: Shapes) -> ModelSpec:
+def _read_spec(shapes: table.Shapes) -> ModelSpec:
     """Return the model of these variables, by NVIDIA's names. Raises `LookupError`,
     `ZeroDivisionError` or `RecipeError`."""
 

@@ -15,23 +15,8 @@ from lockstep.models.architectures import MODELS, Conv, ModelSpec, Tensor
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats import refuse_many
+from lockstep.weights.formats import common, refuse_many
 from lockstep.weights.formats.account import Part, check_outputs, split_ignored
-from lockstep.weights.formats.common import (
-    FOURTH_CHANNEL,
-    Matching,
-    Names,
-    Shape,
-    add_layer,
-    check_floats,
-    check_state,
-    choose_model,
-    choose_velocities,
-    describe_converted,
-    is_stem,
-    match_model,
-    name_model,
-)
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
 from lockstep.weights.weights_choice import WeightsChoice
 
@@ -49,7 +34,7 @@ OPTIMIZER = "of the optimizer"
 AVERAGE = "a moving average"
 COUNTER = "a counter"
 """Why arrays have no effect on inference."""
-Shapes = Mapping[str, Shape]
+Shapes = Mapping[str, common.Shape]
 
 
 @dataclass(frozen=True)
@@ -57,7 +42,7 @@ class Table:
     """The contents of a file."""
 
     path: Path
-    arrays: Mapping[str, tuple[str, Shape]]
+    arrays: Mapping[str, tuple[str, common.Shape]]
     """Type and shape of each array by name."""
     fetch: Callable[[str], np.ndarray]
     """Reads an array."""
@@ -84,9 +69,9 @@ class Format:
 
     program: str
     layout: Layout
-    list_names: Callable[[ModelSpec, Shapes], Iterable[Names]]
+    list_names: Callable[[ModelSpec, Shapes], Iterable[common.Names]]
     """Returns the names that the tensors of a network may have in a file with these arrays."""
-    explain: Callable[[str, Shape], str]
+    explain: Callable[[str, common.Shape], str]
     """Returns why an array has no effect on inference; "" if it may have one."""
     name_velocity: Callable[[str], str] = str
     """Returns the name of the velocity of a parameter."""
@@ -102,7 +87,7 @@ class Format:
 
 def read(
     table: Table, format: Format, recipe: Recipe, choice: WeightsChoice, *, momentum: bool
-) -> tuple[Weights, Names]:
+) -> tuple[Weights, common.Names]:
     """Return the weights of a file, with velocities if `momentum` is true, and the names in it of
     the network's tensors, in order.
 
@@ -131,7 +116,7 @@ def read(
         sources[tensor] = format.find_source(name)
         if tensor.is_trained:
             slots[tensor] = format.name_velocity(name)
-    slots, about = choose_velocities(slots, shapes, format.velocities, momentum=momentum)
+    slots, about = common.choose_velocities(slots, shapes, format.velocities, momentum=momentum)
     state = State(0, fetch(table, format.layout, sources), fetch(table, format.layout, slots))
     remarks = [*_describe(table, format.layout, names, sources), *about]
     if averages:
@@ -157,12 +142,12 @@ def read(
 
 def _match(
     table: Table, format: Format, choice: WeightsChoice, variables: Shapes, listed: Collection[str]
-) -> Matching:
+) -> common.Matching:
     """Return the network whose tensors are all of the variables; messages list the arrays."""
     matchings = []
     for model in format.list_models(choice, variables):
         for names in format.list_names(model[1], variables):
-            matching = match_model(
+            matching = common.match_model(
                 model, names, variables, lambda tensor: list_shapes(format.layout, tensor)
             )
             if not matching.problems and not matching.unexpected:
@@ -173,12 +158,12 @@ def _match(
             f"{table.path} is {format.program}'s, which has no such network as"
             f" {' or '.join(choice.list_models())}; expected another --model"
         )
-    return choose_model(matchings, table.path, format.program, listed)
+    return common.choose_model(matchings, table.path, format.program, listed)
 
 
-def name_network(matching: Matching) -> str | ModelSpec:
+def name_network(matching: common.Matching) -> str | ModelSpec:
     """Return the name of a model in recipes; its spec if it has none."""
-    return matching.model if matching.model in MODELS else name_model(matching.spec)
+    return matching.model if matching.model in MODELS else common.name_model(matching.spec)
 
 
 def _describe(
@@ -188,10 +173,10 @@ def _describe(
     for tensor, name in names.items():
         order = _find_order(layout, tensor, table.arrays[name][1])
         if "J" in order:
-            yield FOURTH_CHANNEL
+            yield common.FOURTH_CHANNEL
         if "1" in order:
             yield "the classifier is stored as a 1x1 convolution"
-    yield from describe_converted(
+    yield from common.describe_converted(
         [name for name in sources.values() if table.arrays[name][0] != "float32"]
     )
 
@@ -201,7 +186,7 @@ def fetch(table: Table, layout: Layout, names: Mapping[Tensor, str]) -> dict[str
     tensors = {}
     for tensor, name in names.items():
         shapes = list_shapes(layout, tensor)
-        values = check_floats(f"{table.path}: {name}", table.fetch(name), shapes)
+        values = common.check_floats(f"{table.path}: {name}", table.fetch(name), shapes)
         order = _find_order(layout, tensor, values.shape)
         values = values.squeeze(tuple(i for i, axis in enumerate(order) if axis == "1"))
         axes = order.replace("1", "").replace("J", "I")
@@ -213,13 +198,13 @@ def fetch(table: Table, layout: Layout, names: Mapping[Tensor, str]) -> dict[str
 
 
 def name_arrays(
-    layout: Layout, names: Names, recipe: Recipe, state: State
+    layout: Layout, names: common.Names, recipe: Recipe, state: State
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return the weights of a state and its velocities, both by the names of the weights in a file
     and in its layout. Raises `CheckpointError` if the state does not fit the recipe's model."""
     weights = {}
     velocities = {}
-    for tensor in check_state(recipe.spec, recipe.logits, state):
+    for tensor in common.check_state(recipe.spec, recipe.logits, state):
         name = names[tensor.name]
         weights[name] = _arrange(layout, tensor, state.tensors[tensor.name])
         if tensor.name in state.momentum:
@@ -238,27 +223,27 @@ def _arrange(layout: Layout, tensor: Tensor, values: np.ndarray) -> np.ndarray:
     return values.transpose([present.index(axis) for axis in axes]).reshape(_measure(order, tensor))
 
 
-def list_shapes(layout: Layout, tensor: Tensor) -> list[Shape]:
+def list_shapes(layout: Layout, tensor: Tensor) -> list[common.Shape]:
     """Return the shapes that a tensor may have in a file, the one that is written first."""
     return [_measure(order, tensor) for order in _list_orders(layout, tensor)]
 
 
 def _list_orders(layout: Layout, tensor: Tensor) -> tuple[str, ...]:
     kind: str = tensor.role
-    if is_stem(tensor) and "stem" in layout:
+    if common.is_stem(tensor) and "stem" in layout:
         kind = "stem"
     if kind == "conv_weight" and ".se." in tensor.name and "squeeze" in layout:
         kind = "squeeze"
     return layout.get(kind, ("O",))
 
 
-def _find_order(layout: Layout, tensor: Tensor, shape: Shape) -> str:
+def _find_order(layout: Layout, tensor: Tensor, shape: common.Shape) -> str:
     """Return the order of the axes of an array with one of the shapes that its tensor may have."""
     orders = _list_orders(layout, tensor)
     return next(order for order in orders if _measure(order, tensor) == shape)
 
 
-def _measure(order: str, tensor: Tensor) -> Shape:
+def _measure(order: str, tensor: Tensor) -> common.Shape:
     sizes = dict(zip(_CANONICAL, tensor.shape, strict=False)) | {"1": 1}
     sizes["J"] = sizes.get("I", 0) + 1
     return tuple(sizes[axis] for axis in order)
@@ -288,10 +273,10 @@ def name_layers(
     norms: Mapping[Conv, str],
     leaves: Mapping[str, str],
     head: tuple[str, str],
-) -> Names:
+) -> common.Names:
     """Return the names of all tensors: of kernels, of the variables of batch norms (the begin of
     their names, and `leaves` by canonical suffix), and of the classifier."""
     names = {"fc.weight": head[0], "fc.bias": head[1]}
     for conv, kernel in kernels.items():
-        add_layer(names, conv, kernel, leaves, norms[conv])
+        common.add_layer(names, conv, kernel, leaves, norms[conv])
     return names

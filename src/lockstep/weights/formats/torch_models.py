@@ -30,29 +30,18 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnext101_32x4d_pytorch_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.strict_json import is_text
-from lockstep.weights.formats import numbers, torch_contents, torch_file, torch_values
-from lockstep.weights.formats.account import Part, check_outputs, refuse_leftover
-from lockstep.weights.formats.common import (
-    Matching,
-    Shape,
-    choose_model,
-    describe_converted,
-    find_converted,
-    map_shapes,
-    match_model,
+from lockstep.weights.formats import (
+    common,
+    numbers,
+    torch_contents,
+    torch_file,
+    torch_training,
+    torch_values,
 )
+from lockstep.weights.formats.account import Part, check_outputs, refuse_leftover
 from lockstep.weights.formats.table import OIHW, Table, fetch, list_shapes, name_network
 from lockstep.weights.formats.torch_contents import NVIDIA_SQUEEZES, Contents, Network
 from lockstep.weights.formats.torch_settings import list_values
-from lockstep.weights.formats.torch_training import (
-    NVIDIA,
-    OPTIMIZER,
-    list_groups,
-    read_epochs,
-    read_scaler,
-    read_velocities,
-    split_nvidia_groups,
-)
 from lockstep.weights.formats.torch_values import Values
 from lockstep.weights.known_preprocessing import find_published
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
@@ -111,8 +100,8 @@ def _list_unneeded(value: Any, choice: WeightsChoice) -> tuple[str, ...]:
         return ()
     for key in torch_contents.WEIGHTS:
         if torch_contents.is_state_dict(value.get(key)) and not choice.is_ignored(key):
-            return (OPTIMIZER, *torch_contents.AVERAGES)
-    return (OPTIMIZER,)
+            return (torch_training.OPTIMIZER, *torch_contents.AVERAGES)
+    return (torch_training.OPTIMIZER,)
 
 
 def read_state_dict(
@@ -144,11 +133,13 @@ def read_state_dict(
     trained = [tensor for tensor in expected if tensor.is_trained]
     trained.sort(key=lambda tensor: places.index(tensor.name))
     origin = _find_origin(path, root, stored, prefix, trained)
-    epochs, about_epoch = read_epochs(root, origin)
+    epochs, about_epoch = torch_training.read_epochs(root, origin)
     velocities: dict[str, np.ndarray] = {}
     average: dict[str, np.ndarray] = {}
     if momentum and not is_alone:
-        velocities, about_velocities = read_velocities(root.get(OPTIMIZER), trained)
+        velocities, about_velocities = torch_training.read_velocities(
+            root.get(torch_training.OPTIMIZER), trained
+        )
         average, about_average = _read_average(path, contents, list(expected), choice)
         remarks += [about_epoch, *about_average, *about_velocities]
     classes, about_classes = torch_values.read_classes(root, matching.logits)
@@ -160,12 +151,14 @@ def read_state_dict(
         ]
     if contents.weights in torch_contents.AVERAGES:
         remarks.append(f"its only weights are a moving average ({contents.weights})")
-    converted = describe_converted(find_converted(expected.values(), arrays), "tensors")
+    converted = common.describe_converted(
+        common.find_converted(expected.values(), arrays), "tensors"
+    )
     changes |= network.colours | published
     values = fetch(Table.of(path, arrays), _LAYOUT, expected)
     return Weights(
         _choose_recipe(path, origin, matching, changes),
-        State(0, values, velocities, average, read_scaler(root)),
+        State(0, values, velocities, average, torch_training.read_scaler(root)),
         classes,
         path,
         origin,
@@ -178,7 +171,7 @@ def read_state_dict(
 
 
 def _account_for_rest(
-    path: Path, values: Values, network: Network, matching: Matching, used: Collection[str]
+    path: Path, values: Values, network: Network, matching: common.Matching, used: Collection[str]
 ) -> tuple[Part, ...]:
     """Return what becomes of the values of a file. Raises `CheckpointError` that names values and
     modules that may change the results of its network."""
@@ -208,7 +201,7 @@ def to_nvidia_name(name: str) -> str:
     return re.sub(r"^layer([1-4])\.", lambda match: f"layers.{int(match[1]) - 1}.", name)
 
 
-def _check_blur_filters(path: Path, stored: Mapping[Any, Any]) -> dict[str, Shape]:
+def _check_blur_filters(path: Path, stored: Mapping[Any, Any]) -> dict[str, common.Shape]:
     """Return the shapes of FFCV's filters of blurs, by name. Raises `CheckpointError` if they are
     not those of Lockstep's blur."""
     line = np.array([0.25, 0.5, 0.25])
@@ -227,7 +220,7 @@ def _check_blur_filters(path: Path, stored: Mapping[Any, Any]) -> dict[str, Shap
 
 def _match_model(
     path: Path, stored: Mapping[str, np.ndarray], network: Network, choice: WeightsChoice
-) -> Matching:
+) -> common.Matching:
     """Return the model that has exactly the tensors of a network."""
     names = network.names
     shapes = {name: stored[name].shape for name in names.values()}
@@ -245,8 +238,8 @@ def _match_model(
         table = {}
         for tensor in spec.list_tensors(_LOGITS):
             table[tensor.name] = names.get(tensor.name, rename(tensor.name))
-        matchings.append(match_model((model, spec), table, shapes | others, _list_shapes))
-    matching = choose_model(matchings, path, NAME, names.values())
+        matchings.append(common.match_model((model, spec), table, shapes | others, _list_shapes))
+    matching = common.choose_model(matchings, path, NAME, names.values())
     if network.has_classifier:
         if _PROJECTING.search(network.prefix):
             raise refuse_leftover(path, "an encoder", [names["fc.weight"], names["fc.bias"]])
@@ -266,7 +259,7 @@ def _read_average(
         return {}, ()
     stored = contents.root[contents.average]
     names = torch_contents.find_network(path, stored, choice).names
-    fits = names.keys() == map_shapes(expected).keys() and all(
+    fits = names.keys() == common.map_shapes(expected).keys() and all(
         stored[names[tensor.name]].shape in _list_shapes(tensor) for tensor in expected
     )
     if not fits:
@@ -285,10 +278,13 @@ def _find_origin(
     own name."""
     names = map(torch_contents.strip_wrappers, filter(is_text, stored))
     lines = "\n".join(name.removeprefix(prefix) for name in names)
-    sizes = [len(group["params"]) for group in list_groups(root.get(OPTIMIZER))]
-    is_nvidias = sizes == list(map(len, split_nvidia_groups(trained)))
+    sizes = [
+        len(group["params"])
+        for group in torch_training.list_groups(root.get(torch_training.OPTIMIZER))
+    ]
+    is_nvidias = sizes == list(map(len, torch_training.split_nvidia_groups(trained)))
     if is_nvidias or _OF_NVIDIA.search(lines) or path.name.startswith("nvidia_"):
-        return NVIDIA
+        return torch_training.NVIDIA
     modules = set()
     for name in map(torch_contents.strip_wrappers, getattr(stored, "modules", ())):
         modules.add(name.removeprefix(prefix))
@@ -302,11 +298,11 @@ def _find_origin(
     return "PyTorch"
 
 
-def _choose_recipe(path: Path, origin: str, matching: Matching, changes: Changes) -> Recipe:
+def _choose_recipe(path: Path, origin: str, matching: common.Matching, changes: Changes) -> Recipe:
     """Return NVIDIA's recipe for its own model, else the default; in fp32, with the changes that
     the file says. Raises `CheckpointError` if none is possible."""
     recipe = Recipe()
-    if origin == NVIDIA:
+    if origin == torch_training.NVIDIA:
         recipe = resnext101_32x4d_pytorch_90ep()
         if matching.spec.groups == 1:
             # configs.yml: ResNet-50 is trained with another batch and weight decay.

@@ -25,16 +25,7 @@ from lockstep.models.architectures import Tensor
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats import torch_file
-from lockstep.weights.formats.common import (
-    COUNTERS,
-    Writers,
-    Written,
-    check_state,
-    describe_omitted_parts,
-    describe_other_padding,
-    write_new,
-)
+from lockstep.weights.formats import common, torch_file
 from lockstep.weights.formats.torch_models import to_nvidia_name
 from lockstep.weights.formats.torch_training import split_nvidia_groups
 
@@ -46,7 +37,7 @@ _EPSILON = 1e-5
 
 def write_torchvision(
     target: Path, recipe: Recipe, state: State, into: Path | None = None
-) -> Written:
+) -> common.Written:
     """Write a state_dict with torchvision's names, in its order; return the file and remarks on it.
 
     A module of torchvision's or timm's class takes it with `strict=True`. `num_batches_tracked` is
@@ -54,16 +45,19 @@ def write_torchvision(
     ending than PyTorch's, or the state does not fit.
     """
     _check_name(target)
-    expected = check_state(recipe.spec, recipe.logits, state)
+    expected = common.check_state(recipe.spec, recipe.logits, state)
     tensors = build_state_dict(expected, state.tensors)
-    write_new(target, {target: partial(torch_file.save, value=tensors)}, into=into)
-    remarks = (*describe_model(recipe, "torchvision's class"), *describe_omitted_parts(state))
-    return Written((target,), (target,), remarks, COUNTERS)
+    common.write_new(target, {target: partial(torch_file.save, value=tensors)}, into=into)
+    remarks = (
+        *describe_model(recipe, "torchvision's class"),
+        *common.describe_omitted_parts(state),
+    )
+    return common.Written((target,), (target,), remarks, common.COUNTERS)
 
 
 def write_nvidia_pytorch(
     target: Path, recipe: Recipe, state: State, into: Path | None = None, *, epochs: int = 0
-) -> Written:
+) -> common.Written:
     """Write a checkpoint for `main.py --resume` of NVIDIA's code, and its weights; return both
     files and remarks on them.
 
@@ -74,7 +68,7 @@ def write_nvidia_pytorch(
     """
     ending = _check_name(target)
     weights = target.with_name(f"{target.name.removesuffix(ending)}.weights{ending}")
-    expected = check_state(recipe.spec, recipe.logits, state)
+    expected = common.check_state(recipe.spec, recipe.logits, state)
     blocks = [tensor.name.split(".")[:2] for tensor in expected]
     # NVIDIA's modules have squeeze-and-excitation after the shortcut of its block.
     expected.sort(key=lambda t: (blocks.index(t.name.split(".")[:2]), ".se." in t.name))
@@ -88,14 +82,14 @@ def write_nvidia_pytorch(
     }
     if state.ema:
         checkpoint["state_dict_ema"] = build_state_dict(expected, state.ema, to_nvidia_name)
-    files: Writers = {
+    files: common.Writers = {
         weights: partial(torch_file.save, value=tensors),
         target: partial(torch_file.save, value=checkpoint),
     }
-    write_new(target, files, into=into)
+    common.write_new(target, files, into=into)
     both = (target, weights)
     remarks = tuple(_describe_checkpoint(target, weights, recipe, state, epochs))
-    return Written(both, both, remarks, COUNTERS)
+    return common.Written(both, both, remarks, common.COUNTERS)
 
 
 def _check_name(target: Path) -> str:
@@ -149,7 +143,7 @@ def describe_model(recipe: Recipe, module: str) -> Iterator[str]:
     is_torchvisions = module.startswith("torchvision")
     if spec.parts and is_torchvisions:
         yield f"torchvision has no class with {', '.join(spec.parts)}; the names are timm's"
-    for remark in describe_other_padding(recipe):
+    for remark in common.describe_other_padding(recipe):
         yield f"{remark}; {module} pads symmetrically"
     if recipe.bn_epsilon != _EPSILON:
         epsilon = f"{recipe.bn_epsilon:g} to the variance"
