@@ -24,19 +24,9 @@ from lockstep.weights.formats import torch_file
 from lockstep.weights.formats.common import Written
 from lockstep.weights.target_formats import TARGETS
 from tests.processes import ONE_THREAD
-from tests.weights.certificate_cases import (
-    RECIPE,
-    change_bias,
-    left,
-    save_checkpoint,
-    tensors,
-)
+from tests.weights.certificate_cases import RECIPE, change_bias, left, save_checkpoint, tensors
 from tests.weights.formats.cases import bits
-from tests.weights.small_models import (
-    compute_in_this_process,
-    keras_recipe,
-    make_torch_tensors,
-)
+from tests.weights.small_models import compute_in_this_process, keras_recipe, make_torch_tensors
 
 TARGET_NAMES = {
     "safetensors": "a.safetensors",

@@ -140,7 +140,7 @@ def test_a_state_is_the_same_in_two_formats(
 HELD = {
     "resnext101-32x4d": [name for name in TARGETS if name != ONLY_V1],
     "se-resnext101-32x4d": [
-        *("safetensors", "torchvision", "nvidia-pytorch", "nvidia-tensorflow", "torchax"),
+        *("safetensors", "torchvision", "nvidia-pytorch", "nvidia-tensorflow", "torchax")
     ],
     "seresnext26d-32x4d": ["safetensors", "torchvision", "timm", "torchax"],
 }

@@ -196,7 +196,7 @@ def timm() -> list[Sample]:
         lambda folder: timm_folder.write(folder / "a", recipe, state_of(recipe), CLASSES)
     )
     safe = {name.removeprefix("a/"): data for name, data in files.items()}
-    arrays = timm_folder._build_state_dict(recipe, state_of(recipe))
+    arrays = timm_folder.build_state_dict(recipe, state_of(recipe))
     config = damage_file("config.json", damage_json)
 
     def odd(rng: np.random.Generator, files: Files) -> Files:

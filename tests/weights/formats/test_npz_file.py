@@ -74,10 +74,7 @@ ODD: dict[str, tuple[dict[str, bytes], str]] = {
         {"x.npy": PLAIN.replace(b"'descr': '<f4'", b"'descr': open()")},
         "damaged",
     ),
-    "a huge shape": (
-        {"x.npy": PLAIN.replace(b"(3,), }      ", b"(2**9**9,), }")},
-        "damaged",
-    ),
+    "a huge shape": ({"x.npy": PLAIN.replace(b"(3,), }      ", b"(2**9**9,), }")}, "damaged"),
     "version 3": ({"x.npy": b"\x93NUMPY\x03\x00" + PLAIN[8:]}, r"version \(3, 0\)"),
 }
 

@@ -37,10 +37,7 @@ def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Pa
     assert_remarked(done.remarks, "this is another", "SAME padding", "have 10: --num-classes")
     assert_remarked(done.remarks, "step 7 cannot be stored", "loss scaling")
     assert len(done.remarks) == 5
-    assert sorted(list_names(tmp_path.iterdir())) == [
-        "odd-0000.params",
-        "odd-symbol.json",
-    ]
+    assert sorted(list_names(tmp_path.iterdir())) == ["odd-0000.params", "odd-symbol.json"]
 
 
 def test_epochs_share_a_graph_and_another_is_not_touched(mxnet_file: Path) -> None:

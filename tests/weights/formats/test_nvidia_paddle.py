@@ -225,14 +225,8 @@ REMARKED: dict[str, tuple[Callable[[Variables, Variables], object], str]] = {
         lambda p, o: [o.pop(f"conv2d_{i}.w_0_velocity_0") for i in (3, 4)],
         "2 of 62 velocities are missing, such as conv2d_3.w_0_velocity_0; the others were left out",
     ),
-    "masks": (
-        lambda p, o: p.update({"conv2d_1.w_0_asp_mask": p["conv2d_1.w_0"]}),
-        "^$",
-    ),
-    "another optimizer": (
-        lambda p, o: o.update(beta1_pow_acc_0=np.ones(1)),
-        "^$",
-    ),
+    "masks": (lambda p, o: p.update({"conv2d_1.w_0_asp_mask": p["conv2d_1.w_0"]}), "^$"),
+    "another optimizer": (lambda p, o: o.update(beta1_pow_acc_0=np.ones(1)), "^$"),
     "other counters": (
         lambda p, o: o.update(learning_rate_1=np.ones(1), num_bad_steps_4=np.ones(1, np.int32)),
         "^$",

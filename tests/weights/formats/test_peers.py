@@ -85,10 +85,7 @@ def types() -> dict[str, np.ndarray]:
     return (
         values
         | odd
-        | {
-            "transposed": numbers.astype(np.float32).T,
-            "big endian": numbers.astype(">f4"),
-        }
+        | {"transposed": numbers.astype(np.float32).T, "big endian": numbers.astype(">f4")}
     )  # type: ignore[return-value]
 
 

@@ -279,10 +279,7 @@ def garble(folder: Path) -> None:
 
 
 ODD: dict[str, tuple[Callable[[Path], object], str]] = {
-    "several": (
-        lambda folder: None,
-        "model.ckpt-7, model.ckpt-9 and no file `checkpoint`",
-    ),
+    "several": (lambda folder: None, "model.ckpt-7, model.ckpt-9 and no file `checkpoint`"),
     "named one is gone": (
         lambda folder: state(folder, "model.ckpt-3"),
         "names 'model.ckpt-3', which does not exist",

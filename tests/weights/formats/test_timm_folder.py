@@ -16,6 +16,7 @@ from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
+from lockstep.weights import Weights
 from lockstep.weights.formats import timm_folder
 from lockstep.weights.weights_choice import WeightsChoice
 from tests.weights.formats.cases import assert_canonical, list_names
@@ -53,24 +54,14 @@ def narrow_models() -> Iterator[None]:
 def state(narrow_models: None) -> State:
     """Weights of a narrow ResNet-18 in which every tensor has another value."""
     expected = MODELS["resnet18"].list_tensors(3)
-    return State(
-        9,
-        {
-            tensor.name: np.full(tensor.shape, i / 7, np.float32)
-            for i, tensor in enumerate(expected)
-        },
-        {},
-    )
+    tensors = {t.name: np.full(t.shape, i / 7, np.float32) for i, t in enumerate(expected)}
+    return State(9, tensors, {})
 
 
 def convert_state(state: State) -> dict[str, torch.Tensor]:
     values = {name: torch.from_numpy(value.copy()) for name, value in state.tensors.items()}
-    counters = [
-        name.replace("running_var", "num_batches_tracked")
-        for name in values
-        if name.endswith("running_var")
-    ]
-    return values | {name: torch.tensor(9) for name in counters}
+    norms = [name.removesuffix("running_var") for name in values if name.endswith("running_var")]
+    return values | {f"{name}num_batches_tracked": torch.tensor(9) for name in norms}
 
 
 def save_folder(folder: Path, state: State, config: Any = CONFIG) -> Path:
@@ -78,6 +69,11 @@ def save_folder(folder: Path, state: State, config: Any = CONFIG) -> Path:
     save_file(convert_state(state), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
     return folder
+
+
+def read(folder: Path, model: Any = None, *ignore: str) -> Weights:
+    choice = WeightsChoice(model=model, ignore=ignore)
+    return timm_folder.read(folder / "model.safetensors", momentum=False, choice=choice)
 
 
 def empty(folder: Path, *names: str, config: str = json.dumps(CONFIG)) -> Path:
@@ -106,26 +102,16 @@ def test_weights_of_pytorch_are_taken_where_they_are_named_or_alone(tmp_path: Pa
     "named", ["", "model.safetensors", "config.json", "other.safetensors", "missing"]
 )
 def test_other_paths_are_no_folder_of_timm(named: str, tmp_path: Path) -> None:
-    empty(
-        tmp_path,
-        "config.json",
-        "model.safetensors",
-        "other.safetensors",
-        config='{"architectures": ["ResNet"]}',
-    )
+    config = '{"architectures": ["ResNet"]}'
+    empty(tmp_path, "config.json", "model.safetensors", "other.safetensors", config=config)
     assert timm_folder.find(tmp_path / named) is None
     (tmp_path / "config.json").unlink()
     assert timm_folder.find(tmp_path / named) is None
 
 
 def test_a_file_beside_timms_weights_is_not_taken_for_them(tmp_path: Path) -> None:
-    assert (
-        timm_folder.find(
-            empty(tmp_path, "config.json", "model.safetensors", "other.safetensors")
-            / "other.safetensors"
-        )
-        is None
-    )
+    empty(tmp_path, "config.json", "model.safetensors", "other.safetensors")
+    assert timm_folder.find(tmp_path / "other.safetensors") is None
 
 
 def test_a_config_without_weights_is_refused(tmp_path: Path) -> None:
@@ -144,13 +130,10 @@ def test_a_config_that_is_not_json_is_refused(text: str, tmp_path: Path) -> None
 def test_a_folder_that_timm_saved_is_read_with_its_preprocessing(
     state: State, tmp_path: Path
 ) -> None:
-    weights = timm_folder.read(save_folder(tmp_path, state) / "model.safetensors", momentum=False)
+    weights = read(save_folder(tmp_path, state))
     assert weights.recipe == RECIPE.replace(eval_resize=73, eval_crop=64)
-    assert (weights.recipe.image_size, weights.recipe.interpolation, weights.classes) == (
-        64,
-        "bicubic",
-        CLASSES,
-    )
+    assert (weights.recipe.image_size, weights.recipe.interpolation) == (64, "bicubic")
+    assert weights.classes == CLASSES
     assert_canonical(weights.state.tensors, state.tensors)
     assert (weights.state.step, weights.state.momentum, weights.remarks) == (0, {}, ())
 
@@ -164,7 +147,7 @@ def test_weights_of_half_precision_become_float32(
         for name, value in convert_state(state).items()
     }
     save_file(values, save_folder(tmp_path, state) / "model.safetensors")
-    weights = timm_folder.read(tmp_path / "model.safetensors")
+    weights = read(tmp_path)
     expected = {
         name: value.float().numpy() for name, value in values.items() if name in state.tensors
     }
@@ -190,7 +173,7 @@ def test_weights_that_do_not_fit_their_config_are_refused(
     config: Any, message: str, state: State, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
-        timm_folder.read(save_folder(tmp_path, state, config) / "model.safetensors")
+        read(save_folder(tmp_path, state, config))
 
 
 @pytest.mark.parametrize(
@@ -199,9 +182,7 @@ def test_weights_that_do_not_fit_their_config_are_refused(
 def test_tags_and_old_names_of_timm_are_the_network_that_timm_makes_of_them(
     name: str, state: State, tmp_path: Path
 ) -> None:
-    weights = timm_folder.read(
-        save_folder(tmp_path, state, CONFIG | {"architecture": name}) / "model.safetensors"
-    )
+    weights = read(save_folder(tmp_path, state, CONFIG | {"architecture": name}))
     assert weights.recipe.model == "resnet18"
 
 
@@ -220,10 +201,9 @@ def test_a_setting_that_inference_could_need_is_refused_or_left_out(
     folder = save_folder(tmp_path, state, config)
     save_file(convert_state(state), folder / "model.safetensors", metadata=metadata)
     with pytest.raises(CheckpointError, match=r"temperature.*scales the logits.*--ignore") as error:
-        timm_folder.read(folder / "model.safetensors")
+        read(folder)
     pattern = str(error.value).rpartition("--ignore ")[2].strip("'")
-    choice = WeightsChoice(ignore=(pattern,))
-    assert timm_folder.read(folder / "model.safetensors", choice=choice).ignored
+    assert read(folder, None, pattern).ignored
 
 
 @pytest.mark.parametrize("prefix", ["timm_model.", "model.", "module.", "_orig_mod.", "net.body."])
@@ -246,10 +226,9 @@ def test_tensors_that_are_left_over_refuse_a_folder(state: State, tmp_path: Path
     with pytest.raises(
         CheckpointError, match=r"more\.0 and 39 more; .*--ignore 'more\.\*'$"
     ) as error:
-        timm_folder.read(tmp_path / "model.safetensors")
+        read(tmp_path)
     assert "more.30" not in str(error.value)
-    choice = WeightsChoice(ignore=("more.*",))
-    weights = timm_folder.read(tmp_path / "model.safetensors", choice=choice)
+    weights = read(tmp_path, None, "more.*")
     assert_canonical(weights.state.tensors, state.tensors)
 
 
@@ -259,7 +238,7 @@ def test_one_output_is_refused(state: State, tmp_path: Path) -> None:
     folder = save_folder(tmp_path, state, CONFIG | {"num_classes": 1, "label_names": ["cat"]})
     save_file(values, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match="has one output"):
-        timm_folder.read(folder / "model.safetensors")
+        read(folder)
 
 
 @pytest.mark.parametrize("mean", [(0.0, 0.0, 0.0), (-127.5, 0.0, 510.0)])
@@ -271,7 +250,7 @@ def test_any_mean_and_deviation_is_read_as_it_was_written(
     timm_folder.write(tmp_path / "new", recipe, state, CLASSES)
     written = json.loads((tmp_path / "new" / "config.json").read_text())["pretrained_cfg"]
     assert written["mean"] == pytest.approx([value / 255 for value in mean])
-    read_again = timm_folder.read(tmp_path / "new" / "model.safetensors")
+    read_again = read(tmp_path / "new")
     assert (read_again.recipe.mean, read_again.recipe.std) == (mean, std)
 
 
@@ -280,9 +259,9 @@ def test_a_described_network_takes_the_place_of_an_unknown_architecture(
 ) -> None:
     folder = save_folder(tmp_path, state, CONFIG | {"architecture": "my_resnet"})
     with pytest.raises(CheckpointError, match=r"'my_resnet'.*name that: --model resnet50"):
-        timm_folder.read(folder / "model.safetensors")
+        read(folder)
     for model in ("resnet18", MODELS["resnet18"]):
-        weights = timm_folder.read(folder / "model.safetensors", choice=WeightsChoice(model=model))
+        weights = read(folder, model)
         assert weights.recipe.spec == MODELS["resnet18"]
         assert_canonical(weights.state.tensors, state.tensors)
         assert (weights.recipe.image_size, weights.classes) == (64, CLASSES)
@@ -290,7 +269,7 @@ def test_a_described_network_takes_the_place_of_an_unknown_architecture(
     with pytest.raises(
         CheckpointError, match=r"closest model, the described model, does not fit: layer4\.2\.conv1"
     ):
-        timm_folder.read(folder / "model.safetensors", choice=WeightsChoice(model=other))
+        read(folder, other)
 
 
 def test_a_module_that_normalises_images_is_refused_next_to_a_config(
@@ -300,17 +279,15 @@ def test_a_module_that_normalises_images_is_refused_next_to_a_config(
     colours = {f"normalize.{kind}": torch.full((3,), 0.5) for kind in ("mean", "std")}
     save_file(values | colours, save_folder(tmp_path, state) / "model.safetensors")
     with pytest.raises(CheckpointError, match="has a module that normalises images"):
-        timm_folder.read(tmp_path / "model.safetensors")
+        read(tmp_path)
 
 
 def test_whole_numbers_as_weights_are_refused(state: State, tmp_path: Path) -> None:
     values = convert_state(state)
-    save_file(
-        values | {"conv1.weight": values["conv1.weight"].to(torch.int8)},
-        save_folder(tmp_path, state) / "model.safetensors",
-    )
+    values["conv1.weight"] = values["conv1.weight"].to(torch.int8)
+    save_file(values, save_folder(tmp_path, state) / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"conv1.weight is int8"):
-        timm_folder.read(tmp_path / "model.safetensors")
+        read(tmp_path)
 
 
 def test_pytorchs_weights_of_a_folder_are_read_as_its_safetensors(
@@ -327,11 +304,8 @@ def test_a_written_folder_has_the_files_and_tensors_that_timm_loads(
     state: State, tmp_path: Path
 ) -> None:
     done = timm_folder.write(tmp_path / "new", RECIPE, state, CLASSES)
-    assert (
-        set(done.files)
-        == set((tmp_path / "new").iterdir())
-        == {tmp_path / "new" / n for n in ("config.json", "model.safetensors")}
-    )
+    expected_files = {tmp_path / "new" / n for n in ("config.json", "model.safetensors")}
+    assert set(done.files) == set((tmp_path / "new").iterdir()) == expected_files
     assert done.remarks == ()
     with safe_open(tmp_path / "new" / "model.safetensors", framework="numpy") as file:
         assert file.metadata() == {"format": "pt"}
@@ -346,21 +320,11 @@ def test_a_written_folder_has_the_files_and_tensors_that_timm_loads(
 def test_a_written_config_names_what_timm_reads(state: State, tmp_path: Path) -> None:
     timm_folder.write(tmp_path / "new", RECIPE, state, CLASSES)
     config = json.loads((tmp_path / "new" / "config.json").read_text())
-    assert {
-        name: config[name]
-        for name in ("architecture", "num_classes", "num_features", "label_names")
-    } == {
-        "architecture": "resnet18",
-        "num_classes": 3,
-        "num_features": 64,
-        "label_names": ["cat", "owl", "bee"],
-    }
     nested = config["pretrained_cfg"]
-    assert (nested["interpolation"], nested["crop_mode"], nested["mean"]) == (
-        "bicubic",
-        "center",
-        [0.485, 0.456, 0.406],
-    )
+    assert (config["architecture"], config["num_classes"]) == ("resnet18", 3)
+    assert (config["num_features"], config["label_names"]) == (64, ["cat", "owl", "bee"])
+    assert (nested["interpolation"], nested["crop_mode"]) == ("bicubic", "center")
+    assert nested["mean"] == [0.485, 0.456, 0.406]
     assert (nested["input_size"], int(64 / nested["crop_pct"])) == ([3, 64, 64], RECIPE.eval_resize)
 
 
@@ -377,10 +341,7 @@ def test_a_written_folder_is_read_as_it_was(state: State, tmp_path: Path) -> Non
     ("changes", "remark"),
     [
         ({"antialias": False}, "timm's resize filters"),
-        (
-            {"eval_sampling": "asymmetric"},
-            "evaluated with eval_sampling: asymmetric",
-        ),
+        ({"eval_sampling": "asymmetric"}, "evaluated with eval_sampling: asymmetric"),
         ({"dct_scaling": True}, "evaluated with dct_scaling"),
         ({"exif_orientation": True}, "evaluated with exif_orientation"),
         ({"padding": "same"}, "SAME padding"),
@@ -449,4 +410,4 @@ def test_a_writer_that_fails_leaves_the_folder_of_another_alone(
 
     monkeypatch.setattr(timm_folder, "write_json", other_writer_fails_first)
     timm_folder.write(tmp_path / "a", RECIPE, state, CLASSES)
-    assert timm_folder.read(tmp_path / "a" / "model.safetensors").classes == CLASSES
+    assert read(tmp_path / "a").classes == CLASSES

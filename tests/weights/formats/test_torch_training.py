@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from lockstep.weights import Weights
 from tests.weights.formats.cases import assert_canonical
 from tests.weights.formats.torch_cases import arrays, module_of, nvidias_groups, read_again
 
@@ -25,25 +26,23 @@ def train(module: nn.Module, groups: Any, **options: Any) -> torch.optim.Optimiz
     return optimizer
 
 
+def read_trained(module: nn.Module, optimizer: Any, folder: Path, **others: Any) -> Weights:
+    return read_again({"model": module.state_dict(), "optimizer": optimizer, **others}, folder)
+
+
 def one_group(module: nn.Module) -> Any:
     return module.parameters()
 
 
 def timms_groups(module: nn.Module) -> Any:
-    flat = [parameter for parameter in module.parameters() if parameter.ndim <= 1]
-    return [
-        {"params": flat, "weight_decay": 0},
-        {"params": [p for p in module.parameters() if p.ndim > 1]},
-    ]
+    flat = [p for p in module.parameters() if p.ndim <= 1]
+    others = [p for p in module.parameters() if p.ndim > 1]
+    return [{"params": flat, "weight_decay": 0}, {"params": others}]
 
 
 def torchvisions_groups(module: nn.Module) -> Any:
-    norms = [
-        p
-        for part in module.modules()
-        if isinstance(part, nn.BatchNorm2d)
-        for p in part.parameters()
-    ]
+    parts = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]
+    norms = [p for part in parts for p in part.parameters()]
     others = [p for p in module.parameters() if not any(p is norm for norm in norms)]
     return [{"params": others}, {"params": norms, "weight_decay": 0}]
 
@@ -55,9 +54,7 @@ def test_velocities_belong_to_the_parameters_of_the_optimizers_groups(
 ) -> None:
     module = module_of(model)
     optimizer = train(module, groups(module))
-    weights = read_again(
-        {"model": module.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path
-    )
+    weights = read_trained(module, optimizer.state_dict(), tmp_path)
     expected = {
         name: optimizer.state[parameter]["momentum_buffer"]
         for name, parameter in module.named_parameters()
@@ -103,28 +100,10 @@ def add_square_averages(state: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "remark"),
     [
-        (
-            without_one,
-            r"1 of \d+ velocities are missing, such as layer1.*; the others were left out",
-        ),
-        (
-            change_shape,
-            (
-                r"their order is unknown, conv1\.weight is \[3\],"
-                r" expected \[8, 3, 7, 7\]"
-            ),
-        ),
-        (
-            split_groups,
-            (
-                r"the optimizer's groups of \[1, 1, 1\] parameters are of"
-                r" no known program"
-            ),
-        ),
-        (
-            add_square_averages,
-            r"the optimizer is not SGD, it also keeps square_avg",
-        ),
+        (without_one, r"1 of \d+ velocities are missing, such as layer1.*; the others were left"),
+        (change_shape, r"their order is unknown, conv1\.weight is \[3\], expected \[8, 3, 7, 7\]"),
+        (split_groups, r"the optimizer's groups of \[1, 1, 1\] parameters are of no known program"),
+        (add_square_averages, r"the optimizer is not SGD, it also keeps square_avg"),
         (
             lambda state: {"state": {}, **{"param_groups": state["param_groups"]}},
             r"there are no velocities \(optimizer\)",
@@ -136,11 +115,8 @@ def test_velocities_that_do_not_fit_are_left_out(
     change: Callable[[Any], Any], remark: str, tmp_path: Path
 ) -> None:
     module = module_of()
-    value = {
-        "model": module.state_dict(),
-        "optimizer": change(train(module, one_group(module)).state_dict()),
-    }
-    weights = read_again(value, tmp_path)
+    optimizer = train(module, one_group(module)).state_dict()
+    weights = read_trained(module, change(optimizer), tmp_path)
     assert weights.state.momentum == {}
     assert re.search(remark, "; ".join(weights.remarks))
 
@@ -148,13 +124,9 @@ def test_velocities_that_do_not_fit_are_left_out(
 def test_nesterov_momentum_is_remarked(tmp_path: Path) -> None:
     module = module_of()
     optimizer = train(module, one_group(module), nesterov=True)
-    weights = read_again(
-        {"model": module.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path
-    )
-    assert (
-        "its optimizer used Nesterov momentum: resume it with --set nesterov=true"
-        in weights.remarks
-    )
+    weights = read_trained(module, optimizer.state_dict(), tmp_path)
+    remark = "its optimizer used Nesterov momentum: resume it with --set nesterov=true"
+    assert remark in weights.remarks
 
 
 @pytest.mark.parametrize("key", ["state_dict_ema", "model_ema"])
@@ -173,30 +145,18 @@ def test_a_moving_average_alone_is_read_and_named(tmp_path: Path) -> None:
 
 
 def test_a_moving_average_of_another_model_is_left_out(tmp_path: Path) -> None:
-    weights = read_again(
-        {"model": module_of().state_dict(), "model_ema": module_of("basic").state_dict()}, tmp_path
-    )
+    average = module_of("basic").state_dict()
+    weights = read_trained(module_of(), None, tmp_path, model_ema=average)
     assert weights.state.ema == {}
-    assert (
-        "the moving average (model_ema) has other tensors than the weights and was left out"
-        in weights.remarks
-    )
+    remark = "the moving average (model_ema) has other tensors than the weights and was left out"
+    assert remark in weights.remarks
 
 
 def test_a_loss_scale_is_read(tmp_path: Path) -> None:
-    scaler = {
-        "scale": 65536.0,
-        "growth_factor": 2.0,
-        "backoff_factor": 0.5,
-        "growth_interval": 2000,
-        "_growth_tracker": 7,
-    }
-    weights = read_again({"model": module_of().state_dict(), "scaler": scaler, "rng": 1}, tmp_path)
+    scaler = {"scale": 65536.0, "growth_factor": 2.0, "backoff_factor": 0.5}
+    scaler |= {"growth_interval": 2000, "_growth_tracker": 7}
+    weights = read_trained(module_of(), None, tmp_path, scaler=scaler, rng=1)
     assert weights.state.scaler == {"scale": 65536.0, "good_steps": 7, "bad_steps": 0}
     assert "rng" in {part.name for part in weights.parts if part.treatment == "without effect"}
-    assert (
-        read_again(
-            {"model": module_of().state_dict(), "scaler": scaler | {"scale": -1.0}}, tmp_path
-        ).state.scaler
-        == {}
-    )
+    scaler["scale"] = -1.0
+    assert read_trained(module_of(), None, tmp_path, scaler=scaler).state.scaler == {}
