@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from lockstep.recipes import Recipe
+from lockstep.reporting.page import render
 from lockstep.runs.environment import read_environment
 from lockstep.runs.loggers import Loggers, Opening
+from lockstep.runs.reading import read_run
 from lockstep.runs.resuming import complete_settings
 from lockstep.runs.train import run_training
 from lockstep.system.errors import CheckpointError
@@ -51,6 +53,7 @@ def test_a_resume_that_needs_nothing_of_a_damaged_environment_goes_on(
         (run / "environment.json").write_text(text)
         with pytest.raises(CheckpointError, match=r"environment\.json"):
             complete_settings(run)
+        assert render([read_run(run)])
         settings = complete_settings(run, tiny_recipe, textures, how={"log_every_steps": 2})
     events: list[Event] = []
     run_training(settings, listener=events.append)

@@ -1,6 +1,7 @@
 """Images of a source, in a fixed order: their places, labels and names, in arrays."""
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ ROW = np.dtype(
 class, and size in pixels. For an image in several parts, the offset is the bitwise inverse of its
 record's offset."""
 _OPEN_FILES = 64
+_SURROGATE = re.compile("[\ud800-\udfff]")
 CHANGED = "its bytes were changed after indexing"
 Progress = Callable[[int, int], None]
 """Called with the amount done and the total."""
@@ -62,8 +64,9 @@ class Quarantined:
 
 
 def printable(name: str) -> str:
-    """Return a name that any file and terminal accepts: bytes that are not UTF-8 are replaced."""
-    return os.fsencode(name).decode(errors="replace")
+    """Return a name that any file and terminal accepts: bytes that are not UTF-8 are replaced, and
+    so are lone surrogates of a JSON text."""
+    return _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", name)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from lockstep.reporting import image_statistics
 from lockstep.runs.reading import Run
 from lockstep.runs.report import Evaluation, compare_with_published
 from lockstep.system.event_log import EvaluateEvent, TrainEvent, compute_seconds
-from lockstep.system.strict_json import is_positive
+from lockstep.system.strict_json import is_count, is_positive
 from lockstep.system.text import list_first
 
 
@@ -134,9 +134,11 @@ def has_pairs(agreement: Sequence[Sequence[float | None]]) -> bool:
 def _compare_pair(a: Run, b: Run) -> float | None:
     if a.results is None or b.results is None or a.results.digest != b.results.digest:
         return None
-    left = a.results.scores["trained"].predictions
-    right = b.results.scores["trained"].predictions
-    return float((left == right).mean())
+    left = a.results.scores.get("trained")
+    right = b.results.scores.get("trained")
+    if left is None or right is None or left.labels.shape != right.labels.shape:
+        return None
+    return float((left.predictions == right.predictions).mean())
 
 
 def measure_speeds(runs: Sequence[Run]) -> list[Speed]:
@@ -291,7 +293,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
             texts[name] = printable(shlex.join(map(str, value)))
         elif isinstance(value, list):
             texts[name] = printable(list_first([*map(str, value)], 5))
-        elif key.endswith("_bytes"):
+        elif key.endswith("_bytes") and is_count(value):
             texts[name.removesuffix("_bytes")] = f"{value / 2**30:.1f} GiB"
         else:
             texts[name] = printable(str(value))

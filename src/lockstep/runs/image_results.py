@@ -19,7 +19,12 @@ from lockstep.system.regular_files import RECORDS, open_regular
 
 FILE = "validation.npz"
 BEST_FILE = "best-validation.npz"
-_COLUMNS = ("losses", "ranks", "predictions", "confidences")
+_COLUMNS = {
+    "losses": np.float32,
+    "ranks": np.int32,
+    "predictions": np.int32,
+    "confidences": np.float32,
+}
 DAMAGE = (ValueError, KeyError, TypeError)
 """Exceptions for files that are truncated, overwritten or of another program."""
 _MOST_ARRAYS = 64
@@ -83,8 +88,9 @@ def read_results(folder: Path, file_name: str = FILE) -> Results | None:
             weights, _, column = key.partition(".")
             if column == "losses":
                 columns = {name: arrays[f"{weights}.{name}"] for name in _COLUMNS}
-                if {values.shape for values in columns.values()} != {(labels.size,)}:
-                    raise ValueError("its columns have not one value for each label")
+                _check_column(labels, np.int32, labels.size)
+                for name, kind in _COLUMNS.items():
+                    _check_column(columns[name], kind, labels.size)
                 scores[weights] = Scores(labels=labels, **columns)
         names = tuple(map(str, arrays.get("classes", np.zeros(0, str)).tolist()))
         return Results(int(arrays["step"]), str(arrays["digest"]), scores, names)
@@ -95,3 +101,11 @@ def read_results(folder: Path, file_name: str = FILE) -> Results | None:
             f"{path} cannot be read ({type(error).__name__}: {error}); remove it to continue"
             " without it"
         ) from None
+
+
+def _check_column(values: np.ndarray, kind: type, images: int) -> None:
+    """Raise `ValueError` unless there is a number for each image, and no index is below 0."""
+    if values.shape != (images,) or values.dtype != kind:
+        raise ValueError(f"a column is not one {kind.__name__} for each label")
+    if kind is np.int32 and values.min(initial=0) < 0:
+        raise ValueError("an index is below 0")

@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +31,7 @@ class Run:
     """The name of the run for people."""
     recipe: Recipe
     environment: Environment
-    """Empty if the run never started."""
+    """Empty if the run never started, or if the file is damaged."""
     log: Sequence[LogEvent]
     report: Report | None
     """None if the run is not finished."""
@@ -200,16 +201,34 @@ def read_run(folder: Path, name: str = "") -> Run:
         )
     report = read_report(folder)
     log = read_log(folder / "log.jsonl", whole=True)
+    environment: Environment = {}
+    with suppress(CheckpointError):  # a report shows what a damaged file lacks as unknown
+        environment = read_environment(folder)
     run = Run(
         folder=folder,
         name=printable(name or folder.resolve().name),
         recipe=load_recipe(folder),
-        environment=read_environment(folder),
+        environment=environment,
         log=log,
         report=report,
         results=_read_newest_results(folder, log, is_finished=report is not None),
     )
-    return replace(run, best_results=_read_best_results(run))
+    run = replace(run, best_results=_read_best_results(run))
+    for results in filter(None, (run.results, run.best_results)):
+        _check_indexes(run, results)
+    return run
+
+
+def _check_indexes(run: Run, results: Results) -> None:
+    """Raise `CheckpointError` if results name classes that the run does not have."""
+    for scores in results.scores.values():
+        label = scores.labels.max(initial=-1)
+        prediction = scores.predictions.max(initial=-1)
+        if label >= len(run.classes) or prediction >= run.recipe.logits:
+            raise CheckpointError(
+                f"{run.folder}: the results of step {results.step} name classes that the run does"
+                " not have; remove validation.npz and best-validation.npz to continue without them"
+            )
 
 
 def _read_newest_results(

@@ -167,7 +167,7 @@ def _is_report(value: Any) -> bool:
         and is_figure(value.get("images_per_sec"))
         and (value.get("published") is None or is_comparison(value["published"]))
         and isinstance(value.get("stopped_early", ""), str)
-        and value.get("selection", "top1") in NAMES
+        and value.get("selection", "top1") in [*NAMES]
         and is_count(value.get("restarts", 0))
         and all(is_number(value.get(name)) for name in ("steps", "train_sec", "quarantined"))
     )
