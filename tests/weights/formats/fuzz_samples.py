@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 
 from lockstep.inference import onnx_model
 from lockstep.models.architectures import MODELS, ModelSpec
@@ -196,7 +196,7 @@ def timm() -> list[Sample]:
         lambda folder: timm_folder.write(folder / "a", recipe, state_of(recipe), CLASSES)
     )
     safe = {name.removeprefix("a/"): data for name, data in files.items()}
-    arrays = timm_folder.build_state_dict(recipe, state_of(recipe))
+    arrays = load(safe["model.safetensors"])
     config = damage_file("config.json", damage_json)
 
     def odd(rng: np.random.Generator, files: Files) -> Files:
