@@ -31,11 +31,9 @@ _ARRAYS = {
     "name_ends": np.dtype("<u4"),
     "times": np.dtype("<u4"),
     "orientations": np.dtype("u1"),
+    "checksums": np.dtype("<u4"),
 }
-"""The files of an index, one array each."""
-_CHECKSUMS = "checksums"
-"""The file of the images' checksums. Indexes of older versions do not have it."""
-_CHECKSUM = np.dtype("<u4")
+"""The files of an index, one array each. Indexes of older versions do not have `checksums`."""
 _AT_ONCE = 2**12
 _DOT, _SLASH = b"./"
 _LONGEST_NAME = 2048
@@ -77,25 +75,20 @@ _FIELDS: dict[str, Check] = {
 
 def write_index(cache: Path, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     """Write the files of an index; the description comes last."""
-    arrays = {
-        name: np.ascontiguousarray(arrays[name], dtype)
-        for name, dtype in (_ARRAYS | {_CHECKSUMS: _CHECKSUM}).items()
-    }
-    for name, array in arrays.items():
+    for name, dtype in _ARRAYS.items():
         with replacing(cache / name) as partial:
-            array.tofile(partial)
-    about = about | {
-        _CHECKSUMS: _hash_arrays({_CHECKSUMS: arrays.pop(_CHECKSUMS)}),
-        "checksum": _hash_arrays(arrays),
-    }
+            np.ascontiguousarray(arrays[name], dtype).tofile(partial)
+    about = about | _hash_arrays(arrays)
     write_text(cache / DESCRIPTION, json.dumps(about, indent=1, allow_nan=False))
 
 
-def _hash_arrays(arrays: dict[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for array in arrays.values():
-        digest.update(array.data)
-    return digest.hexdigest()
+def _hash_arrays(arrays: dict[str, np.ndarray]) -> dict[str, str]:
+    """Return the hash of `checksums`, and that of all others."""
+    digests = {"checksums": hashlib.sha256(), "checksum": hashlib.sha256()}
+    for name, dtype in _ARRAYS.items():
+        digest = digests.get(name, digests["checksum"])
+        digest.update(np.ascontiguousarray(arrays[name], dtype).data)
+    return {name: digest.hexdigest() for name, digest in digests.items()}
 
 
 def read_index(
@@ -127,26 +120,20 @@ def read_index(
             raise ValueError("classes are not the class folders")
         _check_names(arrays, [name if name in folders else "" for name in about["classes"]])
     # Files left by a killed process or a full disk do not match.
-    checksums = {_CHECKSUMS: arrays[_CHECKSUMS]}
-    own = {name: arrays[name] for name in _ARRAYS}
-    if _hash_arrays(own) != about["checksum"] or (
-        _CHECKSUMS in about and _hash_arrays(checksums) != about[_CHECKSUMS]
-    ):
+    if any(about.get(name, digest) != digest for name, digest in _hash_arrays(arrays).items()):
         raise ValueError("the arrays do not have their checksum")
     return IndexFiles(about, arrays)
 
 
 def _map_arrays(cache: Path, *, are_files: bool, about: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the arrays, after a look at the lengths of all of them."""
-    names = [*_ARRAYS]
-    if _CHECKSUMS in about:
-        names.append(_CHECKSUMS)
-    dtypes = _ARRAYS | {_CHECKSUMS: _CHECKSUM}
-    arrays = {_CHECKSUMS: np.zeros(0, _CHECKSUM)}
-    for name in names:
-        arrays[name] = _map(cache / name, dtypes[name])
+    arrays = {}
+    for name, dtype in _ARRAYS.items():
+        is_missing = name == "checksums" and name not in about
+        arrays[name] = np.zeros(0, dtype) if is_missing else _map(cache / name, dtype)
     count = len(arrays["rows"])
-    lengths = dict.fromkeys(("name_ends", "orientations", *names[len(_ARRAYS) :]), count)
+    lengths = dict.fromkeys(("name_ends", "orientations"), count)
+    lengths["checksums"] = count * ("checksums" in about)
     lengths["times"] = count * are_files
     lengths["names"] = 0
     if len(arrays["name_ends"]):

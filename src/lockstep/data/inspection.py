@@ -15,7 +15,6 @@ from lockstep.data.decoding.orientation import UPRIGHT, read_orientation
 from lockstep.data.images import Images, Names, Progress, Quarantined, read_file
 from lockstep.data.listing import Listing, list_images
 from lockstep.data.sources import FOLDER, QUARANTINE, Source
-from lockstep.data.stored_files import NO_FILE
 from lockstep.data.stores.mirror import find_mirror
 from lockstep.system.crc import compute_crc
 from lockstep.system.machine import cores
@@ -62,27 +61,29 @@ def list_and_inspect(
 
 def _arrange(rows: np.ndarray, inspected: list[tuple[np.ndarray, Facts]]) -> Facts:
     """Return the facts about parts of the rows in the order of the rows."""
-    parts = np.concatenate([rows[:0], *(part for part, _ in inspected)])
-    parts = parts[parts["file"] != NO_FILE]
-    places = np.empty(len(rows), np.int64)
-    places[np.lexsort((parts["offset"], parts["file"]))] = np.lexsort(
-        (rows["offset"], rows["file"])
-    )
-    orientations = np.empty(len(rows), np.uint8)
-    checksums = np.empty(len(rows), np.uint32)
-    bad: dict[int, str] = {}
+    parts = [rows[:0]]
+    orientations = [np.zeros(0, np.uint8)]
+    checksums = [np.zeros(0, np.uint32)]
+    reasons: dict[int, str] = {}
     first = 0
     for part, facts in inspected:
-        is_listed = part["file"] != NO_FILE
-        ends = first + np.cumsum(is_listed)
-        own = places[first : ends[-1]] if len(part) else places[:0]
-        orientations[own] = facts.orientations[is_listed]
-        checksums[own] = facts.checksums[is_listed]
+        parts.append(part)
+        orientations.append(facts.orientations)
+        checksums.append(facts.checksums)
         for i, reason in facts.bad.items():
-            if is_listed[i]:
-                bad[int(places[ends[i] - 1])] = reason
-        first += len(own)
-    return Facts(np.zeros(0, np.uint32), orientations, checksums, bad)
+            reasons[first + i] = reason
+        first += len(part)
+    every = np.concatenate(parts)
+    numbers = np.empty(len(rows), np.int64)
+    numbers[np.lexsort((rows["offset"], rows["file"]))] = np.lexsort(
+        (every["offset"], every["file"])
+    )[: len(rows)]  # those of `NO_FILE` are sorted last
+    bad = {}
+    for i, number in enumerate(numbers.tolist()):
+        if number in reasons:
+            bad[i] = reasons[number]
+    orientation = np.concatenate(orientations)[numbers]
+    return Facts(np.zeros(0, np.uint32), orientation, np.concatenate(checksums)[numbers], bad)
 
 
 def inspect_images(images: Images, progress: Progress) -> Facts:

@@ -359,18 +359,17 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
     Raises `OSError` if the system fails to look: a class would vanish with its folder.
     """
-    try:
-        return entry.is_dir()
-    except OSError as error:
-        if is_failure(error):
-            raise
-        return False
+    return _ask(entry.is_dir)
 
 
 def is_file(entry: os.DirEntry[str]) -> bool:
     """Return whether an entry is a file or a link to one. Raises `OSError` as `is_folder` does."""
+    return _ask(entry.is_file)
+
+
+def _ask(question: Callable[[], bool]) -> bool:
     try:
-        return entry.is_file()
+        return question()
     except OSError as error:
         if is_failure(error):
             raise

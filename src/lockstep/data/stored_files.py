@@ -3,9 +3,10 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, compress, islice
+from itertools import chain, compress
 from pathlib import Path
 from threading import Event
+from types import MappingProxyType
 
 import numpy as np
 
@@ -71,6 +72,47 @@ class StoredFile:
     left_out: list[Quarantined] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
     """What else is left out."""
+    reached: int = 0
+    """The offset up to which the file is read."""
+
+    def fill(
+        self,
+        source: Source,
+        number: int,
+        first_label: int = 0,
+        quarantine: Mapping[str, str] = MappingProxyType({}),
+        stopped: Event | None = None,
+    ) -> Iterator[np.ndarray]:
+        """Add what a file of a source holds; yield the rows of some images at a time. Raises as
+        `scan_file` does; what was read before is added."""
+        path = source.files[number]
+        images: list[Stored] = []
+        try:
+            for item in scan_file(source, path, stopped):
+                if isinstance(item, Skipped):
+                    self.leave_out(item, path)
+                    continue
+                if isinstance(item, Damage):
+                    begin, self.reached, reason = item.begin, item.end, item.reason
+                else:
+                    begin = self.reached = item.offset
+                    reason = find_fault(item, first_label)
+                place = f"{path}@{begin}"
+                if place in quarantine:
+                    self.left_out.append(Quarantined(place, quarantine[place]))
+                elif isinstance(item, Damage) or reason:
+                    self.add_damage(place, reason)
+                elif item.label == NO_LABEL:
+                    images.append(item)
+                else:
+                    images.append(item._replace(label=item.label - first_label))
+                if len(images) == _AT_ONCE:
+                    some = images
+                    images = []
+                    yield self.add_images(some, number)
+        finally:
+            last = self.add_images(images, number)
+        yield last
 
     def add_damage(self, place: str, reason: str) -> None:
         """Add a place that holds no usable image."""
@@ -106,8 +148,6 @@ class StoredFile:
             elif image.class_name:
                 add_name(self.class_names, label, image.class_name)
             labels.append(label)
-        if len(self.folders) > MOST_CLASSES:
-            raise ValueError(f"it has more than {MOST_CLASSES} classes")
         rows["offset"] = offsets
         rows["length"] = lengths
         rows["label"] = labels
@@ -203,36 +243,16 @@ def list_file(
 ) -> StoredFile:
     """Return the contents of a file. Update `read` with the offset reached; end when `stopped` is
     set."""
-    path = source.files[number]
     file = StoredFile()
-    scan = scan_file(source, path, stopped)
     try:
-        while not stopped.is_set():
-            items = list(islice(scan, _AT_ONCE))
-            if not items:
-                break
-            good = []
-            for item in items:
-                if isinstance(item, Skipped):
-                    file.leave_out(item, path)
-                    continue
-                read[number] = item.end if isinstance(item, Damage) else item.offset
-                place = f"{path}@{item.begin if isinstance(item, Damage) else item.offset}"
-                if place in quarantine:
-                    file.left_out.append(Quarantined(place, quarantine[place]))
-                    continue
-                reason = item.reason if isinstance(item, Damage) else find_fault(item, first_label)
-                if reason or isinstance(item, Damage):
-                    file.add_damage(place, reason)
-                elif item.label == NO_LABEL or not first_label:
-                    good.append(item)
-                else:
-                    good.append(item._replace(label=item.label - first_label))
-            rows = file.add_images(good, number)
+        for rows in file.fill(source, number, first_label, quarantine, stopped):
+            read[number] = file.reached
+            if len(file.folders) > MOST_CLASSES:
+                raise ValueError(f"it has more than {MOST_CLASSES} classes")
             if inspect is not None:
                 inspect(rows)
     except ValueError as error:
-        raise DataError(f"{source.root / path}: {error}") from None
+        raise DataError(f"{source.root / source.files[number]}: {error}") from None
     return file
 
 

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from lockstep.data.images import printable
@@ -35,21 +36,10 @@ _LEAVE_OUT = "Leave it out with the quarantine"
 _PACK = "lockstep data pack"
 
 
-def _error(meaning: str, remedy: str) -> Kind:
-    return Kind(ERROR, False, meaning, remedy)
-
-
-def _warning(meaning: str, remedy: str) -> Kind:
-    return Kind(WARNING, False, meaning, remedy)
-
-
-def _bad_image(meaning: str, remedy: str) -> Kind:
-    return Kind(ERROR, True, meaning, remedy)
-
-
-def _odd_image(meaning: str, remedy: str) -> Kind:
-    return Kind(WARNING, True, meaning, remedy)
-
+_error = partial(Kind, ERROR, False)
+_warning = partial(Kind, WARNING, False)
+_bad_image = partial(Kind, ERROR, True)
+_odd_image = partial(Kind, WARNING, True)
 
 KINDS = {
     # The layout.

@@ -5,7 +5,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -18,7 +18,7 @@ from lockstep.data.class_folders import (
     Skipped,
     read_class_folder,
 )
-from lockstep.data.containers import NO_LABEL, Damage, Stored
+from lockstep.data.containers import NO_LABEL
 from lockstep.data.decoding.image_formats import FORMAT_OF
 from lockstep.data.images import ROW, Names, Quarantined
 from lockstep.data.index import list_skipped, read_quarantine
@@ -39,7 +39,7 @@ from lockstep.data.sources import (
     require_folder,
     shorten_list,
 )
-from lockstep.data.stored_files import StoredFile, find_fault, scan_file
+from lockstep.data.stored_files import StoredFile
 from lockstep.system.errors import DataError
 
 TOO_LARGE = re.compile(r"are too many|decompression bomb", re.IGNORECASE)
@@ -275,25 +275,23 @@ def are_numbers(classes: tuple[str, ...]) -> bool:
 
 def _make_listing(
     source: Source,
-    rows: Sequence[tuple[int, ...]] = (),
-    names: Iterable[str] = (),
+    names: Sequence[bytes] = (),
+    labels: Sequence[int] = (),
     classes: tuple[str, ...] = (),
     damaged: Iterable[Quarantined] = (),
     skipped: Iterable[Skipped] = (),
 ) -> Listing:
+    rows = np.zeros(len(names), ROW)
+    rows["label"] = labels or 0
     return Listing(
         source,
-        np.array(list(rows), ROW),
-        Names.of(map(os.fsencode, names)),
+        rows,
+        Names.of(names),
         classes,
         numbered=are_numbers(classes),
         damaged=tuple(damaged),
         skipped=tuple(skipped),
     )
-
-
-def _row(label: int, offset: int = 0, file: int = 0, length: int = 0) -> tuple[int, ...]:
-    return offset, file, length, label, 0, 0
 
 
 def _list_folder(source: Source) -> tuple[Listing, list[Problem]]:
@@ -305,9 +303,9 @@ def _list_folder(source: Source) -> tuple[Listing, list[Problem]]:
         if not images:
             return _make_listing(source), [("no-images", ".", "the folder is empty")]
         problem = ("flat", ".", f"{len(images)} files and no class folders")
-        return _make_listing(source, [_row(0)] * len(images), images), [problem]
-    names: list[str] = []
-    rows: list[tuple[int, ...]] = []
+        return _make_listing(source, list(map(os.fsencode, images))), [problem]
+    names: list[bytes] = []
+    labels: list[int] = []
     problems: list[Problem] = []
     skipped: list[Skipped] = []
     for label, folder in enumerate(folders):
@@ -316,58 +314,50 @@ def _list_folder(source: Source) -> tuple[Listing, list[Problem]]:
         except OSError as error:
             problems.append(("unreadable-file", folder, describe_error(error)))
             continue
-        names += [f"{folder}/{name}" for name in contents.files]
-        rows += [_row(label)] * len(contents.files)
+        names += [os.fsencode(f"{folder}/{name}") for name in contents.files]
+        labels += [label] * len(contents.files)
         skipped += contents.skipped
-    return _make_listing(source, rows, names, tuple(folders), skipped=skipped), problems
+    return _make_listing(source, names, labels, tuple(folders), skipped=skipped), problems
 
 
 def _list_files(source: Source) -> tuple[Listing, list[Problem]]:
     """Return the images of files that `list_images` refuses, and the problems of the files."""
-    rows: list[tuple[int, ...]] = []
-    names: list[str] = []
-    faults = StoredFile()
+    files: list[StoredFile] = []
     problems: list[Problem] = []
-    labels: list[int | str] = []
-    for file, path in enumerate(source.files):
+    for number, path in enumerate(source.files):
+        files.append(StoredFile())
         try:
-            for item in scan_file(source, path):
-                if isinstance(item, Skipped):
-                    faults.leave_out(item, path)
-                    continue
-                if isinstance(item, Damage):
-                    faults.add_damage(f"{path}@{item.begin}", item.reason)
-                    continue
-                fault = find_fault(item)
-                if fault:
-                    faults.add_damage(f"{path}@{item.offset}", fault)
-                    continue
-                offset = ~item.offset if item.in_parts else item.offset
-                rows.append(_row(NO_LABEL, offset, file, item.length))
-                labels.append(_name_label(item))
-                # JSON allows names that file systems do not.
-                names.append(item.name.encode(errors="replace").decode())
+            for _ in files[-1].fill(source, number):
+                pass
         except (ValueError, OSError) as error:
             kind = "compressed" if "it is compressed" in str(error) else "unreadable-file"
             problems.append((kind, path, describe_error(error)))
-    left_out = faults.tally.entries()
-    folders = {label for label in labels if isinstance(label, str)}
-    numbers = [label for label in labels if isinstance(label, int)]
-    if folders and numbers:
-        others = len(labels) - len(numbers)
-        detail = f"{len(numbers)} images have a number as their class, {others} a folder"
+    class_of = {}
+    for folder in chain.from_iterable(file.folders for file in files):
+        class_of[folder] = folder.rpartition("/")[2]
+    classes = tuple(sorted(set(class_of.values())))
+    numbers_of = {name: i for i, name in enumerate(classes)}
+    positions = {folder: numbers_of[name] for folder, name in class_of.items()}
+    stored = np.concatenate([np.zeros(0, ROW), *chain.from_iterable(file.rows for file in files)])
+    numbers = int((stored["label"] >= 0).sum())
+    if classes and numbers:
+        detail = f"{numbers} images have a number as their class, {len(stored) - numbers} a folder"
         problems.append(("mixed-labels", ".", detail))
-        return _make_listing(source, rows, names, (), faults.damaged, left_out), problems
-    classes = tuple(sorted(folders) or map(str, range(max(numbers, default=-1) + 1)))
-    positions: dict[int | str, int] = {name: i for i, name in enumerate(classes)}
-    listing = _make_listing(source, rows, names, classes, faults.damaged, left_out)
-    listing.rows["label"] = numbers or [positions[label] for label in labels]
+        classes = ()
+        stored["label"] = NO_LABEL
+    elif classes:
+        stored = np.concatenate([*chain.from_iterable(file.list_rows(positions) for file in files)])
+    else:
+        classes = tuple(map(str, range(int(stored["label"].max(initial=-1)) + 1)))
+    listing = _make_listing(
+        source,
+        list(chain.from_iterable(file.names for file in files)),
+        classes=classes,
+        damaged=chain.from_iterable(file.damaged for file in files),
+        skipped=chain.from_iterable(file.tally.entries() for file in files),
+    )
+    listing.rows[:] = stored
     return listing, problems
-
-
-def _name_label(item: Stored) -> int | str:
-    """Return the number of a class, or the name of its folder."""
-    return item.class_name.rpartition("/")[2] if item.label == NO_LABEL else item.label
 
 
 def _find_kind(reason: str) -> str:

@@ -10,7 +10,7 @@ import io
 import json
 import re
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -323,15 +323,12 @@ def _find_images(file: Places, group: _Group) -> list[_Member]:
         ending = kind.rpartition(".")[2]
         if ending in _RANKS:
             ranks.append(("." in kind, _RANKS[ending], member))
-        elif ending not in _ABOUT and _begins_as_image(file, member):
-            ranks.append((True, len(_RANKS), member))
+        elif ending not in _ABOUT:
+            begin = file.read(member.offset, min(member.length, _BEGIN))
+            if BEGINS_AS_IMAGE.match(begin):
+                ranks.append((True, len(_RANKS), member))
     ranks.sort(key=itemgetter(0, 1))
     return list(map(itemgetter(2), ranks))
-
-
-def _begins_as_image(file: Places, member: _Member) -> bool:
-    begin = file.read(member.offset, min(member.length, _BEGIN))
-    return BEGINS_AS_IMAGE.match(begin) is not None
 
 
 def _list_group(file: Places, group: _Group, expected: set[str]) -> Iterator[Item]:
@@ -389,32 +386,23 @@ def _read_about(file: Places, group: _Group, expected: set[str]) -> tuple[int, d
                 f"{member.name} has {member.length} bytes; expected at most {_MOST_ABOUT_BYTES}"
             )
         parts[kind] = (member.name, file.read(member.offset, member.length))
-    about = _parse_about(*parts["json"]) if "json" in parts else {}
-    return _label(parts, about), about
-
-
-def _parse_about(name: str, text: bytes) -> dict[str, object]:
+    name, content = parts.get("json", ("", b"{}"))
     try:
-        about = parsed(text)
+        about = parsed(content)
     except (ValueError, RecursionError):
         raise ValueError(f"{name} is not JSON") from None
-    return about if isinstance(about, dict) else {}
-
-
-def _label(parts: Mapping[str, tuple[str, bytes]], about: dict[str, object]) -> int:
+    if not isinstance(about, dict):
+        about = {}
     if "cls" in parts:
-        where, content = parts["cls"]
+        name, content = parts["cls"]
         text = content.decode("ascii", "replace").strip()
     elif "label" in about:
-        where = parts["json"][0]
         text = str(about["label"])
     else:
-        return NO_LABEL
+        return NO_LABEL, about
     if not text.isdigit():
-        raise ValueError(
-            f"{where} is {text[:40]!r}; expected the number of a class, counted from 0"
-        )
-    return int(text)
+        raise ValueError(f"{name} is {text[:40]!r}; expected the number of a class, counted from 0")
+    return int(text), about
 
 
 class Writer(Appended):
