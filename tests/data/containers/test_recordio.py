@@ -406,7 +406,7 @@ def test_missing_and_added_bytes_cost_the_records_they_touch_and_those_in_front_
 ) -> None:
     data = file.read_bytes()
     records = records_of(file)
-    for bytes_, damaged in shifts(data, (1, 2, 4, 8, 600), stride=29):
+    for bytes_, damaged in shifts(data, (1, 2, 4, 8, 600), stride=53):
         file.write_bytes(damaged)
         left, damages = check_damaged(recordio, file, five(MAGIC))
         assert damages or damaged == data[: len(damaged)]
@@ -416,7 +416,7 @@ def test_missing_and_added_bytes_cost_the_records_they_touch_and_those_in_front_
 def test_a_cut_costs_what_is_behind_it(file: Path) -> None:
     data = file.read_bytes()
     records = records_of(file)
-    for size in range(len(data)):
+    for size in range(0, len(data), 3):
         file.write_bytes(data[:size])
         left, damages = check_damaged(recordio, file, five(MAGIC))
         assert left == [i for i, record in enumerate(records) if record.end <= size]
