@@ -156,8 +156,8 @@ def problems(
     command = [sys.executable, "-m", "tests.runs.test_hostile_state", root, textures]
     command.append(tiny_recipe.format_yaml())
     result = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
-    found: dict[str, list[str]] = json.loads(result.stdout.splitlines()[-1])
-    return found
+    by_case: dict[str, list[str]] = json.loads(result.stdout.splitlines()[-1])
+    return by_case
 
 
 def test_hostile_state_opens_imports_and_requests_nothing(problems: dict[str, list[str]]) -> None:

@@ -73,7 +73,12 @@ def open_run_folder(
     """
     with ExitStack() as held:
         try:
-            _refuse_other_things(path)
+            others = list_other_things(path)
+            if others:
+                raise CheckpointError(
+                    f"{path} holds other things ({', '.join(others[:3])}) and no run; use a new"
+                    " --out"
+                )
             path.mkdir(parents=True, exist_ok=True)
             held.enter_context(hold_run(path))
             refuse_slim(path)
@@ -84,14 +89,6 @@ def open_run_folder(
                 f"cannot write to {path}: {error.strerror}; use another --out"
             ) from None
         yield changed
-
-
-def _refuse_other_things(path: Path) -> None:
-    others = list_other_things(path)
-    if others:
-        raise CheckpointError(
-            f"{path} holds other things ({', '.join(others[:3])}) and no run; use a new --out"
-        )
 
 
 def list_other_things(path: Path) -> list[str]:

@@ -35,20 +35,9 @@ from lockstep.weights import checkpoint
 Require = Callable[[Path, Iterable[str]], None]
 """Refuses what a run's folder names, as `require_word` does."""
 SCHEDULE = (
-    "epochs",
-    "lr",
-    "lr_scaling",
-    "lr_batch_images",
-    "lr_unit",
-    "warmup_epochs",
-    "warmup_start_lr",
-    "warmup_counts_from",
-    "warmup_from_batch_images",
-    "lr_decay",
-    "lr_decay_from",
-    "lr_end",
-    "lr_step_epochs",
-    "lr_step_factor",
+    *("epochs", "lr", "lr_scaling", "lr_batch_images", "lr_unit"),
+    *("warmup_epochs", "warmup_start_lr", "warmup_counts_from", "warmup_from_batch_images"),
+    *("lr_decay", "lr_decay_from", "lr_end", "lr_step_epochs", "lr_step_factor"),
 )
 """Recipe fields that determine the learning rates and nothing else."""
 RESUMABLE = (*SCHEDULE, "early_stopping_epochs")

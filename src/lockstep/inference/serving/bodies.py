@@ -25,7 +25,8 @@ class Bodies:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._size = 0
-        self._coming = set[Reading]()
+        self.coming = set[Reading]()
+        """What reads the bodies that are not complete."""
 
     @property
     def size(self) -> int:
@@ -39,16 +40,8 @@ class Bodies:
         try:
             yield reading
         finally:
-            self._coming.discard(reading)
+            self.coming.discard(reading)
             self._size -= reading.size
-
-    def begin(self, reading: "Reading") -> None:
-        """Note that a body is coming."""
-        self._coming.add(reading)
-
-    def end(self, reading: "Reading") -> None:
-        """Note that a body is complete."""
-        self._coming.discard(reading)
 
     def take(self, reading: "Reading", size: int) -> None:
         """Count bytes of a body. Raises `Refused` if there are too many together and none of the
@@ -56,12 +49,12 @@ class Bodies:
         reading.size += size
         self._size += size
         while self._size > self._limits.all_bodies_bytes:
-            stalled = min(self._coming - {reading}, key=lambda other: other.since, default=reading)
+            stalled = min(self.coming - {reading}, key=lambda other: other.since, default=reading)
             if stalled is reading or time.monotonic() - stalled.since < STALLED_SEC:
                 reason = "too many large requests at the same time; send it again"
                 raise Refused(429, reason, retry_after_sec=1)
             self._size -= stalled.drop()
-            self._coming.discard(stalled)
+            self.coming.discard(stalled)
 
 
 class Reading:
@@ -98,7 +91,7 @@ class Reading:
         length = request.headers.get("content-length", "0")
         if int(length) > limits.body_bytes:  # h11 has checked that it is a number
             raise self._refuse_size(f"{int(length)} bytes")
-        self._bodies.begin(self)
+        self._bodies.coming.add(self)
         try:
             async with self._time:
                 async for part in request.stream():
@@ -115,7 +108,7 @@ class Reading:
                 " send it again"
             )
             raise Refused(408, reason) from None
-        self._bodies.end(self)
+        self._bodies.coming.discard(self)
         parts = self._parts
         self._parts = []
         return b"".join(parts)
