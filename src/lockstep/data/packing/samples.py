@@ -10,8 +10,9 @@ import simplejpeg
 
 from lockstep.data.containers import Bytes, Sample
 from lockstep.data.decoding.decode import check, check_ends, decode, header_size
+from lockstep.data.decoding.file_parts import JPEG_START
 from lockstep.data.decoding.orientation import UPRIGHT, add_orientation, read_orientation
-from lockstep.data.packing.splits import JPEG_START, Packing, Split
+from lockstep.data.packing.splits import Packing, Split
 from lockstep.system.errors import DataError
 
 TASK_BYTES = 2**21

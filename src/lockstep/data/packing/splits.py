@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.containers import Bytes
+from lockstep.data.decoding.file_parts import JPEG_START
 from lockstep.data.images import CHANGED, Images
 from lockstep.data.index import load_index, read_quarantine
 from lockstep.data.listing import Listing, list_images, read_classes
@@ -24,7 +25,6 @@ from lockstep.system.errors import DataError
 SHARD_BYTES = 2**27
 """The approximate size of a TFRecord or WebDataset file, unless the number of files is given.
 ImageNet: a thousand files."""
-JPEG_START = b"\xff\xd8"
 _LONGEST_NAME = 255
 """The maximum length of a file's name, in bytes."""
 _NO_COLUMN = re.compile(rb"[\n\r\t\0]")

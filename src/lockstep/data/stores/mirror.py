@@ -233,11 +233,7 @@ def find_mirror(path: Path) -> Mirror | None:
 
 _OPENING = Lock()
 """Held while a mirror is opened: two threads would make two, each of which fetches."""
-
-
-@lru_cache(maxsize=32)
-def _open_mirror(folder: Path) -> Mirror:
-    return Mirror(folder)
+_open_mirror = lru_cache(maxsize=32)(Mirror)
 
 
 def _claim_folder(mirror: Path, items: dict[str, StoredObject]) -> tuple[Path, int]:
