@@ -203,7 +203,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "MoCo": (
         lambda: pair_encoders("encoder_k"),
-        r"is a MoCo checkpoint.*several networks: encoder_q\., encoder_k\.;.*'encoder_k\.\*'$",
+        r"is a MoCo checkpoint.*several networks: encoder_q\.\*, encoder_k\.\*;.*'encoder_k\.\*'$",
     ),
     "an encoder of MoCo": (
         lambda: pair_encoders(),
@@ -211,7 +211,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "two networks": (
         lambda: add_prefix(Plain().state_dict(), "a.") | add_prefix(Plain().state_dict(), "b."),
-        r"several networks: a\., b\.; .*--ignore 'b\.\*'$",
+        r"several networks: a\.\*, b\.\*; .*--ignore 'b\.\*'$",
     ),
     "an average of other names": (
         lambda: add_prefix(Plain().state_dict(), "net.") | {"ema_net.gate": torch.zeros(3)},
@@ -244,6 +244,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a vision transformer": (
         lambda: name_values("patch_embed.proj.weight", "cls_token"),
         "is a vision transformer: it is not",
+    ),
+    "a teacher next to the network": (
+        lambda: (
+            {f"net.{name}": value for name, value in Plain().state_dict().items()}
+            | {f"net.teacher.{n}.{n}.weight": torch.zeros(3, 3) for n in range(5)}
+        ),
+        r"net\.teacher\.0\.0\.weight and 4 more; .*tensors --ignore 'net\.teacher\.\*'$",
     ),
     "CLIP": (
         lambda: Plain().state_dict() | {"attnpool.c_proj.weight": torch.zeros(3, 3)},

@@ -6,7 +6,7 @@ refused, with the name of the part.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -18,6 +18,8 @@ from lockstep.weights.weights_choice import WeightsChoice
 
 Value = TypeVar("Value")
 Treatment = Literal["folded", "without effect", "ignored"]
+_SPELLED = dict.fromkeys((*range(32), *range(127, 160), *map(ord, "['")), "?")
+"""What a pattern in quotation marks cannot hold, as a character that fits it."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,24 @@ def refuse_leftover(
     names: Iterable[str],
     relation: str = "with tensors",
     effect: str = "they may change its results",
+    used: Collection[str] | None = None,
 ) -> CheckpointError:
     """Return the error for a file with parts that its network does not compute with: `relation`
-    says what they are. It names them and their effect, and the command that leaves them out."""
-    names = [re.sub(r"[\x00-\x1f\x7f-\x9f\[']", "?", name) for name in names]  # as patterns
-    patterns = names
-    if len(names) > 3:
-        patterns = [re.sub(r"[./][^./]*$", lambda end: f"{end[0][0]}*", name) for name in names]
-    options = "".join(f" --ignore '{pattern}'" for pattern in dict.fromkeys(patterns))
+    says what they are. It names them and their effect, and the command that leaves them out, in few
+    patterns that fit none of the names `used`, if these are known."""
+    names = list(names)
+    patterns: dict[str, None] = {}
+    for name in names:
+        starts = [name[: dot.end()] for dot in re.finditer(r"[./]", name)]
+        if used is None:
+            starts = starts[-1:]
+        free = [start for start in starts if not any(one.startswith(start) for one in used or ())]
+        patterns[f"{free[0]}*" if free and len(names) > 3 else name] = None
+    first = list_first(names, 1).translate(_SPELLED)
+    options = "".join(f" --ignore '{pattern.translate(_SPELLED)}'" for pattern in patterns)
     return CheckpointError(
         f"{path} is {network} {relation} that this network does not compute with:"
-        f" {list_first(names, 1)}; {effect}. If they have no effect on"
+        f" {first}; {effect}. If they have no effect on"
         f" inference, leave them out: lockstep convert {quote(str(path))} weights.safetensors"
         f"{options}"
     )

@@ -111,7 +111,8 @@ def choose_model(
         )
     if nearest.unexpected:
         network = f"{framework}'s {nearest.model.removeprefix('the ')}"
-        raise refuse_leftover(path, network, nearest.unexpected)
+        used = nearest.names.values()
+        raise refuse_leftover(path, network, nearest.unexpected, used=used)
     return nearest
 
 

@@ -22,6 +22,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -176,17 +177,17 @@ def _find_only(path: Path, root: Mapping[Any, Any], keys: Collection[str]) -> st
     """Return which of some keys has a state_dict; None if none has. Raises `CheckpointError` if
     several have."""
     places = [key for key in keys if is_state_dict(root.get(key))]
-    _check_alone(path, places, places)
+    _check_alone(path, places)
     return next(iter(places), None)
 
 
-def _check_alone(path: Path, networks: Collection[str], patterns: list[str]) -> None:
-    """Raise `CheckpointError` for several networks, with patterns of their names."""
-    if len(networks) > 1:
+def _check_alone(path: Path, patterns: list[str]) -> None:
+    """Raise `CheckpointError` for several networks, given by patterns of their names."""
+    if len(patterns) > 1:
         options = "".join(f" --ignore '{pattern}'" for pattern in patterns[1:])
         raise CheckpointError(
-            f"{path} holds several networks: {', '.join(networks)}; leave out all but one: lockstep"
-            f" convert {path} weights.safetensors{options}"
+            f"{path} holds several networks: {', '.join(patterns)}; leave out all but one: lockstep"
+            f" convert {quote(str(path))} weights.safetensors{options}"
         )
 
 
@@ -199,8 +200,8 @@ def is_state_dict(value: Any) -> bool:
 
 def list_named_arrays(stored: Mapping[Any, Any]) -> dict[str, np.ndarray]:
     """Return the arrays of a state_dict whose names are texts."""
-    arrays = {name: value for name, value in stored.items() if isinstance(value, np.ndarray)}
-    return {name: array for name, array in arrays.items() if isinstance(name, str)}
+    names = filter(lambda name: isinstance(name, str), stored)
+    return {name: stored[name] for name in names if isinstance(stored[name], np.ndarray)}
 
 
 def find_network(path: Path, stored: Mapping[Any, Any], choice: WeightsChoice) -> Network:
@@ -262,7 +263,8 @@ def _find_prefix(path: Path, names: Collection[str]) -> tuple[str, list[str]]:
     copies = list(filter(_AVERAGE.fullmatch, prefixes))
     others = [prefix for prefix in prefixes if not prefix.startswith(_ATTACKER)]
     networks = [prefix for prefix in others if prefix not in copies] or copies
-    _check_alone(path, networks, [f"{prefix}*" for prefix in networks])
+    networks.sort(key=len)  # a pattern of the first one could fit the others
+    _check_alone(path, [f"{prefix}*" for prefix in networks])
     network = "".join(networks)
     return network, [prefix for prefix in copies if prefix != network]
 

@@ -57,6 +57,9 @@ one, a model of a hub."""
 _LOGITS = 1000
 _PROJECTING = re.compile(r"encoder_[qk]\.")
 """Networks of MoCo, whose classifier is a projection."""
+_WITHOUT_CLASSIFIER = (
+    "it has no classifier (fc.weight, fc.bias), so it names no classes; training can start from it"
+)
 _OF_NVIDIA = re.compile(r"^layers\.|\.squeeze\.(?:squeeze|expand)\.", re.MULTILINE)
 _OF_TORCHVISION = re.compile(r"resnet\d+-[0-9a-f]{8}\.pth")
 """The names of the files that torchvision downloads."""
@@ -137,23 +140,17 @@ def read_state_dict(
     velocities: dict[str, np.ndarray] = {}
     average: dict[str, np.ndarray] = {}
     if momentum and not is_alone:
-        velocities, about_velocities = torch_training.read_velocities(
-            root.get(torch_training.OPTIMIZER), trained
-        )
+        optimizer = root.get(torch_training.OPTIMIZER)
+        velocities, about_velocities = torch_training.read_velocities(optimizer, trained)
         average, about_average = _read_average(path, contents, list(expected), choice)
         remarks += [about_epoch, *about_average, *about_velocities]
     classes, about_classes = torch_values.read_classes(root, matching.logits)
     if not network.has_classifier:
         classes = ()
-        about_classes = [
-            "it has no classifier (fc.weight, fc.bias), so it names no classes; training can start"
-            " from it"
-        ]
+        about_classes = [_WITHOUT_CLASSIFIER]
     if contents.weights in torch_contents.AVERAGES:
         remarks.append(f"its only weights are a moving average ({contents.weights})")
-    converted = common.describe_converted(
-        common.find_converted(expected.values(), arrays), "tensors"
-    )
+    converted = common.find_converted(expected.values(), arrays)
     changes |= network.colours | published
     values = fetch(Table.of(path, arrays), _LAYOUT, expected)
     return Weights(
@@ -162,7 +159,7 @@ def read_state_dict(
         classes,
         path,
         origin,
-        (*remarks, *about_classes, *converted),
+        (*remarks, *about_classes, *common.describe_converted(converted, "tensors")),
         epochs,
         stated=frozenset(changes).intersection(FIELDS),
         parts=(*contents.parts, *network.parts, *ignored, *parts),
@@ -183,7 +180,8 @@ def _account_for_rest(
         relation = "with modules without tensors"
         if network.is_guess:
             relation = "with a Sequential, which may have modules"
-        raise refuse_leftover(path, model, silent, relation)
+        used = list(map(torch_contents.strip_wrappers, network.names.values()))
+        raise refuse_leftover(path, model, silent, relation, used=used)
     logits = None
     if network.has_classifier:
         logits = matching.logits

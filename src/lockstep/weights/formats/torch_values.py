@@ -59,8 +59,9 @@ def account_for_values(
             leftover.setdefault(effect, []).append(name)
         top = name.partition(".")[0]
         others[top] = Part(top, "without effect", "it describes the training")
+    plain = [name for name, value in values.items() if not isinstance(value, np.ndarray)]
     for effect, names in leftover.items():
-        raise refuse_leftover(path, network, names, "with values", effect)
+        raise refuse_leftover(path, network, names, "with values", effect, plain)
     yield from others.values()
 
 
