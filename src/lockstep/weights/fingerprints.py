@@ -30,10 +30,8 @@ def _walk(value: Any, name: str) -> Iterator[tuple[str, str]]:
     elif hasattr(value, "__array__"):
         array = np.asarray(value)
         array = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
-        yield (
-            name,
-            f"{array.dtype.name} {list(array.shape)} {hashlib.sha256(array.tobytes()).hexdigest()}",
-        )
+        digest = hashlib.sha256(array.tobytes()).hexdigest()
+        yield name, f"{array.dtype.name} {list(array.shape)} {digest}"
     else:
         yield name, repr(value)
 
@@ -45,9 +43,8 @@ def hash_files(path: Path) -> dict[str, str]:
     elif path.is_dir():
         files = sorted(path.iterdir())
     else:
-        files = [
-            file for file in sorted(path.parent.iterdir()) if file.name.startswith(f"{path.name}.")
-        ]
+        files = sorted(path.parent.iterdir())
+        files = list(filter(lambda file: file.name.startswith(f"{path.name}."), files))
     digests = {}
     for file in files:
         if file.is_file() and not file.name.endswith(".certificate.json"):

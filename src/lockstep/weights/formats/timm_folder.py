@@ -25,17 +25,11 @@ from lockstep.system.files import appearing_folder, write_bytes, write_json
 from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import parsed
 from lockstep.weights import checkpoint
-from lockstep.weights.formats import naming_target, refuse_existing, torch_file
+from lockstep.weights.formats import naming_target, refuse_existing, timm_config, torch_file
 from lockstep.weights.formats.account import split_ignored
 from lockstep.weights.formats.common import COUNTERS, Written, check_state, redirect_file
 from lockstep.weights.formats.foreign_safetensors import add_metadata
 from lockstep.weights.formats.stand_ins import refuse_stand_in
-from lockstep.weights.formats.timm_config import (
-    build_timm_config,
-    list_assumed,
-    merge_layouts,
-    read_timm_config,
-)
 from lockstep.weights.formats.torch_models import read_state_dict
 from lockstep.weights.formats.torch_writing import build_state_dict, describe_model
 from lockstep.weights.opened_weights import Weights
@@ -103,8 +97,8 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
             f"{path.parent / CONFIG} is not of timm; expected a table with architecture"
         )
     try:
-        fields, ignored = split_ignored(merge_layouts(config), choice)
-        changes, classes, about = read_timm_config(fields, choice.model)
+        fields, ignored = split_ignored(timm_config.merge_layouts(config), choice)
+        changes, classes, about = timm_config.read_timm_config(fields, choice.model)
     except CheckpointError as error:
         raise CheckpointError(f"{path.parent / CONFIG}: {error}") from None
     if path.suffix == ".safetensors":
@@ -133,7 +127,7 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
         remarks=tuple(remarks),
         stated=frozenset(FIELDS),
         parts=(*weights.parts, *ignored),
-        preprocessing_from=dict.fromkeys(list_assumed(fields), "assumed"),
+        preprocessing_from=dict.fromkeys(timm_config.list_assumed(fields), "assumed"),
         others=(path.parent / CONFIG,),
     )
 
@@ -156,7 +150,7 @@ def write(
     or if it cannot be written.
     """
     refuse_existing(target)
-    config = build_timm_config(recipe, classes)
+    config = timm_config.build_timm_config(recipe, classes)
     expected = check_state(recipe.spec, recipe.logits, state)
     weights = build_state_dict(expected, state.tensors, step=state.step)
     arrays = {name: np.asarray(array, order="C") for name, array in weights.items()}

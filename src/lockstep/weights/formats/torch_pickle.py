@@ -25,18 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.weights.formats import BFLOAT16
-from lockstep.weights.formats.pickles import (
-    NUMPY,
-    Refused,
-    Rules,
-    Unbuilt,
-    build_array,
-    check_shape,
-    check_type,
-    get_name,
-    name_builtins,
-)
+from lockstep.weights.formats import BFLOAT16, pickles
 
 
 @dataclass(frozen=True)
@@ -96,19 +85,17 @@ per_channel_affine_float_qparams Tensor
 QUInt8Storage QInt8Storage QInt32Storage QUInt4x2Storage QUInt2x4Storage
 """
 """Other names in `torch` that may occur as values; they have no equivalent in NumPy."""
-_OPAQUE = (
-    "_rebuild_sparse_tensor",
-    "_rebuild_sparse_csr_tensor",
-    "_rebuild_qtensor",
-    "_rebuild_nested_tensor",
-    "_rebuild_meta_tensor_no_storage",
-    "_rebuild_wrapper_subclass",
-)
+_OPAQUE = """
+sparse_tensor sparse_csr_tensor qtensor nested_tensor meta_tensor_no_storage wrapper_subclass
+"""
+"""What tensors that are only named are rebuilt as."""
+_UNCHANGED = """
+parameter parameter_with_state device_tensor_from_numpy device_tensor_from_cpu_tensor xla_tensor
+"""
+"""What tensors are rebuilt as that are those that they are made of."""
 _PATHS: dict[str, type[PurePath]] = {
-    "PosixPath": PurePosixPath,
-    "PurePosixPath": PurePosixPath,
-    "WindowsPath": PureWindowsPath,
-    "PureWindowsPath": PureWindowsPath,
+    **dict.fromkeys(("PosixPath", "PurePosixPath"), PurePosixPath),
+    **dict.fromkeys(("WindowsPath", "PureWindowsPath"), PureWindowsPath),
 }
 _FACTORIES = ("dict", "list", "int", "float", "str", "bool", "tuple")
 """What a defaultdict may make. A plain dict replaces it."""
@@ -130,14 +117,16 @@ class _Tensors:
     def storage(self, identifier: Any) -> Storage:
         """Return the storage that a persistent identifier names."""
         if not isinstance(identifier, tuple) or not identifier or identifier[0] != "storage":
-            raise Refused("an object that is no storage of numbers, such as the class of a model")
+            raise pickles.Refused(
+                "an object that is no storage of numbers, such as the class of a model"
+            )
         kind, key, _, count, *view = identifier[1:]
-        stored = _KINDS.get(_STORAGES.get(check_type(str, kind).rpartition(".")[2], ""))
+        stored = _KINDS.get(_STORAGES.get(pickles.check_type(str, kind).rpartition(".")[2], ""))
         if stored is None:
-            raise Refused(f"a storage of type {kind:.40}")
-        numbers = self.find(str(check_type(str, key)), stored, _check_natural(count))
+            raise pickles.Refused(f"a storage of type {kind:.40}")
+        numbers = self.find(str(pickles.check_type(str, key)), stored, _check_natural(count))
         if view and view[0] is not None:
-            _, offset, length = check_type(tuple, view[0])
+            _, offset, length = pickles.check_type(tuple, view[0])
             begin = stored.itemsize * _check_natural(offset)
             end = begin + stored.itemsize * _check_natural(length)
             if end > len(numbers):
@@ -147,29 +136,29 @@ class _Tensors:
 
     def tensor(self, storage: Any, offset: Any, sizes: Any, strides: Any, *_: Any) -> np.ndarray:
         """Return a tensor with the storage's type of numbers."""
-        kind, stored = check_type(tuple, storage)
+        kind, stored = pickles.check_type(tuple, storage)
         return self._view(kind, stored, _check_natural(offset), sizes, strides)
 
     def tensor_of_type(
         self, storage: Any, offset: Any, sizes: Any, strides: Any, *others: Any
     ) -> np.ndarray | Opaque:
         """Return a tensor with another type of numbers than its storage."""
-        name = check_type(str, others[2])
+        name = pickles.check_type(str, others[2])
         kind = _KINDS.get(name.removeprefix("torch."))
         if kind is None:
             return Opaque(name)
         if self.order == ">":
             raise ValueError("the byte order of a tensor is unknown, since its storage has no type")
         return self._view(
-            kind, check_type(tuple, storage)[1], _check_natural(offset), sizes, strides
+            kind, pickles.check_type(tuple, storage)[1], _check_natural(offset), sizes, strides
         )
 
     def _view(
         self, kind: Kind, stored: np.ndarray, offset: int, sizes: Any, strides: Any
     ) -> np.ndarray:
         """Return a view of a storage; a new array of bool, and of numbers in big endian."""
-        shape = check_shape(sizes)
-        steps = check_shape(strides)
+        shape = pickles.check_shape(sizes)
+        steps = pickles.check_shape(strides)
         if len(shape) != len(steps):
             raise ValueError(f"a tensor has {len(shape)} sizes and {len(steps)} strides")
         last = offset + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
@@ -209,10 +198,10 @@ def _rebuild_class(
     calls: dict[str, Callable[..., Any]], function: Any, _: Any, arguments: Any, *__: Any
 ) -> Any:
     """Replace the call that makes a tensor of a subclass, with attributes: return the tensor."""
-    name = get_name(function)
+    name = pickles.get_name(function)
     if not name.startswith("torch._utils._rebuild_"):
-        raise Refused(f"a tensor by {name:.200}")
-    return calls[name](*check_type(tuple, arguments))
+        raise pickles.Refused(f"a tensor by {name:.200}")
+    return calls[name](*pickles.check_type(tuple, arguments))
 
 
 def _make_ordered(items: Any = ()) -> OrderedValues:
@@ -224,16 +213,16 @@ def _make_ordered(items: Any = ()) -> OrderedValues:
 
 
 def _make_set(items: Any = ()) -> set[Any]:
-    return set(map(_check_key, check_type(list, items)))
+    return set(map(_check_key, pickles.check_type(list, items)))
 
 
 def _make_device(kind: Any, index: Any = None) -> str:
-    name = check_type(str, kind)
+    name = pickles.check_type(str, kind)
     return name if index is None else f"{name:.20}:{_check_natural(index)}"
 
 
 def _make_complex(real: Any, imaginary: Any) -> complex:
-    return complex(check_type(float, real), check_type(float, imaginary))
+    return complex(pickles.check_type(float, real), pickles.check_type(float, imaginary))
 
 
 def _make_bytes(text: Any = b"", encoding: Any = "latin-1") -> bytes:
@@ -241,11 +230,11 @@ def _make_bytes(text: Any = b"", encoding: Any = "latin-1") -> bytes:
         return bytes(text)
     if encoding not in ("latin-1", "latin1"):
         raise ValueError("its text is not encoded as latin1")
-    return check_type(str, text).encode("latin1")
+    return pickles.check_type(str, text).encode("latin1")
 
 
 def _make_path(kind: type[PurePath], *parts: Any) -> str:
-    if sum(len(check_type(str, part)) for part in parts) > _MOST_PATH:
+    if sum(len(pickles.check_type(str, part)) for part in parts) > _MOST_PATH:
         raise ValueError(f"a path has more than {_MOST_PATH} characters")
     return str(kind(*parts))
 
@@ -266,35 +255,34 @@ def _check_key(value: Any) -> Any:
 def _build(target: Any, state: Any) -> Any:
     """Return a namespace as the dict of its attributes, and a dict with the names of its modules,
     if it has them."""
-    if isinstance(target, Unbuilt) and target.kind == "namespace":
-        return check_type(dict, state)
+    if isinstance(target, pickles.Unbuilt) and target.kind == "namespace":
+        return pickles.check_type(dict, state)
     if isinstance(target, OrderedValues):
-        modules = check_type(dict, state).get("_metadata")
+        modules = pickles.check_type(dict, state).get("_metadata")
         if isinstance(modules, dict):
             target.modules = tuple(name for name in modules if isinstance(name, str))
         return target
-    return build_array(target, state)
+    return pickles.build_array(target, state)
 
 
 _PLAIN: dict[str, Callable[..., Any]] = {
-    **NUMPY,
+    **pickles.NUMPY,
     "collections.OrderedDict": _make_ordered,
     "collections.defaultdict": lambda *_: {},
-    "collections.Counter": lambda counts=None: dict(check_type(dict, counts or {})),
-    "torch.Size": lambda sizes=(): check_type(tuple, sizes),
+    "collections.Counter": lambda counts=None: dict(pickles.check_type(dict, counts or {})),
+    "torch.Size": lambda sizes=(): pickles.check_type(tuple, sizes),
     "torch.device": _make_device,
-    "torch.serialization._get_layout": lambda name: check_type(str, name),
-    "argparse.Namespace": lambda: Unbuilt("namespace"),
-    **name_builtins({"set": _make_set, "frozenset": _make_set, "complex": _make_complex}),
-    **name_builtins({"bytearray": _make_bytes, "bytes": _make_bytes}),
+    "torch.serialization._get_layout": lambda name: pickles.check_type(str, name),
+    "argparse.Namespace": lambda: pickles.Unbuilt("namespace"),
+    **pickles.name_builtins({"set": _make_set, "frozenset": _make_set, "complex": _make_complex}),
+    **pickles.name_builtins({"bytearray": _make_bytes, "bytes": _make_bytes}),
     **{f"pathlib.{name}": partial(_make_path, kind) for name, kind in _PATHS.items()},
     **{f"pathlib._local.{name}": partial(_make_path, kind) for name, kind in _PATHS.items()},
-    **{f"torch._utils.{name}": partial(_make_opaque, name) for name in _OPAQUE},
-    "torch._utils._rebuild_parameter": _first,
-    "torch._utils._rebuild_parameter_with_state": _first,
-    "torch._utils._rebuild_device_tensor_from_numpy": _first,
-    "torch._utils._rebuild_device_tensor_from_cpu_tensor": _first,
-    "torch._utils._rebuild_xla_tensor": _first,
+    **{
+        f"torch._utils._rebuild_{name}": partial(_make_opaque, f"_rebuild_{name}")
+        for name in _OPAQUE.split()
+    },
+    **dict.fromkeys(map("torch._utils._rebuild_{}".format, _UNCHANGED.split()), _first),
     "torch.nn.parameter.Parameter": _first,
 }
 _VALUES: dict[str, Any] = {
@@ -302,14 +290,14 @@ _VALUES: dict[str, Any] = {
     **{f"torch.cuda.{name}": f"torch.{name}" for name in _STORAGES},
     **{f"torch.storage.{name}": f"torch.{name}" for name in _STORAGES},
     "torch.storage._UntypedStorage": "torch.UntypedStorage",
-    **name_builtins({name: Opaque(name) for name in _FACTORIES}),
+    **pickles.name_builtins({name: Opaque(name) for name in _FACTORIES}),
 }
 _INSTRUCTIONS = frozenset(
     ["NEWOBJ", "BINPERSID", "EMPTY_SET", "ADDITEMS", "SHORT_BINSTRING", "BINSTRING"]
 )
 
 
-def rules(size: int, find: Find, *, is_big_endian: bool = False) -> Rules:
+def rules(size: int, find: Find, *, is_big_endian: bool = False) -> pickles.Rules:
     """Return the rules for the pickle of a file of `size` bytes, whose storages `find` returns.
 
     Tensors become arrays in little endian: views of their storages, except for bool. bfloat16 stays
@@ -324,4 +312,4 @@ def rules(size: int, find: Find, *, is_big_endian: bool = False) -> Rules:
         "torch._utils._rebuild_tensor_v3": tensors.tensor_of_type,
     }
     calls["torch._tensor._rebuild_from_type_v2"] = partial(_rebuild_class, calls)
-    return Rules(calls, _VALUES, _INSTRUCTIONS, _check_key, _build, tensors.storage)
+    return pickles.Rules(calls, _VALUES, _INSTRUCTIONS, _check_key, _build, tensors.storage)

@@ -75,10 +75,12 @@ def read_velocities(
         return {}, [f"there are no velocities ({OPTIMIZER})"]
     slots = [group["params"] for group in groups]
     sizes = list(map(len, slots))
-    orders: list[tuple[list[str], ...]] = [([tensor.name for tensor in trained],)]
-    orders += [_split(trained, is_first) for is_first in _FIRST_GROUPS]
-    order = next((order for order in orders if list(map(len, order)) == sizes), None)
-    if order is None:
+    shapes = map_shapes(trained)
+    order: tuple[list[str], ...] = (list(shapes),)
+    for is_first in _FIRST_GROUPS:
+        if list(map(len, order)) != sizes:
+            order = _split(trained, is_first)
+    if list(map(len, order)) != sizes:
         problem = f"the optimizer's groups of {sizes} parameters are of no known program"
         return {}, [f"the velocities were left out: {problem}"]
     velocities = {}
@@ -94,7 +96,6 @@ def read_velocities(
     if others := sorted(keys - {_VELOCITY}):
         problem = f"the optimizer is not SGD, it also keeps {', '.join(others[:3])}"
         return {}, [f"the velocities were left out: {problem}"]
-    shapes = map_shapes(trained)
     for name, value in velocities.items():
         if value.shape != shapes[name]:
             problem = f"{name} is {list(value.shape)}, expected {list(shapes[name])}"
