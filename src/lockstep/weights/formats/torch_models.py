@@ -180,7 +180,8 @@ def _account_for_rest(
         relation = "with modules without tensors"
         if network.is_guess:
             relation = "with a Sequential, which may have modules"
-        raise refuse_leftover(path, model, silent, relation)
+        used = list(map(torch_contents.strip_wrappers, network.names.values()))
+        raise refuse_leftover(path, model, silent, relation, used=used)
     logits = None
     if network.has_classifier:
         logits = matching.logits
