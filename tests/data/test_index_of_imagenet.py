@@ -38,7 +38,7 @@ index = indexing.Index(
     quarantined=(), skipped=(),
     digest=indexing._digest(rows, classes), checksums=i.astype(np.uint32),
 )
-indexing._store(index, indexing.find_cache_folder(source), indexing._stamp(source))
+indexing._store(index, indexing.find_cache_folder(source), indexing._stamp(source), 0)
 print(index.digest)
 """
 OPENED = """

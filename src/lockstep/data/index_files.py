@@ -63,6 +63,7 @@ def _is_skipped(value: Any) -> bool:
 
 _FIELDS: dict[str, Check] = {
     "stamp": is_text,
+    "began_ns": lambda value: value is None or type(value) is int,
     "digest": is_text,
     "checksum": is_text,
     "classes": is_list_of(is_text),
