@@ -13,7 +13,7 @@ import pytest
 
 from lockstep.data import stored_files
 from lockstep.data.class_folders import Skipped
-from lockstep.data.containers import Sample
+from lockstep.data.containers import Sample, tfrecord
 from lockstep.data.index import Index, list_skipped, open_index
 from lockstep.data.packing.splits import shard_name
 from lockstep.data.sources import find_split
@@ -317,7 +317,7 @@ def test_listing_tells_its_progress_and_can_be_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write("tfrecord", tmp_path / "train-00000-of-00001", [sample(i, 0) for i in range(20)])
-    slow = stored_files.SCANNERS["tfrecord"]
+    slow = tfrecord.scan_images
     waiting = threading.Event()
     write_list = []
 
@@ -327,7 +327,7 @@ def test_listing_tells_its_progress_and_can_be_stopped(
             write_list.append(number)
             yield number
 
-    monkeypatch.setitem(stored_files.SCANNERS, "tfrecord", slowly)
+    monkeypatch.setattr(tfrecord, "scan_images", slowly)
     monkeypatch.setattr(stored_files, "_AT_ONCE", 1)
 
     def stop(done: int, total: int) -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from lockstep.data.containers import recordio
+from lockstep.data.containers import CONTAINERS
 from lockstep.data.containers.places import Places
 from lockstep.data.decoding.orientation import shown_sizes
 from lockstep.data.sources import FOLDER, Source, name_folder
@@ -192,7 +192,8 @@ class Images:
         offset = int(row["offset"])
         places = self._places(int(row["file"]))
         if offset < 0:
-            return recordio.image_in_parts(places, ~offset)
+            image: bytes = CONTAINERS["recordio"].load().image_in_parts(places, ~offset)
+            return image
         return places.read(offset, int(row["length"]))
 
     @cached_property

@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress
-from pathlib import Path
 from threading import Event
 from types import MappingProxyType
 
@@ -18,8 +17,7 @@ from lockstep.data.class_folders import (
     Skipped,
     Tally,
 )
-from lockstep.data.containers import NO_LABEL, Damage, Stored, recordio, tfrecord, webdataset
-from lockstep.data.containers.webdataset import split_path
+from lockstep.data.containers import CONTAINERS, NO_LABEL, Damage, Stored, split_path
 from lockstep.data.images import ROW, Quarantined
 from lockstep.data.sources import BEGIN_BYTES, Source, explain_compression
 from lockstep.data.stores.places import open_places
@@ -33,11 +31,6 @@ NO_FILE = 2**32 - 1
 MOST_BYTES = IMAGE.most_bytes
 """The maximum size of an image in bytes; a row has room for it."""
 Item = Stored | Damage | Skipped
-SCANNERS: dict[str, Callable[[Path, Event | None], Iterator[Item]]] = {
-    "recordio": recordio.scan_images,
-    "tfrecord": tfrecord.scan_images,
-    "webdataset": webdataset.scan_images,
-}
 Inspect = Callable[[np.ndarray], None]
 """Called by several threads with some rows of a file when they are listed, to fill in the lengths,
 heights and widths."""
@@ -222,7 +215,7 @@ def scan_file(source: Source, path: str, stopped: Event | None = None) -> Iterat
     """Yield what a file of a source holds. Raises `ValueError` if it is compressed, and `Stopped`
     when `stopped` is set."""
     whole = source.root / path
-    for item in SCANNERS[source.format](whole, stopped):
+    for item in CONTAINERS[source.format].load().scan_images(whole, stopped):
         if isinstance(item, Damage) and not item.begin:
             reason = explain_compression(
                 whole, open_places(whole).read(0, min(item.end, BEGIN_BYTES))

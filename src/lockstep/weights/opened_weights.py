@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
@@ -15,8 +15,10 @@ from lockstep.weights.class_names import Classes, check_classes
 from lockstep.weights.formats import dtype_name
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import Shape
-from lockstep.weights.original import Original
 from lockstep.weights.preprocessing import FIELDS
+
+if TYPE_CHECKING:
+    from lockstep.weights.original import Original
 
 Place = Literal["file", "certificate", "user", "assumed"]
 """Where a value of the preprocessing comes from."""
@@ -76,7 +78,7 @@ class Weights:
     stored: tuple[Stored, ...] = ()
     """The arrays next to the weights in the file, in its order, used or not; those of an optimizer
     or of a moving average are left out."""
-    original: Original | None = None
+    original: "Original | None" = None
     """The network as the program that wrote it computes it; None if that is not known here."""
     others: tuple[Path, ...] = ()
     """Files that were read in addition to `source`, such as timm's `config.json`."""

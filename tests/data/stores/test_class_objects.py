@@ -14,7 +14,7 @@ from lockstep.data.index import open_index
 from lockstep.data.listing import list_images
 from lockstep.data.sources import Source, find_source, find_split
 from lockstep.data.split import note_skipped
-from lockstep.data.stores import mirror
+from lockstep.data.stores import mirror, web
 from lockstep.data.stores.mirror import find_folder, name_data
 from lockstep.data.stores.objects import StoredObject
 from lockstep.system.errors import DataError
@@ -140,7 +140,7 @@ def test_names_that_no_folder_can_have_are_refused(
 ) -> None:
     store = NamedStore()
     store.names = names
-    monkeypatch.setattr(mirror, "open_store", lambda url: store)
+    monkeypatch.setattr(web, "open_store", lambda url: store)
     with pytest.raises(DataError) as raised:
         find_folder(f"s3://bucket/{names[0]}")
     assert message in str(raised.value)

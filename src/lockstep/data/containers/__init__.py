@@ -1,9 +1,9 @@
 """Storage formats that hold many images in one file: where each image is, and how files are
 written.
 
-No framework is needed. Every module has `scan_images`, which lists the images of a file without
-decoding them, and `Writer`. Damage is listed too. The images before and after it are right, and
-reading continues at the next record that can be found.
+No framework is needed. Every module of `CONTAINERS` has `scan_images`, which lists the images of a
+file without decoding them, and `Writer`. Damage is listed too. The images before and after it are
+right, and reading continues at the next record that can be found.
 """
 
 import os
@@ -18,11 +18,24 @@ from typing import NamedTuple, Self
 
 from lockstep.data.containers.places import Places
 from lockstep.system.files import naming
+from lockstep.system.registry import Row
 
+CONTAINERS = {
+    name: Row(name, f"{__name__}.{name}") for name in ("recordio", "tfrecord", "webdataset")
+}
 NO_LABEL = -1
 Bytes = bytes | memoryview
 _PIECES = os.sysconf("SC_IOV_MAX")
 """At most this many pieces are written in one call."""
+
+
+def split_path(path: str) -> list[str]:
+    """Return the parts of a path without those that lead nowhere.
+
+    >>> split_path("./train//cat"), split_path("../cat")
+    (['train', 'cat'], ['cat'])
+    """
+    return [part for part in path.split("/") if part not in ("", ".", "..")]
 
 
 class Stored(NamedTuple):
@@ -115,6 +128,11 @@ class Appended(AbstractContextManager["Appended"]):
         """Return the bytes of samples in the file, in pieces. Raises `ValueError` if one is too
         long."""
         return [self.record(sample) for sample in samples]
+
+    def describe(self, rows: Iterable[tuple[int, int, str]]) -> list[Path]:
+        """Write the files that describe this one, from number, label and name of every sample;
+        return their paths. Not all formats have such files."""
+        return []
 
     def extend(self, records: Iterable[list[Bytes]]) -> None:
         """Append records."""

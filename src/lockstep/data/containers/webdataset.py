@@ -10,7 +10,7 @@ import io
 import json
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -18,7 +18,15 @@ from threading import Event
 from typing import NamedTuple
 
 from lockstep.data.class_folders import EMPTY_CLASS, EXTRA_IMAGE, HIDDEN, LINK, STRAY_FILE, Skipped
-from lockstep.data.containers import NO_LABEL, Appended, Bytes, Damage, Sample, Stored
+from lockstep.data.containers import (
+    NO_LABEL,
+    Appended,
+    Bytes,
+    Damage,
+    Sample,
+    Stored,
+    split_path,
+)
 from lockstep.data.containers.places import Places
 from lockstep.data.decoding.image_formats import BEGINS_AS_IMAGE, FORMAT_OF
 from lockstep.data.stores.places import PlacesStream, open_pass
@@ -306,15 +314,6 @@ def _find_reason(member: tarfile.TarInfo) -> str:
     return "" if member.isfile() else LINK
 
 
-def split_path(path: str) -> list[str]:
-    """Return the parts of a path without those that lead nowhere.
-
-    >>> split_path("./train//cat"), split_path("../cat")
-    (['train', 'cat'], ['cat'])
-    """
-    return [part for part in path.split("/") if part not in ("", ".", "..")]
-
-
 def _find_images(file: Places, group: _Group) -> list[_Member]:
     """Return the images of a group, that which counts first: one whose name has no second dot, by
     the order of endings."""
@@ -432,10 +431,6 @@ class Writer(Appended):
             header = _header(b"%08d.%b" % (sample.number, ending), len(data))
             pieces += [header, data, bytes(-len(data) % _BLOCK)]
         return pieces
-
-    def describe(self, rows: Iterable[tuple[int, int, str]]) -> list[Path]:
-        """Return an empty list: a tar has no files that describe it."""
-        return []
 
     @property
     def length(self) -> int:

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 from lockstep.data import Batch
 from lockstep.data.decoding.augment import resampling
 from lockstep.data.index import Index
-from lockstep.data.loading.dali import DaliLoader
 from lockstep.data.loading.host import HostLoader
 from lockstep.data.loading.prefetch import NEAR_BYTES, WINDOW_GAP_BYTES
 from lockstep.data.loading.synthetic import SyntheticLoader
@@ -17,7 +16,10 @@ from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
 from lockstep.system.errors import RecipeError
 from lockstep.system.ranks import count_ranks
 
-Loader = HostLoader | DaliLoader | SyntheticLoader
+if TYPE_CHECKING:
+    from lockstep.data.loading.dali import DaliLoader
+
+Loader = Union[HostLoader, SyntheticLoader, "DaliLoader"]
 
 
 def make_loader(
@@ -51,6 +53,8 @@ def make_loader(
             "DALI cannot reflect an image at its border: set crop_padding: 0, or use the host"
             " loader"
         )
+    from lockstep.data.loading.dali import DaliLoader  # needed by few
+
     on_gpu = execution.loader == "dali-gpu"
     return DaliLoader(index, on_gpu=on_gpu, lends=on_gpu, **how)
 

@@ -10,15 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.data.containers import (
-    Bytes,
-    Sample,
-    recordio,
-    tfrecord,
-    unfinish,
-    webdataset,
-    write_all,
-)
+from lockstep.data.containers import CONTAINERS, Appended, Bytes, Sample, unfinish, write_all
 from lockstep.data.packing.samples import TASK_BYTES, read_samples
 from lockstep.data.packing.splits import Packing, Split, count_shards, shard_name
 from lockstep.data.sources import FINISHED, FOLDER, UNFINISHED, read_lengths
@@ -29,12 +21,6 @@ from lockstep.system.machine import cores
 _TASK_IMAGES = 32
 _AHEAD = 8
 """At most this many tasks wait to be done, or one for each thread if that is more."""
-Writer = recordio.Writer | tfrecord.Writer | webdataset.Writer
-_WRITERS: dict[str, Callable[[Path], Writer]] = {
-    "recordio": recordio.Writer,
-    "tfrecord": tfrecord.Writer,
-    "webdataset": webdataset.Writer,
-}
 Tasks = Generator[Future[int], None, None]
 """Writes a file or folder; yields, for each task it begins, the future of the number of images
 written."""
@@ -126,7 +112,7 @@ def _write_file(
     if path.exists():
         yield _make_future(len(numbers))
         return
-    with _WRITERS[packing.format](path) as writer:
+    with CONTAINERS[packing.format].load().Writer(path) as writer:
         if writer.written > len(numbers):
             raise DataError(
                 f"{path} holds {writer.written} images, expected {len(numbers)}; choose an empty"
@@ -153,7 +139,7 @@ def _make_future(count: int) -> Future[int]:
 
 
 def _append(
-    split: Split, packing: Packing, writer: Writer, numbers: Sequence[int], before: Future[int]
+    split: Split, packing: Packing, writer: Appended, numbers: Sequence[int], before: Future[int]
 ) -> int:
     """Write images to a file after the task `before` has written its images."""
     samples = list(read_samples(split, packing, numbers))
@@ -166,7 +152,7 @@ def _append(
     return len(numbers)
 
 
-def _make_record(split: Split, writer: Writer, sample: Sample) -> list[Bytes]:
+def _make_record(split: Split, writer: Appended, sample: Sample) -> list[Bytes]:
     try:
         return writer.record(sample)
     except ValueError as error:
@@ -175,7 +161,7 @@ def _make_record(split: Split, writer: Writer, sample: Sample) -> list[Bytes]:
         ) from None
 
 
-def _finish(split: Split, writer: Writer, numbers: range, before: Future[int]) -> int:
+def _finish(split: Split, writer: Appended, numbers: range, before: Future[int]) -> int:
     before.result()
     paths = writer.describe(split.rows(split.sound(numbers)))
     lengths = {writer.path: writer.length} | {path: path.stat().st_size for path in paths}

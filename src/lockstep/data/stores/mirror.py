@@ -35,7 +35,6 @@ from lockstep.data.sources import (
 from lockstep.data.stores.bundles import BundleReader, make_bundle, write_members
 from lockstep.data.stores.objects import ObjectStore, StoredObject, find_url, hash_version
 from lockstep.data.stores.transfer import Transfer, name_file
-from lockstep.data.stores.web import open_store
 from lockstep.system.errors import DataError
 from lockstep.system.files import replacing, user_cache, write_bytes, write_text
 from lockstep.system.locks import hold_lock
@@ -62,6 +61,8 @@ def find_folder(data: str | Path) -> Path:
 
 @lru_cache(maxsize=32)  # a run sees the objects as they were when it began
 def _open_folder(url: str) -> Path:
+    from lockstep.data.stores.web import open_store  # needed by few
+
     store = open_store(url)
     items, classes = _sort_objects(store.list_objects())
     if not classes and not group_by_format([item.name for item in items]):
@@ -205,6 +206,8 @@ class Mirror:
         about = parsed(read_regular_text(folder / NOTE, RECORDS))
         self._folder = folder
         self._items = _read_items(folder)
+        from lockstep.data.stores.web import open_store
+
         store = BundleReader(open_store(about["address"]), folder, self._items.values())
         parts, self.lock = _claim_folder(folder, self._items)
         self.transfer = Transfer(store, self._items.values(), parts, _LIMIT_BYTES)
