@@ -8,23 +8,9 @@ from typing import Any
 import numpy as np
 
 from lockstep.models.architectures import PARTS, SQUEEZE
-from lockstep.models.state import State
 from lockstep.recipes import Recipe
+from lockstep.system.registry import Row
 from lockstep.weights import checkpoint
-from lockstep.weights.formats import (
-    flax_file,
-    keras_file,
-    lockstep_files,
-    mxnet_params,
-    nvidia_mxnet,
-    nvidia_paddle,
-    nvidia_tensorflow,
-    paddle_pickle,
-    tensor_bundle,
-    timm_folder,
-    torch_file,
-    torch_writing,
-)
 from lockstep.weights.formats.common import Written, describe_omitted_parts
 from lockstep.weights.known_preprocessing import KNOWN
 from lockstep.weights.opened_weights import Weights
@@ -74,31 +60,37 @@ class Target:
         return differences
 
 
+def _call(module: str, name: str) -> Callable[..., Any]:
+    """Return a function of a module of formats, which is imported when the function is called."""
+    row = Row(module, f"lockstep.weights.formats.{module}")
+    return lambda *values, **settings: getattr(row.load(), name)(*values, **settings)
+
+
 def _write_safetensors(target: Path, weights: Weights, certified: bool, folder: Path) -> Written:
-    lockstep_files.write(target, weights, folder, certified=certified)
+    _call("lockstep_files", "write")(target, weights, folder, certified=certified)
     return Written((target,), (target,), describe_omitted_parts(weights.state))
 
 
 def _write_timm(target: Path, weights: Weights, certified: bool, folder: Path) -> Written:
-    written = timm_folder.write(
+    written = _call("timm_folder", "write")(
         target, weights.recipe, weights.state, weights.classes, folder, certified=certified
     )
     return _add_remark_on_averages(written, weights)
 
 
 def _write_nvidia_pytorch(target: Path, weights: Weights, certified: bool, folder: Path) -> Written:
-    return torch_writing.write_nvidia_pytorch(
+    written: Written = _call("torch_writing", "write_nvidia_pytorch")(
         target, weights.recipe, weights.state, folder, epochs=weights.epochs or 0
     )
+    return written
 
 
-def _adapt(
-    write: Callable[[Path, Recipe, State, Path], Written],
-) -> Callable[[Path, Weights, bool, Path], Written]:
-    """Return `Target.write` of a format without a moving average, classes and metadata."""
+def _write_by(module: str, name: str) -> Callable[[Path, Weights, bool, Path], Written]:
+    """Return `Target.write` of a format without a moving average, classes and metadata, which a
+    function of a module writes."""
 
     def write_weights(target: Path, weights: Weights, certified: bool, folder: Path) -> Written:
-        written = write(target, weights.recipe, weights.state, folder)
+        written = _call(module, name)(target, weights.recipe, weights.state, folder)
         return _add_remark_on_averages(written, weights)
 
     return write_weights
@@ -117,7 +109,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def _read_bundle(index: Path) -> dict[str, np.ndarray]:
-    bundle = tensor_bundle.Bundle(index.with_suffix(""))
+    bundle = _call("tensor_bundle", "Bundle")(index.with_suffix(""))
     return {name: bundle.read(name) for name in bundle.entries}
 
 
@@ -131,8 +123,8 @@ TARGETS: dict[str, Target] = {
         missing_fields=(),
     ),
     "torchvision": Target(
-        _adapt(torch_writing.write_torchvision),
-        torch_file.load,
+        _write_by("torch_writing", "write_torchvision"),
+        _call("torch_file", "load"),
         parts=PARTS,
         assumed="torchvision-v1",
     ),
@@ -146,26 +138,39 @@ TARGETS: dict[str, Target] = {
         prepares="timm's loader",
     ),
     "keras": Target(
-        _adapt(keras_file.write_keras),
-        keras_file.stored,
+        _write_by("keras_file", "write_keras"),
+        _call("keras_file", "stored"),
         missing_fields=("mean",),
         prepares="keras.applications.resnet.preprocess_input, after Lockstep's resize",
         prepared_fields=("mean", "std"),
     ),
     "nvidia-pytorch": Target(
-        _write_nvidia_pytorch, torch_file.load, parts=(SQUEEZE,), assumed="nvidia-pytorch"
+        _write_nvidia_pytorch,
+        _call("torch_file", "load"),
+        parts=(SQUEEZE,),
+        assumed="nvidia-pytorch",
     ),
     "nvidia-tensorflow": Target(
-        _adapt(nvidia_tensorflow.write), _read_bundle, parts=(SQUEEZE,), assumed="nvidia-tensorflow"
+        _write_by("nvidia_tensorflow", "write"),
+        _read_bundle,
+        parts=(SQUEEZE,),
+        assumed="nvidia-tensorflow",
     ),
     "nvidia-paddle": Target(
-        _adapt(nvidia_paddle.write),
-        lambda path: paddle_pickle.load(path).arrays,
+        _write_by("nvidia_paddle", "write"),
+        lambda path: _call("paddle_pickle", "load")(path).arrays,
         assumed="nvidia-paddle",
     ),
-    "flax": Target(_adapt(flax_file.write_flax), flax_file.load, assumed="flax"),
-    "torchax": Target(
-        _adapt(flax_file.write_torchax), flax_file.load, parts=PARTS, assumed="torchvision-v1"
+    "flax": Target(
+        _write_by("flax_file", "write_flax"), _call("flax_file", "load"), assumed="flax"
     ),
-    "nvidia-mxnet": Target(_adapt(nvidia_mxnet.write), mxnet_params.load, assumed="nvidia-mxnet"),
+    "torchax": Target(
+        _write_by("flax_file", "write_torchax"),
+        _call("flax_file", "load"),
+        parts=PARTS,
+        assumed="torchvision-v1",
+    ),
+    "nvidia-mxnet": Target(
+        _write_by("nvidia_mxnet", "write"), _call("mxnet_params", "load"), assumed="nvidia-mxnet"
+    ),
 }
