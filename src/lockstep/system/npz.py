@@ -44,6 +44,9 @@ def read_npz(
             size = sum(member.file_size for member in members)
             if size > most_bytes:
                 raise ValueError(f"it expands to {size:,} bytes, more than {most_bytes:,}")
+            # Python asks for the memory of all packed bytes that are listed before it reads them.
+            if sum(member.compress_size for member in members) > file.seek(0, io.SEEK_END):
+                raise ValueError("it lists more bytes than it has")
             arrays: dict[str, np.ndarray] = {}
             for member in members:
                 name = member.filename.removesuffix(_MEMBER)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lockstep.system.errors import CheckpointError
+from lockstep.system.npz import read_npz
 from lockstep.weights.formats import BFLOAT16, numbers
 from lockstep.weights.formats.npz_file import dump, is_npz, load
 from tests.weights.formats.cases import ARRANGED, assert_stored
@@ -91,6 +92,19 @@ def test_an_archive_that_expands_too_far_is_refused(tmp_path: Path) -> None:
     zeros = {"x.npy": member(np.zeros(10**6, np.float32))}
     with pytest.raises(CheckpointError, match="it expands to 4,000,128 bytes"):
         read(tmp_path, zeros, zipfile.ZIP_DEFLATED)
+
+
+def test_a_member_that_is_listed_with_more_bytes_than_the_file_has_is_refused(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "w.npz"
+    np.savez(path, a=np.zeros(4, np.float32))
+    data = bytearray(path.read_bytes())
+    entry = data.index(b"PK\x01\x02")
+    data[entry + 20 : entry + 24] = b"\xff\xff\xff\x7f"  # its packed size
+    path.write_bytes(data)
+    with path.open("rb") as file, pytest.raises(ValueError, match="lists more bytes than it has"):
+        read_npz(file, most_members=9, most_bytes=2**20, kinds="f")
 
 
 def test_a_name_twice_is_refused(tmp_path: Path) -> None:
