@@ -15,7 +15,7 @@ from lockstep.cli.terminal import is_reader_gone, print
 from lockstep.system import heartbeat
 from lockstep.system.errors import LockstepError, UserError
 from lockstep.system.ranks import follow_launcher, leave_exit_code
-from lockstep.system.registry import Row
+from lockstep.system.registry import Row, make_table
 from lockstep.system.signals import repeat_lost_interrupts
 
 # Click's exception class. Each version of Typer has it under another name.
@@ -28,31 +28,29 @@ _PASSES_ON = {
     "from-nvidia": {"allow_extra_args": True, "allow_interspersed_args": False},
 }
 """How commands that take the options of others are parsed."""
-COMMANDS = {
-    name: Row(name, f"{__name__}.{name.replace('-', '_')}")
-    for name in (
-        "demo",
-        "train",
-        "evaluate",
-        "predict",
-        "convert",
-        "export",
-        "serve",
-        "sparsify",
-        "verify",
-        "report",
-        "weights",
-        "launch",
-        "from-nvidia",
-        "doctor",
-        "recipes",
-        "runs",
-        "data",
-        "benchmark",
-        "find",
-        "submit",
-    )
-}
+COMMANDS = make_table(
+    __name__,
+    "demo",
+    "train",
+    "evaluate",
+    "predict",
+    "convert",
+    "export",
+    "serve",
+    "sparsify",
+    "verify",
+    "report",
+    "weights",
+    "launch",
+    "from-nvidia",
+    "doctor",
+    "recipes",
+    "runs",
+    "data",
+    "benchmark",
+    "find",
+    "submit",
+)
 """In the order of the help. The module has the function `command`, or the group `app`."""
 
 

@@ -20,3 +20,11 @@ class Row:
     def load(self) -> Any:
         """Return the module. Raises `ImportError` if it needs a package that is not installed."""
         return importlib.import_module(self.module)
+
+
+def make_table(package: str, *names: str) -> dict[str, Row]:
+    """Return the rows of modules of a package by their names, in this order."""
+    table = {}
+    for name in names:
+        table[name] = Row(name, f"{package}.{name.replace('-', '_')}")
+    return table

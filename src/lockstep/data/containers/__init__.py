@@ -18,11 +18,9 @@ from typing import NamedTuple, Self
 
 from lockstep.data.containers.places import Places
 from lockstep.system.files import naming
-from lockstep.system.registry import Row
+from lockstep.system.registry import make_table
 
-CONTAINERS = {
-    name: Row(name, f"{__name__}.{name}") for name in ("recordio", "tfrecord", "webdataset")
-}
+CONTAINERS = make_table(__name__, "recordio", "tfrecord", "webdataset")
 NO_LABEL = -1
 Bytes = bytes | memoryview
 _PIECES = os.sysconf("SC_IOV_MAX")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from lockstep.system.registry import Row
+from lockstep.system.registry import make_table
 from lockstep.weights.opened_weights import Weights
 from lockstep.weights.weights_choice import WeightsChoice
 
@@ -30,22 +30,20 @@ class Format(Protocol):
 
 
 HEAD_BYTES = 4096
-FORMATS = {
-    name: Row(name, f"{__package__}.{name}")
-    for name in (
-        "lockstep_files",
-        "timm_folder",
-        "torch_models",
-        "foreign_safetensors",
-        "keras_file",
-        "flax_file",
-        "onnx_weights",
-        "tensorflow_weights",
-        "nvidia_mxnet",
-        "nvidia_paddle",
-        "nvidia_tensorflow",
-    )
-}
+FORMATS = make_table(
+    "lockstep.weights.formats",
+    "lockstep_files",
+    "timm_folder",
+    "torch_models",
+    "foreign_safetensors",
+    "keras_file",
+    "flax_file",
+    "onnx_weights",
+    "tensorflow_weights",
+    "nvidia_mxnet",
+    "nvidia_paddle",
+    "nvidia_tensorflow",
+)
 """In the order in which they are tried."""
 
 
