@@ -286,3 +286,41 @@ def test_an_exported_model_is_read_as_weights_if_its_preprocessing_is_set(
     result = lockstep.evaluate(tmp_path / "onnx", textures, preprocessing={"image_size": 64})
     assert result["loss"] == pytest.approx(lockstep.evaluate(source, textures)["loss"], rel=1e-5)
     assert result["runtime"] == "native"
+
+
+@pytest.mark.parametrize(
+    ("to", "bare", "file"),
+    [
+        ("onnx", False, "model.onnx"),
+        ("onnx", True, "model.onnx"),
+        ("savedmodel", False, ""),
+        ("frozen-graph", False, "frozen_graph.pb"),
+    ],
+)
+def test_what_was_assumed_for_an_export_is_read_back_as_assumed(
+    to: str, bare: bool, file: str, tmp_path: Path
+) -> None:
+    settings = {"mean": (1.0, 2.0, 3.0)}
+    folder = tmp_path / "b"
+    lockstep.export(
+        nameless(tmp_path), folder, to=to, bare=bare, compare=False, preprocessing=settings
+    )
+    rest = set(FIELDS) - {"mean"}
+    assert list_places(folder / file) == {"file": {"mean"}, "assumed": rest}
+    about = json.loads((folder / "export.json").read_text())
+    assert set(about["preprocessing"].pop("assumed")) == rest
+    lockstep.export(folder / file, tmp_path / "c", to="onnx", compare=False)
+    assert list_places(tmp_path / "c") == {"file": {"mean"}, "assumed": rest}
+    own = save_checkpoint(tmp_path, recipe_of())
+    lockstep.export(own, tmp_path / "d", to=to, bare=bare, compare=False)
+    assert list_places(tmp_path / "d" / file) == {"file": set(FIELDS)}
+
+
+def test_a_folder_of_timm_reports_that_its_weights_were_evaluated_otherwise(tmp_path: Path) -> None:
+    note = "timm's resize filters when shrinking; the converted weights' did not"
+    for is_filtered in (False, True):
+        folder = tmp_path / str(is_filtered) / "b"
+        folder.parent.mkdir()
+        settings = {"eval_antialias": is_filtered}
+        lockstep.convert(nameless(tmp_path), folder, to="timm", preprocessing=settings)
+        assert (note in open_weights(folder).remarks) == (not is_filtered)

@@ -60,6 +60,7 @@ class Recipe(
     """
 
     _based_on: str = PrivateAttr(default="")
+    _assumed: tuple[str, ...] = PrivateAttr(default=())
 
     @property
     def based_on(self) -> str:
@@ -99,9 +100,17 @@ class Recipe(
         return Fold(self.fold, self.folds, self.seed) if self.folds else self.validation_share
 
     def preprocessing(self) -> dict[str, Any]:
-        """Return the fields `PREPROCESSING`, as exported programs store them."""
+        """Return the fields `PREPROCESSING`, as exported programs store them, and as "assumed" the
+        names of those that are assumed, if any."""
         fields = self.fields()
-        return {name: fields[name] for name in PREPROCESSING}
+        assumed = {"assumed": list(self._assumed)} if self._assumed else {}
+        return {name: fields[name] for name in PREPROCESSING} | assumed
+
+    def mark_assumed(self, names: tuple[str, ...]) -> Self:
+        """Return a copy that reports these fields of its preprocessing as assumed."""
+        copy = self.model_copy()
+        copy._assumed = names
+        return copy
 
     def evaluation_recipe(self) -> Self:
         """Return the recipe that evaluations compute with: in fp32 instead of fp16, and otherwise

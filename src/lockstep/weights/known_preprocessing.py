@@ -5,6 +5,7 @@ gluon/model_zoo/vision/__init__.py and gluon/data/vision/transforms.py; timm 1.0
 Flax, examples/imagenet/input_pipeline.py.
 """
 
+import math
 from collections.abc import Collection, Set
 from pathlib import Path
 
@@ -97,6 +98,8 @@ def assume_preprocessing(
     changes = {name: value for name, value in KNOWN[row].items() if name not in known}
     if "eval_crop" in known and "eval_resize" in changes:
         changes["eval_resize"] = eval_fields({"image_size": crop})["eval_resize"]
+        if row == "timm":
+            changes["eval_resize"] = math.floor(crop / 0.875)
     return changes, _describe_assumption(row, KNOWN[row] | changes, changes.keys() - settings)
 
 
@@ -127,6 +130,8 @@ def _describe_assumption(row: str, values: Changes, assumed: Set[str]) -> tuple[
         parts[-2:] = [f"{owner} mean and standard deviation"]
     if not parts:
         return ()
-    return (
-        f"the file does not say how its images were prepared; {row} is assumed: {', '.join(parts)}",
-    )
+    remark = f"the file does not say how its images were prepared; {row} is assumed: "
+    remark += ", ".join(parts)
+    if row == "timm" and "eval_resize" in assumed:
+        remark += " (some of timm's weights need another crop_pct than 0.875: set eval_resize)"
+    return (remark,)

@@ -111,7 +111,9 @@ def _complete_preprocessing(weights: Weights, settings: Changes) -> Weights:
     if not weights.has_preprocessing:
         certified, guesses, remarks = read_certified_preprocessing(weights.source)
     elif weights.origin == "timm":  # its configuration has no place for this
-        _, guesses, _ = read_certified_preprocessing(weights.source.parent)
+        source, guesses, _ = read_certified_preprocessing(weights.source.parent)
+        if source and source["eval_antialias"] != weights.recipe.eval_antialias:
+            remarks = ("timm's resize filters when shrinking; the converted weights' did not",)
     row = weights.assumed_as or weights.origin
     known = weights.stated | certified.keys()
     assumed, assumptions = assume_preprocessing(row, known, settings, weights.recipe.eval_crop)

@@ -2,7 +2,8 @@
 
 How images are resized, cropped and normalised is in the metadata property `KEY`: a JSON table of
 the fields `lockstep.weights.preprocessing.FIELDS`, as the recipe has them. A model may lack those
-that `_NEEDED` does not name.
+that `_NEEDED` does not name. `_ASSUMED` is a list of the fields that the exported weights did not
+say.
 
 A model of photos also has nodes that resize and crop (`onnx_photos`). What they compute is the
 value `SQUARES`, and their names, and those of their constants, begin with `PREPROCESSING`. Without
@@ -18,8 +19,9 @@ import numpy as np
 from lockstep.models.calibration import UNCALIBRATED, Calibration
 from lockstep.recipes import Recipe
 from lockstep.system.errors import RecipeError
-from lockstep.system.strict_json import parsed, to_json
+from lockstep.system.strict_json import is_list_of, is_text, parsed, to_json
 from lockstep.weights.calibration_file import parse_calibration
+from lockstep.weights.opened_weights import Place
 from lockstep.weights.preprocessing import FIELDS
 
 KEY = "lockstep_preprocessing"
@@ -33,6 +35,7 @@ IMAGES = "images"
 SQUARES = "squares"
 """Photos after resize and crop: uint8 [N, S, S, 3], where S is the recipe's `eval_crop`."""
 PREPROCESSING = "preprocessing/"
+_ASSUMED = "assumed"
 _NEEDED = ("mean", "std", "interpolation", "antialias", "eval_resize", "eval_crop")
 
 
@@ -44,6 +47,8 @@ def apply_preprocessing(recipe: Recipe, text: str, *, normalises: bool = True) -
     std.
     """
     values = parsed(text)
+    if isinstance(values, dict):
+        values.pop(_ASSUMED, None)
     if not isinstance(values, dict) or not set(_NEEDED) <= values.keys() <= set(FIELDS):
         raise ValueError(f"expected a table of {', '.join(FIELDS)}")
     try:
@@ -69,19 +74,24 @@ def apply_preprocessing(recipe: Recipe, text: str, *, normalises: bool = True) -
 
 def read_preprocessing(
     recipe: Recipe, text: str | None, label: str, *, normalises: bool
-) -> tuple[Recipe, bool, tuple[str, ...]]:
-    """Return a recipe with the preprocessing that an export of Lockstep wrote, whether it wrote
-    one, and remarks.
+) -> tuple[Recipe, dict[str, Place], tuple[str, ...]]:
+    """Return a recipe with the preprocessing that an export of Lockstep wrote, where each value of
+    it comes from (empty if it wrote none), and remarks.
 
     `text` is the value of the property, None if there is none, and `label` what it is for the user.
     `normalises` is as in `apply_preprocessing`.
     """
     if text is None:
-        return recipe, False, ()
+        return recipe, {}, ()
     try:
-        return apply_preprocessing(recipe, text, normalises=normalises), True, ()
+        changed = apply_preprocessing(recipe, text, normalises=normalises)
+        assumed = parsed(text).get(_ASSUMED)
+        places: dict[str, Place] = dict.fromkeys(FIELDS, "file")
+        if is_list_of(is_text)(assumed):
+            places |= dict.fromkeys(assumed, "assumed")
+        return changed, places, ()
     except ValueError as error:
-        return recipe, False, (f"its {label} was left out: {error}",)
+        return recipe, {}, (f"its {label} was left out: {error}",)
 
 
 def read_calibration(metadata: Mapping[str, str], path: Path) -> Calibration:

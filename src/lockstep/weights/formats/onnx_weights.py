@@ -23,7 +23,6 @@ from lockstep.weights.formats.onnx_graph import OnnxGraph
 from lockstep.weights.formats.onnx_metadata import KEY, read_calibration, read_preprocessing
 from lockstep.weights.opened_weights import Weights, list_arrays
 from lockstep.weights.original import Original
-from lockstep.weights.preprocessing import FIELDS
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = "ONNX"
@@ -61,7 +60,7 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
         calibration = read_calibration(graph.metadata, path)
     except (ValueError, LookupError, TypeError, RecursionError, RecipeError) as error:
         raise CheckpointError(f"{path} is not a ResNet that can be read: {error}") from None
-    recipe, has_preprocessing, about = read_preprocessing(
+    recipe, places, about = read_preprocessing(
         recipe, graph.metadata.get(KEY), f"property {KEY}", normalises=resnet.normalises
     )
     remarks = (*resnet.remarks, *about, *_describe_graph(graph, resnet))
@@ -73,7 +72,8 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
         path,
         "ONNX",
         remarks,
-        stated=frozenset(FIELDS) if has_preprocessing else resnet.stated,
+        stated=frozenset(places) or resnet.stated,
+        preprocessing_from=places,
         assumed_as="keras" if resnet.takes == "bgr" else "",
         original=Original(
             "ONNX Runtime",

@@ -39,7 +39,6 @@ from lockstep.weights.formats.tensorflow_graph import FLOATS, FlatGraph
 from lockstep.weights.formats.tensorflow_nodes import Nodes
 from lockstep.weights.opened_weights import Weights, list_arrays
 from lockstep.weights.original import Original
-from lockstep.weights.preprocessing import FIELDS
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = "TensorFlow's graphs"
@@ -97,10 +96,10 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
             _check_resize(nodes, own)
     except (ValueError, LookupError, TypeError, RecursionError, RecipeError) as error:
         raise CheckpointError(f"{path} is not a ResNet that can be read: {error}") from None
-    recipe, has_preprocessing, about = onnx_metadata.read_preprocessing(
+    recipe, places, about = onnx_metadata.read_preprocessing(
         recipe, text, PREPROCESSING, normalises=resnet.normalises
     )
-    if is_nvidias and not (has_preprocessing or resnet.normalises):
+    if is_nvidias and not (places or resnet.normalises):
         about = (*about, _NVIDIAS)
     remarks = [*resnet.remarks, *about, *resnet.describe_units(), *_name_signatures(graph)]
     return Weights(
@@ -110,7 +109,8 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
         path,
         "NVIDIA TensorFlow" if is_nvidias else "TensorFlow",
         (*remarks, *describe_converted(list(nodes.halves), "constants")),
-        stated=frozenset(FIELDS) if has_preprocessing else resnet.stated,
+        stated=frozenset(places) or resnet.stated,
+        preprocessing_from=places,
         assumed_as="keras" if resnet.has_keras_names else "",
         original=Original(
             "TensorFlow",

@@ -167,8 +167,8 @@ def read_timm_config(
     return changes, classes, (*_describe_rest(own, *_read_sizes(fields)), *about_classes)
 
 
-def read_timm_args(args: Mapping[str, Any]) -> tuple[Changes, list[str]]:
-    """Return the changes of `Recipe` fields in the options of timm's training script, and remarks.
+def read_timm_args(args: Mapping[str, Any]) -> Changes:
+    """Return the changes of `Recipe` fields in the options of timm's training script.
 
     Options without a value mean what the model's weights in timm have, which is not known here.
     Raises `CheckpointError` as `read_timm_config` does.
@@ -187,10 +187,6 @@ def read_timm_args(args: Mapping[str, Any]) -> tuple[Changes, list[str]]:
     if own["global_pool"] in ("fast", "fastavg"):
         own["global_pool"] = "avg"
     own["model_args"] = args.get("model_kwargs") or {}
-    remarks = []
-    if "input_size" in own and "crop_pct" not in own:
-        share = own["crop_pct"] = _DEFAULTS["crop_pct"]
-        remarks.append(f"its options do not say crop_pct; timm's default is assumed: {share}")
     _check_fields(own)
     arguments = {**own["model_args"], "bn_eps": args.get("bn_eps")}
     _check_arguments(arguments, arguments.get("num_classes"))
@@ -199,7 +195,7 @@ def read_timm_args(args: Mapping[str, Any]) -> tuple[Changes, list[str]]:
         del changes[field]
     if "input_size" not in own:
         del changes["image_size"]
-    return changes, remarks
+    return changes
 
 
 def list_assumed(own: Mapping[str, Any]) -> list[str]:
@@ -268,7 +264,7 @@ def _check_arguments(arguments: Mapping[str, Any], outputs: int | None) -> None:
         if argued is None or argument in _TRAINING_ARGS:
             continue
         if supported.get(argument) != argued:
-            known = ", ".join(f"{name} {value}" for name, value in supported.items())
+            known = ", ".join(f"{name} {value}" for name, value in supported.items() if value)
             raise CheckpointError(
                 f"model_args: {argument} is {argued!r:.60}, which is another model; supported:"
                 f" {known}"

@@ -78,6 +78,14 @@ _NETWORKS = {
     "a ResNet of CLIP": r"attnpool\.",
     "a ResNet of Detectron2": r"\bres2\.0\.conv1\.",
     "a network that detects or segments": r"\brpn\.|roi_heads?\.|aux_classifier\.|lateral_convs",
+    "a quantized network": r"_packed_params|fake_quant|activation_post_process|zero_point$",
+    "a network whose pruning masks are not applied": r"weight_mask$",
+    "a network with parametrizations": r"weight_[guv]$|parametrizations\.",
+    "a network with adapters (LoRA)": r"lora_[AB]\b",
+    "a checkpoint of the robustness library": r"attacker\.|new_mean$",
+}
+"""Kinds by a pattern of the name of a tensor."""
+_WITHOUT_RESNET = {
     "a DenseNet": r"denseblock1\.",
     "a VGG or an AlexNet": r"classifier\.6\.|features\.28\.|pre_logits\.fc1\.",
     "a ConvNeXt": r"features\.1\.0\.layer_scale|stages\.0\.(blocks\.0\.conv_dw|0\.dwconv)\.",
@@ -89,13 +97,8 @@ _NETWORKS = {
     "a RegNet": r"trunk_output\.|\bs1\.b1\.",
     "a ResNetV2": r"stages\.0\.blocks\.0\.norm3\.",
     "a ResNet for small images": r"layer\d\.0\.shortcut\.0\.",
-    "a quantized network": r"_packed_params|fake_quant|activation_post_process|zero_point$",
-    "a network whose pruning masks are not applied": r"weight_mask$",
-    "a network with parametrizations": r"weight_[guv]$|parametrizations\.",
-    "a network with adapters (LoRA)": r"lora_[AB]\b",
-    "a checkpoint of the robustness library": r"attacker\.|new_mean$",
 }
-"""Kinds by a pattern of the name of a tensor."""
+"""The same for files in which no ResNet was recognised."""
 _PROGRAMS = {"pytorch-lightning_version": "a Lightning checkpoint", "meta": "a file of OpenMMLab"}
 """Kinds by the name of a value next to the state_dict."""
 _LOSS = re.compile(r"(^|\.)(criterion|\w*loss\w*)\.", re.MULTILINE)
@@ -380,7 +383,10 @@ def name_kind(
     kind = next((program for value, program in _PROGRAMS.items() if value in values), "")
     if kind and _LOSS.search(lines):
         kind += " with a loss of its own"
-    for network, pattern in _NETWORKS.items():
+    networks = _NETWORKS
+    if "is not a complete ResNet" in str(error):
+        networks = _NETWORKS | _WITHOUT_RESNET
+    for network, pattern in networks.items():
         if re.search(pattern, lines, re.MULTILINE):
             kind = network
             break

@@ -127,7 +127,7 @@ def read_changes(path: Path, root: Values, values: Values) -> tuple[Changes, lis
         used = [f"{ARGS}.{name}" for name in _OF_TIMM]
         used += filter(lambda name: name.startswith(f"{ARGS}.model_kwargs"), values)
         try:
-            changes, remarks = read_timm_args(args)
+            changes = read_timm_args(args)
         except CheckpointError as error:
             raise CheckpointError(f"{path}: in args of timm, {error}") from None
     elif "val_crop_size" in args:
