@@ -75,7 +75,9 @@ def read_epochs(folder: Path) -> LoggedRun:
     images = run.environment.get("train", {}).get("images")
     ranks = run.environment.get("ranks")
     if not run.log or not run.environment:
-        raise CheckpointError(f"{folder}: nothing was trained yet")
+        raise CheckpointError(
+            f"{folder}: nothing was trained yet, or its environment.json is damaged"
+        )
     if images is None or not is_count(images) or not is_count(ranks):
         raise CheckpointError(
             f"{folder / 'environment.json'} lacks the number of training images or of ranks;"
