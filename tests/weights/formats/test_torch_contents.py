@@ -201,15 +201,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         r"is a Lightning checkpoint with a loss of its own: it is PyTorch's basic with tensors"
         r" .*: criterion\.weight;.*--ignore 'criterion\.weight'$",
     ),
-    "a VGG as its teacher": (
-        lambda: Plain().state_dict() | {"teacher.classifier.6.weight": torch.zeros(3, 4)},
-        r"any\.pth is PyTorch's basic with tensors .*--ignore 'teacher\.classifier\.6\.weight'$",
-    ),
-    "another block": (
-        lambda: add_prefix(Plain().state_dict() | {"layer1.7.gate": torch.zeros(3)}, "net."),
-        r"net\.layer1\.7\.gate is in a stage of the network, so the file is of another network;"
-        r" if Lockstep can compute that, describe it: --model '\{block: \.\.\.\}'$",
-    ),
     "MoCo": (
         lambda: pair_encoders("encoder_k"),
         r"is a MoCo checkpoint.*several networks: encoder_q\.\*, encoder_k\.\*;.*'encoder_k\.\*'$",

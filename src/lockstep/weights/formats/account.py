@@ -21,9 +21,6 @@ Treatment = Literal["folded", "without effect", "ignored"]
 _SPELLED = dict.fromkeys((*range(32), *range(127, 160), *map(ord, "['")), "?")
 """What a pattern in quotation marks cannot hold, as a character that fits it."""
 
-_STAGE = re.compile(r".*?(?:layer[1-4]|layers\.[0-3]|stages?[._]?\d)[._/]")
-"""The begin of the name of a tensor in a stage of a ResNet."""
-
 
 @dataclass(frozen=True)
 class Part:
@@ -60,17 +57,8 @@ def refuse_leftover(
 ) -> CheckpointError:
     """Return the error for a file with parts that its network does not compute with: `relation`
     says what they are. It names them and their effect, and the command that leaves them out, in few
-    patterns that fit none of the names `used`, if these are known. A tensor in a stage of the
-    network is not to be left out."""
+    patterns that fit none of the names `used`, if these are known."""
     names = list(names)
-    first = list_first(names, 1).translate(_SPELLED)
-    problem = f"{path} is {network} {relation} that this network does not compute with: {first}"
-    for match in filter(None, map(_STAGE.match, names)) if relation == "with tensors" else ():
-        if any(one.startswith(match[0]) for one in used or ()):
-            return CheckpointError(
-                f"{problem}. {match.string} is in a stage of the network, so the file is of another"
-                " network; if Lockstep can compute that, describe it: --model '{block: ...}'"
-            )
     patterns: dict[str, None] = {}
     for name in names:
         starts = [name[: dot.end()] for dot in re.finditer(r"[./]", name)]
@@ -78,10 +66,13 @@ def refuse_leftover(
             starts = starts[-1:]
         free = [start for start in starts if not any(one.startswith(start) for one in used or ())]
         patterns[f"{free[0]}*" if free and len(names) > 3 else name] = None
+    first = list_first(names, 1).translate(_SPELLED)
     options = "".join(f" --ignore '{pattern.translate(_SPELLED)}'" for pattern in patterns)
     return CheckpointError(
-        f"{problem}; {effect}. If they have no effect on inference, leave them out: lockstep"
-        f" convert {quote(str(path))} weights.safetensors{options}"
+        f"{path} is {network} {relation} that this network does not compute with:"
+        f" {first}; {effect}. If they have no effect on"
+        f" inference, leave them out: lockstep convert {quote(str(path))} weights.safetensors"
+        f"{options}"
     )
 
 
