@@ -141,6 +141,8 @@ class StoredFile:
             elif image.class_name:
                 add_name(self.class_names, label, image.class_name)
             labels.append(label)
+        if len(self.folders) > MOST_CLASSES:
+            raise ValueError(f"it has more than {MOST_CLASSES} classes")
         rows["offset"] = offsets
         rows["length"] = lengths
         rows["label"] = labels
@@ -240,8 +242,6 @@ def list_file(
     try:
         for rows in file.fill(source, number, first_label, quarantine, stopped):
             read[number] = file.reached
-            if len(file.folders) > MOST_CLASSES:
-                raise ValueError(f"it has more than {MOST_CLASSES} classes")
             if inspect is not None:
                 inspect(rows)
     except ValueError as error:
