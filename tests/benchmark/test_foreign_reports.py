@@ -304,9 +304,9 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path, run: Path) -> None:
 @pytest.mark.parametrize(
     ("left", "problem"),
     [
-        (b"", "is damaged"),
-        (b'{"ranks": 2, "tra', "is damaged"),
-        (b"\xff\xfe", "is damaged"),
+        (b"", "is not JSON; restore it"),
+        (b'{"ranks": 2, "tra', "is not JSON; restore it"),
+        (b"\xff\xfe", "is not JSON; restore it"),
         (b'{"ranks": 2, "train": {}}', "lacks the number of training images or of ranks"),
     ],
 )

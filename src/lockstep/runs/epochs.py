@@ -9,7 +9,7 @@ from typing import Literal
 
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import steps_per_epoch
-from lockstep.runs.environment import Environment
+from lockstep.runs.environment import Environment, read_environment
 from lockstep.runs.reading import read_run
 from lockstep.system.errors import CheckpointError
 from lockstep.system.event_log import EvaluateEvent, LogEvent, TrainEvent
@@ -72,12 +72,11 @@ def read_epochs(folder: Path) -> LoggedRun:
     """Read a run's folder. Raises `CheckpointError` if it holds no run, a corrupt run, or one that
     has trained nothing."""
     run = read_run(folder)
-    images = run.environment.get("train", {}).get("images")
-    ranks = run.environment.get("ranks")
-    if not run.log or not run.environment:
-        raise CheckpointError(
-            f"{folder}: nothing was trained yet, or its environment.json is damaged"
-        )
+    environment = read_environment(folder)  # refuses a damaged one, which a report leaves out
+    images = environment.get("train", {}).get("images")
+    ranks = environment.get("ranks")
+    if not run.log or not environment:
+        raise CheckpointError(f"{folder}: nothing was trained yet")
     if images is None or not is_count(images) or not is_count(ranks):
         raise CheckpointError(
             f"{folder / 'environment.json'} lacks the number of training images or of ranks;"
@@ -95,7 +94,7 @@ def read_epochs(folder: Path) -> LoggedRun:
         raise CheckpointError(f"{folder}: nothing was trained yet")
     ended_at = (folder / "log.jsonl").stat().st_mtime
     return LoggedRun(
-        run.recipe, run.environment, per_epoch, epochs, sum_process_seconds(run.log), ended_at
+        run.recipe, environment, per_epoch, epochs, sum_process_seconds(run.log), ended_at
     )
 
 
