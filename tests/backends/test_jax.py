@@ -134,9 +134,23 @@ def test_a_folder_that_the_user_has_chosen_stays(cache: Path) -> None:
     assert not (cache / "lockstep").exists()
 
 
+def test_a_link_in_the_place_of_the_cache_is_not_followed(cache: Path) -> None:
+    compile_cache.keep_compiled()
+    (folder,) = (cache / "lockstep" / "jax").iterdir()
+    folder.rename(cache / "elsewhere")
+    (cache / "elsewhere").chmod(0o755)
+    folder.symlink_to(cache / "elsewhere")
+    jax.config.update("jax_compilation_cache_dir", None)
+    compile_cache.keep_compiled()
+    assert jax.config.jax_compilation_cache_dir is None
+    assert (cache / "elsewhere").stat().st_mode & 0o777 == 0o755
+
+
 def test_the_oldest_files_are_dropped_from_a_cache_that_is_too_large(tmp_path: Path) -> None:
     for age, name in enumerate(("new", "older", "oldest")):
         (tmp_path / name).write_bytes(bytes(100))
         os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
+    (tmp_path / "folder").mkdir()
     compile_cache.drop_oldest(tmp_path, 200)
+    (tmp_path / "folder").rmdir()
     assert {file.name for file in tmp_path.iterdir()} == {"new", "older"}

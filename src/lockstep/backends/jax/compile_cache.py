@@ -1,6 +1,7 @@
 """Keeping what XLA compiles between runs, in the user's cache."""
 
 import hashlib
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,6 +28,8 @@ def keep_compiled() -> None:
     folder = user_cache() / "jax" / hashlib.sha256(kind.encode()).hexdigest()[:16]
     with suppress(OSError):  # compiling takes longer, and nothing else
         folder.mkdir(parents=True, exist_ok=True)
+        if folder.is_symlink():  # not made here: what is behind it belongs to others
+            return
         folder.chmod(0o700)
         jax.config.update("jax_compilation_cache_dir", str(folder))
         drop_oldest(folder, MOST_BYTES)
@@ -38,7 +41,9 @@ def drop_oldest(folder: Path, most_bytes: int) -> None:
     files = []
     for file in folder.iterdir():
         with suppress(FileNotFoundError):
-            files.append((file, file.stat()))
+            status = file.lstat()
+            if stat.S_ISREG(status.st_mode):
+                files.append((file, status))
     files.sort(key=lambda entry: max(entry[1].st_atime, entry[1].st_mtime), reverse=True)
     size = 0
     for file, status in files:
