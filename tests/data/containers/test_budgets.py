@@ -16,8 +16,9 @@ from unittest.mock import patch
 
 import pytest
 
+from lockstep.data import stored_files
 from lockstep.data.class_folders import Skipped
-from lockstep.data.containers import Damage, Stored, recordio, tfrecord, webdataset
+from lockstep.data.containers import NO_LABEL, Damage, Stored, recordio, tfrecord, webdataset
 from lockstep.data.containers.places import Budget, Places, Stopped
 from lockstep.data.listing import list_images
 from lockstep.data.sources import find_source
@@ -240,3 +241,11 @@ def test_searches_find_what_begins_in_a_hole(tmp_path: Path) -> None:
     assert isinstance(damage, Damage)
     assert isinstance(rest, Damage | Stored | Skipped)
     assert damage.end == 2**16 - 1
+
+
+def test_a_file_has_no_more_classes_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_files, "MOST_CLASSES", 2)
+    images = [Stored(i, 1, NO_LABEL, class_name=name) for i, name in enumerate("abc")]
+    stored_files.StoredFile().add_images(images[:2], 0)
+    with pytest.raises(ValueError, match="more than 2 classes"):
+        stored_files.StoredFile().add_images(images, 0)
