@@ -39,6 +39,9 @@ class Export:
     fuses_products: bool = False
     """Whether a program may round a product and a sum once, as XLA does: resized pixels of an
     original's geometry can then differ by one level."""
+    stores_preprocessing: bool = False
+    """Whether `function` takes the preprocessing, as JSON, to store it for readers of the weights.
+    """
     phone_file: str | None = None
     """The file of a program for phones. It takes one square; `function` returns the file's content,
     in fp32 or quantised after training. None: a program takes photos."""
@@ -197,8 +200,8 @@ FRAMEWORKS: dict[str, Framework] = {
         "pip install tensorflow==2.21.0",
         module="tensorflow",
         exports={
-            "savedmodel": Export("export"),
-            "frozen-graph": Export("export_frozen_graph"),
+            "savedmodel": Export("export", stores_preprocessing=True),
+            "frozen-graph": Export("export_frozen_graph", stores_preprocessing=True),
             "litert": Export("build_program", "litert", phone_file="model.tflite"),
         },
         on_cpu=_TENSORFLOW,

@@ -23,7 +23,6 @@ from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing_folder
 from lockstep.weights import AnySource, Classes, Preprocessing, Weights, choose
-from lockstep.weights.preprocessing import list_assumed
 
 _IN_MANY_PRECISIONS = ("savedmodel", "frozen-graph", "stablehlo")
 """Formats that can compute in bf16 and fp16, too."""
@@ -174,9 +173,8 @@ def _plan_program(
     weights = _divide_classifier(weights.replace_precision(computed_in), temperature)
     wanted = Wanted(weights, batch, bare, temperature=temperature)
     if weights.scales and not _quantises(target, precision):
-        wanted = wanted.drop_scales()
-    recipe = wanted.weights.recipe.mark_assumed(list_assumed(weights.preprocessing_from))
-    return replace(wanted, weights=replace(wanted.weights, recipe=recipe))
+        return wanted.drop_scales()
+    return wanted
 
 
 def _divide_classifier(weights: Weights, temperature: float) -> Weights:

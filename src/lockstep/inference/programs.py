@@ -46,7 +46,7 @@ def write_description(folder: Path, target: Target, wanted: Wanted, precision: s
         "validation_share": recipe.validation_share,
         "classes": list(wanted.weights.classes),
         "ignored": list(wanted.weights.ignored),
-        "preprocessing": recipe.preprocessing(),
+        "preprocessing": wanted.weights.describe_preprocessing(),
     }
     (folder / FILE).write_text(to_json(description, indent=1) + "\n", encoding="utf-8")
 

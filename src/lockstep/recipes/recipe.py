@@ -60,7 +60,6 @@ class Recipe(
     """
 
     _based_on: str = PrivateAttr(default="")
-    _assumed: tuple[str, ...] = PrivateAttr(default=())
 
     @property
     def based_on(self) -> str:
@@ -100,17 +99,9 @@ class Recipe(
         return Fold(self.fold, self.folds, self.seed) if self.folds else self.validation_share
 
     def preprocessing(self) -> dict[str, Any]:
-        """Return the fields `PREPROCESSING`, as exported programs store them, and as "assumed" the
-        names of those that are assumed, if any."""
+        """Return the fields `PREPROCESSING`."""
         fields = self.fields()
-        assumed = {"assumed": list(self._assumed)} if self._assumed else {}
-        return {name: fields[name] for name in PREPROCESSING} | assumed
-
-    def mark_assumed(self, names: tuple[str, ...]) -> Self:
-        """Return a copy that reports these fields of its preprocessing as assumed."""
-        copy = self.model_copy()
-        copy._assumed = names
-        return copy
+        return {name: fields[name] for name in PREPROCESSING}
 
     def evaluation_recipe(self) -> Self:
         """Return the recipe that evaluations compute with: in fp32 instead of fp16, and otherwise

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from lockstep.weights.class_names import Classes, check_classes
 from lockstep.weights.formats import dtype_name
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import Shape
-from lockstep.weights.preprocessing import FIELDS
+from lockstep.weights.preprocessing import FIELDS, list_assumed
 
 if TYPE_CHECKING:
     from lockstep.weights.original import Original
@@ -122,6 +122,14 @@ class Weights:
     def has_classifier(self) -> bool:
         """Whether the weights have a classifier."""
         return "fc.bias" in self.tensors
+
+    def describe_preprocessing(self) -> dict[str, Any]:
+        """Return the preprocessing of an evaluation, as exported programs store it, and as
+        "assumed" the names of its fields that are assumed, if any."""
+        description = self.recipe.preprocessing()
+        if assumed := list_assumed(self.preprocessing_from):
+            description["assumed"] = assumed
+        return description
 
     def replace_precision(self, precision: str | None) -> Self:
         """Return the weights with a recipe of this precision; None keeps the recipe's precision."""

@@ -12,18 +12,21 @@ from lockstep.backends.tensorflow import frozen_graph
 from lockstep.backends.tensorflow.model import Model, Tensor, graph
 from lockstep.recipes import Recipe
 from lockstep.system.files import write_lines
-from lockstep.system.strict_json import to_json
 
 
 def export(
-    recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path
+    recipe: Recipe,
+    tensors: dict[str, np.ndarray],
+    classes: tuple[str, ...],
+    folder: Path,
+    preprocessing: str,
 ) -> None:
     """Write a SavedModel.
 
     Its `serving_default` takes `images`, uint8 RGB [N, H, W, 3], and returns `classes`, int64 [N],
     and `probabilities`, float32 [N, logits]. Images are resized and cropped as in evaluation
     (`lockstep.backends.shared.resizing`). The folder `assets.extra` has the names of the classes in
-    `classes.txt`, one on each line, and the preprocessing for programs that read the weights.
+    `classes.txt`, one on each line, and `preprocessing`, JSON for programs that read the weights.
     Raises `CheckpointError` if the tensors do not fit.
     """
     module, serve = _build_serving(recipe, tensors)
@@ -31,20 +34,22 @@ def export(
     # The folder of a SavedModel for files that TensorFlow does not read.
     extra = folder / "assets.extra"
     extra.mkdir()
-    (extra / "lockstep_preprocessing.json").write_text(
-        to_json(recipe.preprocessing()), encoding="utf-8"
-    )
+    (extra / "lockstep_preprocessing.json").write_text(preprocessing, encoding="utf-8")
     if classes:
         write_lines(extra / "classes.txt", classes)
 
 
 def export_frozen_graph(
-    recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path
+    recipe: Recipe,
+    tensors: dict[str, np.ndarray],
+    classes: tuple[str, ...],
+    folder: Path,
+    preprocessing: str,
 ) -> None:
     """Write `frozen_graph.pb`, a GraphDef with constants, and `classes.txt`. Values and errors are
     those of `export`."""
     _, serve = _build_serving(recipe, tensors)
-    frozen_graph.write(serve.get_concrete_function(), recipe, classes, folder)
+    frozen_graph.write(serve.get_concrete_function(), preprocessing, classes, folder)
 
 
 def open_program(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:

@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-from lockstep.recipes import Recipe
 from lockstep.system.files import write_lines
 from lockstep.system.regular_files import WEIGHTS, read_regular
 from lockstep.system.strict_json import to_json
@@ -24,7 +23,7 @@ INPUT = "images"
 OUTPUTS = ("classes", "probabilities")
 
 
-def write(served: Any, recipe: Recipe, classes: tuple[str, ...], folder: Path) -> None:
+def write(served: Any, preprocessing: str, classes: tuple[str, ...], folder: Path) -> None:
     """Write `frozen_graph.pb` and `classes.txt` into a new folder.
 
     `served` is the concrete function of one argument `images` and a dictionary with `OUTPUTS`.
@@ -36,7 +35,7 @@ def write(served: Any, recipe: Recipe, classes: tuple[str, ...], folder: Path) -
     for node in graph.node:
         node.name = labels.get(node.name, node.name)
     for name, text in {
-        "lockstep_preprocessing": to_json(recipe.preprocessing()),
+        "lockstep_preprocessing": preprocessing,
         "lockstep_classes": to_json(classes),
     }.items():
         node = graph.node.add(name=name, op="Const")

@@ -106,6 +106,9 @@ class Wanted:
             model = onnx_model.build_model(
                 weights.recipe, weights.tensors, weights.classes, weights.scales, form
             )
+        for entry in model.metadata_props:
+            if entry.key == onnx_metadata.KEY:
+                entry.value = to_json(weights.describe_preprocessing())
         calibration = weights.calibration
         if self.bare and calibration.temperature != 1:
             value = to_json(describe_calibration(calibration))
@@ -156,6 +159,8 @@ class Target:
     `function` is that of `lockstep.backends.frameworks.Export`, its `load_program` loads it."""
     fuses_products: bool = False
     """As `lockstep.backends.frameworks.Export.fuses_products`."""
+    stores_preprocessing: bool = False
+    """As `lockstep.backends.frameworks.Export.stores_preprocessing`."""
     can_run_code: bool = False
     """Whether a program can do more than compute: unpickle, run code, or read and write files. ONNX
     models and OpenVINO's cannot."""
@@ -175,7 +180,10 @@ class Target:
             (folder / self.phone_file).write_bytes(program)
             write_lines(folder / CLASSES, weights.classes)
         elif self.backend is not None:
-            self._call(self.function, weights.recipe, weights.tensors, weights.classes, folder)
+            arguments: list[Any] = [weights.recipe, weights.tensors, weights.classes, folder]
+            if self.stores_preprocessing:
+                arguments.append(to_json(weights.describe_preprocessing()))
+            self._call(self.function, *arguments)
         else:
             self._call(self.function, wanted, folder)
 
@@ -260,6 +268,7 @@ def _list_framework_targets() -> list[Target]:
             takes_photos=export.phone_file is None,
             phone_file=export.phone_file,
             fuses_products=export.fuses_products,
+            stores_preprocessing=export.stores_preprocessing,
             can_run_code=True,
         )
         for name, framework in FRAMEWORKS.items()
