@@ -40,7 +40,7 @@ def row(model: str, to: str) -> dict[str, Any]:
             source, random_tensors(recipe), {"recipe": recipe.fields(), "classes": []}
         )
         began = time.perf_counter()
-        certificate = lockstep.convert(source, target, to=to)["certificate"]
+        certificate = lockstep.load(source).save(target, to=to)["certificate"]
         seconds = time.perf_counter() - began
     return {
         "largest difference": float(f"{certificate['largest_difference']:.1e}"),

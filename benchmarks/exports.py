@@ -62,9 +62,9 @@ def row(source: Path, to: str, precision: str) -> dict[str, Any]:
         if precision == "int8":
             draw_data_set(Path(name) / "data", train_images=40, val_images=10)
             # What random weights classify right is chance.
-            how |= {"data": Path(name) / "data", "calibration_images": 32, "tolerance": 100.0}
+            how["precision"] = lockstep.Int8(Path(name) / "data", images=32, tolerance=100.0)
         began = time.perf_counter()
-        comparison = lockstep.export(source, Path(name) / "to", to=to, **how)["comparison"]
+        comparison = lockstep.load(source).export(Path(name) / "to", to=to, **how)["comparison"]
         seconds = time.perf_counter() - began
     return {
         "largest difference": float(f"{comparison['largest_difference']:.1e}"),

@@ -142,7 +142,7 @@ def make_weights(folder: Path, arguments: argparse.Namespace) -> Path:
         command += ["--set", f"{key}={value}"]
     subprocess.run([sys.executable, "-m", "lockstep", *command], check=True)
     weights = arguments.keep_weights or folder / "weights.pth"
-    lockstep.convert(run, weights, to="torchvision")
+    lockstep.load(run).save(weights, to="torchvision")
     return weights
 
 

@@ -87,8 +87,8 @@ def write_int8(folder: Path) -> Path:
         weights, initial_state(settings).tensors, {"recipe": settings.fields(), "classes": []}
     )
     target = folder / "int8"
-    lockstep.export(
-        weights, target, to="onnx", precision="int8", data=folder, tolerance=100.0, compare=False
+    lockstep.load(weights).export(
+        target, to="onnx", precision=lockstep.Int8(folder, tolerance=100.0), compare=False
     )
     return target / "model.onnx"
 

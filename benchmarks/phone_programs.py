@@ -41,14 +41,14 @@ def hold(source: Path, folder: Path, to: str, precision: str) -> dict[str, Any]:
         weights = open_weights(source)
         _held.append(open_runtime(NATIVE, weights, Execution(), most_images=1).__enter__())
         return {"MB": round(source.stat().st_size / 1e6, 1)}
-    how: dict[str, Any] = {}
+    how: Any = precision
     if precision == "int8":
         # What random weights classify right is chance.
-        how = {"data": folder / "data", "calibration_images": 32, "tolerance": 100.0}
+        how = lockstep.Int8(folder / "data", images=32, tolerance=100.0)
         draw_data_set(folder / "data", train_images=40, val_images=10)
     target = folder / "to"
     began = time.perf_counter()
-    result = lockstep.export(source, target, to=to, precision=precision, **how)
+    result = lockstep.load(source).export(target, to=to, precision=how)
     seconds = time.perf_counter() - began
     _held.append(find_program(target).load().__enter__())
     return {

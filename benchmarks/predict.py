@@ -1,4 +1,4 @@
-"""Compare `lockstep.Predictor`, from image files to classes, with the loop of `lockstep benchmark
+"""Compare `Model.predict`, from image files to classes, with the loop of `lockstep benchmark
 inference` with data.
 
 Both decode the same files to 224 px on all cores, alternately. The network is so narrow that
@@ -55,7 +55,7 @@ def main() -> None:
         write_weights(
             source, initial_state(RECIPE).tensors, {"recipe": RECIPE.fields(), "classes": []}
         )
-        with lockstep.Predictor(source, batch=BATCH) as predictor:
+        with lockstep.load(source).on(batch=BATCH) as predictor:
 
             def predict() -> None:
                 list(predictor.predict(paths))

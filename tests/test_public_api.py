@@ -22,20 +22,17 @@ FRAMEWORKS = {"torch", "tensorflow", "paddle", "mxnet"}
 def test_exactly_these_names_are_public() -> None:
     assert lockstep.__all__ == [
         "Augmentation",
+        "Evaluation",
         "Execution",
+        "Int8",
         "LockstepError",
+        "Model",
         "Prediction",
-        "Predictor",
         "Recipe",
         "UserError",
-        "convert",
-        "evaluate",
-        "export",
         "load",
         "load_recipe",
-        "predict",
         "report",
-        "serve",
         "train",
         "verify",
     ]
@@ -167,7 +164,7 @@ def documented() -> list[str]:
 def test_there_are_examples_to_run() -> None:
     assert {
         "lockstep.system.errors",
-        "lockstep.inference.prediction",
+        "lockstep.inference.model",
         "lockstep.recipes.order",
         "lockstep.runs.train",
     } <= set(documented())

@@ -19,7 +19,7 @@ from lockstep.recipes.field_validation import Settings
 
 GROUPS = {
     "Train, evaluate, predict": (
-        *("train", "evaluate", "predict", "Predictor", "Prediction", "load"),
+        *("train", "load", "Model", "Evaluation", "Prediction", "Int8"),
         *("convert", "export", "serve", "report", "verify"),
     ),
     "Recipes": ("load_recipe", "Recipe", "Execution", "Augmentation"),

@@ -10,55 +10,47 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from lockstep.inference.evaluation import evaluate
-    from lockstep.inference.exporting import export
-    from lockstep.inference.loaded_engine import load
-    from lockstep.inference.prediction import Prediction, Predictor, predict
-    from lockstep.inference.serving import serve
+    from lockstep.inference.evaluation import Evaluation
+    from lockstep.inference.model import Model, load
+    from lockstep.inference.prediction import Prediction
+    from lockstep.inference.quantising import Int8
     from lockstep.recipes import Execution, Recipe, load_recipe
     from lockstep.recipes.augmentation import Augmentation
     from lockstep.reporting import report
     from lockstep.runs.train import train
     from lockstep.system.errors import LockstepError, UserError
     from lockstep.verification import verify
-    from lockstep.weights.conversion import convert
 
 __all__ = [
     "Augmentation",
+    "Evaluation",
     "Execution",
+    "Int8",
     "LockstepError",
+    "Model",
     "Prediction",
-    "Predictor",
     "Recipe",
     "UserError",
-    "convert",
-    "evaluate",
-    "export",
     "load",
     "load_recipe",
-    "predict",
     "report",
-    "serve",
     "train",
     "verify",
 ]
 
 _HOME = {
     "Augmentation": "recipes.augmentation",
+    "Evaluation": "inference.evaluation",
     "Execution": "recipes",
+    "Int8": "inference.quantising",
     "LockstepError": "system.errors",
+    "Model": "inference.model",
     "Prediction": "inference.prediction",
-    "Predictor": "inference.prediction",
     "Recipe": "recipes",
     "UserError": "system.errors",
-    "convert": "weights.conversion",
-    "evaluate": "inference.evaluation",
-    "export": "inference.exporting",
-    "load": "inference.loaded_engine",
+    "load": "inference.model",
     "load_recipe": "recipes",
-    "predict": "inference.prediction",
     "report": "reporting",
-    "serve": "inference.serving",
     "train": "runs.train",
     "verify": "verification",
 }

@@ -23,7 +23,7 @@ def test_accuracy_and_loss_are_shown_with_the_number_of_images(
     answer: Run, run_folder: Path, textures: Path
 ) -> None:
     code, output, errors = answer("evaluate", run_folder, "--data", textures, "--batch", 7)
-    expected = lockstep.evaluate(run_folder, textures)
+    expected = lockstep.load(run_folder).evaluate(textures).to_json()
     assert (code, errors) == (0, "")
     *lines, speed, small = output.splitlines()
     assert re.fullmatch(
@@ -48,8 +48,8 @@ def test_how_images_are_prepared_is_set_or_taken_from_a_recipe(
     recipe = tiny_recipe.replace(eval_resize=80, eval_crop=40)
     (tmp_path / "other.yaml").write_text(recipe.format_yaml())
     sizes = {"eval_resize": 80, "eval_crop": 40}
-    expected = lockstep.evaluate(run_folder, textures, preprocessing=sizes)
-    assert expected["loss"] != lockstep.evaluate(run_folder, textures)["loss"]
+    expected = lockstep.load(run_folder, preprocessing=sizes).evaluate(textures).to_json()
+    assert expected["loss"] != lockstep.load(run_folder).evaluate(textures).to_json()["loss"]
     for options in (
         ("--set", "eval_resize=80", "--set", "eval_crop=40"),
         ("--recipe", tmp_path / "other.yaml"),
@@ -72,7 +72,7 @@ def test_json_is_the_whole_result(answer: Run, run_folder: Path, textures: Path)
         "evaluate", run_folder, "--data", textures, "--json", "--set", "loader_threads=1"
     )
     assert (code, errors) == (0, "")
-    expected = lockstep.evaluate(run_folder, textures)
+    expected = lockstep.load(run_folder).evaluate(textures).to_json()
     content = json.loads(output)
     wanted = json.loads(json.dumps(expected))
     assert content["speed"].keys() == wanted["speed"].keys()
@@ -157,7 +157,7 @@ def test_another_runtime_computes_the_same(answer: Run, run_folder: Path, textur
         "evaluate", run_folder, "--data", textures, "--runtime", "onnxruntime", "--json"
     )
     content = json.loads(output)
-    expected = lockstep.evaluate(run_folder, textures)
+    expected = lockstep.load(run_folder).evaluate(textures).to_json()
     assert (code, errors) == (0, "")
     assert (content["runtime"], content["precision"], content["per_class"]) == (
         "onnxruntime",
@@ -170,7 +170,8 @@ def test_another_runtime_computes_the_same(answer: Run, run_folder: Path, textur
 def test_another_runtime_needs_no_framework(run_folder: Path, textures: Path) -> None:
     code = (
         "import lockstep, sys\n"
-        f"lockstep.evaluate({str(run_folder)!r}, {str(textures)!r}, runtime='onnxruntime')\n"
+        f"model = lockstep.load({str(run_folder)!r}).on('onnxruntime')\n"
+        f"model.evaluate({str(textures)!r})\n"
         "print(sorted({'torch', 'tensorflow', 'paddle', 'onnxruntime'} & set(sys.modules)))"
     )
     assert python(code) == (0, "['onnxruntime']\n", "")

@@ -26,7 +26,9 @@ def test_a_table_shows_the_likeliest_classes_of_every_image(
     assert (code, errors) == (0, "")
     assert [lines[0], lines[4]] == [str(image) for image in images]
     for prediction, rows in zip(
-        lockstep.predict(run_folder, images, top=3), (lines[1:4], lines[5:8]), strict=True
+        list(lockstep.load(run_folder).predict(images, top=3)),
+        (lines[1:4], lines[5:8]),
+        strict=True,
     ):
         expected = [
             (f"{100 * p:.2f}", "%", name)
@@ -39,7 +41,7 @@ def test_json_holds_the_same(answer: Run, run_folder: Path, images: list[Path]) 
     code, output, errors = answer("predict", run_folder, *images, "--json", "--checkpoint", "best")
     assert (code, errors) == (0, "")
     for row, prediction in zip(
-        json.loads(output), lockstep.predict(run_folder, images), strict=True
+        json.loads(output), list(lockstep.load(run_folder).predict(images)), strict=True
     ):
         assert row["path"] == str(prediction.path)
         assert row["classes"] == list(prediction.classes)
@@ -50,7 +52,7 @@ def test_how_images_are_prepared_is_set(answer: Run, run_folder: Path, images: l
     changes = ("--set", "eval_resize=80", "--set", "eval_crop=40")
     code, output, _ = answer("predict", run_folder, images[0], "--json", *changes)
     sizes = {"eval_resize": 80, "eval_crop": 40}
-    (expected,) = lockstep.predict(run_folder, images[:1], preprocessing=sizes)
+    (expected,) = list(lockstep.load(run_folder, preprocessing=sizes).predict(images[:1]))
     (row,) = json.loads(output)
     assert code == 0
     assert row["probabilities"] == pytest.approx(expected.probabilities, abs=1e-6)

@@ -268,7 +268,7 @@ def test_csv_has_a_line_for_each_class_of_every_image(
             io.StringIO(answer("predict", odd_names, odd, "--format", "csv", "--top", 2)[1])
         )
     )
-    [prediction] = lockstep.predict(odd_names, odd, top=2)
+    prediction = lockstep.load(odd_names).predict(odd, top=2)
     assert [(row["path"], row["rank"], row["class"]) for row in rows] == [
         (str(odd), str(rank), name) for rank, name in enumerate(prediction.classes, start=1)
     ]
@@ -390,10 +390,10 @@ def test_embeddings_are_written_next_to_the_predictions(
     assert code == 1
     assert [row["path"] for row in json.loads(output)] == list(map(str, images))
     assert f"wrote {path}: 2 images of " in errors
-    with lockstep.Predictor(run_folder, features=True) as predictor, np.load(path) as arrays:
+    with lockstep.load(run_folder) as predictor, np.load(path) as arrays:
         assert arrays["paths"].tolist() == list(map(str, images))
         np.testing.assert_array_equal(
-            arrays["features"], [prediction.features for prediction in predictor.predict(images)]
+            arrays["features"], [one.features for one in predictor.predict(images, features=True)]
         )
 
 
@@ -417,8 +417,8 @@ def test_an_explanation_is_a_picture_for_one_image_and_a_folder_for_several(
     assert answer("predict", run_folder, *images, "--explain", folder)[0] == 0
     names = [f"{number:06d}-{image.stem}.png" for number, image in enumerate(images)]
     assert sorted(path.name for path in folder.iterdir()) == names
-    with lockstep.Predictor(run_folder, explain=True) as predictor:
-        first, _ = (prediction.explanation for prediction in predictor.predict(images))
+    with lockstep.load(run_folder) as predictor:
+        first, _ = (one.explanation for one in predictor.predict(images, explain=True))
     np.testing.assert_array_equal(np.asarray(Image.open(picture)), first)
     np.testing.assert_allclose(np.asarray(Image.open(folder / names[0])).astype(int), first, atol=2)
     code, output, errors = answer("predict", run_folder, *images, "--explain", picture)

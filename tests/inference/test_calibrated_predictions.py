@@ -30,8 +30,8 @@ def photo(tmp_path: Path) -> Path:
 def calibrated(save_weights: SaveWeights, photo: Path) -> tuple[Path, np.ndarray]:
     """A checkpoint with a temperature, and its logits of the photo without one."""
     source = save_weights()
-    with lockstep.Predictor(source) as predictor:
-        [logits] = predictor.logits(photo)
+    with lockstep.load(source) as predictor:
+        logits = predictor.logits(photo)
     write_calibration(source / "model.safetensors", FIT)
     return source, logits
 
@@ -47,9 +47,9 @@ def test_probabilities_are_those_of_the_divided_logits(
 ) -> None:
     source, logits = calibrated
     events: list[Any] = []
-    with lockstep.Predictor(source, listener=events.append) as predictor:
-        [prediction] = predictor.predict(photo, top=10)
-        [again] = predictor.logits(photo)
+    with lockstep.load(source).on(listener=events.append) as predictor:
+        prediction = predictor.predict(photo, top=10)
+        again = predictor.logits(photo)
     np.testing.assert_allclose(prediction.probabilities, compute_expected(logits), rtol=1e-9)
     np.testing.assert_array_equal(again, logits)
     assert "probabilities are calibrated: logits are divided by 3" in [
@@ -63,7 +63,7 @@ def test_an_export_computes_calibrated_probabilities(
 ) -> None:
     source, logits = calibrated
     folder = tmp_path / "exported"
-    result = lockstep.export(source, folder, to=to)  # compares with an engine
+    result = lockstep.load(source).export(folder, to=to)  # compares with an engine
     assert "probabilities are calibrated: the classifier is divided by 3" in result["remarks"]
     assert json.loads((folder / "export.json").read_text())["temperature"] == 3
     if to == "torchscript":
@@ -72,8 +72,8 @@ def test_an_export_computes_calibrated_probabilities(
         )
         probabilities = -np.sort(-answers["probabilities"][0].numpy())
     else:
-        with lockstep.Predictor(folder) as predictor:
-            [prediction] = predictor.predict(photo, top=10)
+        with lockstep.load(folder) as predictor:
+            prediction = predictor.predict(photo, top=10)
         probabilities = np.array(prediction.probabilities)
     np.testing.assert_allclose(probabilities, compute_expected(logits), rtol=1e-3)
 
@@ -82,11 +82,13 @@ def test_a_bare_export_has_the_logits_and_names_the_temperature(
     calibrated: tuple[Path, np.ndarray], tmp_path: Path
 ) -> None:
     source, _ = calibrated
-    result = lockstep.export(source, tmp_path / "bare", to="onnx", bare=True, compare=False)
+    result = lockstep.load(source).export(tmp_path / "bare", to="onnx", bare=True, compare=False)
     remark = "for calibrated probabilities, divide the logits by 3 before softmax"
     assert remark in result["remarks"]
-    written = lockstep.load(tmp_path / "bare").fc.weight.detach().numpy()
-    np.testing.assert_array_equal(written, lockstep.load(source).fc.weight.detach().numpy())
+    written = lockstep.load(tmp_path / "bare").module().fc.weight.detach().numpy()
+    np.testing.assert_array_equal(
+        written, lockstep.load(source).module().fc.weight.detach().numpy()
+    )
 
 
 @pytest.fixture
@@ -104,21 +106,21 @@ def test_an_image_below_the_threshold_is_unknown(
 ) -> None:
     source, threshold = uncertain
     for unknown_below, expected in ((None, True), (threshold - 2e-4, False), (0, False)):
-        [prediction] = lockstep.predict(source, photo, unknown_below=unknown_below)
+        prediction = lockstep.load(source, unknown_below=unknown_below).predict(photo)
         assert prediction.is_unknown is expected
         assert len(prediction.classes) == 5
     with pytest.raises(UserError, match="expected 0 to 1"):
-        lockstep.predict(source, photo, unknown_below=70)
+        list(lockstep.load(source, unknown_below=70).predict(photo))
 
 
 def test_an_exported_model_keeps_the_threshold(
     uncertain: tuple[Path, float], photo: Path, tmp_path: Path
 ) -> None:
     source, threshold = uncertain
-    lockstep.export(source, tmp_path / "exported", to="onnx", compare=False)
+    lockstep.load(source).export(tmp_path / "exported", to="onnx", compare=False)
     for runtime in (None, "native"):
-        with lockstep.Predictor(tmp_path / "exported", runtime=runtime) as predictor:
-            [prediction] = predictor.predict(photo)
+        with lockstep.load(tmp_path / "exported").on(runtime) as predictor:
+            prediction = predictor.predict(photo)
             assert predictor.unknown_below == threshold
         assert prediction.is_unknown
 
@@ -127,10 +129,10 @@ def test_a_bare_model_keeps_the_temperature_and_the_threshold(
     uncertain: tuple[Path, float], calibrated: tuple[Path, np.ndarray], photo: Path, tmp_path: Path
 ) -> None:
     source, threshold = uncertain
-    lockstep.export(source, tmp_path / "bare", to="onnx", bare=True, compare=False)
-    with lockstep.Predictor(tmp_path / "bare") as predictor:
-        [prediction] = predictor.predict(photo, top=10)
-        [logits] = predictor.logits(photo)
+    lockstep.load(source).export(tmp_path / "bare", to="onnx", bare=True, compare=False)
+    with lockstep.load(tmp_path / "bare") as predictor:
+        prediction = predictor.predict(photo, top=10)
+        logits = predictor.logits(photo)
         assert predictor.unknown_below == threshold
     assert logits == pytest.approx(calibrated[1], abs=1e-4)
     assert prediction.probabilities == pytest.approx(compute_expected(logits), rel=1e-6)

@@ -159,8 +159,8 @@ def test_an_evaluation_uses_the_choice(
         data_digest="",
         about={"recipe": tiny_recipe.fields(), "classes": names},
     )
-    result = lockstep.evaluate(source, textures, runtime="auto", execution=EXECUTION)
-    expected = lockstep.evaluate(source, textures, execution=EXECUTION)
+    result = lockstep.load(source).on("auto", execution=EXECUTION).evaluate(textures).to_json()
+    expected = lockstep.load(source).on(execution=EXECUTION).evaluate(textures).to_json()
     assert (result["runtime"], expected["runtime"]) == ("onnxruntime", NATIVE)
     assert result["per_class"] == expected["per_class"]
 

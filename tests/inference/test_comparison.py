@@ -45,7 +45,7 @@ def logarithms(logits: np.ndarray) -> np.ndarray:
 def test_an_export_is_within_the_bound_of_its_precision(
     weights: Path, to: str, options: dict[str, Any], bound: float, tmp_path: Path
 ) -> None:
-    result = lockstep.export(weights, tmp_path / "model", to=to, **options)["comparison"]
+    result = lockstep.load(weights).export(tmp_path / "model", to=to, **options)["comparison"]
     assert (result["bound"], result["images"], result["top1_agreement"]) == (bound, 8, 1.0)
     assert 0 < result["largest_difference"] < bound
     shorter = [min(size) for size in result["sizes"]]
@@ -82,7 +82,7 @@ def test_a_wrong_export_is_refused_with_both_figures_and_leaves_nothing(
         np.abs(logarithms(logits + wrong / 8) - logarithms(logits)).max() / np.abs(logits).max()
     )
     with pytest.raises(CheckpointError, match=r"1e-04.* --no-compare") as caught:
-        lockstep.export(weights, tmp_path / "model", to="onnx")
+        lockstep.load(weights).export(tmp_path / "model", to="onnx")
     [figure] = re.findall(r"differ by (\S+) of the largest logit", str(caught.value))
     assert float(figure) == pytest.approx(difference, rel=0.05)
     assert list(tmp_path.iterdir()) == []
@@ -96,7 +96,7 @@ def test_an_export_that_resizes_otherwise_is_refused(
         targets, "take_photos", lambda model, recipe: right(model, recipe.replace(eval_resize=40))
     )
     with pytest.raises(CheckpointError, match=r"differs .* 1e-04"):
-        lockstep.export(weights, tmp_path / "model", to="onnx")
+        lockstep.load(weights).export(tmp_path / "model", to="onnx")
 
 
 def test_without_a_comparison_a_wrong_export_is_written(
@@ -104,7 +104,8 @@ def test_without_a_comparison_a_wrong_export_is_written(
 ) -> None:
     faulty(monkeypatch, lambda tensors: tensors | {"fc.bias": tensors["fc.bias"][::-1]})
     assert (
-        lockstep.export(weights, tmp_path / "model", to="onnx", compare=False)["comparison"] is None
+        lockstep.load(weights).export(tmp_path / "model", to="onnx", compare=False)["comparison"]
+        is None
     )
     assert (tmp_path / "model" / "model.onnx").is_file()
 
@@ -113,7 +114,7 @@ def test_without_its_runtime_an_export_is_written_and_a_remark_says_what_to_inst
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Target, "runtime", lambda self: None)
-    result = lockstep.export(weights, tmp_path / "model", to="onnx")
+    result = lockstep.load(weights).export(tmp_path / "model", to="onnx")
     assert result["comparison"] is None
     [remark] = result["remarks"]
     assert re.fullmatch(
@@ -125,7 +126,7 @@ def test_without_its_runtime_an_export_is_written_and_a_remark_says_what_to_inst
 def test_logits_that_are_no_numbers_are_not_exported(tiny_recipe: Recipe, tmp_path: Path) -> None:
     recipe = tiny_recipe.replace(std=(1e-38, 1.0, 1.0))
     with pytest.raises(CheckpointError, match="computes logits that are not finite numbers"):
-        lockstep.export(save_random(recipe, tmp_path / "run"), tmp_path / "model", to="onnx")
+        lockstep.load(save_random(recipe, tmp_path / "run")).export(tmp_path / "model", to="onnx")
     assert not (tmp_path / "model").exists()
 
 
@@ -134,8 +135,8 @@ def test_quantised_weights_are_compared_with_an_engine_that_quantises(
 ) -> None:
     recipe = tiny_recipe.replace(quantisation="int8", mean=MEAN, std=STD)
     weights = save_random(recipe, tmp_path / "run", dict.fromkeys(layers(recipe.spec), 0.0155))
-    rounded = lockstep.export(weights, tmp_path / "int8", to="onnx")["comparison"]
-    in_float = lockstep.export(weights, tmp_path / "float", to="onnx", precision="fp32")
+    rounded = lockstep.load(weights).export(tmp_path / "int8", to="onnx")["comparison"]
+    in_float = lockstep.load(weights).export(tmp_path / "float", to="onnx", precision="fp32")
     assert (rounded["bound"], in_float["comparison"]["bound"]) == (5e-2, 1e-4)
     assert rounded["largest_difference"] < 1e-3
     assert in_float["remarks"] == [
@@ -147,7 +148,7 @@ def test_quantised_weights_are_compared_with_an_engine_that_quantises(
 def test_a_bare_model_takes_normalised_images_in_batches_of_one_size_and_returns_logits(
     weights: Path, tmp_path: Path
 ) -> None:
-    lockstep.export(weights, tmp_path / "model", to="onnx", bare=True, batch=3, compare=False)
+    lockstep.load(weights).export(tmp_path / "model", to="onnx", bare=True, batch=3, compare=False)
     session = onnxruntime.InferenceSession(
         str(tmp_path / "model" / "model.onnx"), providers=["CPUExecutionProvider"]
     )
@@ -161,7 +162,7 @@ def test_a_bare_model_takes_normalised_images_in_batches_of_one_size_and_returns
     x = ((pictures(32, 32) - MEAN) / STD).transpose(0, 3, 1, 2)
     [logits] = session.run(None, {"input": x.astype(np.float32)})
     assert logits == pytest.approx(
-        lockstep.load(weights, backend="reference")(x), rel=1e-4, abs=1e-5
+        lockstep.load(weights).on("reference").module()(x), rel=1e-4, abs=1e-5
     )
 
 
@@ -170,7 +171,7 @@ def test_photos_of_any_size_have_the_answers_of_predict(
     weights: Path, bare: bool, tmp_path: Path
 ) -> None:
     """A bare model gets them from the program next to it, which runs without Lockstep."""
-    lockstep.export(weights, tmp_path / "model", to="onnx", bare=bare, compare=False)
+    lockstep.load(weights).export(tmp_path / "model", to="onnx", bare=bare, compare=False)
     session = onnxruntime.InferenceSession(
         str(tmp_path / "model" / "model.onnx"), providers=["CPUExecutionProvider"]
     )
@@ -192,14 +193,14 @@ def test_photos_of_any_size_have_the_answers_of_predict(
             [session.run(["probabilities"], {"images": photo})[0] for photo in pixels]
         )
     for prediction, probabilities in zip(
-        lockstep.predict(weights, photos, top=10), answers, strict=True
+        list(lockstep.load(weights).predict(photos, top=10)), answers, strict=True
     ):
         by_class = dict(zip(prediction.classes, prediction.probabilities, strict=True))
         assert probabilities == pytest.approx([by_class[name] for name in CLASSES], abs=1e-6)
 
 
 def test_a_bare_model_is_read_back_with_its_preprocessing(weights: Path, tmp_path: Path) -> None:
-    lockstep.export(weights, tmp_path / "model", to="onnx", bare=True, compare=False)
+    lockstep.load(weights).export(tmp_path / "model", to="onnx", bare=True, compare=False)
     opened = open_weights(tmp_path / "model")
     assert (opened.recipe.mean, opened.recipe.std, opened.remarks) == (MEAN, STD, ())
     source = open_weights(weights).tensors
@@ -219,4 +220,4 @@ def test_options_of_onnx_are_refused_for_other_formats(
     weights: Path, options: dict[str, Any], refused: str, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=f"torchscript .* {refused}.* onnx"):
-        lockstep.export(weights, tmp_path / "model", to="torchscript", **options)
+        lockstep.load(weights).export(tmp_path / "model", to="torchscript", **options)

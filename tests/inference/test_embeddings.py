@@ -25,10 +25,10 @@ def test_every_engine_gives_the_features_that_its_classifier_receives(
     recipe = tiny_recipe.replace(class_weights=[1.0] * tiny_recipe.logits)
     source = save_random(recipe, tmp_path)
     how = Execution(backend=backend)
-    with lockstep.Predictor(source, features=True, execution=how) as predictor:
-        predictions = list(predictor.predict(images, top=3))
+    with lockstep.load(source).on(execution=how) as predictor:
+        predictions = list(predictor.predict(images, top=3, features=True))
         logits = list(predictor.logits(images))
-    module = lockstep.load(source)
+    module = lockstep.load(source).module()
     module.fc = torch.nn.Identity()
     with torch.inference_mode():
         expected = module(
@@ -38,9 +38,9 @@ def test_every_engine_gives_the_features_that_its_classifier_receives(
         assert prediction.features is not None
         assert prediction.features.dtype == np.float32
         np.testing.assert_allclose(prediction.features, row, rtol=1e-4, atol=1e-5)
-    plain = lockstep.predict(source, images, top=3, execution=how)
+    plain = list(lockstep.load(source).on(execution=how).predict(images, top=3))
     assert [item.classes for item in predictions] == [item.classes for item in plain]
-    with lockstep.Predictor(source, execution=how) as predictor:
+    with lockstep.load(source).on(execution=how) as predictor:
         np.testing.assert_allclose(logits, list(predictor.logits(images)), rtol=1e-5, atol=1e-6)
 
 
@@ -49,8 +49,8 @@ def test_features_of_quantised_weights_are_multiples_of_the_classifiers_scale(
 ) -> None:
     recipe = tiny_recipe.replace(quantisation="int8")
     source = save_random(recipe, tmp_path, dict.fromkeys(layers(recipe.spec), 0.05))
-    with lockstep.Predictor(source, features=True) as predictor:
-        for prediction in predictor.predict(images):
+    with lockstep.load(source) as predictor:
+        for prediction in predictor.predict(images, features=True):
             assert prediction.features is not None
             steps = prediction.features / 0.05
             assert np.abs(steps - np.rint(steps)).max() < 1e-4

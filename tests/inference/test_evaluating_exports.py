@@ -11,7 +11,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantiz
 from PIL import Image
 
 import lockstep
-from lockstep.inference.computation import list_export_runtimes
+from lockstep.inference.session import list_export_runtimes
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import CheckpointError
@@ -40,7 +40,7 @@ def weights(tiny_recipe: Recipe, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def exported(weights: Path, tmp_path: Path) -> Path:
-    remarks = lockstep.export(weights, tmp_path / "model", to="onnx")["remarks"]
+    remarks = lockstep.load(weights).export(tmp_path / "model", to="onnx")["remarks"]
     assert [remark for remark in remarks if "PIL.ImageOps.exif_transpose" in remark]
     return tmp_path / "model"
 
@@ -62,9 +62,9 @@ def changed(exported: Path) -> Callable[[Callable[[Any], None]], Path]:
 def test_an_export_has_the_accuracy_of_its_weights(
     name: str, weights: Path, exported: Path, textures: Path
 ) -> None:
-    expected = lockstep.evaluate(weights, textures, execution=REFERENCE)
+    expected = lockstep.load(weights).on(execution=REFERENCE).evaluate(textures).to_json()
     for source in (exported, exported / "model.onnx"):
-        result = lockstep.evaluate(source, textures, runtime=name)
+        result = lockstep.load(source).on(name).evaluate(textures).to_json()
         assert (result["runtime"], result["source"]) == (name, str(exported / "model.onnx"))
         assert result["per_class"] == expected["per_class"]
         assert result["loss"] == pytest.approx(expected["loss"], rel=1e-5)
@@ -77,11 +77,11 @@ def test_an_export_turns_photos_as_its_weights_do(
     pixels = draw_images(1, 60)[0, :45]
     exif[0x0112] = 6
     Image.fromarray(pixels).save(tmp_path / "stored.png", exif=exif)
-    expected = lockstep.predict(weights, np.rot90(pixels, -1), execution=REFERENCE)
-    for source, how in ((exported, {}), (weights, {"execution": REFERENCE})):
-        [prediction] = lockstep.predict(source, tmp_path / "stored.png", **how)
-        assert prediction.classes == expected[0].classes
-        assert prediction.probabilities == pytest.approx(expected[0].probabilities, abs=2e-6)
+    expected = lockstep.load(weights).on("reference").predict(np.rot90(pixels, -1))
+    for source, where in ((exported, None), (weights, "reference")):
+        prediction = lockstep.load(source).on(where).predict(tmp_path / "stored.png")
+        assert prediction.classes == expected.classes
+        assert prediction.probabilities == pytest.approx(expected.probabilities, abs=2e-6)
 
 
 class Calibration(CalibrationDataReader):  # type: ignore[misc]
@@ -102,7 +102,8 @@ def test_a_model_that_another_program_quantised_is_evaluated(
     file = exported / "model.onnx"
     quantize_static(file, file, Calibration(side), quant_format=QuantFormat.QDQ)
     result, expected = (
-        lockstep.evaluate(source, textures, runtime=name) for source in (exported, weights)
+        lockstep.load(source).on(name).evaluate(textures).to_json()
+        for source in (exported, weights)
     )
     assert result["loss"] != expected["loss"]
     assert result["loss"] == pytest.approx(expected["loss"], rel=0.1)
@@ -125,15 +126,14 @@ def test_the_file_itself_is_run_unless_a_backend_is_named(
         for node in list(model.graph.node)[-2:]:
             node.input[0] = "rounded"
 
-    of_weights = lockstep.evaluate(weights, textures, execution=REFERENCE)
+    of_weights = lockstep.load(weights).on(execution=REFERENCE).evaluate(textures).to_json()
     exported = changed(round_logits)
-    result = lockstep.evaluate(exported, textures)
+    result = lockstep.load(exported).evaluate(textures).to_json()
     assert result["runtime"] == "onnxruntime"
     assert result["loss"] == pytest.approx(np.log(10)), "all logits are 0"
-    for by in ({"runtime": "native"}, {}):
-        assert lockstep.evaluate(exported, textures, execution=REFERENCE, **by)[
-            "loss"
-        ] == pytest.approx(of_weights["loss"], rel=1e-5)
+    for where in ("native", None):
+        result = lockstep.load(exported).on(where, execution=REFERENCE).evaluate(textures).to_json()
+        assert result["loss"] == pytest.approx(of_weights["loss"], rel=1e-5)
 
 
 def without_preprocessing(model: Any) -> None:
@@ -167,4 +167,4 @@ def test_an_export_that_is_none_is_refused(
     message: str,
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
-        lockstep.evaluate(changed(by), textures)
+        lockstep.load(changed(by)).evaluate(textures).to_json()

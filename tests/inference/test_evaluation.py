@@ -30,11 +30,11 @@ def test_an_evaluation_agrees_with_predictions_one_by_one(
         antialias=True, eval_antialias=False, eval_sampling="asymmetric", eval_offset_rounding="up"
     )
     images = sorted((textures / "val").rglob("*.jpg"))
-    result = lockstep.evaluate(source, textures)
+    result = lockstep.load(source).evaluate(textures).to_json()
     losses = []
     ranks = []
     guesses = []
-    for prediction in lockstep.predict(source, images, top=10):
+    for prediction in list(lockstep.load(source).predict(images, top=10)):
         place = prediction.classes.index(prediction.path.parent.name)
         losses.append(-math.log(prediction.probabilities[place]))
         ranks.append(place)
@@ -65,7 +65,10 @@ def test_every_image_counts_once_whatever_the_batch(
     batch: int, save_weights: SaveWeights, textures: Path
 ) -> None:
     source = save_weights()
-    whole, parts = (lockstep.evaluate(source, textures, batch=images) for images in (20, batch))
+    whole, parts = (
+        lockstep.load(source).on(batch=images).evaluate(textures).to_json()
+        for images in (20, batch)
+    )
     assert parts["images"] == 20
     assert parts["per_class"] == whole["per_class"]
     assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-5)
@@ -75,8 +78,8 @@ def test_a_folder_of_classes_is_evaluated_like_the_val_folder_of_a_data_set(
     save_weights: SaveWeights, textures: Path
 ) -> None:
     source = save_weights()
-    classes = lockstep.evaluate(source, textures / "val")
-    whole = lockstep.evaluate(source, textures)
+    classes = lockstep.load(source).evaluate(textures / "val").to_json()
+    whole = lockstep.load(source).evaluate(textures).to_json()
     assert classes | {"speed": None} == whole | {"speed": None}
 
 
@@ -86,8 +89,8 @@ def test_labels_follow_the_names_of_the_weights_where_only_some_classes_are_ther
     for name in ("stripes", "dots"):
         shutil.copytree(textures / "val" / name, tmp_path / "some" / name)
     source = save_weights()
-    whole = lockstep.evaluate(source, textures)["per_class"]
-    some = lockstep.evaluate(source, tmp_path / "some")
+    whole = lockstep.load(source).evaluate(textures).to_json()["per_class"]
+    some = lockstep.load(source).evaluate(tmp_path / "some").to_json()
     assert some["images"] == 4
     for name in ("images", "top1", "top5"):
         kept = [
@@ -104,8 +107,10 @@ def test_a_part_of_imagenet_has_imagenets_labels_if_the_weights_name_no_classes(
         ("dots", "n01443537"),
     ):  # tabby, 281, and goldfish, 1
         shutil.copytree(textures / "val" / name, tmp_path / "some" / synset)
-    result = lockstep.evaluate(
-        save_weights(classes=(), logits=1000, favourite=281), tmp_path / "some"
+    result = (
+        lockstep.load(save_weights(classes=(), logits=1000, favourite=281))
+        .evaluate(tmp_path / "some")
+        .to_json()
     )
     assert [(i, n) for i, n in enumerate(result["per_class"]["images"]) if n] == [(1, 2), (281, 2)]
     assert result["per_class"]["top1"][281] == 2
@@ -115,7 +120,9 @@ def test_a_part_of_imagenet_has_imagenets_labels_if_the_weights_name_no_classes(
 def test_folders_without_names_of_outputs_are_counted_aloud(
     save_weights: SaveWeights, textures: Path
 ) -> None:
-    remarks = lockstep.evaluate(save_weights(classes=(), logits=12), textures)["remarks"]
+    remarks = (
+        lockstep.load(save_weights(classes=(), logits=12)).evaluate(textures).to_json()["remarks"]
+    )
     assert any(
         "10 folders, in alphabetical order, are taken for the first of 12 outputs" in remark
         for remark in remarks
@@ -127,7 +134,7 @@ def test_bad_images_are_left_out_and_reported(
 ) -> None:
     shutil.copytree(textures / "val", tmp_path / "val", ignore=shutil.ignore_patterns(".*"))
     (tmp_path / "val" / "dots" / "broken.jpg").write_bytes(b"no image")
-    result = lockstep.evaluate(save_weights(), tmp_path)
+    result = lockstep.load(save_weights()).evaluate(tmp_path).to_json()
     assert result["images"] == 20
     assert [bad["file"] for bad in result["quarantined"]] == ["dots/broken.jpg"]
     assert result["quarantined"][0]["reason"]
@@ -136,7 +143,7 @@ def test_bad_images_are_left_out_and_reported(
 def test_an_output_beyond_the_classes_is_never_right(
     save_weights: SaveWeights, textures: Path
 ) -> None:
-    result = lockstep.evaluate(save_weights(logits=12, favourite=11), textures)
+    result = lockstep.load(save_weights(logits=12, favourite=11)).evaluate(textures).to_json()
     assert result["per_class"]["images"] == [2] * 10
     assert result["per_class"]["top1"] == [0] * 10
     assert result["top5_percent"] > 0
@@ -144,14 +151,14 @@ def test_an_output_beyond_the_classes_is_never_right(
 
 def test_more_classes_than_outputs_are_refused(save_weights: SaveWeights, textures: Path) -> None:
     with pytest.raises(DataError, match="val has 10 classes, but the model has 4 logits"):
-        lockstep.evaluate(save_weights(classes=(), logits=4), textures)
+        lockstep.load(save_weights(classes=(), logits=4)).evaluate(textures).to_json()
 
 
 def test_classes_the_weights_do_not_know_are_refused(
     save_weights: SaveWeights, textures: Path
 ) -> None:
     with pytest.raises(DataError, match="blobs"):
-        lockstep.evaluate(save_weights(classes=("cat", *CLASSES[1:])), textures)
+        lockstep.load(save_weights(classes=("cat", *CLASSES[1:]))).evaluate(textures).to_json()
 
 
 def test_a_folder_with_a_name_that_is_not_utf8_is_the_class_of_that_name(
@@ -161,22 +168,22 @@ def test_a_folder_with_a_name_that_is_not_utf8_is_the_class_of_that_name(
     for name, folder in zip(CLASSES, ("b\udcff", *CLASSES[1:]), strict=True):
         shutil.copytree(textures / "val" / name, data / folder)
     source = save_weights(classes=("b\udcff", *CLASSES[1:]))
-    expected = lockstep.evaluate(source, textures, classes=CLASSES)["per_class"]
-    assert lockstep.evaluate(source, data)["per_class"] == expected
+    expected = lockstep.load(source, classes=CLASSES).evaluate(textures).to_json()["per_class"]
+    assert lockstep.load(source).evaluate(data).to_json()["per_class"] == expected
 
 
 def test_labels_follow_given_names(save_weights: SaveWeights, textures: Path) -> None:
     """Other programs' weights may list the classes in another order than that of the folders."""
     source = save_weights(classes=(), favourite=0)
     expected = {"images": [2] * 10, "top1": [2, *[0] * 9]}
-    result = lockstep.evaluate(source, textures, classes=CLASSES[::-1])
+    result = lockstep.load(source, classes=CLASSES[::-1]).evaluate(textures).to_json()
     assert result["classes"] == CLASSES[::-1]
     assert {name: result["per_class"][name] for name in expected} == expected
 
 
 def test_progress_of_an_evaluation_is_told(save_weights: SaveWeights, textures: Path) -> None:
     heard: list[dict[str, object]] = []
-    lockstep.evaluate(save_weights(), textures, batch=8, listener=heard.append)
+    lockstep.load(save_weights()).on(batch=8, listener=heard.append).evaluate(textures).to_json()
     progress = [(event["done"], event["total"]) for event in heard if event["what"] == "evaluating"]
     assert progress == [(1, 3), (2, 3), (3, 3)]
 
@@ -188,7 +195,7 @@ def test_weights_with_nan_are_named_where_the_loss_is_not_finite(
     tensors["bn1.weight"][0] = np.nan
     checkpoint.write_weights(tmp_path / "nan.safetensors", tensors, about)
     with pytest.raises(DivergedError, match=r"bn1\.weight"):
-        lockstep.evaluate(tmp_path / "nan.safetensors", textures)
+        lockstep.load(tmp_path / "nan.safetensors").evaluate(textures).to_json()
 
 
 def test_a_run_and_its_checkpoints_know_their_data(tmp_path: Path) -> None:

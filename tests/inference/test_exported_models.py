@@ -16,14 +16,12 @@ from onnxruntime.quantization import quantize_dynamic
 
 import lockstep
 from lockstep.inference import onnx_model
-from lockstep.inference.computation import list_export_runtimes
 from lockstep.inference.onnx_model import Form
-from lockstep.inference.selection import open_source
+from lockstep.inference.session import list_export_runtimes
 from lockstep.models.quantisation import layers
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats.onnx_photos import take_photos
-from lockstep.weights.weights_choice import choose
 from tests.inference.cases import CLASSES, MEAN, STD, random_tensors
 
 SQUARES = np.random.default_rng(7).integers(0, 256, (3, 32, 32, 3), np.uint8)
@@ -79,12 +77,12 @@ def test_a_bare_model_answers_as_the_others(
     batch = SQUARES[: changes.get("batch", 3)]
     [expected] = ask_onnx_runtime(bare, batch)
     for source in (bare, bare.parent):
-        with lockstep.Predictor(source) as predictor:
+        with lockstep.load(source) as predictor:
             logits = np.stack(list(predictor.logits(SQUARES)))
-            predictions = list(predictor.predict(SQUARES, 10))
+            predictions = list(predictor.predict(SQUARES, top=10))
         assert logits[: len(batch)] == pytest.approx(expected, abs=1e-6)
     for prediction, of_full in zip(
-        predictions, lockstep.predict(full, SQUARES, top=10), strict=True
+        predictions, list(lockstep.load(full).predict(SQUARES, top=10)), strict=True
     ):
         assert prediction.classes == of_full.classes
         assert prediction.probabilities == pytest.approx(of_full.probabilities, abs=1e-6)
@@ -92,7 +90,7 @@ def test_a_bare_model_answers_as_the_others(
 
 def test_an_error_of_what_is_chosen_names_it_alone(write: Callable[..., Path]) -> None:
     with pytest.raises(CheckpointError, match=r"^--ignore 'zzz' leaves out nothing"):
-        open_source(choose(write(Form(bare=True)).parent, ignore=("zzz",)))
+        lockstep.load(write(Form(bare=True)).parent, ignore=["zzz"])
 
 
 @pytest.mark.parametrize("runtime", list_export_runtimes())
@@ -100,7 +98,7 @@ def test_a_bare_model_is_evaluated_as_the_others(
     runtime: str, write: Callable[..., Path], textures: Path
 ) -> None:
     bare, full = (
-        lockstep.evaluate(write(Form(bare=is_bare)), textures, runtime=runtime)
+        lockstep.load(write(Form(bare=is_bare))).on(runtime).evaluate(textures).to_json()
         for is_bare in (True, False)
     )
     assert (bare["runtime"], bare["per_class"]) == (runtime, full["per_class"])
@@ -111,12 +109,14 @@ def test_a_bare_model_that_was_quantised_after_training_is_evaluated(
     write: Callable[..., Path], textures: Path, tmp_path: Path
 ) -> None:
     weights = write(Form())
-    options: Any = {"to": "onnx", "precision": "int8", "data": textures, "calibration_images": 8}
+    int8 = lockstep.Int8(textures, images=8, tolerance=100)
     losses = []
     for is_bare in (True, False):
         folder = tmp_path / f"int8 {is_bare}"
-        lockstep.export(weights, folder, bare=is_bare, tolerance=100, compare=False, **options)
-        losses.append(lockstep.evaluate(folder, textures)["loss"])
+        lockstep.load(weights).export(
+            folder, to="onnx", precision=int8, bare=is_bare, compare=False
+        )
+        losses.append(lockstep.load(folder).evaluate(textures).to_json()["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
@@ -277,7 +277,7 @@ def test_what_another_program_changed_is_refused(
     edit(file, change)
     ask_onnx_runtime(file, SQUARES)  # it is a model
     with pytest.raises(CheckpointError, match=r"cannot be evaluated as an export: its? .*; export"):
-        lockstep.predict(file, SQUARES)
+        list(lockstep.load(file).predict(SQUARES))
 
 
 def forget_size(model: Any) -> None:
@@ -315,7 +315,7 @@ def test_a_model_that_onnx_runtime_quantised_dynamically_is_run(
 def assert_answers(file: Path) -> None:
     """Check that predictions are the file's own, but for probabilities in 8 bits."""
     classes, probabilities = ask_onnx_runtime(file, SQUARES)
-    for place, prediction in enumerate(lockstep.predict(file, SQUARES, top=10)):
+    for place, prediction in enumerate(list(lockstep.load(file).predict(SQUARES, top=10))):
         assert prediction.classes[0] == CLASSES[classes[place]]
         expected = -np.sort(-probabilities[place])
         assert prediction.probabilities == pytest.approx(expected, abs=0.5 / 255 + 1e-6)

@@ -1,4 +1,4 @@
-"""Exported models, loaded by their framework, compared with `lockstep.predict`."""
+"""Exported models, loaded by their framework, compared with `Model.predict`."""
 
 import json
 import subprocess
@@ -102,11 +102,11 @@ def test_a_saved_model_answers_as_predict_for_photos_of_any_size(
     weights: Path, images: list[Path], tmp_path: Path
 ) -> None:
     folder = tmp_path / "saved model"
-    assert lockstep.export(weights, folder, compare=False)["written"] == str(folder)
+    assert lockstep.load(weights).export(folder, compare=False)["written"] == str(folder)
     names = (folder / "assets.extra" / "classes.txt").read_text()
     assert names.splitlines() == list(CLASSES)
     for path, answer in zip(images, answers(folder, images), strict=True):
-        [expected] = lockstep.predict(weights, [path], top=10)
+        [expected] = lockstep.load(weights).predict([path], top=10)
         by_class = dict(zip(expected.classes, expected.probabilities, strict=True))
         assert answer["probabilities"] == pytest.approx(
             [by_class[name] for name in CLASSES], abs=1e-5
@@ -138,13 +138,13 @@ def test_the_tensorflow_recipe_evaluates_as_tensorflow_1_in_the_loader_and_in_a_
 def test_nothing_is_overwritten(weights: Path, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     with pytest.raises(CheckpointError, match="model already exists; name a new folder"):
-        lockstep.export(weights, tmp_path / "model", compare=False)
+        lockstep.load(weights).export(tmp_path / "model", compare=False)
     assert not any((tmp_path / "model").iterdir())
 
 
 def test_an_unknown_format_is_refused_with_what_there_is(weights: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"'saved-model' .* savedmodel"):
-        lockstep.export(weights, tmp_path / "model", to="saved-model", compare=False)
+        lockstep.load(weights).export(tmp_path / "model", to="saved-model", compare=False)
 
 
 # Paddle Inference
@@ -214,7 +214,7 @@ def test_paddle_alone_answers_as_the_engine(tiny_recipe: Recipe, tmp_path: Path)
     weights = save_undecided(
         tiny_recipe.replace(eval_resize=48, eval_crop=40, mean=MEAN, std=STD), tmp_path
     )
-    lockstep.export(weights, tmp_path / "model", to="paddle-inference", compare=False)
+    lockstep.load(weights).export(tmp_path / "model", to="paddle-inference", compare=False)
     names = (tmp_path / "model" / "classes.txt").read_text()
     assert names.splitlines() == list(CLASSES)
     batches = [draw_images(1, 61, seed=1), draw_images(3, 40, seed=3)]
@@ -228,7 +228,7 @@ def test_paddle_alone_answers_as_the_engine(tiny_recipe: Recipe, tmp_path: Path)
 @in_a_soak
 def test_paddle_alone_answers_as_the_engine_for_resnet50(tmp_path: Path) -> None:
     weights = save_undecided(RECIPES["resnet50-paddle-90ep"]().replace(precision="fp32"), tmp_path)
-    lockstep.export(weights, tmp_path / "model", to="paddle-inference", compare=False)
+    lockstep.load(weights).export(tmp_path / "model", to="paddle-inference", compare=False)
     batch = draw_images(2, 224)
     [answer] = infer_alone(tmp_path / "model", [batch], tmp_path)
     assert_equal(answer["classes"], answer["probabilities"], expected(weights, batch))
@@ -243,7 +243,7 @@ def test_the_predictor_answers_as_the_engine(
     weights = save_undecided(
         tiny_recipe.replace(eval_resize=48, eval_crop=40, mean=MEAN, std=STD, **changes), tmp_path
     )
-    lockstep.export(weights, tmp_path / "model", to="paddle-inference", compare=False)
+    lockstep.load(weights).export(tmp_path / "model", to="paddle-inference", compare=False)
     batches = [draw_images(count, 40, seed=count) for count in (1, 3)]
     wanted = [expected(weights, batch) for batch in batches]
     for onednn in (True, False):
@@ -260,7 +260,7 @@ def test_the_predictor_computes_in_bf16(tiny_recipe: Recipe, tmp_path: Path) -> 
     from lockstep.backends.paddle.predictor import Options, open_predictor
 
     weights = save_undecided(tiny_recipe.replace(eval_resize=48, eval_crop=40), tmp_path)
-    lockstep.export(weights, tmp_path / "model", to="paddle-inference", compare=False)
+    lockstep.load(weights).export(tmp_path / "model", to="paddle-inference", compare=False)
     batch = draw_images(3, 40)
     _, probabilities = open_predictor(tmp_path / "model", Options(precision="bf16")).predict(batch)
     assert probabilities == pytest.approx(expected(weights, batch), abs=0.02)
@@ -269,7 +269,7 @@ def test_the_predictor_computes_in_bf16(tiny_recipe: Recipe, tmp_path: Path) -> 
 def test_the_predictor_refuses_what_is_not_a_batch_of_images(weights: Path, tmp_path: Path) -> None:
     from lockstep.backends.paddle.predictor import open_predictor
 
-    lockstep.export(weights, tmp_path / "model", to="paddle-inference", compare=False)
+    lockstep.load(weights).export(tmp_path / "model", to="paddle-inference", compare=False)
     predictor = open_predictor(tmp_path / "model")
     for images in (
         draw_images(1, 48)[0],
@@ -309,5 +309,5 @@ def test_what_is_fp32_alone_refuses_other_precisions(
     weights: Path, to: str, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=r"fp32.* bf16"):
-        lockstep.export(weights, tmp_path / "model", to=to, precision="bf16", compare=False)
+        lockstep.load(weights).export(tmp_path / "model", to=to, precision="bf16", compare=False)
     assert not (tmp_path / "model").exists()

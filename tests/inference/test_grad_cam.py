@@ -42,7 +42,7 @@ def test_grad_cam_of_an_average_and_a_linear_layer_is_the_class_activation_map(
     heat = compute_heat(weights, backend, images, classes)
 
     kept: list[torch.Tensor] = []
-    module = lockstep.load(weights.source)
+    module = lockstep.load(weights.source).module()
     module.layer4.register_forward_hook(lambda _, inputs, output: kept.append(output))
     with torch.inference_mode():
         module(torch.from_numpy(((images - MEAN) / STD).astype(np.float32).transpose(0, 3, 1, 2)))
@@ -69,7 +69,7 @@ def test_grad_cam_of_small_images_is_that_of_an_earlier_stage(
     classes = np.array([3, 0, 9])
     heat = compute_heat(weights, backend, images, classes)
 
-    module = lockstep.load(weights.source).double()
+    module = lockstep.load(weights.source).module().double()
     raised = torch.zeros(1, dtype=torch.float64)
     kept: list[torch.Tensor] = []
 
@@ -116,12 +116,9 @@ def test_heat_colours_the_pixels_below_it_and_no_others() -> None:
 def test_an_engine_without_gradients_says_which_has_them(
     tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
+    model = lockstep.load(save_random(tiny_recipe, tmp_path)).on("reference")
     with pytest.raises(BackendError, match=r"reference .* --backend jax or torch"):
-        lockstep.Predictor(
-            save_random(tiny_recipe, tmp_path),
-            explain=True,
-            execution=Execution(backend="reference"),
-        )
+        model.predict(np.zeros((40, 40, 3), np.uint8), explain=True)
 
 
 def test_a_prediction_with_an_explanation_is_otherwise_the_same(
@@ -129,9 +126,9 @@ def test_a_prediction_with_an_explanation_is_otherwise_the_same(
 ) -> None:
     source = save_random(tiny_recipe, tmp_path)
     path = image_file(tmp_path, 50, 50)
-    with lockstep.Predictor(source, explain=True, features=True) as predictor:
-        [prediction] = predictor.predict(path)
-    [plain] = lockstep.predict(source, path)
+    with lockstep.load(source) as model:
+        prediction = model.predict(path, explain=True, features=True)
+    plain = lockstep.load(source).predict(path)
     assert prediction.classes == plain.classes
     assert prediction.probabilities == pytest.approx(plain.probabilities, rel=1e-5)
     assert prediction.explanation is not None

@@ -52,8 +52,9 @@ def train(order: list[str], reds: Path, recipe: Recipe, folder: Path) -> Path:
     about = {"recipe": recipe.fields(), "classes": ()}
     bare = checkpoint.save(folder / "bare", State(1, tensors, {}), data_digest="", about=about)
     photos = [reds / "val" / name / "0.png" for name in order]
-    with lockstep.Predictor(bare, features=True) as predictor:
-        features = np.array([row.features for row in predictor.predict(photos)], np.float64)
+    with lockstep.load(bare) as predictor:
+        found = list(predictor.predict(photos, features=True))
+    features = np.array([row.features for row in found], np.float64)
     rows = np.column_stack([features, np.ones(12)])
     solution = np.linalg.lstsq(rows, 20 * np.eye(12), rcond=None)[0].astype(np.float32)
     tensors |= {"fc.weight": np.ascontiguousarray(solution[:-1].T), "fc.bias": solution[-1]}
@@ -79,13 +80,13 @@ def test_accuracy_is_reported_in_the_orders_of_other_programs(
     """Folders 0 and 1 have the same label in both orders: 2 of 12 are right in any case."""
     order = sort(NAMES)
     weights = train(order, reds, tiny_recipe, tmp_path)
-    result = lockstep.evaluate(weights, reds)
+    result = lockstep.load(weights).evaluate(reds).to_json()
     assert result["top1_percent"] == pytest.approx(top1, abs=0.01)
     accuracies = {row["counts"]: row["top1_percent"] for row in result["class_orders"]}
     assert accuracies == pytest.approx({True: top1, False: other}, abs=0.01)
     assert any(text.startswith(remark) for text in result["remarks"])
     assert any("matched by position" in text for text in result["remarks"])
-    named = lockstep.evaluate(weights, reds, classes=order)
+    named = lockstep.load(weights, classes=order).evaluate(reds).to_json()
     assert (named["top1_percent"], named["class_orders"]) == (100, [])
     assert not any("position" in text for text in named["remarks"])
 
@@ -100,7 +101,7 @@ def test_numbers_of_imagenet_are_its_outputs(
         (tmp_path / "val").mkdir(exist_ok=True)
         (tmp_path / "val" / name.zfill(digits)).symlink_to(reds / "val" / name)
     source = save_weights(classes=classes, logits=1000, favourite=10)
-    result = lockstep.evaluate(source, tmp_path / "val")
+    result = lockstep.load(source).evaluate(tmp_path / "val").to_json()
     images = result["per_class"]["images"]
     assert [(label, count) for label, count in enumerate(images) if count] == [
         (2, 4),
@@ -124,14 +125,14 @@ def test_predictions_and_conversions_name_the_order_that_outputs_have(
 ) -> None:
     source = save_weights(classes=(), logits=12)
     events: list[object] = []
-    lockstep.predict(source, reds / "val/3/0.png", listener=events.append)
+    lockstep.load(source).on(listener=events.append).predict(reds / "val/3/0.png")
     assert "sort class folders as text" in str(events)
-    result = lockstep.convert(source, tmp_path / "w.pth", to="torchvision", certificate=False)
+    result = lockstep.load(source).save(tmp_path / "w.pth", to="torchvision", certificate=False)
     assert any("sort class folders as text" in remark for remark in result["remarks"])
     for seed, names, order in ((2, NAMES, "natural order"), (3, sorted(NAMES), "text order")):
         target = tmp_path / f"{order}.pth"
         source = save_weights(seed, tuple(names), logits=12)
-        result = lockstep.convert(source, target, to="torchvision", certificate=False)
+        result = lockstep.load(source).save(target, to="torchvision", certificate=False)
         assert any(f"the outputs are in {order}" in remark for remark in result["remarks"])
 
 

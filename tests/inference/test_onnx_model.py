@@ -37,7 +37,7 @@ def expected(weights: Path, images: np.ndarray) -> np.ndarray:
     """Return the reference's probabilities of photos as `predict` prepares them, float64."""
     images = read_squares(images, open_weights(weights).recipe)
     x = ((images.astype(np.float64) - MEAN) / STD).transpose(0, 3, 1, 2)
-    return softmax(lockstep.load(weights, backend="reference")(x))
+    return softmax(lockstep.load(weights).on("reference").module()(x))
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -60,7 +60,7 @@ def test_onnx_runtime_has_the_probabilities_of_float64(
     weights = save_random(
         tiny_recipe.replace(mean=MEAN, std=STD, padding=padding, **changes), tmp_path
     )
-    lockstep.export(weights, tmp_path / "model", to="onnx", compare=False)
+    lockstep.load(weights).export(tmp_path / "model", to="onnx", compare=False)
     for height, width in SIZES:
         images = pictures(height, width)
         classes, probabilities = answers(tmp_path / "model" / "model.onnx", images)
@@ -80,7 +80,7 @@ def test_onnx_runtime_has_the_probabilities_of_the_quantised_engine(
     # Many inputs are beyond the limits of these scales. Dark pixels reach -128.
     scales = dict.fromkeys(layers(recipe.spec), 0.0155)
     weights = save_random(recipe, tmp_path, scales)
-    assert lockstep.export(weights, tmp_path / "model", to="onnx")["remarks"] == []
+    assert lockstep.load(weights).export(tmp_path / "model", to="onnx")["remarks"] == []
     images = pictures(32, 32)
     engine: Any = oracle.make_engine(recipe, [0.0])
     engine.write(State(0, open_weights(weights).tensors, zero_momentum(recipe)))
@@ -102,7 +102,7 @@ def test_every_layer_of_a_quantised_model_rounds_its_input_and_has_int8_weights(
     weights = save_random(
         recipe, tmp_path, {name: 2.0**-number for number, name in enumerate(names)}
     )
-    lockstep.export(weights, tmp_path / "model", to="onnx", compare=False)
+    lockstep.load(weights).export(tmp_path / "model", to="onnx", compare=False)
     graph = onnx.load(str(tmp_path / "model" / "model.onnx")).graph
     made_by = {node.output[0]: node for node in graph.node}
     values = {largest.name: onnx.numpy_helper.to_array(largest) for largest in graph.initializer}
@@ -130,7 +130,7 @@ def test_other_formats_say_that_they_compute_without_quantisation(
 ) -> None:
     recipe = tiny_recipe.replace(quantisation="int8")
     weights = save_random(recipe, tmp_path, dict.fromkeys(layers(recipe.spec), 1.0))
-    exported = lockstep.export(weights, tmp_path / "model", to="torchscript", compare=False)
+    exported = lockstep.load(weights).export(tmp_path / "model", to="torchscript", compare=False)
     assert exported["remarks"] == [
         "torchscript computes in float, but the weights were trained for int8; --to onnx quantises"
     ]
@@ -142,7 +142,7 @@ def test_other_formats_say_that_they_compute_without_quantisation(
     assert module(torch.tensor(images))["probabilities"].numpy() == pytest.approx(
         in_float, abs=1e-5
     )
-    converted = lockstep.convert(weights, tmp_path / "w.pth", to="torchvision", certificate=False)
+    converted = lockstep.load(weights).save(tmp_path / "w.pth", to="torchvision", certificate=False)
     assert (
         "torchvision holds no scales of int8: its readers compute in float" in converted["remarks"]
     )
@@ -153,10 +153,12 @@ def test_a_checkpoint_of_mxnets_is_exported(tmp_path: Path) -> None:
         model="resnet18", logits=len(CLASSES)
     )
     weights = save_random(recipe, tmp_path)
-    lockstep.convert(weights, tmp_path / "model-0090.params", to="nvidia-mxnet", certificate=False)
+    lockstep.load(weights).save(
+        tmp_path / "model-0090.params", to="nvidia-mxnet", certificate=False
+    )
     images = draw_images(2, 64)
     for name, source in (("own", weights), ("mxnet", tmp_path / "model-0090.params")):
-        lockstep.export(source, tmp_path / name, to="onnx", compare=False)
+        lockstep.load(source).export(tmp_path / name, to="onnx", compare=False)
     (_, own), (_, mxnet) = (
         answers(tmp_path / name / "model.onnx", images) for name in ("own", "mxnet")
     )
@@ -166,8 +168,8 @@ def test_a_checkpoint_of_mxnets_is_exported(tmp_path: Path) -> None:
 def test_the_names_of_the_classes_are_in_the_model_and_next_to_it(
     tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    lockstep.export(
-        save_random(tiny_recipe, tmp_path), tmp_path / "model", to="onnx", compare=False
+    lockstep.load(save_random(tiny_recipe, tmp_path)).export(
+        tmp_path / "model", to="onnx", compare=False
     )
     names = (tmp_path / "model" / "classes.txt").read_text()
     assert names.splitlines() == list(CLASSES)
@@ -182,8 +184,8 @@ def test_without_the_package_it_is_told_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(BackendError, match="pip install onnx=="):
-        lockstep.export(
-            save_random(tiny_recipe, tmp_path), tmp_path / "model", to="onnx", compare=False
+        lockstep.load(save_random(tiny_recipe, tmp_path)).export(
+            tmp_path / "model", to="onnx", compare=False
         )
     assert not (tmp_path / "model").exists()
 
@@ -193,8 +195,8 @@ def test_a_folder_of_the_user_next_to_the_export_stays_as_it_is(
 ) -> None:
     (tmp_path / "unfinished-model").mkdir()
     (tmp_path / "unfinished-model" / "thesis.txt").write_text("mine")
-    lockstep.export(
-        save_random(tiny_recipe, tmp_path), tmp_path / "model", to="onnx", compare=False
+    lockstep.load(save_random(tiny_recipe, tmp_path)).export(
+        tmp_path / "model", to="onnx", compare=False
     )
     assert (tmp_path / "unfinished-model" / "thesis.txt").read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == [

@@ -75,7 +75,7 @@ def target(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def exported(weights: Path, target: str, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     folder = tmp_path_factory.mktemp(target) / "program"
-    return Exported(target, folder, lockstep.export(weights, folder, to=target))
+    return Exported(target, folder, lockstep.load(weights).export(folder, to=target))
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def data(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(24):
         height, width = SIZES[number % len(SIZES)]
         path = image_file(root, height + number, width)
-        [prediction] = lockstep.predict(weights, path, execution=REFERENCE)
+        prediction = lockstep.load(weights).on("reference").predict(path)
         folder = root / ("train" if number % 2 else "val") / prediction.classes[0]
         folder.mkdir(parents=True, exist_ok=True)
         path.rename(folder / path.name)
@@ -103,7 +103,7 @@ def test_photos_of_any_size_have_the_answers_of_predict(
         square = prepare(str(photo))
         classes, probabilities = run(square)
         assert (classes.dtype, classes.shape) == (np.int64, (1,))
-        [wanted] = lockstep.predict(weights, photo, top=len(CLASSES), execution=REFERENCE)
+        wanted = lockstep.load(weights).on("reference").predict(photo, top=len(CLASSES))
         likeliest = np.argsort(-probabilities[0])
         assert [CLASSES[place] for place in likeliest] == list(wanted.classes)
         assert CLASSES[classes[0]] == wanted.classes[0]
@@ -120,8 +120,8 @@ def test_an_export_is_compared_and_lies_next_to_what_an_app_needs(exported: Expo
 
 
 def test_it_is_evaluated_as_its_weights_are(exported: Exported, weights: Path, data: Path) -> None:
-    result = lockstep.evaluate(exported.folder, data, runtime="program", batch=5)
-    expected = lockstep.evaluate(weights, data, execution=REFERENCE)
+    result = lockstep.load(exported.folder).on("program", batch=5).evaluate(data).to_json()
+    expected = lockstep.load(weights).on(execution=REFERENCE).evaluate(data).to_json()
     assert result["runtime"].startswith(f"{exported.target} (")
     assert result["per_class"] == expected["per_class"]
     assert result["loss"] == pytest.approx(expected["loss"], rel=1e-4)
@@ -131,8 +131,8 @@ def test_int8_is_smaller_and_near_the_weights(
     exported: Exported, weights: Path, data: Path, tmp_path: Path
 ) -> None:
     target = exported.target
-    result = lockstep.export(
-        weights, tmp_path / "int8", to=target, precision="int8", data=data, tolerance=10
+    result = lockstep.load(weights).export(
+        tmp_path / "int8", to=target, precision=lockstep.Int8(data, tolerance=10)
     )
     loss = result["int8"]
     assert loss["top1_before"] == 100
@@ -143,7 +143,7 @@ def test_int8_is_smaller_and_near_the_weights(
         (folder / FILES[target]).stat().st_size for folder in (tmp_path / "int8", exported.folder)
     )
     assert small < 0.85 * large, "weights are a part of so small a model"
-    answer = lockstep.evaluate(tmp_path / "int8", data, runtime="program")
+    answer = lockstep.load(tmp_path / "int8").on("program").evaluate(data).to_json()
     assert (answer["precision"], answer["top1_percent"]) == ("int8", loss["top1_after"])
 
 
@@ -155,7 +155,7 @@ def test_int8_is_smaller_and_near_the_weights(
         ({"precision": "fp16"}, "litert is written in fp32 or int8, not in fp16"),
         ({"precision": "int8"}, "int8 needs images, .*: --data DATA"),
         (
-            {"precision": "int8", "data": Path("unused"), "method": "entropy"},
+            {"precision": lockstep.Int8("unused", method="entropy")},
             "no method 'entropy' to calibrate litert with. Known: minmax",
         ),
     ],
@@ -164,7 +164,7 @@ def test_what_a_phones_format_does_not_have_is_refused(
     weights: Path, options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
-        lockstep.export(weights, tmp_path / "model", to="litert", **options)
+        lockstep.load(weights).export(tmp_path / "model", to="litert", **options)
 
 
 def test_scales_of_training_are_not_used(tiny_recipe: Recipe, tmp_path: Path) -> None:
@@ -190,5 +190,5 @@ def test_without_executorch_one_message_says_how_to_get_it(
     used_first = "executorch.backends.xnnpack.partition.xnnpack_partitioner"
     monkeypatch.setitem(sys.modules, used_first, None)
     with pytest.raises(BackendError, match=r"needs executorch: pip install executorch==\S+ torcha"):
-        lockstep.export(weights, tmp_path / "model", to="executorch")
+        lockstep.load(weights).export(tmp_path / "model", to="executorch")
     assert not (tmp_path / "model").exists()

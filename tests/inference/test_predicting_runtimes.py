@@ -1,13 +1,12 @@
 """Predictions of other runtimes, and of exported models, compared with the reference."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import lockstep
-from lockstep.inference.computation import list_export_runtimes
+from lockstep.inference.session import list_export_runtimes
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 from tests.inference.cases import MEAN, STD, image_file, save_random
@@ -28,12 +27,10 @@ def test_another_runtime_has_the_logits_and_features_of_the_reference(
 ) -> None:
     path = image_file(tmp_path, 50, 70)
     results = []
-    for how in ({"execution": REFERENCE}, {"runtime": name}):
-        options: Any = how
-        with lockstep.Predictor(weights, features=True, **options) as predictor:
-            [prediction], [logits] = predictor.predict(path), predictor.logits(path)
-            results.append((prediction, logits))
-        assert predictor.runtime == how.get("runtime", "native")
+    for where, runtime in (("reference", "native"), (name, name)):
+        with lockstep.load(weights).on(where) as model:
+            results.append((model.predict(path, features=True), model.logits(path)))
+            assert model.runtime == runtime
     (expected, logits), (other, others_logits) = results
     assert others_logits == pytest.approx(logits, abs=1e-4 * float(np.abs(logits).max()))
     assert other.features == pytest.approx(
@@ -43,19 +40,18 @@ def test_another_runtime_has_the_logits_and_features_of_the_reference(
 
 
 def test_an_exported_model_is_run_as_it_is(weights: Path, tmp_path: Path) -> None:
-    lockstep.export(weights, tmp_path / "model", to="onnx", compare=False)
+    lockstep.load(weights).export(tmp_path / "model", to="onnx", compare=False)
     path = image_file(tmp_path, 50, 70)
-    [expected] = lockstep.predict(weights, path, execution=REFERENCE)
+    expected = lockstep.load(weights).on("reference").predict(path)
     for runtime, runs in ((None, list_export_runtimes()[0]), ("native", "native")):
-        with lockstep.Predictor(
-            tmp_path / "model", runtime=runtime, execution=Execution()
-        ) as predictor:
-            [prediction] = predictor.predict(path)
-        assert predictor.runtime == runs
+        with lockstep.load(tmp_path / "model").on(runtime) as model:
+            prediction = model.predict(path)
+            assert model.runtime == runs
         assert prediction.classes == expected.classes
         assert prediction.probabilities == pytest.approx(expected.probabilities, rel=1e-4)
 
 
 def test_grad_cam_needs_the_runtime_of_a_framework(weights: Path) -> None:
+    model = lockstep.load(weights).on(list_export_runtimes()[0])
     with pytest.raises(BackendError, match=r"Grad-CAM.* --runtime"):
-        lockstep.Predictor(weights, explain=True, runtime=list_export_runtimes()[0])
+        model.predict(np.zeros((40, 40, 3), np.uint8), explain=True)

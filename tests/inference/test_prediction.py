@@ -25,7 +25,8 @@ def likelihoods(source: Path, path: Path, recipe: Recipe, *, ema: bool = False) 
     """Return the probabilities of one image: float64 [logits]."""
     with torch.inference_mode():
         logits = (
-            lockstep.load(source, ema=ema)(torch.from_numpy(prepare_photo(path, recipe)))[0]
+            lockstep.load(source, ema=ema)
+            .module()(torch.from_numpy(prepare_photo(path, recipe)))[0]
             .double()
             .numpy()
         )
@@ -55,7 +56,7 @@ def test_a_prediction_is_the_softmax_of_the_module_on_the_preprocessed_image(
     source = save_weights(**changes)
     path = image_file(tmp_path, *shape)
     expected = likelihoods(source, path, tiny_recipe.replace(**changes))
-    [prediction] = lockstep.predict(source, [path], top=10)
+    [prediction] = list(lockstep.load(source).predict([path], top=10))
     order = np.argsort(-expected)
     assert prediction.path == path
     assert prediction.classes == tuple(CLASSES[i] for i in order)
@@ -64,7 +65,7 @@ def test_a_prediction_is_the_softmax_of_the_module_on_the_preprocessed_image(
 
 def test_probabilities_fall_and_sum_to_one(save_weights: SaveWeights, textures: Path) -> None:
     images = sorted((textures / "val").rglob("*.jpg"))
-    for prediction in lockstep.predict(save_weights(), images, top=10):
+    for prediction in list(lockstep.load(save_weights()).predict(images, top=10)):
         assert list(prediction.probabilities) == sorted(prediction.probabilities, reverse=True)
         assert sum(prediction.probabilities) == pytest.approx(1, abs=1e-12)
         assert sorted(prediction.classes) == sorted(CLASSES)
@@ -76,7 +77,7 @@ def test_images_are_predicted_in_the_order_given_whatever_their_size_and_format(
     source = save_weights()
     sizes = ((40, 50, ".png"), (90, 60, ".jpg"), (33, 33, ".bmp"))
     paths = [image_file(tmp_path, height, width, suffix) for height, width, suffix in sizes]
-    predictions = lockstep.predict(source, paths, top=1)
+    predictions = list(lockstep.load(source).predict(paths, top=1))
     assert [prediction.path for prediction in predictions] == paths
     for prediction, path in zip(predictions, paths, strict=True):
         # Two JPEG decoders may round a pixel differently.
@@ -89,14 +90,18 @@ def test_images_are_predicted_in_the_order_given_whatever_their_size_and_format(
 def test_no_more_classes_are_given_than_asked_for_or_there_are(
     top: int, count: int, save_weights: SaveWeights, tmp_path: Path
 ) -> None:
-    [prediction] = lockstep.predict(save_weights(), [image_file(tmp_path, 50, 50)], top=top)
+    [prediction] = list(
+        lockstep.load(save_weights()).predict([image_file(tmp_path, 50, 50)], top=top)
+    )
     assert len(prediction.classes) == len(prediction.probabilities) == count
 
 
 def test_outputs_beyond_the_classes_are_called_by_their_number(
     save_weights: SaveWeights, tmp_path: Path
 ) -> None:
-    [prediction] = lockstep.predict(save_weights(logits=13), [image_file(tmp_path, 50, 50)], top=99)
+    [prediction] = list(
+        lockstep.load(save_weights(logits=13)).predict([image_file(tmp_path, 50, 50)], top=99)
+    )
     assert sorted(prediction.classes) == sorted([*CLASSES, "10", "11", "12"])
     assert sum(prediction.probabilities) == pytest.approx(1)
 
@@ -120,7 +125,7 @@ def test_outputs_without_names_have_those_of_imagenet_where_they_may_be_its_clas
     changes: dict[str, Any], number: int, name: str, save_weights: SaveWeights, tmp_path: Path
 ) -> None:
     source = save_weights(classes=(), favourite=number, **changes)
-    [prediction] = lockstep.predict(source, [image_file(tmp_path, 50, 50)], top=1)
+    [prediction] = list(lockstep.load(source).predict([image_file(tmp_path, 50, 50)], top=1))
     assert prediction.classes == (name,)
 
 
@@ -138,8 +143,10 @@ def test_names_that_are_assumed_are_noted(
     changes: dict[str, Any], which: str, save_weights: SaveWeights, tmp_path: Path
 ) -> None:
     heard: list[Any] = []
-    lockstep.predict(
-        save_weights(classes=(), **changes), [image_file(tmp_path, 50, 50)], listener=heard.append
+    list(
+        lockstep.load(save_weights(classes=(), **changes))
+        .on(listener=heard.append)
+        .predict([image_file(tmp_path, 50, 50)])
     )
     message = (
         f"the weights name no classes and have {which}; shows ImageNet's names. If these are other"
@@ -151,8 +158,10 @@ def test_names_that_are_assumed_are_noted(
 def test_1000_classes_of_a_user_keep_their_names(save_weights: SaveWeights, tmp_path: Path) -> None:
     source = save_weights(classes=tuple(map(str, range(1000))), favourite=281, logits=1000)
     heard = []
-    [prediction] = lockstep.predict(
-        source, [image_file(tmp_path, 50, 50)], top=1, listener=heard.append
+    [prediction] = list(
+        lockstep.load(source)
+        .on(listener=heard.append)
+        .predict([image_file(tmp_path, 50, 50)], top=1)
     )
     assert (prediction.classes, heard) == (("281",), [])
 
@@ -163,10 +172,10 @@ def test_given_names_replace_those_of_the_weights(
     image = image_file(tmp_path, 50, 50)
     names = [name.upper() for name in CLASSES]
     source = save_weights(favourite=3)
-    [prediction] = lockstep.predict(source, [image], top=1, classes=names)
+    [prediction] = list(lockstep.load(source, classes=names).predict([image], top=1))
     assert prediction.classes == ("DOTS",)
     with pytest.raises(DataError, match=r"9 names.* 10 outputs"):
-        lockstep.predict(source, [image], classes=names[1:])
+        list(lockstep.load(source, classes=names[1:]).predict([image]))
 
 
 def test_given_names_are_not_replaced_by_those_of_imagenet(
@@ -175,8 +184,10 @@ def test_given_names_are_not_replaced_by_those_of_imagenet(
     source = save_weights(classes=(), favourite=281, logits=1000)
     heard = []
     names = [f"product {i}" for i in range(1000)]
-    [prediction] = lockstep.predict(
-        source, [image_file(tmp_path, 50, 50)], top=1, classes=names, listener=heard.append
+    [prediction] = list(
+        lockstep.load(source, classes=names)
+        .on(listener=heard.append)
+        .predict([image_file(tmp_path, 50, 50)], top=1)
     )
     assert (prediction.classes, heard) == (("product 281",), [])
 
@@ -187,7 +198,7 @@ def test_the_moving_average_predicts_when_asked_for(
     source = save_weights(ema_decay=0.9)
     path = image_file(tmp_path, 50, 50)
     [trained], [average] = (
-        lockstep.predict(source, [path], top=1, ema=ema) for ema in (False, True)
+        list(lockstep.load(source, ema=ema).predict([path], top=1)) for ema in (False, True)
     )
     assert trained.probabilities[0] == pytest.approx(
         likelihoods(source, path, tiny_recipe).max(), rel=1e-4
@@ -202,7 +213,7 @@ def test_a_loaded_model_is_an_ordinary_module_with_these_weights_ready_for_infer
     save_weights: SaveWeights,
 ) -> None:
     source = save_weights()
-    module = lockstep.load(source)
+    module = lockstep.load(source).module()
     assert isinstance(module, torch.nn.Module)
     assert not module.training
     expected, _ = checkpoint.read_weights(source / "model.safetensors")
@@ -222,7 +233,7 @@ def test_a_run_is_loaded_at_the_step_asked_for(
     for seed in (1, 2, 3):
         run = save_weights(seed=seed).parents[1]
     for name, seed in (("newest", 3), ("2", 2)):
-        kernel = lockstep.load(run, checkpoint=name).conv1.weight.detach().numpy()
+        kernel = lockstep.load(run, checkpoint=name).module().conv1.weight.detach().numpy()
         np.testing.assert_array_equal(kernel, random_tensors(tiny_recipe, seed)["conv1.weight"])
 
 
@@ -248,7 +259,7 @@ def test_a_file_that_is_no_whole_image_is_named(
     elif isinstance(content, bytes):
         bad.write_bytes(content)
     with pytest.raises(DataError, match=name):
-        lockstep.predict(save_weights(), [good, bad])
+        list(lockstep.load(save_weights()).predict([good, bad]))
 
 
 KINDS: dict[str, Callable[[Path], Any]] = {
@@ -273,11 +284,11 @@ def test_an_image_of_any_kind_has_the_prediction_of_its_file(
 ) -> None:
     path = image_file(tmp_path, 50, 60)
     source = save_weights()
-    [expected] = lockstep.predict(source, [path], top=10)
-    with lockstep.Predictor(source) as predictor:
+    [expected] = list(lockstep.load(source).predict([path], top=10))
+    with lockstep.load(source) as predictor:
         for kind, convert in KINDS.items():
-            for images in (convert(path), [convert(path)]):
-                [prediction] = predictor.predict(images, top=10)
+            several = predictor.predict([convert(path)], top=10)
+            for prediction in (predictor.predict(convert(path), top=10), next(several)):
                 assert (prediction.classes, prediction.probabilities) == (
                     expected.classes,
                     expected.probabilities,
@@ -348,7 +359,7 @@ def test_a_predictor_takes_images_and_gives_results_as_they_are_asked_for(
             consumed.append(path)
             yield path
 
-    with lockstep.Predictor(save_weights(), batch=4) as predictor:
+    with lockstep.load(save_weights()).on(batch=4) as predictor:
         results = predictor.predict(endless())
         assert [next(results).path for _ in range(5)] == [path] * 5
     assert len(consumed) <= 4 * 4
@@ -359,9 +370,9 @@ def test_a_predictor_gives_the_modules_logits(
 ) -> None:
     paths = [image_file(tmp_path, 40, 30 + i) for i in range(5)]
     source = save_weights()
-    with lockstep.Predictor(source, batch=2) as predictor, torch.inference_mode():
+    with lockstep.load(source).on(batch=2) as predictor, torch.inference_mode():
         logits = np.stack(list(predictor.logits(paths)))
-        expected = lockstep.load(source)(
+        expected = lockstep.load(source).module()(
             torch.from_numpy(np.concatenate([prepare_photo(path, tiny_recipe) for path in paths]))
         )
     assert logits.dtype == np.float32
@@ -382,7 +393,7 @@ def test_images_that_cannot_be_read_are_told_and_the_others_predicted(
         tmp_path / "scans.jpg",
         good[2],
     ]
-    with lockstep.Predictor(save_weights(), batch=2) as predictor:
+    with lockstep.load(save_weights()).on(batch=2) as predictor:
         predictions = list(
             predictor.predict(images, on_error=lambda name, reason: problems.append((name, reason)))
         )
@@ -400,14 +411,14 @@ def test_images_that_cannot_be_read_are_told_and_the_others_predicted(
 def test_a_strip_that_would_become_a_huge_image_is_refused(save_weights: SaveWeights) -> None:
     strip = np.zeros((1, 13_000, 3), np.uint8)
     with pytest.raises(DataError, match="13000 x 1 pixels are too many for a side"):
-        lockstep.predict(save_weights(), strip)
+        list(lockstep.load(save_weights()).predict(strip))
 
 
 def test_a_batch_has_at_least_one_image(save_weights: SaveWeights, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="batch is 0; expected at least 1"):
-        lockstep.predict(save_weights(), image_file(tmp_path, 40, 40), batch=0)
+        list(lockstep.load(save_weights()).on(batch=0).predict(image_file(tmp_path, 40, 40)))
 
 
 def test_a_folder_in_place_of_an_image_is_named(save_weights: SaveWeights, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="Is a directory"):
-        lockstep.predict(save_weights(), [tmp_path])
+        list(lockstep.load(save_weights()).predict([tmp_path]))

@@ -52,7 +52,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def expected(weights: Path, photos: Path) -> dict[str, Any]:
     """What the weights' own evaluation returns."""
-    return lockstep.evaluate(weights, photos)
+    return lockstep.load(weights).evaluate(photos).to_json()
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -61,8 +61,8 @@ def test_a_program_is_evaluated_on_whole_photos_as_its_weights_are(
 ) -> None:
     if importlib.util.find_spec("openvino") is None and target == "openvino":
         pytest.skip("openvino is not installed")
-    lockstep.export(weights, tmp_path / "model", to=target, compare=False)
-    result = lockstep.evaluate(tmp_path / "model", photos, batch=2, runtime="program")
+    lockstep.load(weights).export(tmp_path / "model", to=target, compare=False)
+    result = lockstep.load(tmp_path / "model").on("program", batch=2).evaluate(photos).to_json()
     assert result["runtime"].startswith(f"{target} (")
     assert (result["images"], result["top1_percent"]) == (
         expected["images"],
@@ -75,8 +75,8 @@ def test_a_program_is_evaluated_on_whole_photos_as_its_weights_are(
 def test_a_program_of_squares_gets_squares(
     weights: Path, photos: Path, expected: dict[str, Any], tmp_path: Path
 ) -> None:
-    lockstep.export(weights, tmp_path / "model", to="triton", bare=True, compare=False)
-    result = lockstep.evaluate(tmp_path / "model", photos, batch=4)
+    lockstep.load(weights).export(tmp_path / "model", to="triton", bare=True, compare=False)
+    result = lockstep.load(tmp_path / "model").on(batch=4).evaluate(photos).to_json()
     assert result["loss"] == pytest.approx(expected["loss"], rel=1e-4)
 
 
@@ -86,7 +86,7 @@ def described(weights: Path, tmp_path: Path) -> Callable[..., Path]:
 
     def describe(**changes: Any) -> Path:
         folder = tmp_path / "model"
-        lockstep.export(weights, folder, to="triton", compare=False)
+        lockstep.load(weights).export(folder, to="triton", compare=False)
         description = json.loads((folder / FILE).read_text())
         (folder / FILE).write_text(json.dumps(description | changes))
         return folder
@@ -101,18 +101,18 @@ def test_a_program_that_can_run_code_is_not_loaded_unless_it_is_asked_for(
     folder = described(target="torch-export")
     (folder / "model.pt2").write_bytes(b"not a program")
     with pytest.raises(CheckpointError, match=r"--runtime program`.* trust"):
-        lockstep.evaluate(folder, photos)
+        lockstep.load(folder).evaluate(photos).to_json()
     with pytest.raises(CheckpointError, match="onnx"):
-        lockstep.predict(folder, photos / "dots")
+        list(lockstep.load(folder).predict(photos / "dots"))
     with pytest.raises(CheckpointError, match=r"torch-export \(torch .*\) cannot run .*model"):
-        lockstep.evaluate(folder, photos, runtime="program")
+        lockstep.load(folder).on("program").evaluate(photos).to_json()
 
 
 def test_by_default_the_weights_in_a_frozen_graph_are_read(
     weights: Path, photos: Path, expected: dict[str, Any], tmp_path: Path
 ) -> None:
-    lockstep.export(weights, tmp_path / "model", to="frozen-graph", compare=False)
-    result = lockstep.evaluate(tmp_path / "model", photos)
+    lockstep.load(weights).export(tmp_path / "model", to="frozen-graph", compare=False)
+    result = lockstep.load(tmp_path / "model").evaluate(photos).to_json()
     assert (result["runtime"], result["per_class"]) == ("native", expected["per_class"])
     assert [
         remark for remark in result["remarks"] if "--runtime program runs the program" in remark
@@ -123,7 +123,7 @@ def test_a_pipe_in_a_program_is_not_opened(described: Callable[..., Path], photo
     folder = described()
     os.mkfifo(folder / "more")
     with pytest.raises(CheckpointError, match=r"more cannot be read: it is a pipe"):
-        lockstep.evaluate(folder, photos)
+        lockstep.load(folder).evaluate(photos).to_json()
 
 
 @pytest.mark.parametrize(
@@ -143,14 +143,14 @@ def test_a_description_that_was_changed_is_refused(
     changes: dict[str, Any], described: Callable[..., Path], photos: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=r"export\.json"):
-        lockstep.evaluate(described(**changes), photos)
+        lockstep.load(described(**changes)).evaluate(photos).to_json()
 
 
 def test_another_number_of_logits_than_described_is_an_error(
     described: Callable[..., Path], photos: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=r"\[\d, 10\], expected \[\d, 12\]"):
-        lockstep.evaluate(described(logits=12), photos)
+        lockstep.load(described(logits=12)).evaluate(photos).to_json()
 
 
 def test_photos_of_a_batch_are_bounded_by_their_pixels() -> None:

@@ -38,7 +38,7 @@ def data(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images, each in the folder of the class that the reference finds likeliest: its top-1 is 100
     %."""
     root = tmp_path_factory.mktemp("data")
-    reference = lockstep.load(weights, backend="reference")
+    reference = lockstep.load(weights).on("reference").module()
     recipe = open_weights(weights).recipe
     for number in range(24):
         path = image_file(root, 40 + number, 57)
@@ -59,8 +59,9 @@ def logits_of(model: Path, x: np.ndarray) -> np.ndarray:
 def test_a_model_in_int8_is_near_float64_and_says_what_it_loses(
     weights: Path, data: Path, method: str, tmp_path: Path
 ) -> None:
-    how: dict[str, Any] = {"precision": "int8", "data": data, "method": method, "tolerance": 10}
-    result = lockstep.export(weights, tmp_path / "model", to="onnx", bare=True, **how)
+    int8 = lockstep.Int8(data, method=method, tolerance=10)
+    model = lockstep.load(weights)
+    result = model.export(tmp_path / "model", to="onnx", bare=True, precision=int8)
     loss = result["int8"]
     assert loss["top1_before"] == 100
     assert loss["top1_after"] >= 90
@@ -75,7 +76,7 @@ def test_a_model_in_int8_is_near_float64_and_says_what_it_loses(
         == loss
     )
     x = ((pictures(32, 32) - MEAN) / STD).transpose(0, 3, 1, 2)
-    wanted = lockstep.load(weights, backend="reference")(x)
+    wanted = lockstep.load(weights).on("reference").module()(x)
     off = (
         np.abs(logits_of(tmp_path / "model" / "model.onnx", x) - wanted).max()
         / np.abs(wanted).max()
@@ -84,15 +85,8 @@ def test_a_model_in_int8_is_near_float64_and_says_what_it_loses(
 
 
 def export_quantised(weights: Path, data: Path, target: Path) -> None:
-    lockstep.export(
-        weights,
-        target,
-        to="onnx",
-        precision="int8",
-        data=data,
-        tolerance=10,
-        calibration_images=3,
-        compare=False,
+    lockstep.load(weights).export(
+        target, to="onnx", precision=lockstep.Int8(data, images=3, tolerance=10), compare=False
     )
 
 
@@ -140,8 +134,10 @@ def test_a_model_to_measure_int8_with_computes_every_layer_in_it(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )
     [logits] = session.run(None, {"images": images})
-    wanted = lockstep.load(weights, backend="reference")(
-        ((images - MEAN) / STD).transpose(0, 3, 1, 2)
+    wanted = (
+        lockstep.load(weights)
+        .on("reference")
+        .module()(((images - MEAN) / STD).transpose(0, 3, 1, 2))
     )
     assert 1e-4 < np.abs(logits - wanted).max() / np.abs(wanted).max() < 0.1
 
@@ -167,8 +163,8 @@ def test_losing_more_than_the_tolerance_is_an_error_and_leaves_nothing(
 ) -> None:
     source = add_outlier(weights, tmp_path / "run")
     with pytest.raises(CheckpointError, match=r"int8 .* 100.00 % .* 12"):
-        lockstep.export(
-            source, tmp_path / "model", to="onnx", precision="int8", data=data, tolerance=10
+        lockstep.load(source).export(
+            tmp_path / "model", to="onnx", precision=lockstep.Int8(data, tolerance=10)
         )
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
@@ -176,22 +172,18 @@ def test_losing_more_than_the_tolerance_is_an_error_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "int8 needs images, .*: --data DATA"),
+        (None, "int8 needs images, .*: --data DATA"),
         (
-            {"data": "DATA", "method": "median"},
+            {"method": "median"},
             "there is no method 'median' to calibrate onnx with. Known: minmax",
         ),
-        ({"data": "DATA", "calibration_images": 0}, "0 calibration images"),
+        ({"images": 0}, "0 calibration images"),
     ],
 )
 def test_int8_without_what_it_needs_is_refused(
-    weights: Path, data: Path, options: dict[str, Any], message: str, tmp_path: Path
+    weights: Path, data: Path, options: dict[str, Any] | None, message: str, tmp_path: Path
 ) -> None:
-    options_with_data = {
-        name: data if value == "DATA" else value for name, value in options.items()
-    }
+    precision = "int8" if options is None else lockstep.Int8(data, **options)
     with pytest.raises(CheckpointError, match=message):
-        lockstep.export(
-            weights, tmp_path / "model", to="onnx", precision="int8", **options_with_data
-        )
+        lockstep.load(weights).export(tmp_path / "model", to="onnx", precision=precision)
     assert not (tmp_path / "model").exists()

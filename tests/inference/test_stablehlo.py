@@ -46,7 +46,7 @@ def expected(weights: Path, photos: np.ndarray) -> np.ndarray:
     """Return the reference's probabilities of photos as `predict` prepares them, float64."""
     squares = read_squares(photos, open_weights(weights).recipe)
     x = ((squares.astype(np.float64) - MEAN) / STD).transpose(0, 3, 1, 2)
-    logits = np.asarray(lockstep.load(weights, backend="reference")(x))
+    logits = np.asarray(lockstep.load(weights).on("reference").module()(x))
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
 
@@ -60,7 +60,7 @@ def load(file: Path) -> Any:
 def test_jax_alone_answers_as_float64(name: str, tiny_recipe: Recipe, tmp_path: Path) -> None:
     recipe = tiny_recipe.replace(**SIZES, **NARROWED[name], padding="flax")
     weights = save_random(recipe, tmp_path)
-    result = lockstep.export(weights, tmp_path / "program", to="stablehlo", compare=False)
+    result = lockstep.load(weights).export(tmp_path / "program", to="stablehlo", compare=False)
     assert result["takes"] == "photos of any size: uint8 RGB [N, H, W, 3]"
     batches = [pictures(40, 57)[:1], pictures(71, 33)]
     paths = [tmp_path / f"{i}.npy" for i in range(len(batches))]
@@ -96,7 +96,7 @@ def test_photos_become_the_pixels_of_evaluation(
 ) -> None:
     recipe = tiny_recipe.replace(**SIZES, **changes)
     weights = save_random(recipe, tmp_path)
-    lockstep.export(weights, tmp_path / "program", to="stablehlo", compare=False)
+    lockstep.load(weights).export(tmp_path / "program", to="stablehlo", compare=False)
     resize = load(tmp_path / "program" / "resize.stablehlo")
     for height, width in ((96, 131), (40, 57)):
         photos = pictures(height, width)
@@ -111,7 +111,7 @@ def test_an_export_is_compared_and_refuses_what_are_no_bytes_of_rgb(
     tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     weights = save_random(tiny_recipe, tmp_path)
-    written = lockstep.export(weights, tmp_path / "program", to="stablehlo")
+    written = lockstep.load(weights).export(tmp_path / "program", to="stablehlo")
     assert written["comparison"]["runtime"] == f"jax {jax.__version__}"
     assert written["comparison"]["largest_difference"] < 1e-5
     assert (tmp_path / "program" / "classes.txt").read_text().splitlines() == list(CLASSES)

@@ -82,7 +82,7 @@ def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def test_tritons_configuration_describes_the_model(
     weights: Path, bare: bool, tmp_path: Path
 ) -> None:
-    result = lockstep.export(weights, tmp_path / "models", to="triton", batch=5, bare=bare)
+    result = lockstep.load(weights).export(tmp_path / "models", to="triton", batch=5, bare=bare)
     assert result["comparison"]["runtime"].startswith("onnxruntime ")
     model = tmp_path / "models" / "model"
     config = text_format.Parse((model / "config.pbtxt").read_text(), config_class()())
@@ -131,7 +131,7 @@ def test_openvino_has_the_probabilities_of_float64(
 ) -> None:
     import openvino
 
-    export = lockstep.export(weights, tmp_path / "model", to="openvino", **options)
+    export = lockstep.load(weights).export(tmp_path / "model", to="openvino", **options)
     assert "squares" in export["takes"]
     assert export["takes"].count(f"[{options.get('batch', 'N')}, ") == 1
     result = export["comparison"]
@@ -142,7 +142,7 @@ def test_openvino_has_the_probabilities_of_float64(
     compiled = openvino.Core().compile_model(str(tmp_path / "model" / "model.xml"), "CPU", how)
     images = pictures(36, 36)  # of the size after the resize, so that only the crop is left
     x = ((images[:, 2:34, 2:34] - MEAN) / STD).transpose(0, 3, 1, 2)
-    logits = lockstep.load(weights, backend="reference")(x)
+    logits = lockstep.load(weights).on("reference").module()(x)
     if options.get("bare"):
         assert compiled([x.astype(np.float32)])["logits"] == pytest.approx(logits, abs=1e-3)
     else:
@@ -161,7 +161,7 @@ def test_openvino_refuses_photos_of_another_size_and_is_right_in_its_own_precisi
     """On processors with bf16 instructions, that is bf16."""
     import openvino
 
-    lockstep.export(weights, tmp_path / "model", to="openvino")
+    lockstep.load(weights).export(tmp_path / "model", to="openvino")
     assert (tmp_path / "model" / "preprocessing.py").exists()
     compiled = openvino.Core().compile_model(str(tmp_path / "model" / "model.xml"), "CPU")
     images = pictures(36, 36)
@@ -169,7 +169,7 @@ def test_openvino_refuses_photos_of_another_size_and_is_right_in_its_own_precisi
         compiled([images])
     squares = np.ascontiguousarray(images[:, 2:34, 2:34])
     x = ((squares - MEAN) / STD).transpose(0, 3, 1, 2)
-    logits = lockstep.load(weights, backend="reference")(x)
+    logits = lockstep.load(weights).on("reference").module()(x)
     wanted = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     assert compiled([squares])["probabilities"] == pytest.approx(wanted, abs=0.05)
 
@@ -180,7 +180,7 @@ def test_without_the_package_that_writes_a_format_it_is_told_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(BackendError, match=rf"needs {package}: pip install {package}=="):
-        lockstep.export(weights, tmp_path / "model", to=to)
+        lockstep.load(weights).export(tmp_path / "model", to=to)
     assert not (tmp_path / "model").exists()
 
 
@@ -189,4 +189,4 @@ def test_bf16_is_left_to_the_program_that_runs_the_model(
     weights: Path, to: str, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=f"{to} .* bf16"):
-        lockstep.export(weights, tmp_path / "model", to=to, precision="bf16")
+        lockstep.load(weights).export(tmp_path / "model", to=to, precision="bf16")

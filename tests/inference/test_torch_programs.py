@@ -64,12 +64,12 @@ def expected(weights: Path, photos: np.ndarray) -> np.ndarray:
     """Return the reference's probabilities of photos as `predict` prepares them, float64."""
     squares = read_squares(photos, open_weights(weights).recipe)
     x = ((squares.astype(np.float64) - MEAN) / STD).transpose(0, 3, 1, 2)
-    return softmax(lockstep.load(weights, backend="reference")(x))
+    return softmax(lockstep.load(weights).on("reference").module()(x))
 
 
 def exported(weights: Path, folder: Path) -> Any:
     """Return the TorchScript program of a checkpoint."""
-    lockstep.export(weights, folder, to="torchscript", compare=False)
+    lockstep.load(weights).export(folder, to="torchscript", compare=False)
     return torch.jit.load(str(folder / "model.pt"))
 
 
@@ -118,8 +118,8 @@ def test_pytorch_alone_answers_as_float64_with_both_programs(
         np.save(path, batch)
     programs = []
     for form, name in (("torchscript", "model.pt"), ("torch-export", "model.pt2")):
-        compared = lockstep.export(
-            weights, tmp_path / form, to=form, compare=form == "torch-export"
+        compared = lockstep.load(weights).export(
+            tmp_path / form, to=form, compare=form == "torch-export"
         )["comparison"]
         programs.append(tmp_path / form / name)
         assert (tmp_path / form / "classes.txt").read_text().splitlines() == list(CLASSES)
@@ -153,7 +153,7 @@ def test_images_of_any_size_are_resized_and_cropped_as_pillow_and_opencv_do(
     recipe = tiny_recipe.replace(**SIZES, interpolation=interpolation, antialias=antialias)
     weights = save_random(recipe, tmp_path)
     program = exported(weights, tmp_path / "model")
-    reference = lockstep.load(weights, backend="reference")
+    reference = lockstep.load(weights).on("reference").module()
     for height, width in ((96, 131), (71, 33), (40, 57)):
         path = image_file(tmp_path, height, width)
         answer = program(torch.from_numpy(np.array(Image.open(path)))[None])

@@ -61,6 +61,6 @@ def test_an_infinite_validation_loss_ends_the_run_after_its_step_was_saved(
     last = json.loads(line, parse_constant=pytest.fail)
     assert (last["kind"], last["loss"], last["step"]) == ("diverged", None, 7)
     with pytest.raises(DivergedError, match="of 20 images"):
-        lockstep.evaluate(run, textures)
+        lockstep.load(run).evaluate(textures).to_json()
     with pytest.raises(DivergedError, match="logits"):
-        lockstep.predict(run, [next((textures / "val").rglob("*.jpg"))])
+        list(lockstep.load(run).predict([next((textures / "val").rglob("*.jpg"))]))

@@ -125,7 +125,7 @@ def start(
 def compute_features(weights: Path, data: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return the features of the training images by PyTorch's own layers, and the labels."""
     recipe = lockstep.load_recipe(weights)
-    module = lockstep.load(weights)
+    module = lockstep.load(weights).module()
     module.fc = torch.nn.Identity()
     index = open_index(data / "train")
     features = []

@@ -72,7 +72,7 @@ def test_a_stopped_cross_validation_resumes_and_repeats_no_finished_fold(
     assert [report["final"]["trained"]["images"] for report in reports] == [30, 30]
     assert summary == summarise_folds(reports)
 
-    again = lockstep.evaluate(folders[0], checkpoint="newest")
+    again = lockstep.load(folders[0], checkpoint="newest").evaluate().to_json()
     assert again["per_class"] == reports[0]["per_class"]["trained"]
     page = lockstep.report(tmp_path / "cv", tmp_path / "page.html").read_text()
     assert "2 folds: mean top-1" in page

@@ -47,7 +47,9 @@ def test_row_i_is_what_the_model_predicts_for_image_i(
     run, report = run_with_report
     images = list_images(textures)
     scores = require_results(run).scores[weights]
-    predictions = lockstep.predict(run, images, top=10, checkpoint="newest", ema=weights == "ema")
+    predictions = list(
+        lockstep.load(run, checkpoint="newest", ema=weights == "ema").predict(images, top=10)
+    )
     classes = report["classes"]
     rows = zip(images, predictions, strict=True)
     for i, (image, prediction) in enumerate(rows):

@@ -74,7 +74,7 @@ def test_a_run_resumes_and_is_adopted(old: Path, losses: dict[str, Any], tmp_pat
 
 @pytest.mark.parametrize("name", PACKS)
 def test_a_run_is_evaluated_on_every_pack(old: Path, losses: dict[str, Any], name: str) -> None:
-    evaluation = lockstep.evaluate(old / "run", old / "packs" / name)
+    evaluation = lockstep.load(old / "run").evaluate(old / "packs" / name).to_json()
     assert evaluation["loss"] == pytest.approx(losses["best"], rel=1e-4)
     assert evaluation["images"] == 10
 
@@ -85,7 +85,7 @@ def test_a_run_is_evaluated_on_every_pack(old: Path, losses: dict[str, Any], nam
 def test_an_export_computes_the_same(old: Path, losses: dict[str, Any], name: str) -> None:
     data = old / "packs/webdataset"
     try:
-        evaluation = lockstep.evaluate(old / "exports" / name, data, runtime="program")
+        evaluation = lockstep.load(old / "exports" / name).on("program").evaluate(data).to_json()
     except BackendError as error:
         pytest.skip(str(error))
     assert evaluation["loss"] == pytest.approx(losses["best"], rel=1e-4)

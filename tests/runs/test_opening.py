@@ -136,13 +136,13 @@ def test_own_images_are_split_trained_on_and_evaluated_without_a_recipe(
     assert (environment["train"]["images"] + images, environment["data"]) == (60, str(data))
     again = lockstep.train(data=data, out=run)
     assert again["per_class"] == report["per_class"], "the same run, with neither recipe nor split"
-    evaluated = lockstep.evaluate(run, data)
+    evaluated = lockstep.load(run).evaluate(data).to_json()
     assert evaluated["per_class"] == report["per_class"]["trained"]
     assert evaluated["loss"] == pytest.approx(report["final"]["trained"]["loss"], rel=1e-5), (
         "resized as in the run"
     )
-    assert lockstep.evaluate(run, data, split=0)["images"] == 60
-    assert lockstep.evaluate(run, textures)["images"] == 20
+    assert lockstep.load(run).evaluate(data, split=0).to_json()["images"] == 60
+    assert lockstep.load(run).evaluate(textures).to_json()["images"] == 20
     page = lockstep.report(run, tmp_path / "page.html").read_text()
     assert 'data-image="' in page
     with pytest.raises(RecipeError, match=r"validation_share: 0\.25 there, 0\.5 now"):

@@ -121,9 +121,9 @@ def test_a_sparse_run_is_evaluated_and_converted_as_any_other(
     sparse: Path, textures: Path, tmp_path: Path
 ) -> None:
     report = json.loads((sparse / "report.json").read_text())
-    lockstep.convert(sparse, tmp_path / "w.safetensors", checkpoint="newest", certificate=False)
+    lockstep.load(sparse, checkpoint="newest").save(tmp_path / "w.safetensors", certificate=False)
     for source in (sparse, tmp_path / "w.safetensors"):
-        result = lockstep.evaluate(source, textures, checkpoint="newest")
+        result = lockstep.load(source, checkpoint="newest").evaluate(textures).to_json()
         assert result["per_class"] == report["per_class"]["trained"]
         assert result["loss"] == pytest.approx(report["final"]["trained"]["loss"], rel=1e-6)
 

@@ -93,7 +93,7 @@ def test_a_stop_while_calibrating_trains_nothing(
 
 
 def test_evaluating_quantises_as_the_run_did(whole: Path, textures: Path, tmp_path: Path) -> None:
-    lockstep.convert(whole, tmp_path / "w.safetensors", certificate=False, checkpoint="newest")
+    lockstep.load(whole, checkpoint="newest").save(tmp_path / "w.safetensors", certificate=False)
     plain = lockstep.load_recipe(whole).replace(quantisation="none")
     checkpoint.write_weights(
         tmp_path / "f.safetensors",
@@ -102,7 +102,7 @@ def test_evaluating_quantises_as_the_run_did(whole: Path, textures: Path, tmp_pa
     )
     reported = json.loads((whole / "report.json").read_text())["final"]["trained"]["loss"]
     run, converted, in_float = (
-        lockstep.evaluate(source, textures, checkpoint="newest")["loss"]
+        lockstep.load(source, checkpoint="newest").evaluate(textures).to_json()["loss"]
         for source in (whole, tmp_path / "w.safetensors", tmp_path / "f.safetensors")
     )
     assert [run, converted] == pytest.approx([reported] * 2, rel=1e-6)
@@ -157,7 +157,7 @@ def test_a_file_without_fitting_scales_is_refused(
         about["scales"] = scales
     checkpoint.write_weights(tmp_path / "w.safetensors", read_state(whole).tensors, about)
     with pytest.raises(CheckpointError, match=message):
-        lockstep.evaluate(tmp_path / "w.safetensors", textures)
+        lockstep.load(tmp_path / "w.safetensors").evaluate(textures).to_json()
 
 
 def test_a_run_whose_checkpoint_lost_its_scales_does_not_resume(

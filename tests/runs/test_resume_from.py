@@ -88,7 +88,7 @@ def converted(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
     def convert(to: str, step: int = 2) -> Path:
         target = tmp_path_factory.mktemp(to) / NAMES[to]
-        lockstep.convert(whole, target, to=to, checkpoint=str(step), certificate=False)
+        lockstep.load(whole, checkpoint=str(step)).save(target, to=to, certificate=False)
         return target
 
     return convert

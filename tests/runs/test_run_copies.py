@@ -290,7 +290,7 @@ def test_a_mixture_of_checkpoints_is_refused(
     before = list_files(second)
     for command in (
         lambda: lockstep.train(tiny_recipe, textures, second, execution=execution),
-        lambda: lockstep.evaluate(second, textures),
+        lambda: lockstep.load(second).evaluate(textures).to_json(),
     ):
         with pytest.raises(CheckpointError, match="holds checkpoints of two runs"):
             command()

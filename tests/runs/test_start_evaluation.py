@@ -43,11 +43,13 @@ def test_given_weights_are_evaluated_and_stay(
     steps, _ = start(trained, textures, tiny_recipe.replace(epochs=3), run)
     assert steps == [0, 7, 14, 21]
     first = read_entries(run, "evaluate")[0]
-    expected = lockstep.evaluate(trained, textures)
+    expected = lockstep.load(trained).evaluate(textures).to_json()
     assert first["loss"] == pytest.approx(expected["loss"])
     assert first["top1_percent"] == expected["top1_percent"]
     assert checkpoint.steps(run / "checkpoints")[0] == 0
-    assert lockstep.evaluate(run, textures, checkpoint="0")["loss"] == expected["loss"]
+    assert (
+        lockstep.load(run, checkpoint="0").evaluate(textures).to_json()["loss"] == expected["loss"]
+    )
 
 
 def test_a_training_that_ends_below_its_start_says_so_and_keeps_it(

@@ -39,12 +39,12 @@ NEWEST = "checkpoints/step-00000007"
 
 
 def convert(run: Path, folder: Path) -> Path:
-    lockstep.convert(run, folder / "w.safetensors", certificate=False)
+    lockstep.load(run).save(folder / "w.safetensors", certificate=False)
     return folder / "w.safetensors"
 
 
 def convert_to_tensorflow(run: Path, folder: Path) -> Path:
-    lockstep.convert(run, folder / "model.ckpt-7", to="nvidia-tensorflow", certificate=False)
+    lockstep.load(run).save(folder / "model.ckpt-7", to="nvidia-tensorflow", certificate=False)
     return folder / "model.ckpt-7"
 
 

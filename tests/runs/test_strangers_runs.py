@@ -71,7 +71,10 @@ def test_images_that_a_folder_names_need_the_users_word(run: Path, tmp_path: Pat
     (tmp_path / "others").mkdir()
     for data in (str(tmp_path / "others"), "s3://strangers-bucket/images"):
         change_environment(run, data=data)
-        for command in (lambda: lockstep.train(out=run), lambda: lockstep.evaluate(run)):
+        for command in (
+            lambda: lockstep.train(out=run),
+            lambda: lockstep.load(run).evaluate().to_json(),
+        ):
             with pytest.raises(CheckpointError, match="which no command of yours"):
                 command()
     assert list((tmp_path / "others").iterdir()) == []

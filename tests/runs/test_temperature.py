@@ -63,9 +63,9 @@ def test_the_temperature_has_the_least_loss_on_the_validation_images(
     labels = [report["classes"].index(path.parent.name) for path in paths]
     best = find_folder(report)
     entry = json.loads((best / FILE).read_text())[weights]
-    with lockstep.Predictor(best / weights) as predictor:
+    with lockstep.load(best / weights) as predictor:
         logits = np.stack(list(predictor.logits(paths)))
-        [prediction] = predictor.predict(paths[0], top=1)
+        prediction = predictor.predict(paths[0], top=1)
     temperature = entry["temperature"]
     near = temperature * np.geomspace(0.5, 2, 401)
     losses = compute_losses(logits, np.array(labels), near)
@@ -83,10 +83,10 @@ def test_an_evaluation_stores_the_same_temperature_if_it_is_asked_to(
     best = find_folder(report)
     before = json.loads((best / FILE).read_text())
     weights = f"{'ema' if report['best']['weights'] == 'ema' else 'model'}.safetensors"
-    plain = lockstep.evaluate(run, learnt)
+    plain = lockstep.load(run).evaluate(learnt).to_json()
     assert "calibration" not in plain
     (best / FILE).unlink()
-    result = lockstep.evaluate(run, learnt, calibrate=True)
+    result = lockstep.load(run).evaluate(learnt, calibrate=True).to_json()
     assert result["loss"] == pytest.approx(plain["loss"], rel=1e-5)
     assert result["top1_percent"] == plain["top1_percent"]
     after = json.loads((best / FILE).read_text())

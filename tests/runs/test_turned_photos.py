@@ -41,6 +41,7 @@ def test_a_run_on_turned_photos_is_that_on_upright_ones(
         lockstep.train(recipe, data, run, execution=execution)
     assert read_outcome(runs[0]) == read_outcome(runs[1]) != read_outcome(runs[2])
     turned, upright = (
-        lockstep.evaluate(run, data)["loss"] for run, data in zip(runs[:2], photos, strict=True)
+        lockstep.load(run).evaluate(data).to_json()["loss"]
+        for run, data in zip(runs[:2], photos, strict=True)
     )
     assert turned == upright

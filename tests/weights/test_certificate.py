@@ -72,7 +72,7 @@ def test_two_frameworks_agree_on_converted_weights(
     for name, value in ONE_THREAD.items():
         monkeypatch.setenv(name, value)
     source = save_checkpoint(tmp_path / "same", tensors(), RECIPE.replace(padding="same"))
-    result = lockstep.convert(source, tmp_path / "model.ckpt-7", to="nvidia-tensorflow")
+    result = lockstep.load(source).save(tmp_path / "model.ckpt-7", to="nvidia-tensorflow")
     record = result["certificate"]
     assert {part: engine.split()[0] for part, engine in record["engines"].items()} == {
         "source": "torch",
@@ -94,7 +94,7 @@ def test_two_frameworks_agree_on_converted_weights(
 def test_a_certificate_has_the_sha256_of_every_file(
     source: Path, tmp_path: Path, one_process: None
 ) -> None:
-    record = lockstep.convert(source, tmp_path / "a", to="nvidia-paddle")["certificate"]
+    record = lockstep.load(source).save(tmp_path / "a", to="nvidia-paddle")["certificate"]
 
     def digests(*paths: Path) -> dict[str, str]:
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
@@ -118,8 +118,8 @@ def test_the_files_of_a_prefix_with_brackets_are_in_the_certificate(
     source: Path, tmp_path: Path, one_process: None
 ) -> None:
     prefix = tmp_path / "run[1]" / "model[2]"
-    lockstep.convert(source, prefix, to="nvidia-paddle", certificate=False)
-    record = lockstep.convert(prefix, tmp_path / "a.safetensors")["certificate"]
+    lockstep.load(source).save(prefix, to="nvidia-paddle", certificate=False)
+    record = lockstep.load(prefix).save(tmp_path / "a.safetensors")["certificate"]
     assert set(record["source_sha256"]) == {"model[2].pdparams", "model[2].pdopt"}
 
 
@@ -127,8 +127,8 @@ def test_the_files_of_a_prefix_with_brackets_are_in_the_certificate(
 def test_the_files_next_to_the_weights_are_in_the_certificate(
     to: str, source: Path, tmp_path: Path, one_process: None
 ) -> None:
-    lockstep.convert(source, tmp_path / "a", to=to, certificate=False)
-    record = lockstep.convert(tmp_path / "a", tmp_path / "b.safetensors")["certificate"]
+    lockstep.load(source).save(tmp_path / "a", to=to, certificate=False)
+    record = lockstep.load(tmp_path / "a").save(tmp_path / "b.safetensors")["certificate"]
     files = [*(tmp_path / "a").glob("*"), *tmp_path.glob("a-*")]
     assert len(files) > 1
     assert record["source_sha256"] == {
@@ -139,12 +139,12 @@ def test_the_files_next_to_the_weights_are_in_the_certificate(
 def test_external_data_of_an_onnx_model_is_in_the_certificate(
     source: Path, tmp_path: Path, one_process: None
 ) -> None:
-    lockstep.export(source, tmp_path / "a", to="onnx", compare=False)
+    lockstep.load(source).export(tmp_path / "a", to="onnx", compare=False)
     file = tmp_path / "a" / "model.onnx"
     onnx.save(
         onnx.load(file), file, save_as_external_data=True, location="bytes.data", size_threshold=16
     )
-    record = lockstep.convert(file, tmp_path / "b.safetensors")["certificate"]
+    record = lockstep.load(file).save(tmp_path / "b.safetensors")["certificate"]
     assert set(record["source_sha256"]) == {"model.onnx", "bytes.data"}
 
 
@@ -153,7 +153,7 @@ def test_what_a_target_has_that_the_source_does_not_have_is_in_the_certificate(
     to: str, source: Path, tmp_path: Path, one_process: None
 ) -> None:
     name, words = ADDED[to]
-    changes = lockstep.convert(source, tmp_path / name, to=to)["certificate"]["changes"]
+    changes = lockstep.load(source).save(tmp_path / name, to=to)["certificate"]["changes"]
     assert [words in change for change in changes].count(True) == 1
 
 
@@ -161,7 +161,7 @@ def test_biases_that_keras_gets_are_in_the_certificate(tmp_path: Path, one_proce
     source = save_checkpoint(
         tmp_path, tensors(), keras_recipe().replace(image_size=64, eval_resize=72, eval_crop=64)
     )
-    changes = lockstep.convert(source, tmp_path / "a.weights.h5", to="keras")["certificate"][
+    changes = lockstep.load(source).save(tmp_path / "a.weights.h5", to="keras")["certificate"][
         "changes"
     ]
     assert any("a bias of zeros was added" in change for change in changes)
@@ -170,9 +170,9 @@ def test_biases_that_keras_gets_are_in_the_certificate(tmp_path: Path, one_proce
 def test_arrays_that_are_not_used_are_in_the_certificate(tmp_path: Path, one_process: None) -> None:
     counters = {f"bn{i}.num_batches_tracked": torch.tensor(3) for i in (1, 2)}
     torch.save(make_torch_tensors(tensors()) | counters, tmp_path / "source.pth")
-    changes = lockstep.convert(tmp_path / "source.pth", tmp_path / "a.safetensors")["certificate"][
-        "changes"
-    ]
+    changes = lockstep.load(tmp_path / "source.pth").save(tmp_path / "a.safetensors")[
+        "certificate"
+    ]["changes"]
     without = [change for change in changes if change.startswith("without effect: ")]
     assert any("bn1.num_batches_tracked" in change for change in without)
 
@@ -182,7 +182,7 @@ def test_the_targets_own_framework_reads_what_is_written(
     to: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compute_in_this_process(monkeypatch, "torch")
-    record = lockstep.convert(source, tmp_path / TARGET_NAMES[to], to=to)["certificate"]
+    record = lockstep.load(source).save(tmp_path / TARGET_NAMES[to], to=to)["certificate"]
     assert record["read_by"] == f"torch {torch.__version__}: equal"
 
 
@@ -202,11 +202,11 @@ def test_a_mistake_that_writer_and_reader_share_is_seen(
     )
     compute_in_this_process(monkeypatch, "torch")
     with pytest.raises(CheckpointError, match=r"torch .* a\.pth differently.* fc\.bias"):
-        lockstep.convert(source, tmp_path / "a.pth", to="torchvision")
+        lockstep.load(source).save(tmp_path / "a.pth", to="torchvision")
     assert left(tmp_path) == []
     compute_in_this_process(monkeypatch, "reference")  # without torch nobody sees it
     assert (
-        lockstep.convert(source, tmp_path / "a.pth", to="torchvision")["certificate"]["read_by"]
+        lockstep.load(source).save(tmp_path / "a.pth", to="torchvision")["certificate"]["read_by"]
         is None
     )
 
@@ -215,9 +215,9 @@ def test_a_network_that_a_formats_programs_do_not_have_gets_no_certificate(
     source: Path, tmp_path: Path, one_process: None
 ) -> None:
     with pytest.raises(CheckpointError, match="padding same, not symmetric"):
-        lockstep.convert(source, tmp_path / "a", to="nvidia-tensorflow")
+        lockstep.load(source).save(tmp_path / "a", to="nvidia-tensorflow")
     with pytest.raises(CheckpointError, match="model resnet50, not resnet50-v1"):
-        lockstep.convert(source, tmp_path / "a.pth", to="torchvision", model="resnet50-v1")
+        lockstep.load(source, network="resnet50-v1").save(tmp_path / "a.pth", to="torchvision")
     assert left(tmp_path) == []
 
 
@@ -232,7 +232,7 @@ def test_beyond_the_bound_nothing_is_written_and_both_figures_are_said(
         r" written; --no-certif"
     )
     with pytest.raises(CheckpointError, match=expected):
-        lockstep.convert(source, tmp_path / TARGET_NAMES[to], to=to)
+        lockstep.load(source).save(tmp_path / TARGET_NAMES[to], to=to)
     assert left(tmp_path) == []
 
 
@@ -244,7 +244,7 @@ def test_a_graph_with_another_epsilon_does_not_get_a_certificate(
 
     change_what_is_written(monkeypatch, "nvidia-mxnet", change)
     with pytest.raises(CheckpointError, match="would not compute as"):
-        lockstep.convert(source, tmp_path / "a", to="nvidia-mxnet")
+        lockstep.load(source).save(tmp_path / "a", to="nvidia-mxnet")
     assert left(tmp_path) == []
 
 
@@ -256,7 +256,7 @@ def test_what_a_target_named_before_is_not_what_is_certified(
     with pytest.raises(
         CheckpointError, match="would not compute as"
     ):  # the source is a folder of the prefix's name
-        lockstep.convert(source, source, to="nvidia-paddle")
+        lockstep.load(source).save(source, to="nvidia-paddle")
     assert (sorted(source.iterdir()), list(source.parent.iterdir())) == (before, [source])
 
 
@@ -266,8 +266,8 @@ def test_the_epoch_that_is_written_is_certified_beside_a_later_one(
     other = save_checkpoint(
         tmp_path / "other", {name: value + 1 for name, value in tensors().items()}
     )
-    lockstep.convert(other, tmp_path / "model-0009.params", to="nvidia-mxnet", certificate=False)
-    record = lockstep.convert(source, tmp_path / "model", to="nvidia-mxnet")["certificate"]
+    lockstep.load(other).save(tmp_path / "model-0009.params", to="nvidia-mxnet", certificate=False)
+    record = lockstep.load(source).save(tmp_path / "model", to="nvidia-mxnet")["certificate"]
     assert (record["target"], record["tensors_equal"]) == ("model-0000.params", record["tensors"])
 
 
@@ -279,7 +279,7 @@ def test_an_engine_that_fails_is_one_message_and_leaves_no_files(
     failing.chmod(0o755)
     monkeypatch.setattr(backends, "find_interpreter", lambda name: failing)
     with pytest.raises(CheckpointError, match=r"torch cannot .*: some framework broke"):
-        lockstep.convert(source, tmp_path / "a.safetensors")
+        lockstep.load(source).save(tmp_path / "a.safetensors")
     assert left(tmp_path) == []
 
 
@@ -291,7 +291,7 @@ def test_an_interrupted_certificate_leaves_no_files(
 
     monkeypatch.setattr(certificate, "_compute_logits", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        lockstep.convert(source, tmp_path / "a", to="timm")
+        lockstep.load(source).save(tmp_path / "a", to="timm")
     assert left(tmp_path) == []
 
 
@@ -302,10 +302,10 @@ def test_weights_whose_logits_are_not_finite_get_no_certificate(
     values["fc.bias"][1] = np.nan
     source = save_checkpoint(tmp_path, values)
     with pytest.raises(CheckpointError, match=r"not finite.*--inspect.*--no-certificate"):
-        lockstep.convert(source, tmp_path / "a.safetensors")
+        lockstep.load(source).save(tmp_path / "a.safetensors")
     assert left(tmp_path) == []
     assert (
-        lockstep.convert(source, tmp_path / "a.safetensors", certificate=False)["certificate"]
+        lockstep.load(source).save(tmp_path / "a.safetensors", certificate=False)["certificate"]
         is None
     )
 
@@ -314,7 +314,7 @@ def test_without_a_certificate_the_files_metadata_says_so(
     source: Path, tmp_path: Path, one_process: None
 ) -> None:
     for name, certified in (("with", True), ("without", False)):
-        lockstep.convert(source, tmp_path / f"{name}.safetensors", certificate=certified)
+        lockstep.load(source).save(tmp_path / f"{name}.safetensors", certificate=certified)
         with safe_open(tmp_path / f"{name}.safetensors", framework="numpy") as file:
             noted = json.loads(file.metadata()["lockstep"])
         assert noted.get("certificate") == (None if certified else "none")
@@ -329,7 +329,7 @@ def test_without_a_certificate_the_metadata_of_timms_weights_says_so(
     source: Path, tmp_path: Path, one_process: None
 ) -> None:
     for name, certified in (("with", True), ("without", False)):
-        remarks = lockstep.convert(source, tmp_path / name, to="timm", certificate=certified)[
+        remarks = lockstep.load(source).save(tmp_path / name, to="timm", certificate=certified)[
             "remarks"
         ]
         assert not any("no certificate" in remark for remark in remarks)
@@ -341,14 +341,14 @@ def test_an_existing_certificate_is_not_overwritten(source: Path, tmp_path: Path
     (tmp_path / "a.safetensors.certificate.json").write_text("mine")
     for certified in (True, False):
         with pytest.raises(CheckpointError, match=r"a\.safetensors\.certificate\.json .*exists"):
-            lockstep.convert(source, tmp_path / "a.safetensors", certificate=certified)
+            lockstep.load(source).save(tmp_path / "a.safetensors", certificate=certified)
     assert left(tmp_path) == ["a.safetensors.certificate.json"]
 
 
 @pytest.mark.parametrize("target", [".", "..", "/"])
 def test_a_target_without_a_name_is_refused(target: str, source: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a name for a new file"):
-        lockstep.convert(source, target)
+        lockstep.load(source).save(target)
 
 
 def test_a_format_whose_framework_is_missing_is_computed_by_the_reference(
@@ -377,7 +377,7 @@ def killed(*arguments, **options):
     {first}
     os.kill(os.getpid(), signal.SIGKILL)
 module.{function} = killed
-lockstep.convert(sys.argv[1], sys.argv[2], to="{to}")
+lockstep.load(sys.argv[1]).save(sys.argv[2], to="{to}")
 """
 UNFINISHED = ".a.unfinished"
 CERTIFICATE = "a.certificate.json"
@@ -414,7 +414,8 @@ def test_a_killed_conversion_leaves_no_target_and_the_next_removes_what_it_left(
     assert ended.returncode == -9
     assert left(target.parent) == expected
     written = [
-        Path(path) for path in lockstep.convert(source, target, to=to, certificate=False)["written"]
+        Path(path)
+        for path in lockstep.load(source).save(target, to=to, certificate=False)["written"]
     ]
     assert set(target.parent.iterdir()) == {
         target if target in path.parents else path for path in written

@@ -1,7 +1,6 @@
 """Weights are the same after conversion to any format; whatever is lost is reported."""
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,12 @@ from lockstep.weights.formats.tensor_bundle import Bundle
 from tests.lines import check_lines
 from tests.weights.formats.cases import bits
 
-converted = partial(lockstep.convert, certificate=False)
+
+def converted(source: Path, target: Path, *, to: str = "safetensors", **choice: Any) -> Any:
+    """Write weights in another format, without a certificate."""
+    return lockstep.load(source, **choice).save(target, to=to, certificate=False)
+
+
 """Certificates need processes and seconds; `test_certificate` tests them."""
 SPEC = ModelSpec(
     block="bottleneck",
@@ -386,7 +390,7 @@ def test_an_evaluation_repeats_the_remarks(textures: Path, tmp_path: Path) -> No
     nvidia_tensorflow.write(
         tmp_path / "model.ckpt-0", recipe, State(0, initial_tensors(recipe), {})
     )
-    result = lockstep.evaluate(tmp_path, textures)
+    result = lockstep.load(tmp_path).evaluate(textures).to_json()
     assert result["images"] == 20
     check_lines(
         result["remarks"], "10 outputs; .* 1001", "^labels are matched by position: .* 10 folders"

@@ -7,8 +7,8 @@ or v1 for Keras.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +57,11 @@ REFUSED = {
     ): r"keras\.applications pads symmetrically; these weights have the padding flax",
 }
 PAIRS = [(a, b) for a in TARGETS for b in TARGETS if (a, b) not in REFUSED]
-converted = partial(lockstep.convert, certificate=False)
+
+
+def converted(source: Path, target: Path, *, to: str = "safetensors", **choice: Any) -> Any:
+    """Write weights in another format, without a certificate."""
+    return lockstep.load(source, **choice).save(target, to=to, certificate=False)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -118,11 +122,11 @@ def test_a_state_is_the_same_in_two_formats(
     recipe = recipe_for(a, b)
     model = str(recipe.model)
     expected = whole_state(recipe)
-    result = converted(first[a, model], tmp_path / NAMES[b], to=b, model=model)
-    copy = open_weights(tmp_path / NAMES[b], momentum=True, model=model)
+    result = converted(first[a, model], tmp_path / NAMES[b], to=b, network=model)
+    copy = open_weights(tmp_path / NAMES[b], momentum=True, network=model)
     assert (copy.recipe.model, copy.recipe.logits) == (model, 5)
     if b == ONLY_V1:
-        source = open_weights(first[a, model], model=model)
+        source = open_weights(first[a, model], network=model)
         for name, value in fold_for_keras(expected.tensors, source).items():
             np.testing.assert_allclose(copy.tensors[name], value, rtol=1e-6, err_msg=name)
         remarks = " ".join(result["remarks"])
@@ -173,7 +177,7 @@ def test_what_a_format_cannot_hold_is_refused(
 ) -> None:
     model = "resnet50" if a == ONLY_V1_5 else "resnet50-v1"
     with pytest.raises(CheckpointError, match=REFUSED[a, b]):
-        converted(first[a, model], tmp_path / NAMES[b], to=b, model=model)
+        converted(first[a, model], tmp_path / NAMES[b], to=b, network=model)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -182,7 +186,7 @@ def test_velocities_that_a_format_has_no_place_for_are_remarked_upon(
     b: str, first: dict[tuple[str, str], Path], tmp_path: Path
 ) -> None:
     model = str(recipe_for(b).model)
-    result = converted(first["nvidia-pytorch", model], tmp_path / NAMES[b], to=b, model=model)
+    result = converted(first["nvidia-pytorch", model], tmp_path / NAMES[b], to=b, network=model)
     for words in ("velocities", "moving averages"):
         assert any(words in remark and "left out" in remark for remark in result["remarks"]), words
 
@@ -204,7 +208,7 @@ def test_a_preprocessing_that_a_format_cannot_say_is_remarked_upon(
     a: str, b: str, differs: str, first: dict[tuple[str, str], Path], tmp_path: Path
 ) -> None:
     model = str(recipe_for(a, b).model)
-    remarks = converted(first[a, model], tmp_path / NAMES[b], to=b, model=model)["remarks"]
+    remarks = converted(first[a, model], tmp_path / NAMES[b], to=b, network=model)["remarks"]
     [remark] = [
         remark
         for remark in remarks

@@ -35,7 +35,7 @@ def test_the_program_that_wrote_a_file_computes_it_too(
     source = export_onnx(tmp_path)
     # All files are where the next conversion finds what a killed one leaves.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    result = lockstep.convert(source, tmp_path / "a.safetensors")
+    result = lockstep.load(source).save(tmp_path / "a.safetensors")
     record = result["certificate"]
     assert record["original"]["by"] == f"ONNX Runtime {onnxruntime.__version__}"
     assert record["original"]["top1_agreement"] == 1
@@ -53,7 +53,7 @@ def test_weights_that_the_program_computes_otherwise_are_not_converted(
         onnx_weights, "read", lambda *args, **options: change_bias(real(*args, **options))
     )
     with pytest.raises(CheckpointError, match=r"ONNX Runtime .* computes the source: .* differ by"):
-        lockstep.convert(source, tmp_path / "a.safetensors")
+        lockstep.load(source).save(tmp_path / "a.safetensors")
     assert left(tmp_path) == ["model.onnx"]
 
 
@@ -62,7 +62,7 @@ def test_without_the_program_the_first_line_says_so(
 ) -> None:
     program = replace(original.PROGRAMS["ONNX Runtime"], packages=("missing_package",))
     monkeypatch.setitem(original.PROGRAMS, "ONNX Runtime", program)
-    lockstep.convert(export_onnx(tmp_path), tmp_path / "a.safetensors")
+    lockstep.load(export_onnx(tmp_path)).save(tmp_path / "a.safetensors")
     stored = json.loads((tmp_path / "a.safetensors.certificate.json").read_text(encoding="utf-8"))
     assert next(iter(stored.values())) == (
         "not compared with the program that wrote it: ONNX Runtime is not installed"
@@ -78,7 +78,7 @@ def test_a_program_that_prepares_images_otherwise_is_seen(
         values = random_tensors(recipe, 1)
         values["fc.weight"] *= 1e-3  # so that probabilities are not 0 and 1
         source = save_checkpoint(tmp_path / name, values, recipe)
-        record = lockstep.convert(source, tmp_path / f"{name} in timm", to="timm")["certificate"]
+        record = lockstep.load(source).save(tmp_path / f"{name} in timm", to="timm")["certificate"]
         assert record["through_target"]["by"] == "timm's loader"
         seen[name] = record["through_target"]["largest_difference"]
     assert seen["smooth"] < 1e-5 < 1e-4 < seen["sharp"]

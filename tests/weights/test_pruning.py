@@ -1,7 +1,7 @@
 """Zeros of groups of four in files of weights, and files that are pruned without training."""
 
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +24,11 @@ NAMES = {
     "torchax": "a.npz",
 }
 """Targets of a conversion whose names are not free."""
-converted = partial(lockstep.convert, certificate=False)
+
+
+def converted(source: Path, target: Path, *, to: str = "safetensors", **choice: Any) -> Any:
+    """Write weights in another format, without a certificate."""
+    return lockstep.load(source, **choice).save(target, to=to, certificate=False)
 
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -115,7 +119,7 @@ def test_zeros_stay_zeros_through_a_conversion_and_an_export(to: str, tmp_path: 
     target = tmp_path / "new" / NAMES.get(to, "a.safetensors" if to == "safetensors" else "a")
     if to == "onnx":
         target.parent.mkdir()
-        lockstep.export(source, target, to=to)
+        lockstep.load(source).export(target, to=to)
     else:
         converted(source, target, to=to)
     result = check_sparsity(target)
@@ -136,7 +140,7 @@ def test_a_quantised_file_keeps_its_scales_and_the_count_zeros_its_export_are_co
     checkpoint.write_weights(tmp_path / "a.safetensors", plain_state(recipe).tensors, about)
     prune(tmp_path / "a.safetensors", sparse)
     assert open_weights(sparse).scales == about["scales"]
-    lockstep.export(sparse, tmp_path / "onnx", to="onnx")
+    lockstep.load(sparse).export(tmp_path / "onnx", to="onnx")
     assert b"QuantizeLinear" in (tmp_path / "onnx" / "model.onnx").read_bytes()
     result = check_sparsity(tmp_path / "onnx")
     assert result["is_sparse"]

@@ -256,9 +256,9 @@ def test_weights_without_a_classifier_can_only_be_trained(
 ) -> None:
     backbone = without_classifier(tmp_path / "backbone.pth")
     for use in (
-        lambda: lockstep.evaluate(backbone, textures),
-        lambda: lockstep.predict(backbone, textures / "val"),
-        lambda: lockstep.convert(backbone, tmp_path / "new.safetensors"),
+        lambda: lockstep.load(backbone).evaluate(textures).to_json(),
+        lambda: list(lockstep.load(backbone).predict(textures / "val")),
+        lambda: lockstep.load(backbone).save(tmp_path / "new.safetensors"),
     ):
         with pytest.raises(CheckpointError, match=r"no classifier.*lockstep train"):
             use()

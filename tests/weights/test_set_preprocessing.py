@@ -126,9 +126,9 @@ def test_each_value_has_the_place_that_it_comes_from(tmp_path: Path) -> None:
     sized = {"mean", "eval_resize", "eval_crop"}
     assert list_places(path) == {"assumed": everything}
     assert list_places(path, preprocessing=SMALL) == {"user": sized, "assumed": everything - sized}
-    lockstep.convert(path, tmp_path / "b.safetensors", preprocessing=SMALL)
-    lockstep.convert(tmp_path / "b.safetensors", tmp_path / "b.pth", to="torchvision")
-    lockstep.convert(tmp_path / "b.pth", tmp_path / "b", to="timm")
+    lockstep.load(path, preprocessing=SMALL).save(tmp_path / "b.safetensors")
+    lockstep.load(tmp_path / "b.safetensors").save(tmp_path / "b.pth", to="torchvision")
+    lockstep.load(tmp_path / "b.pth").save(tmp_path / "b", to="timm")
     rest = everything - sized
     assert list_places(tmp_path / "b.safetensors") == {"file": sized, "assumed": rest}
     assert list_places(tmp_path / "b.pth") == {"certificate": sized, "assumed": rest}
@@ -182,7 +182,7 @@ def test_what_is_set_is_stored_by_every_format_or_its_certificate(to: str, tmp_p
     source = save_checkpoint(tmp_path, recipe)
     target = tmp_path / TARGETS[to]
     changes = SMALL if to != "keras" else {"image_size": 48, "mean": keras_file.MEAN}
-    lockstep.convert(source, target, to=to, preprocessing=changes)
+    lockstep.load(source, preprocessing=changes).save(target, to=to)
     written = target.with_name("b-0000.params") if to == "nvidia-mxnet" else target
     stored = open_evaluation(written)
     assert stored == open_evaluation(source, preprocessing=changes)
@@ -194,7 +194,7 @@ def test_what_is_set_is_stored_by_every_format_or_its_certificate(to: str, tmp_p
 def test_the_certificate_of_another_file_of_the_same_name_is_not_used(tmp_path: Path) -> None:
     source = save_checkpoint(tmp_path, recipe_of())
     path = tmp_path / "b.pth"
-    result = lockstep.convert(source, path, to="torchvision", preprocessing=SMALL)
+    result = lockstep.load(source, preprocessing=SMALL).save(path, to="torchvision")
     assert any(
         remark.endswith("Lockstep reads it from the certificate") for remark in result["remarks"]
     )
@@ -226,7 +226,7 @@ def test_the_certificate_of_another_file_of_the_same_name_is_not_used(tmp_path: 
 def test_a_certificate_that_does_not_say_it_changes_nothing(change: Any, tmp_path: Path) -> None:
     source = save_checkpoint(tmp_path, recipe_of())
     path = tmp_path / "b.pth"
-    lockstep.convert(source, path, to="torchvision", preprocessing=SMALL)
+    lockstep.load(source, preprocessing=SMALL).save(path, to="torchvision")
     file = tmp_path / "b.pth.certificate.json"
     about = json.loads(file.read_text())
     change(about)
@@ -245,10 +245,10 @@ def test_only_what_evaluation_uses_is_needed_by_others(tmp_path: Path) -> None:
         tmp_path, like_torchvision.replace(antialias=False, eval_antialias=True)
     )
     how: dict[str, Any] = {"to": "torchvision", "certificate": False}
-    remarks = lockstep.convert(trained_otherwise, tmp_path / "b.pth", **how)["remarks"]
+    remarks = lockstep.load(trained_otherwise).save(tmp_path / "b.pth", **how)["remarks"]
     assert not any("does not say how images are prepared" in remark for remark in remarks)
-    how["preprocessing"] = {"eval_antialias": False}
-    remarks = lockstep.convert(trained_otherwise, tmp_path / "c.pth", **how)["remarks"]
+    model = lockstep.load(trained_otherwise, preprocessing={"eval_antialias": False})
+    remarks = model.save(tmp_path / "c.pth", **how)["remarks"]
     expected = (
         "torchvision does not say how images are prepared; these weights need eval_antialias False,"
         " not True; evaluate them with --set FIELD=VALUE"
@@ -262,15 +262,19 @@ def test_weights_without_a_preprocessing_predict_and_evaluate_as_set(
     recipe = recipe_of().replace(image_size=32, logits=10)
     source = save_checkpoint(tmp_path, recipe)
     path = tmp_path / "b.pth"
-    lockstep.convert(source, path, to="torchvision", certificate=False)
-    expected = lockstep.evaluate(source, textures)
-    result = lockstep.evaluate(path, textures, preprocessing={"image_size": 32, "antialias": False})
+    lockstep.load(source).save(path, to="torchvision", certificate=False)
+    expected = lockstep.load(source).evaluate(textures).to_json()
+    result = (
+        lockstep.load(path, preprocessing={"image_size": 32, "antialias": False})
+        .evaluate(textures)
+        .to_json()
+    )
     assert result["loss"] == expected["loss"]
-    assert lockstep.evaluate(path, textures)["loss"] != expected["loss"]
+    assert lockstep.load(path).evaluate(textures).to_json()["loss"] != expected["loss"]
     image = np.asarray(Image.effect_noise((50, 60), 90).convert("RGB"))
     predictions = [
-        lockstep.predict(path, image, preprocessing=recipe),
-        lockstep.predict(source, image),
+        list(lockstep.load(path, preprocessing=recipe).predict(image)),
+        list(lockstep.load(source).predict(image)),
     ]
     assert predictions[0] == predictions[1]
 
@@ -279,12 +283,18 @@ def test_an_exported_model_is_read_as_weights_if_its_preprocessing_is_set(
     textures: Path, tmp_path: Path
 ) -> None:
     source = save_checkpoint(tmp_path, recipe_of().replace(logits=10, image_size=64))
-    lockstep.export(
-        source, tmp_path / "onnx", to="onnx", compare=False, preprocessing={"image_size": 32}
+    lockstep.load(source, preprocessing={"image_size": 32}).export(
+        tmp_path / "onnx", to="onnx", compare=False
     )
     assert open_evaluation(tmp_path / "onnx")["eval_crop"] == 32
-    result = lockstep.evaluate(tmp_path / "onnx", textures, preprocessing={"image_size": 64})
-    assert result["loss"] == pytest.approx(lockstep.evaluate(source, textures)["loss"], rel=1e-5)
+    result = (
+        lockstep.load(tmp_path / "onnx", preprocessing={"image_size": 64})
+        .evaluate(textures)
+        .to_json()
+    )
+    assert result["loss"] == pytest.approx(
+        lockstep.load(source).evaluate(textures).to_json()["loss"], rel=1e-5
+    )
     assert result["runtime"] == "native"
 
 
@@ -302,17 +312,17 @@ def test_what_was_assumed_for_an_export_is_read_back_as_assumed(
 ) -> None:
     settings = {"mean": (1.0, 2.0, 3.0)}
     folder = tmp_path / "b"
-    lockstep.export(
-        nameless(tmp_path), folder, to=to, bare=bare, compare=False, preprocessing=settings
+    lockstep.load(nameless(tmp_path), preprocessing=settings).export(
+        folder, to=to, bare=bare, compare=False
     )
     rest = set(FIELDS) - {"mean"}
     assert list_places(folder / file) == {"file": {"mean"}, "assumed": rest}
     about = json.loads((folder / "export.json").read_text())
     assert set(about["preprocessing"].pop("assumed")) == rest
-    lockstep.export(folder / file, tmp_path / "c", to="onnx", compare=False)
+    lockstep.load(folder / file).export(tmp_path / "c", to="onnx", compare=False)
     assert list_places(tmp_path / "c") == {"file": {"mean"}, "assumed": rest}
     own = save_checkpoint(tmp_path, recipe_of())
-    lockstep.export(own, tmp_path / "d", to=to, bare=bare, compare=False)
+    lockstep.load(own).export(tmp_path / "d", to=to, bare=bare, compare=False)
     assert list_places(tmp_path / "d" / file) == {"file": set(FIELDS)}
 
 
@@ -322,5 +332,5 @@ def test_a_folder_of_timm_reports_that_its_weights_were_evaluated_otherwise(tmp_
         folder = tmp_path / str(is_filtered) / "b"
         folder.parent.mkdir()
         settings = {"eval_antialias": is_filtered}
-        lockstep.convert(nameless(tmp_path), folder, to="timm", preprocessing=settings)
+        lockstep.load(nameless(tmp_path), preprocessing=settings).save(folder, to="timm")
         assert (note in open_weights(folder).remarks) == (not is_filtered)

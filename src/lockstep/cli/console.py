@@ -125,7 +125,7 @@ def _describe_images(about: Mapping[str, Any]) -> str:
 
 
 class Reporter:
-    """A listener for `lockstep.train` and `lockstep.evaluate`; a context manager.
+    """A listener for training and models (`Model.on`); a context manager.
 
     With `to_stderr`, standard output is left to results; if these go to the terminal, there is no
     bar between them. With `is_quiet`, no event is shown.

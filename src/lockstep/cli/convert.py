@@ -63,11 +63,10 @@ def command(
         )
     if target is None:
         raise typer.BadParameter("expected a target to write to, or --inspect", param_hint="TARGET")
-    from lockstep import convert
-
     preprocessing = options.read_preprocessing(assignments, like)
-    choice = options.choose_weights(source, checkpoint, ema, model, ignore, preprocessing)
-    result = convert(choice, target, to=to, classes=classes, certificate=certificate)
+    chosen: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "classes": classes}
+    loaded = options.load_model(source, model, ignore, preprocessing=preprocessing, **chosen)
+    result = loaded.save(target, to=to, certificate=certificate)
     for path in result["written"]:
         print(f"wrote {path}")
     for remark in result["remarks"]:

@@ -88,14 +88,13 @@ def command(
     like: options.AsRecipe = None,
 ) -> None:
     """Evaluate weights or an exported model, each image once."""
-    from lockstep import evaluate
     from lockstep.cli.console import Reporter
     from lockstep.system.ranks import is_leading
 
     settings, preprocessing = options.read_inference_options(
         assignments, backend, like, loader=loader, distributed=distributed
     )
-    choice = options.choose_weights(source, checkpoint, ema, model, ignore, preprocessing)
+    chosen: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "classes": classes}
     with Reporter() as reporter:
 
         def listener(event: "Event") -> None:
@@ -105,24 +104,17 @@ def command(
             elif event["kind"] == "warning":
                 print(f"warning: {event['message']}", file=sys.stderr)
 
-        result = evaluate(
-            choice,
-            data,
-            classes=classes,
-            split=split,
-            batch=batch,
-            calibrate=calibrate,
-            precision_at=precision_at,
-            runtime=runtime,
-            listener=listener,
-            **settings,
+        loaded = options.load_model(source, model, ignore, preprocessing=preprocessing, **chosen)
+        loaded = loaded.on(runtime, batch=batch, listener=listener, **settings)
+        evaluation = loaded.evaluate(
+            data, split=split, calibrate=calibrate, precision_at=precision_at
         )
     if not is_leading():
         return
     if as_json:
-        print_json(result)
+        print_json(evaluation.to_json())
     else:
-        _show(result)
+        _show(evaluation.to_json())
 
 
 def _show(result: dict[str, Any]) -> None:

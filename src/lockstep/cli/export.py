@@ -78,26 +78,18 @@ def command(
     like: options.AsRecipe = None,
 ) -> None:
     """Write a program for a server or a phone."""
-    from lockstep import export
+    from lockstep import Int8
     from lockstep.cli.console import Reporter
 
     preprocessing = options.read_preprocessing(assignments, like)
-    choice = options.choose_weights(source, checkpoint, ema, model, ignore, preprocessing)
+    chosen: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "classes": classes}
+    loaded = options.load_model(source, model, ignore, preprocessing=preprocessing, **chosen)
+    wanted: str | Int8 | None = precision
+    if precision == "int8" and data is not None:
+        wanted = Int8(data, calibration_images, method, tolerance)
     with Reporter() as reporter:
-        result = export(
-            choice,
-            folder,
-            to=to,
-            classes=classes,
-            precision=precision,
-            batch=_parse_batch(batch),
-            bare=bare,
-            compare=compare,
-            data=data,
-            calibration_images=calibration_images,
-            method=method,
-            tolerance=tolerance,
-            listener=reporter,
+        result = loaded.on(listener=reporter).export(
+            folder, to=to, precision=wanted, batch=_parse_batch(batch), bare=bare, compare=compare
         )
     _show(result)
 

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,7 @@ import typer
 from lockstep.cli.terminal import print
 
 if TYPE_CHECKING:
+    from lockstep.inference.model import Model as LoadedModel
     from lockstep.recipes import Execution
     from lockstep.runs.events import Event
     from lockstep.runs.resuming import RunSettings
@@ -152,13 +152,21 @@ def choose_weights(
     ema: bool | None = None,
     model: str | None = None,
     ignore: list[str] | None = None,
-    preprocessing: dict[str, Any] | None = None,
 ) -> "WeightsChoice":
     """Return what options choose of weights. Those that are somewhere else are downloaded."""
-    from lockstep.weights import choose
+    from lockstep.weights import WeightsChoice
 
-    choice = choose(name, checkpoint, ema, model, preprocessing, tuple(ignore or ()))
-    return replace(choice, source=find_weights(name))
+    return WeightsChoice(find_weights(name), checkpoint, ema, model, ignore=tuple(ignore or ()))
+
+
+def load_model(
+    name: str, model: str | None, ignore: list[str] | None, **choice: Any
+) -> "LoadedModel":
+    """Return the model that options choose; `choice` is what `lockstep.load` takes besides. Weights
+    that are somewhere else are downloaded."""
+    from lockstep import load
+
+    return load(find_weights(name), network=model, ignore=ignore or (), **choice)
 
 
 WeightsArgument = Annotated[str, typer.Argument(help=WEIGHTS, show_default=False)]

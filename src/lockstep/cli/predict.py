@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,7 @@ from lockstep.system.text import format_count
 if TYPE_CHECKING:
     from lockstep.cli.predict_forms import Form as OutputForm
     from lockstep.inference.named_images import NamedImages
-    from lockstep.inference.prediction import Prediction, Predictor
+    from lockstep.inference.prediction import Prediction
 
     Keep = Callable[[Prediction], None]
 
@@ -87,8 +88,8 @@ def command(
 
     Exit code 1 if an image could not be read.
     """
-    from lockstep import Predictor
     from lockstep.cli.predict_forms import choose_form
+    from lockstep.inference.runtimes import start_import
     from lockstep.system.errors import LockstepError
     from lockstep.weights.recognition import check_exists
 
@@ -102,35 +103,29 @@ def command(
     is_printed = embeddings is None or output is not None or form is not None or as_json
     named = _list_images(names)
     _check_files(output, embeddings, explain, len(named))
-    choice = options.choose_weights(run, checkpoint, ema, model, ignore, preprocessing)
-    check_exists(Path(choice.source))
+    check_exists(options.find_weights(run))
     _refuse_missing(named)
+    chosen: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "classes": classes}
+    chosen |= {"unknown_below": unknown_below, "preprocessing": preprocessing}
+    asked: dict[str, Any] = {"features": embeddings is not None, "explain": explain is not None}
+    start_import(runtime or "", settings["execution"])  # while weights are read, on another core
     with ExitStack() as stack:
-        predictor = stack.enter_context(
-            Predictor(
-                choice,
-                classes=classes,
-                unknown_below=unknown_below,
-                batch=batch,
-                features=embeddings is not None,
-                explain=explain is not None,
-                runtime=runtime,
-                listener=options.show_note,
-                **settings,
-            )
-        )
-        writer.unknown_below = predictor.unknown_below
+        loaded = options.load_model(run, model, ignore, **chosen)
+        loaded = loaded.on(runtime, batch=batch, listener=options.show_note, **settings)
+        stack.enter_context(loaded)
+        writer.unknown_below = loaded.unknown_below
         write = stack.enter_context(_open_output(output, is_printed))
         keepers = []
         if embeddings is not None:
-            keepers.append(stack.enter_context(_keep_embeddings(embeddings, predictor.features)))
+            keepers.append(stack.enter_context(_keep_embeddings(embeddings, loaded.features)))
         if explain is not None:
             keepers.append(stack.enter_context(_keep_explanations(explain)))
-        failed = _predict_all(predictor, named, top, writer, write, keepers)
+        predict = partial(loaded.predict, named, top=top, **asked)
+        failed = _predict_all(predict, named, writer, write, keepers)
     for path in (output, embeddings, explain):
         if path is not None and path.exists():
             file = sys.stderr if output is None and is_printed else sys.stdout
-            features = f" of {predictor.features} features" if path == embeddings else ""
+            features = f" of {loaded.features} features" if path == embeddings else ""
             count = format_count(len(named) - failed, "image")
             print(f"wrote {path}: {count}{features}", file=file)
     if failed:
@@ -171,9 +166,8 @@ def _refuse_missing(named: "NamedImages") -> None:
 
 
 def _predict_all(
-    predictor: "Predictor",
+    predict: "Callable[..., Any]",
     named: "NamedImages",
-    top: int,
     form: "OutputForm",
     write: Any,
     keepers: "Sequence[Keep]",
@@ -192,7 +186,7 @@ def _predict_all(
             print(f"lockstep: {escape_line(name)}: {escape_line(reason)}", file=sys.stderr)
 
         write(form.begin())
-        with closing(predictor.predict(named, top, on_error=report_error)) as predictions:
+        with closing(predict(on_error=report_error)) as predictions:
             for done, prediction in enumerate(predictions, start=1):
                 write(form.row(prediction))
                 for keep in keepers:

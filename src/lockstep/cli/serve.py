@@ -84,11 +84,9 @@ def command(
     Takes images at /predict, and requests of Triton's clients (docs/how-to/serve.md). On SIGTERM or
     Ctrl-C, finishes accepted requests and exits with code 0.
     """
-    from lockstep import serve
     from lockstep.inference.serving import Limits
 
     how, preprocessing = options.read_inference_options(assignments, backend, like)
-    how |= {"runtime": runtime, "classes": classes, "unknown_below": unknown_below}
     limits = Limits(
         max_batch=max_batch,
         max_wait_ms=max_wait_ms,
@@ -107,8 +105,10 @@ def command(
         "no_token": no_token,
         "allow_hosts": allow_host or (),
     }
-    choice = options.choose_weights(source, checkpoint, ema, model, ignore, preprocessing)
-    serve(choice, **access, name=name, limits=limits, quiet=quiet, **how)
+    chosen: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "classes": classes}
+    chosen |= {"unknown_below": unknown_below, "preprocessing": preprocessing}
+    loaded = options.load_model(source, model, ignore, **chosen).on(runtime, **how)
+    loaded.serve(**access, name=name, limits=limits, quiet=quiet)
 
 
 def _token(file: Path | None) -> str | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.backends.reference import functions
 from lockstep.data import Batch
-from lockstep.inference.computation import Computation
+from lockstep.inference.session import Session
 from lockstep.models.calibration import (
     LEAST_IMAGES,
     Threshold,
@@ -51,9 +51,9 @@ class Calibrator:
         self._logits = np.zeros((0, 1), np.float32)
         self._labels = np.zeros(0, np.int64)
 
-    def watch(self, computation: Computation) -> Computation:
-        """Return a computation that evaluates as this one, and leaves its logits here."""
-        return replace(computation, evaluate=partial(self._evaluate, computation.predict))
+    def watch(self, session: Session) -> Session:
+        """Return a session that evaluates as this one, and leaves its logits here."""
+        return replace(session, evaluate=partial(self._evaluate, session.predict))
 
     def _evaluate(
         self, predict: Callable[[np.ndarray], np.ndarray], batches: Iterable[Batch]

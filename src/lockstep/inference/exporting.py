@@ -9,8 +9,7 @@ import numpy as np
 from lockstep.inference.comparison import Comparison, compare_program
 from lockstep.inference.preprocessing_file import write_preprocessing
 from lockstep.inference.programs import write_description
-from lockstep.inference.quantising import Calibration, quantise
-from lockstep.inference.selection import open_source
+from lockstep.inference.quantising import Int8, quantise
 from lockstep.inference.targets import (
     ONNX_PRECISIONS,
     PHONE_PRECISIONS,
@@ -22,63 +21,43 @@ from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing_folder
-from lockstep.weights import AnySource, Classes, Preprocessing, Weights, choose
+from lockstep.weights import Weights
 
 _IN_MANY_PRECISIONS = ("savedmodel", "frozen-graph", "stablehlo")
 """Formats that can compute in bf16 and fp16, too."""
 
 
 def export(
-    source: AnySource,
+    weights: Weights,
     folder: str | Path,
     *,
-    to: str = "savedmodel",
-    checkpoint: str | None = None,
-    ema: bool | None = None,
-    model: str | None = None,
-    classes: Classes | None = None,
-    precision: str | None = None,
+    to: str,
+    precision: str | Int8 | None = None,
     batch: int | None = None,
     bare: bool = False,
     compare: bool = True,
-    data: str | Path | None = None,
-    calibration_images: int = 256,
-    method: str = "minmax",
-    tolerance: float = 1.0,
-    preprocessing: Preprocessing | None = None,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
-    """Write a program for a server or a phone, with softmax inside; return what was written.
-
-    `source` is whatever `evaluate` accepts, and `to` a target, which docs/how-to/deploy.md
-    describes: "savedmodel", "frozen-graph", "paddle-inference", "torchscript", "torch-export",
-    "onnx", "openvino", "tensorrt", "triton", "stablehlo", "executorch" or "litert". A program takes
-    `images`, photos of any size, and answers as `predict` does: with `classes` and `probabilities`.
-    If it takes squares only, `batch` or `bare` are given, or `precision` is int8, see
-    docs/how-to/deploy.md and docs/how-to/quantisation.md.
-
-    With `compare`, the program is run by its own runtime before it gets its name, and compared
-    with a backend: `comparison` of the result is `lockstep.inference.comparison.Comparison`, or
-    None. `int8` has the top-1 before and after quantisation, of which at most `tolerance`
-    percentage points may be lost. The other arguments are those of `predict`.
-
-    The folder appears only when it is complete; nothing is overwritten. Raises `CheckpointError`,
-    `RecipeError`, `DataError` if `classes` does not fit the weights, and `BackendError` if the
-    framework or package is missing.
-    """
+    """Write a program of weights; arguments and result are those of `Model.export`."""
     folder = Path(folder)
     if folder.exists():
         raise CheckpointError(f"{folder} already exists; name a new folder")
     target = find_target(to)
+    calibration = None
+    if isinstance(precision, Int8):
+        calibration, precision = precision.check(), "int8"
     _check_options(target, precision, batch=batch, bare=bare)
-    choice = choose(source, checkpoint, ema, model, preprocessing)
-    weights = open_source(choice).replace_classes(classes)
     wanted = _plan_program(target, weights, precision, batch, bare=bare)
     remarks = [*weights.remarks, *_remark_on_precision(target, weights, precision)]
     remarks += [*_remark_on_temperature(weights, bare=bare), *_remark_on_decoding(weights)]
     loss = None
     if precision == "int8" and not wanted.weights.scales:
-        calibration = _plan_calibration(data, calibration_images, method, tolerance)
+        if calibration is None:
+            raise CheckpointError(
+                "int8 needs images, because these weights were not trained with quantisation:"
+                " --data DATA calibrates on its training images and evaluates on its validation"
+                " images"
+            )
         wanted, loss = quantise(target, wanted, calibration, Recorder(listener))
     if compare and target.runtime() is None:
         compare = False
@@ -143,22 +122,6 @@ def _check_options(target: Target, precision: str | None, *, batch: int | None, 
             raise CheckpointError(
                 f"{target.name} has no {option}; leave it out, or export to onnx, which has it"
             )
-
-
-def _plan_calibration(
-    data: str | Path | None, images: int, method: str, tolerance: float
-) -> Calibration:
-    if data is None:
-        raise CheckpointError(
-            "int8 needs images, because these weights were not trained with quantisation: --data"
-            " DATA calibrates on its training images and evaluates on its validation images"
-        )
-    if images < 1 or not tolerance >= 0:
-        raise CheckpointError(
-            f"{images} calibration images and a tolerance of {tolerance}; expected 1 or more, and 0"
-            " or more"
-        )
-    return Calibration(Path(data), images, method, tolerance)
 
 
 def _plan_program(

@@ -60,6 +60,13 @@ def list_images(images: Image | Iterable[Image]) -> Iterator[Image]:
         raise _wrong(type(images).__name__)
 
 
+def is_one_image(images: Any) -> bool:
+    """Return whether this is one image, and not several."""
+    if is_array(images):
+        return len(images.shape) == 3
+    return isinstance(images, _KINDS)
+
+
 def _read_images(value: Any) -> Iterable[Image]:
     """Return the image that a value is, or those of an array of several."""
     if is_array(value):

@@ -12,9 +12,8 @@ from lockstep.data.contact_sheet import draw_sheet
 from lockstep.data.images import printable
 from lockstep.data.index import Index
 from lockstep.data.split import Sets, open_sets, same_images
-from lockstep.inference.computation import open_computation
 from lockstep.inference.images import read_square
-from lockstep.inference.runtimes import NATIVE
+from lockstep.inference.session import SessionOptions, open_session
 from lockstep.models.calibration import compute_probabilities
 from lockstep.models.label_errors import find_label_errors
 from lockstep.recipes import Execution, Recipe
@@ -27,8 +26,6 @@ from lockstep.system.errors import CheckpointError, DataError
 from lockstep.system.ranks import is_leading
 from lockstep.weights import Weights, open_weights
 from lockstep.weights.checkpoint import read_data_digest
-
-_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -154,11 +151,12 @@ def _predict(
 ) -> np.ndarray:
     """Return the probabilities of the classes for all images, float64 [N, classes]. Outputs beyond
     the classes are left out."""
-    opening = open_computation(NATIVE, weights, None, execution, listener, most_images=_BATCH)
-    with opening as computation:
-        recipe = computation.weights.recipe
-        images = watch_images(computation.recorder, "judging", index, recipe, execution, _BATCH)
-        logits, _ = collect_logits(computation.predict, images)
+    options = SessionOptions(execution=execution, listener=listener)
+    with open_session(weights, options) as session:
+        recipe = session.weights.recipe
+        batch = options.batch
+        images = watch_images(session.recorder, "judging", index, recipe, execution, batch)
+        logits, _ = collect_logits(session.predict, images)
     known = logits[:, : len(index.classes)]
     return compute_probabilities(known, weights.calibration.temperature)
 

@@ -1,7 +1,7 @@
-"""What every use of trained weights needs: the precision to compute in, an engine that holds the
-weights, a module."""
+"""What every use of trained weights needs: the precision to compute in, and an engine that holds
+the weights."""
 
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -11,37 +11,10 @@ from lockstep.backends.emulation import find_emulation
 from lockstep.recipes import Execution
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.runs.recorder import Recorder
-from lockstep.system.defaults import DEFAULT_BACKEND
-from lockstep.weights import AnySource, Weights, open_weights
+from lockstep.weights import Weights
 
 ADVICE = "Try --set precision=fp32, or another checkpoint: --checkpoint with an earlier step."
 """What to do if results are not finite numbers."""
-
-
-def load(
-    source: AnySource,
-    *,
-    backend: str = DEFAULT_BACKEND,
-    checkpoint: str | None = None,
-    ema: bool | None = None,
-    model: str | None = None,
-) -> Any:
-    """Return the framework's own module with the weights of a run, a checkpoint or another
-    program's file (docs/reference/weight-formats.md).
-
-    For PyTorch this is an ordinary `torch.nn.Module` with torchvision's names, in evaluation mode.
-    It maps normalised float32 images [N, 3, H, W] to logits [N, logits]. `checkpoint` and `ema`
-    choose the weights of a run as in `lockstep.predict`: the best ones by default. `model` names
-    the model of a file that fits several, such as resnet50 and resnet50-v1. The module computes
-    without quantisation, also if the weights were trained with it.
-
-    >>> import lockstep, torch
-    >>> module = lockstep.load("run")
-    >>> module(torch.zeros(2, 3, 64, 64)).shape
-    torch.Size([2, 10])
-    """
-    weights = open_weights(source, checkpoint=checkpoint, ema=ema, model=model)
-    return backends.load(backend).load_module(weights.recipe, weights.tensors)
 
 
 def choose_precision(

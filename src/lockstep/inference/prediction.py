@@ -8,30 +8,26 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
-from lockstep.inference.computation import find_exported_model, open_computation
 from lockstep.inference.embeddings import add_features, count_features
 from lockstep.inference.grad_cam import Explainer, make_explainer, overlay
 from lockstep.inference.images import Image, find_path, list_images, read_square
 from lockstep.inference.loaded_engine import ADVICE
-from lockstep.inference.runtimes import AUTO, NATIVE, start_import
+from lockstep.inference.runtimes import NATIVE, start_import
 from lockstep.inference.runtimes.exported import ExportedModel
-from lockstep.inference.selection import is_default, open_source, replace_threshold
+from lockstep.inference.session import SessionOptions, open_session
+from lockstep.inference.source import ModelSource
 from lockstep.models.calibration import UNCALIBRATED, Calibration, compute_probabilities
-from lockstep.recipes import Execution
-from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
-from lockstep.system.errors import DataError, DivergedError, UserError
+from lockstep.system.errors import DataError, DivergedError
 from lockstep.system.machine import share_of_cores
 from lockstep.system.ranks import is_leading
-from lockstep.weights import AnySource, Classes, Preprocessing, Weights, WeightsChoice, choose
+from lockstep.weights import Weights
 from lockstep.weights.class_names import UNNAMED, assume_classes
 
-BATCH = 32
-"""Images in a batch, by default."""
 _AHEAD = 2
 """This many batches are being decoded while one is computed."""
 OnError = Callable[[str, str], None]
@@ -51,82 +47,51 @@ class Prediction:
     is_unknown: bool = False
     """Whether the likeliest class is less probable than the threshold."""
     features: np.ndarray | None = field(default=None, compare=False, repr=False)
-    """The features before the classifier, float32 [features], of a `Predictor` with `features`."""
+    """The features before the classifier, float32 [features], if they were asked for."""
     explanation: np.ndarray | None = field(default=None, compare=False, repr=False)
-    """The image as the model sees it, with Grad-CAM of the likeliest class over it, of a
-    `Predictor` with `explain`: uint8 RGB [size, size, 3]."""
+    """The image as the model sees it, with Grad-CAM of the likeliest class over it, if it was asked
+    for: uint8 RGB [size, size, 3]."""
 
 
 class Predictor:
-    """Weights in a runtime, to predict any number of images; a context manager.
+    """A model in a runtime, to predict any number of images; a context manager.
 
-    >>> import lockstep
-    >>> with lockstep.Predictor("run") as predictor:
-    ...     [found] = predictor.predict("data/val/dots/00006.jpg", top=3)
-    ...     [logits] = predictor.logits("data/val/dots/00006.jpg")
-    >>> len(found.classes), logits.shape
-    (3, (10,))
-
-    An image is a path, the bytes of an image file, an image of Pillow, or an array or a tensor of
-    any library: RGB [height, width, 3] or [3, height, width], in uint8 or in floats from 0 to 1.
-    One image or any number of them may be given, also as an array [N, ...]. Threads decode `batch`
-    images at a time, while the runtime computes the batch before. Results are computed when they
-    are needed: at most three batches are in memory.
+    Threads decode a batch of images, while the runtime computes the batch before. Results are
+    computed when they are needed: at most three batches are in memory.
     """
 
     def __init__(
         self,
-        source: AnySource,
+        source: ModelSource,
+        options: SessionOptions,
         *,
-        checkpoint: str | None = None,
-        ema: bool | None = None,
-        model: str | None = None,
-        classes: Classes | None = None,
-        precision: str | None = None,
-        batch: int = BATCH,
         features: bool = False,
         explain: bool = False,
-        unknown_below: float | None = None,
-        runtime: str | None = None,
-        execution: Execution | None = None,
-        preprocessing: Preprocessing | None = None,
-        listener: Listener | None = None,
     ) -> None:
-        """Open weights as `lockstep.predict` does, with the same arguments and errors.
+        """Open a model. With `features`, every prediction has the features of its image. With
+        `explain`, it has a picture of what speaks for the likeliest class.
 
-        With `features`, every prediction has the features of its image. With `explain`, it has a
-        picture of what speaks for the likeliest class. Raises `BackendError` if the backend cannot
-        explain, or another runtime would predict.
+        Raises `BackendError` if the backend cannot explain, or another runtime would predict.
         """
-        if batch < 1:
-            raise UserError(f"batch is {batch}; expected at least 1")
-        execution = execution or Execution()
-        start_import(runtime or NATIVE, execution)  # while weights are read, on another core
-        recorder = Recorder(listener if is_leading() else None)
-        choice = choose(source, checkpoint, ema, model, preprocessing)
-        may_export = not (features or explain)
-        weights, exported = open_for_prediction(
-            choice, runtime, execution, recorder, classes, unknown_below, as_exported=may_export
-        )
+        execution = options.execution
+        start_import(options.runtime or NATIVE, execution)  # while weights are read
+        exported = None if features or explain else source.find_exported_model(options)
+        weights = open_for_prediction(source, options, exported)
         self._weights = weights
-        self._batch_size = batch
+        self._batch_size = options.batch
         self.features = count_features(weights) if features else 0
         """The number of features of an image; 0 if predictions have none."""
         self.unknown_below = weights.calibration.unknown_below
         """An image is unknown if its likeliest class is less probable than this; 0: none is."""
-        name = runtime or (AUTO if exported else NATIVE)
         computed = add_features(weights) if features else weights
-        sizes: dict[str, Any] = {"most_images": batch, "exported": exported}
         with ExitStack() as stack:
-            computation = stack.enter_context(
-                open_computation(name, computed, precision, execution, listener, **sizes)
-            )
-            self._logits = computation.predict
-            self.runtime = computation.runtime
+            session = stack.enter_context(open_session(computed, options, exported=exported))
+            self._logits = session.predict
+            self.runtime = session.runtime
             """The name of the runtime."""
             self._explainer: Explainer | None = None
             if explain:
-                self._explainer = make_explainer(weights, execution.backend, computation.world)
+                self._explainer = make_explainer(weights, execution.backend, session.world)
             self._threads = execution.loader_threads or share_of_cores()
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lockstep-predict")
             stack.callback(self._pool.shutdown, wait=True, cancel_futures=True)
@@ -256,94 +221,21 @@ class _Batch:
         )
 
 
-def predict(
-    source: AnySource,
-    images: Image | Iterable[Image],
-    *,
-    top: int = 5,
-    checkpoint: str | None = None,
-    ema: bool | None = None,
-    model: str | None = None,
-    classes: Classes | None = None,
-    precision: str | None = None,
-    batch: int = BATCH,
-    unknown_below: float | None = None,
-    runtime: str | None = None,
-    execution: Execution | None = None,
-    preprocessing: Preprocessing | None = None,
-    listener: Listener | None = None,
-) -> list[Prediction]:
-    """Return the `top` likeliest classes of every image. Images are preprocessed as in the recipe's
-    evaluation.
-
-    Images are those that a `lockstep.Predictor` takes: paths, bytes, arrays, tensors and images of
-    Pillow. It also keeps the runtime for further images, and gives results one by one.
-
-    >>> import lockstep
-    >>> [found] = lockstep.predict("run", "data/val/dots/00006.jpg", top=3)
-    >>> len(found.classes), found.probabilities[0] >= found.probabilities[1]
-    (3, True)
-
-    `checkpoint` of a run is "newest", "best" or a step's number. By default it is the best one, or
-    the newest one of a run that was never evaluated. `ema` chooses the moving average (True) or the
-    trained weights (False), by default whichever is better in the best checkpoint. `model` names
-    the model of a file that fits several, such as resnet50 and resnet50-v1.
-    `preprocessing` is how images are prepared, as in `lockstep.evaluate`. `classes` replaces the
-    names of the classes: names, class 0 first, or a file that lists them. By default they are those
-    of the weights. If the weights name none and have 1000 outputs, ImageNet's names are assumed.
-    An image whose likeliest class is less probable than `unknown_below` is unknown; by default that
-    is the checkpoint's threshold. `precision` replaces the recipe's precision. By default, fp32
-    replaces a precision that this processor only emulates. `runtime` is "native" (the execution's
-    backend; the default), another runtime such as "onnxruntime", or "auto", the fastest one that is
-    installed. An exported ONNX model runs as it is, unless `runtime` is "native". `listener` gets
-    notes about the weights, names that are assumed, the precision and the runtime.
-
-    Raises `DataError` that names the first file that is not an image, or if `classes` does not fit
-    the weights, and `DivergedError` if a logit is not a finite number.
-    """
-    with Predictor(
-        source,
-        checkpoint=checkpoint,
-        ema=ema,
-        model=model,
-        classes=classes,
-        precision=precision,
-        batch=batch,
-        unknown_below=unknown_below,
-        runtime=runtime,
-        execution=execution,
-        preprocessing=preprocessing,
-        listener=listener,
-    ) as predictor:
-        return list(predictor.predict(images, top))
-
-
 def open_for_prediction(
-    choice: WeightsChoice,
-    runtime: str | None,
-    execution: Execution,
-    recorder: Recorder,
-    classes: Classes | None,
-    unknown_below: float | None,
-    *,
-    as_exported: bool = True,
-) -> tuple[Weights, ExportedModel | None]:
-    """Return weights with names of classes, and the exported model if the source is one and is to
-    run as it is. Such a model has no weights.
-
-    Notes report remarks on the weights, and names that are assumed. The arguments and errors are
-    those of `predict`.
-    """
-    exported = None
-    if as_exported and is_default(choice):
-        exported = find_exported_model(Path(choice.source), runtime, execution)
-    weights = open_source(choice) if exported is None else exported.about
-    weights = replace_threshold(weights, unknown_below)
+    source: ModelSource, options: SessionOptions, exported: ExportedModel | None
+) -> Weights:
+    """Return weights with names of classes, or what an exported model says of itself. Notes report
+    remarks on the weights, and names that are assumed."""
+    recorder = Recorder(options.listener if is_leading() else None)
+    weights = source.open(exported)
     for remark in weights.remarks:
         recorder.note(remark)
     if weights.calibration != UNCALIBRATED:
         recorder.note(describe_calibration(weights.calibration))
-    return _name_classes(weights.replace_classes(classes), recorder), exported
+    weights, note = name_classes(weights)
+    if note:
+        recorder.note(note)
+    return weights
 
 
 def find_likeliest(
@@ -368,18 +260,19 @@ def describe_calibration(calibration: Calibration) -> str:
     return "; ".join(parts)
 
 
-def _name_classes(weights: Weights, recorder: Recorder) -> Weights:
-    """Return the weights with names of classes; a note reports names that are assumed."""
-    assumed = () if weights.classes else assume_classes(weights.recipe)
-    if not (assumed or weights.classes):
-        recorder.note(f"{UNNAMED}; shows the numbers of the outputs")
+def name_classes(weights: Weights) -> tuple[Weights, str]:
+    """Return the weights with names of classes, and a note if names are assumed or unknown, else
+    ""."""
+    if weights.classes:
+        return weights, ""
+    assumed = assume_classes(weights.recipe)
     if not assumed:
-        return weights
+        return weights, f"{UNNAMED}; shows the numbers of the outputs"
     outputs = "1000 outputs"
     if weights.recipe.logits != 1000:
         outputs = "1001 outputs as NVIDIA's TensorFlow model, the last unused"
-    recorder.note(
+    note = (
         f"the weights name no classes and have {outputs}; shows ImageNet's names. If these are"
         " other classes: --classes FILE"
     )
-    return replace(weights, classes=assumed)
+    return replace(weights, classes=assumed), note

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
 import numpy as np
 
@@ -53,16 +53,25 @@ _QUANTISED = ["Conv", "Relu", "Add", "MaxPool", "GlobalAveragePool", "Flatten", 
 
 
 @dataclass(frozen=True)
-class Calibration:
-    """How to quantise after training."""
+class Int8:
+    """How to quantise after training: `precision` of `Model.export`."""
 
-    data: Path
+    data: str | Path
     """The data set. Its training images calibrate, its validation images are evaluated."""
     images: int = 256
     """Most images to calibrate on, spread evenly over the training images."""
     method: str = "minmax"
     tolerance: float = 1.0
     """The most top-1 that may be lost, in percentage points."""
+
+    def check(self) -> Self:
+        """Return it. Raises `CheckpointError` for numbers that are out of range."""
+        if self.images < 1 or not self.tolerance >= 0:
+            raise CheckpointError(
+                f"{self.images} calibration images and a tolerance of {self.tolerance}; expected 1"
+                " or more, and 0 or more"
+            )
+        return self
 
 
 class Loss(TypedDict):
@@ -76,9 +85,7 @@ class Loss(TypedDict):
     top1_after: float
 
 
-def quantise(
-    target: Target, wanted: Wanted, how: Calibration, recorder: Recorder
-) -> tuple[Wanted, Loss]:
+def quantise(target: Target, wanted: Wanted, how: Int8, recorder: Recorder) -> tuple[Wanted, Loss]:
     """Return what to write with a program in int8, and what it loses. An ONNX model has this in its
     metadata, too.
 
@@ -92,7 +99,7 @@ def quantise(
             f" {nearest(how.method, methods)}"
         )
     weights = wanted.weights
-    training, validation = _open_sets(how.data, weights, recorder)
+    training, validation = _open_sets(Path(how.data), weights, recorder)
     chosen = np.unique(
         np.linspace(0, len(training) - 1, min(how.images, len(training))).astype(np.int64)
     )

@@ -36,7 +36,7 @@ def train(
 ) -> Report:
     """Train a recipe on the training images of `data`, evaluate it on the validation images, and
     return the report: that of `out/report.json`, with `top1_percent`, its 95 % interval
-    `top1_interval_percent` and the path `best_checkpoint`, which `lockstep.Predictor` takes.
+    `top1_interval_percent` and the path `best_checkpoint`, which `lockstep.load` takes.
 
     - `recipe` is a name, a file or a `Recipe`; by default `my-images`, or `fine-tune` with
       `weights`; their values are chosen from images, device and weights
@@ -47,7 +47,7 @@ def train(
     - `out` is the run's folder. An existing run resumes bit for bit from its newest intact
       checkpoint; what is left out (`recipe`, `data`, `execution`) is as in its last command. A
       finished run returns its report at once.
-    - `weights` is whatever `evaluate` accepts, or a name such as
+    - `weights` is whatever `load` accepts, or a name such as
       "torchvision/resnet50.IMAGENET1K_V2". A new run starts from them at step 0.
     - `resume_from` is a checkpoint of another program, such as NVIDIA's code. A new run resumes
       where that program stopped (docs/how-to/resume-from.md).
@@ -66,8 +66,8 @@ def train(
     >>> low, high = report["top1_interval_percent"]
     >>> low < report["top1_percent"] < high, report["final"]["trained"]["images"]
     (True, 20)
-    >>> with lockstep.Predictor(report["best_checkpoint"]) as predictor:
-    ...     [prediction] = predictor.predict("data/val/dots/00006.jpg", top=3)
+    >>> model = lockstep.load(report["best_checkpoint"])
+    >>> prediction = model.predict("data/val/dots/00006.jpg", top=3)
     >>> len(prediction.classes)
     3
     """

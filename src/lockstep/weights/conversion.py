@@ -11,64 +11,38 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, nearest
 from lockstep.system.files import give_names, staging, write_json
 from lockstep.weights.certificate import Certificate, certify
-from lockstep.weights.class_names import UNNAMED, Classes, assume_classes
+from lockstep.weights.class_names import UNNAMED, assume_classes
 from lockstep.weights.formats import refuse_existing
 from lockstep.weights.formats.common import Written
 from lockstep.weights.inspection import group_parts
 from lockstep.weights.opened_weights import Weights
 from lockstep.weights.opening import open_weights
-from lockstep.weights.preprocessing import CERTIFICATE, Preprocessing
+from lockstep.weights.preprocessing import CERTIFICATE
 from lockstep.weights.target_formats import TARGETS
-from lockstep.weights.weights_choice import AnySource
+from lockstep.weights.weights_choice import WeightsChoice
 
 
 def convert(
-    source: AnySource,
-    target: str | Path,
-    *,
-    to: str = "safetensors",
-    checkpoint: str | None = None,
-    ema: bool | None = None,
-    classes: Classes | None = None,
-    model: str | None = None,
-    certificate: bool = True,
-    preprocessing: Preprocessing | None = None,
+    choice: WeightsChoice, target: str | Path, *, to: str = "safetensors", certificate: bool = True
 ) -> dict[str, Any]:
     """Write weights in another format; return what was written, with remarks and the certificate.
 
-    `source` is whatever `evaluate` accepts: a run, a checkpoint, or another program's weights
-    (docs/reference/weight-formats.md). `target` is a new file, folder or prefix, in the format
-    `to`: "safetensors", "torchvision", "timm", "keras", "nvidia-pytorch", "nvidia-tensorflow",
-    "nvidia-paddle", "nvidia-mxnet", "flax" or "torchax".
-
-    `classes` replaces the names of the classes: names, class 0 first, or a file that lists them.
-    `model` names the model of a source that fits several, such as resnet50 and resnet50-v1.
-    `preprocessing` is how images are prepared: fields of a recipe such as `{"image_size": 48}`, or
-    a recipe. It is written to formats that hold it, and to the certificate next to others, where
-    `open_weights` finds it.
+    `target` is a new file, folder or prefix, in the format `to`: "safetensors", "torchvision",
+    "timm", "keras", "nvidia-pytorch", "nvidia-tensorflow", "nvidia-paddle", "nvidia-mxnet", "flax"
+    or "torchax". Chosen preprocessing is written to formats that hold it, and to the certificate
+    next to others, where `open_weights` finds it.
 
     With `certificate`, the target is read back, and source and target compute the same images, each
     in its own framework if it is installed. `TARGET.certificate.json` has the result. If the logits
     differ by more than the bound, or the framework reads other values, nothing is written.
 
     Nothing is overwritten, and the files appear only when all are complete. A remark names whatever
-    cannot be carried over. Raises `CheckpointError`, and `DataError` if `classes` does not fit.
-
-    >>> import lockstep
-    >>> result = lockstep.convert("run", "weights.safetensors")
-    >>> result["written"], result["logits"], result["certificate"]["largest_difference"]
-    (['weights.safetensors', 'weights.safetensors.certificate.json'], 10, 0.0)
+    cannot be carried over. Raises `CheckpointError`, and `DataError` if names of classes do not
+    fit.
     """
     target = Path(target)
-    _check_target(target, to, classes)
-    weights = open_weights(
-        source,
-        checkpoint=checkpoint,
-        ema=ema,
-        momentum=True,
-        model=model,
-        preprocessing=preprocessing,
-    ).replace_classes(classes)
+    _check_target(target, to, choice)
+    weights = open_weights(choice, momentum=True)
     _check_parts(weights, to)
     weights = _keep_velocities_of_sgd(weights)
     can_read_back = to == "safetensors" or isinstance(weights.recipe.model, str)
@@ -83,17 +57,18 @@ def convert(
 
 
 def _keep_velocities_of_sgd(weights: Weights) -> Weights:
-    """Return weights without the state of another optimizer than SGD, which no format can hold."""
+    """Return weights without the state of an optimizer whose velocities are not SGD's, which no
+    format can hold."""
     state = weights.state
     optimizer = weights.recipe.optimizer
-    if optimizer == "sgd" or not state.momentum:
+    if OPTIMIZERS[optimizer].velocity == "sum" or not state.momentum:
         return weights
     remark = f"the state of the optimizer {optimizer} was left out: the format has none"
     state = replace(state, momentum={}, second_moments={})
     return replace(weights, state=state, remarks=(*weights.remarks, remark))
 
 
-def _check_target(target: Path, to: str, classes: Classes | None) -> None:
+def _check_target(target: Path, to: str, choice: WeightsChoice) -> None:
     """Raise `CheckpointError` if there is no such format, or it cannot have this name or names of
     classes."""
     if not target.name or target.name == "..":
@@ -102,7 +77,7 @@ def _check_target(target: Path, to: str, classes: Classes | None) -> None:
         )
     if to not in TARGETS:
         raise CheckpointError(f"there is no format {to!r} to convert to. {nearest(to, TARGETS)}")
-    if classes is not None and not TARGETS[to].has_classes:
+    if choice.classes is not None and not TARGETS[to].has_classes:
         others = " or ".join(name for name, format in TARGETS.items() if format.has_classes)
         raise CheckpointError(
             f"{to} holds no names of classes; leave them out, or convert to {others}"

@@ -11,7 +11,7 @@ from lockstep.models.calibration import UNCALIBRATED, Calibration
 from lockstep.models.quantisation import Scales
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.weights.class_names import Classes, check_classes
+from lockstep.weights.class_names import check_classes
 from lockstep.weights.formats import dtype_name
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import Shape
@@ -19,6 +19,7 @@ from lockstep.weights.preprocessing import FIELDS, list_assumed
 
 if TYPE_CHECKING:
     from lockstep.weights.original import Original
+    from lockstep.weights.weights_choice import WeightsChoice
 
 Place = Literal["file", "certificate", "user", "assumed"]
 """Where a value of the preprocessing comes from."""
@@ -137,12 +138,16 @@ class Weights:
             return self
         return replace(self, recipe=self.recipe.replace(precision=precision))
 
-    def replace_classes(self, classes: Classes | None) -> Self:
-        """Return the weights with other names of classes; None keeps their own. Raises `DataError`
-        if they do not fit."""
-        if classes is None:
-            return self
-        return replace(self, classes=check_classes(classes, self.recipe.logits, self.classes))
+    def apply_choice(self, choice: "WeightsChoice") -> Self:
+        """Return the weights with the names of classes and the threshold of a choice; None of these
+        keeps their own. Raises `DataError` if the names do not fit."""
+        classes = self.classes
+        if choice.classes is not None:
+            classes = check_classes(choice.classes, self.recipe.logits, classes)
+        calibration = self.calibration
+        if choice.unknown_below is not None:
+            calibration = replace(calibration, unknown_below=choice.unknown_below)
+        return replace(self, classes=classes, calibration=calibration)
 
     def add_remarks(self, *remarks: str) -> Self:
         """Return the weights with more remarks."""

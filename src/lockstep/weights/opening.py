@@ -63,6 +63,7 @@ def open_weights(
         )
     recipe, remarks = set_preprocessing(weights.recipe, changes)
     weights = replace(weights, recipe=recipe).add_remarks(*remarks, *_describe_not_finite(weights))
+    weights = weights.apply_choice(choice)
     return weights if choice.model is None else _compute_as(weights, choice.model)
 
 

@@ -3,12 +3,15 @@
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.models.architectures import EXAMPLE, MODELS, ModelSpec, model_spec
 from lockstep.recipes import Recipe, parse_settings
-from lockstep.system.errors import CheckpointError, nearest
+from lockstep.system.errors import CheckpointError, UserError, nearest
 from lockstep.weights.preprocessing import Preprocessing
+
+if TYPE_CHECKING:
+    from lockstep.weights.class_names import Classes
 
 DESCRIBED = "the described model"
 """What messages call a network without a name."""
@@ -17,7 +20,8 @@ DESCRIBED = "the described model"
 @dataclass(frozen=True)
 class WeightsChoice:
     """What a user chooses of weights, in one object for all commands and readers. Raises
-    `CheckpointError` if there is no such network."""
+    `CheckpointError` if there is no such network, and `UserError` if a threshold is not from 0 to
+    1."""
 
     source: str | Path = ""
     """A run, a checkpoint, a file, or the name of weights somewhere else."""
@@ -34,10 +38,27 @@ class WeightsChoice:
     """How images are prepared. It takes precedence over what a file says."""
     ignore: tuple[str, ...] = ()
     """Patterns of names, such as `criterion.*`: parts of a file that are left out."""
+    classes: "Classes | None" = None
+    """Names of the classes, class 0 first, or a file that lists them. None: those of the weights.
+    """
+    unknown_below: float | None = None
+    """An image whose likeliest class is less probable is unknown. None: the threshold that is
+    stored with the weights."""
 
     def __post_init__(self) -> None:
+        if self.unknown_below is not None and not 0 <= self.unknown_below <= 1:
+            raise UserError(
+                f"the threshold of unknown images is {self.unknown_below}; expected 0 to 1, such as"
+                " 0.7"
+            )
         if isinstance(self.model, str) and self.model not in MODELS:
             object.__setattr__(self, "model", _read_model(self.model))
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nothing is chosen of a source. Only then an exported program can run as it is."""
+        is_changed = self.ema or self.model or self.preprocessing or self.ignore
+        return self.checkpoint in (None, "newest") and not is_changed
 
     def is_ignored(self, name: str) -> bool:
         """Return whether the user leaves out a part of this name."""
@@ -58,18 +79,9 @@ DEFAULT_CHOICE = WeightsChoice()
 """The choice of a user who chooses nothing."""
 
 
-def choose(
-    source: AnySource,
-    checkpoint: str | None = None,
-    ema: bool | None = None,
-    model: str | ModelSpec | None = None,
-    preprocessing: Preprocessing | None = None,
-    ignore: tuple[str, ...] | None = None,
-) -> WeightsChoice:
+def choose(source: AnySource, **settings: Any) -> WeightsChoice:
     """Return the choice of a source with these fields; None keeps a field."""
     choice = source if isinstance(source, WeightsChoice) else WeightsChoice(source)
-    settings: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "model": model}
-    settings |= {"preprocessing": preprocessing, "ignore": ignore}
     return replace(choice, **{name: v for name, v in settings.items() if v is not None})
 
 

@@ -101,7 +101,7 @@ def test_images_get_bars_of_their_classes(
     wait_for_results(page, 2)
     page.locator("#status", has_text="2 of 2 images are classified.").wait_for()
     execution = Execution(backend="reference", reference_dtype="float32")
-    expected = lockstep.predict(weights, photos[:2], top=3, execution=execution)
+    expected = list(lockstep.load(weights).on(execution=execution).predict(photos[:2], top=3))
     for card, prediction in zip(reversed(page.locator(".result").all()), expected, strict=True):
         assert prediction.path is not None
         assert card.locator("h2").inner_text() == prediction.path.name

@@ -42,7 +42,7 @@ REFERENCE = Execution(backend="reference", reference_dtype="float32")
 @pytest.fixture(scope="module")
 def expected(weights: Path, photos: list[Path]) -> list[lockstep.Prediction]:
     """What the reference predicts of the photos."""
-    return lockstep.predict(weights, photos, top=10, execution=REFERENCE)
+    return list(lockstep.load(weights).on(execution=REFERENCE).predict(photos, top=10))
 
 
 def test_an_image_gets_the_classes_that_the_reference_predicts(
@@ -302,7 +302,7 @@ def test_a_token_is_asked_for_and_one_of_an_export_is_served(
 ) -> None:
     """Also: the environment gives the token, the model is a bare export with a name, successes
     are not logged, and the limit of pixels holds for tensors too."""
-    lockstep.export(weights, tmp_path / "export", to="onnx", bare=True, compare=False)
+    lockstep.load(weights).export(tmp_path / "export", to="onnx", bare=True, compare=False)
     data = photos[0].read_bytes()
     right = {"Authorization": f"Bearer {TOKEN}"}
     options = ("--name", "tiny", "--quiet", "--allow-host", "api.example", "--max-megapixels", 1)
@@ -325,7 +325,7 @@ def test_a_token_is_asked_for_and_one_of_an_export_is_served(
         assert TOKEN not in (tmp_path / "log").read_text()
         logged = [event["status"] for event in server.events() if event["event"] == "request"]
         assert logged == [401] * 4 + [413]
-    [expected] = lockstep.predict(weights, photos[0], execution=REFERENCE)
+    expected = lockstep.load(weights).on(execution=REFERENCE).predict(photos[0])
     assert content["model"] == "tiny"
     assert set(content["classes"]) <= set(CLASSES)
     assert content["probabilities"] == pytest.approx(expected.probabilities, abs=2e-6)

@@ -73,11 +73,10 @@ def test_the_client_sends_files_and_asks_for_names(
     )
     for row, prediction in zip(
         answer.as_numpy("probabilities"),
-        lockstep.predict(
-            weights,
-            photos[:3],
-            top=2,
-            execution=Execution(backend="reference", reference_dtype="float32"),
+        list(
+            lockstep.load(weights)
+            .on(execution=Execution(backend="reference", reference_dtype="float32"))
+            .predict(photos[:3], top=2)
         ),
         strict=True,
     ):
@@ -115,7 +114,7 @@ def test_the_examples_of_the_page_run(
     examples = [block for block in blocks if "127.0.0.1:8000" in block]
     *_, starts_a_server = blocks
     assert len(examples) == 2
-    assert "lockstep.serve(" in starts_a_server
+    assert ".serve(port=8000)" in starts_a_server
     (tmp_path / "photo.jpg").write_bytes(photos[1].read_bytes())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_PROXY", "*")

@@ -238,8 +238,8 @@ def test_the_model_zoos_resnet50_v1_gets_a_certificate_that_names_the_folded_bia
 ) -> None:
     """PyTorch computes what was written; NumPy, or MXNet where it is installed, what was read."""
     small = {"image_size": 64, "eval_resize": 72, "eval_crop": 64}
-    record = lockstep.convert(
-        theirs / "resnet50_v1-names.params", tmp_path / "gluon.safetensors", preprocessing=small
+    record = lockstep.load(theirs / "resnet50_v1-names.params", preprocessing=small).save(
+        tmp_path / "gluon.safetensors"
     )["certificate"]
     assert (record["model"], record["holds"], record["top1_agreement"]) == ("resnet50-v1", True, 1)
     assert record["engines"]["source"] != record["engines"]["target"]

@@ -138,7 +138,7 @@ def test_a_pointer_in_a_run_is_named(
     folder = checkpoint.save(tmp_path / "run" / "checkpoints", state, data_digest="", about=about)
     (folder / name).write_bytes(POINTER)
     with pytest.raises(CheckpointError, match=f"{name} is a Git LFS pointer"):
-        lockstep.convert(tmp_path / "run", tmp_path / "w.safetensors")
+        lockstep.load(tmp_path / "run").save(tmp_path / "w.safetensors")
 
 
 def test_a_pointer_in_place_of_external_data_is_named(

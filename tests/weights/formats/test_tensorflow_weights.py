@@ -103,7 +103,7 @@ def test_a_frozen_graph_is_compared_and_answers_in_tensorflow_alone(tmp_path: Pa
     recipe = recipe_of()
     tensors = random_tensors(recipe, 1)
     WRITERS["frozen"](recipe, tensors, CLASSES, tmp_path / "first")
-    written = lockstep.export(tmp_path / "first", tmp_path / "frozen", to="frozen-graph")
+    written = lockstep.load(tmp_path / "first").export(tmp_path / "frozen", to="frozen-graph")
     assert written["comparison"]["largest_difference"] < 1e-5
     assert (tmp_path / "frozen" / "classes.txt").read_text().splitlines() == list(CLASSES)
     classes, probabilities = run_graph(tmp_path / "frozen", "classes:0", "probabilities:0")

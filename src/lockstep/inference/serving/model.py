@@ -8,33 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.backends import FRAMEWORKS
-from lockstep.inference.computation import Computation, open_computation
 from lockstep.inference.grad_cam import Explainer, make_explainer
 from lockstep.inference.prediction import open_for_prediction
-from lockstep.inference.runtimes import AUTO, NATIVE
+from lockstep.inference.session import Session, SessionOptions, open_session
+from lockstep.inference.source import ModelSource
 from lockstep.models.calibration import Calibration
-from lockstep.recipes import Execution, Recipe
-from lockstep.runs.events import Listener
-from lockstep.runs.recorder import Recorder
+from lockstep.recipes import Recipe
 from lockstep.system.errors import UserError
 from lockstep.system.ranks import count_ranks
-from lockstep.weights import Classes, WeightsChoice
 
 _NAMELESS = "model"
 """The name of a model that is not one of `lockstep.models.architectures.MODELS`, as in `lockstep
 export --to triton`."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """What to serve, and how to compute. The fields are arguments of `lockstep.predict`."""
-
-    weights: WeightsChoice
-    classes: Classes | None = None
-    precision: str | None = None
-    runtime: str | None = None
-    execution: Execution | None = None
-    unknown_below: float | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +43,7 @@ class About:
 class Served:
     """A model in its runtime. Only the thread that opened it may use it."""
 
-    def __init__(self, about: About, runtime: Computation, backend: str) -> None:
+    def __init__(self, about: About, runtime: Session, backend: str) -> None:
         self.about = about
         self._runtime = runtime
         self._backend = backend
@@ -82,38 +67,21 @@ class Served:
 
 
 @contextmanager
-def open_model(
-    source: Source, name: str | None, listener: Listener | None, *, most_images: int
-) -> Iterator[Served]:
+def open_model(source: ModelSource, options: SessionOptions, name: str | None) -> Iterator[Served]:
     """Yield a model that has computed its first batches. `name` is None for the name of its
     architecture.
 
-    Raises what `lockstep.predict` raises, and `UserError` under a launcher.
+    Raises what `Model.predict` raises, and `UserError` under a launcher.
     """
     if count_ranks() > 1:
         raise UserError(
             "a server computes in one process, but a launcher started several; start it without the"
             " launcher"
         )
-    execution = source.execution or Execution()
-    weights, exported = open_for_prediction(
-        source.weights,
-        source.runtime,
-        execution,
-        Recorder(listener),
-        source.classes,
-        source.unknown_below,
-    )
-    with open_computation(
-        source.runtime or (AUTO if exported else NATIVE),
-        weights,
-        source.precision,
-        execution,
-        listener,
-        most_images=most_images,
-        exported=exported,
-        shares_cores=True,
-    ) as runtime:
+    backend = options.execution.backend
+    exported = source.find_exported_model(options)
+    weights = open_for_prediction(source, options, exported)
+    with open_session(weights, options, exported=exported, shares_cores=True) as runtime:
         recipe = runtime.weights.recipe
         known = recipe.model if isinstance(recipe.model, str) and exported is None else _NAMELESS
         about = About(
@@ -124,9 +92,9 @@ def open_model(
             recipe=recipe,
             classes=weights.classes,
             calibration=weights.calibration,
-            explains=runtime.world is not None and FRAMEWORKS[execution.backend].explains,
+            explains=runtime.world is not None and FRAMEWORKS[backend].explains,
         )
-        served = Served(about, runtime, execution.backend)
-        for images in sorted({1, most_images}):
+        served = Served(about, runtime, backend)
+        for images in sorted({1, options.batch}):
             served.predict(np.zeros((images, recipe.eval_crop, recipe.eval_crop, 3), np.uint8))
         yield served

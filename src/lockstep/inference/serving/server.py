@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -26,10 +27,11 @@ from lockstep.inference.serving.guard import Guard
 from lockstep.inference.serving.limits import KEEP_ALIVE_SEC, Limits
 from lockstep.inference.serving.logs import log, open_logs
 from lockstep.inference.serving.metrics import Metrics
-from lockstep.inference.serving.model import About, Source, open_model
+from lockstep.inference.serving.model import About, open_model
+from lockstep.inference.session import SessionOptions
+from lockstep.inference.source import ModelSource
 from lockstep.launch.nodes import list_addresses
-from lockstep.recipes import Execution
-from lockstep.runs.events import Event, Listener
+from lockstep.runs.events import Event
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import share_of_cores
 
@@ -41,13 +43,13 @@ _GRACE_SEC = 5
 
 
 def run(
-    source: Source,
+    source: ModelSource,
+    options: SessionOptions,
     sock: socket.socket,
     access: Access,
     limits: Limits,
     *,
     name: str | None,
-    listener: Listener | None,
     quiet: bool,
 ) -> None:
     """Serve on a bound socket until a signal, or an error of the thread with the runtime, stops
@@ -55,13 +57,13 @@ def run(
     metrics = Metrics()
     stopping = Stopping(limits.drain_sec, limits.timeout_sec)
     batcher = Batcher(limits, metrics.count_batch)
-    execution = source.execution or Execution()
-    threads = execution.loader_threads or share_of_cores()
+    threads = options.execution.loader_threads or share_of_cores()
+    options = replace(options, batch=limits.max_batch, listener=options.listener or _log_note)
     with (
         open_logs(),
         ThreadPoolExecutor(threads, thread_name_prefix="lockstep-parse") as pool,
         closing(Decoders(threads, _report)) as decoders,
-        _compute_in_thread(batcher, source, name, listener or _log_note, limits) as about,
+        _compute_in_thread(batcher, source, options, name) as about,
     ):
         parts = Parts(about, limits, batcher, metrics, stopping, Bodies(limits), decoders, pool)
         _describe(metrics, parts)
@@ -123,7 +125,7 @@ def _configure(app: Guard, limits: Limits) -> uvicorn.Config:
 
 @contextmanager
 def _compute_in_thread(
-    batcher: Batcher, source: Source, name: str | None, listener: Listener, limits: Limits
+    batcher: Batcher, source: ModelSource, options: SessionOptions, name: str | None
 ) -> Iterator[About]:
     """Open the model in a separate thread, which computes until the block ends. Raises what
     opening raises."""
@@ -131,7 +133,7 @@ def _compute_in_thread(
 
     def work() -> None:
         try:
-            with open_model(source, name, listener, most_images=limits.max_batch) as model:
+            with open_model(source, options, name) as model:
                 ready.set_result(model.about)
                 batcher.run(model)
         except BaseException as error:

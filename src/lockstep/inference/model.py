@@ -1,0 +1,505 @@
+"""`Model`: trained weights or an export, and all that is done with them."""
+
+import importlib
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from lockstep import backends
+from lockstep.backends import FRAMEWORKS
+from lockstep.inference.embeddings import count_features
+from lockstep.inference.images import Image, is_one_image
+from lockstep.inference.prediction import OnError, Predictor, name_classes
+from lockstep.inference.programs import PROGRAM
+from lockstep.inference.runtimes import AUTO, NATIVE, RUNTIMES
+from lockstep.inference.session import SessionOptions
+from lockstep.inference.source import ModelSource
+from lockstep.recipes import Execution, Recipe
+from lockstep.runs.events import Listener
+from lockstep.system.errors import BackendError, UserError, nearest
+from lockstep.weights import Classes, Preprocessing, WeightsChoice
+from lockstep.weights.remote_weights import locate_weights
+
+if TYPE_CHECKING:
+    from lockstep.inference.evaluation import Evaluation
+    from lockstep.inference.quantising import Int8
+    from lockstep.inference.serving import Limits
+    from lockstep.runs.report import Report
+
+
+def load(
+    source: str | Path,
+    *,
+    checkpoint: str | None = None,
+    ema: bool | None = None,
+    network: str | None = None,
+    classes: Classes | None = None,
+    preprocessing: Preprocessing | None = None,
+    ignore: Iterable[str] = (),
+    unknown_below: float | None = None,
+) -> "Model":
+    """Return the model of a run, a checkpoint, an export, a file of another program
+    (docs/reference/weight-formats.md), or published weights by their name.
+
+    Args:
+        source: a path, or a name such as "torchvision/resnet50.IMAGENET1K_V2".
+        checkpoint: "newest", "best" or a step's number of a run. By default the best one, or the
+            newest one of a run that was never evaluated.
+        ema: whether the moving average is used instead of the trained weights; by default
+            whichever is better in the best checkpoint.
+        network: the network of a file that fits several, such as "resnet50-v1", or its fields as
+            YAML (docs/how-to/model.md).
+        classes: names of the classes, class 0 first, or a file that lists them; by default those
+            of the weights.
+        preprocessing: how images are prepared: fields of a recipe such as `{"image_size": 160}`,
+            or a recipe. It takes precedence over what a file says.
+        ignore: patterns of names, such as "criterion.*": parts of a file that are left out.
+        unknown_below: an image whose likeliest class is less probable than this is unknown, 0 to 1;
+            by default the threshold that is stored with the weights.
+
+    Raises:
+        CheckpointError: there are no such weights, or they are not understood to the last part.
+        DataError: `classes` does not fit the weights.
+
+    >>> import lockstep
+    >>> model = lockstep.load("run")
+    >>> model.predict("data/val/dots/00006.jpg", top=3).classes == model.predict(
+    ...     ["data/val/dots/00006.jpg"], top=3
+    ... ).__next__().classes
+    True
+    """
+    choice = WeightsChoice(
+        locate_weights(source),
+        checkpoint,
+        ema,
+        network,
+        preprocessing,
+        tuple(ignore),
+        classes,
+        unknown_below,
+    )
+    return Model(ModelSource(choice))
+
+
+class Model:
+    """Trained weights or an export, and where and how they compute; a context manager.
+
+    `lockstep.load` returns one. What `predict` opened stays open for further images until the
+    model is closed, or nothing refers to it.
+
+    >>> import lockstep
+    >>> with lockstep.load("run") as model:
+    ...     found = model.predict("data/val/dots/00006.jpg", top=3)
+    ...     [logits] = model.logits(["data/val/dots/00006.jpg"])
+    >>> len(found.classes), logits.shape
+    (3, (10,))
+    """
+
+    def __init__(self, source: ModelSource, options: SessionOptions | None = None) -> None:
+        """Take an opened source; `lockstep.load` opens one."""
+        self._source = source
+        self._options = options or SessionOptions()
+        self._predictors: dict[tuple[bool, bool], Predictor] = {}
+        self._stack = ExitStack()
+        weakref.finalize(self, self._stack.close)
+        self._about = source.about
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes; ImageNet's if the weights name none and have its 1000 outputs.
+        Empty if they are unknown."""
+        return name_classes(self._about)[0].classes
+
+    @property
+    def network(self) -> Any:
+        """The name of the network, or its fields if it has no name."""
+        return self._about.recipe.fields()["model"]
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """How images are prepared: fields of a recipe."""
+        return self._about.recipe.preprocessing()
+
+    @property
+    def origin(self) -> str:
+        """The program that wrote the weights, such as "Lockstep", "timm" or "Keras"."""
+        return self._about.origin
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint or the file that the weights are in."""
+        return self._about.source
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What was noticed of the weights: which checkpoint was chosen, what was assumed or left
+        out."""
+        return self._about.remarks
+
+    @property
+    def unknown_below(self) -> float:
+        """An image is unknown if its likeliest class is less probable than this; 0: none is."""
+        return self._about.calibration.unknown_below
+
+    @property
+    def runtime(self) -> str:
+        """The name of the runtime that predicts, such as "native"; it is opened."""
+        return self._open_predictor(features=False, explain=False).runtime
+
+    @property
+    def features(self) -> int:
+        """The number of features before the classifier."""
+        return count_features(self._source.weights)
+
+    def __repr__(self) -> str:
+        shown = self._describe()
+        return f"Model({shown.pop('weights')!r}: {', '.join(shown.values())})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            f"<tr><th>{name}</th><td>{escape(text)}</td></tr>"
+            for name, text in self._describe().items()
+        ]
+        return f"<table>{''.join(rows)}</table>"
+
+    def _describe(self) -> dict[str, str]:
+        """Return what it is, in words."""
+        recipe = self._about.recipe
+        options = self._options
+        network = self.network if isinstance(self.network, str) else "a network without a name"
+        return {
+            "weights": str(self._source.path),
+            "network": network,
+            "classes": f"{len(self.classes) or recipe.logits} classes",
+            "images": f"{recipe.eval_crop} x {recipe.eval_crop} pixels",
+            "origin": f"from {self.origin}",
+            "computes": f"on {options.runtime or options.execution.backend}",
+        }
+
+    def on(
+        self,
+        where: str | None = None,
+        *,
+        precision: str | None = None,
+        device: str | None = None,
+        batch: int | None = None,
+        execution: Execution | None = None,
+        listener: Listener | None = None,
+    ) -> Self:
+        """Return the same model where and how it is to compute. What is not named stays.
+
+        Args:
+            where: a backend ("torch", "tensorflow", "paddle", "mxnet", "jax", "reference"), a
+                runtime ("onnxruntime", "openvino", "tensorrt", "paddle-inference"), "native" (the
+                backend, also for exports), "auto" (the fastest that is installed), or "program" (an
+                export in its own runtime; it can run code, so trust who wrote it).
+            precision: by default the recipe's, or fp32 if this processor only emulates that.
+            device: "auto", "cpu" or "cuda".
+            batch: the most images that are computed at once, 32 by default.
+            execution: everything else, such as the number of threads that decode.
+            listener: called with notes and progress as they happen.
+
+        Raises:
+            BackendError: there is no such backend or runtime.
+            UserError: `batch` is less than 1.
+        """
+        changes: dict[str, Any] = {"precision": precision, "batch": batch, "listener": listener}
+        if batch is not None and batch < 1:
+            raise UserError(f"batch is {batch}; expected at least 1")
+        execution = execution or self._options.execution
+        if where in FRAMEWORKS:
+            execution = execution.replace(backend=where)
+        elif where is not None:
+            known = [NATIVE, AUTO, PROGRAM, *RUNTIMES]
+            if where not in known:
+                raise BackendError(
+                    f"there is no backend or runtime {where!r}."
+                    f" {nearest(where, [*FRAMEWORKS, *known])}"
+                )
+            changes["runtime"] = where
+        if device is not None:
+            execution = execution.replace(device=device)
+        changes = {name: value for name, value in changes.items() if value is not None}
+        options = replace(self._options, execution=execution, **changes)
+        return type(self)(self._source, options)
+
+    def predict(
+        self,
+        images: Image | Iterable[Image],
+        *,
+        top: int = 5,
+        features: bool = False,
+        explain: bool = False,
+        on_error: OnError | None = None,
+    ) -> Any:
+        """Return the likeliest classes of an image, or an iterator over those of several.
+
+        An image is a path, the bytes of an image file, an image of Pillow, or an array or a tensor
+        of any library: RGB [height, width, 3] or [3, height, width], in uint8 or in floats from 0
+        to 1. An array [N, ...] is several, and so is any iterable. Images are prepared as in the
+        evaluation of the recipe.
+
+        Args:
+            images: one image, or several.
+            top: the number of classes.
+            features: whether predictions have the features before the classifier.
+            explain: whether predictions have a picture of what speaks for the likeliest class.
+            on_error: called with the name and the reason for each of several images that cannot be
+                read; the others are predicted.
+
+        Returns:
+            A `Prediction`, or an iterator that computes when its values are needed.
+
+        Raises:
+            DataError: an image cannot be read, and there is no `on_error`.
+            DivergedError: a logit is not a finite number.
+            BackendError: the backend cannot explain, or something is not installed.
+        """
+        predictor = self._open_predictor(features=features, explain=explain)
+        if is_one_image(images):
+            [prediction] = predictor.predict(images, top)
+            return prediction
+        return self._keep(predictor.predict(images, top, on_error=on_error))
+
+    def logits(self, images: Image | Iterable[Image], *, on_error: OnError | None = None) -> Any:
+        """Return the logits of an image, float32 [logits], or an iterator over those of several;
+        the arguments and errors are those of `predict`."""
+        predictor = self._open_predictor(features=False, explain=False)
+        if is_one_image(images):
+            [logits] = predictor.logits(images)
+            return logits
+        return self._keep(predictor.logits(images, on_error=on_error))
+
+    def _keep(self, values: Iterator[Any]) -> Iterator[Any]:
+        """Yield values; meanwhile the model is referred to, and so stays open."""
+        yield from values
+
+    def _open_predictor(self, *, features: bool, explain: bool) -> Predictor:
+        """Return the predictor that is open, or open it."""
+        kind = features, explain
+        if kind not in self._predictors:
+            predictor = Predictor(self._source, self._options, features=features, explain=explain)
+            self._predictors[kind] = self._stack.enter_context(predictor)
+        return self._predictors[kind]
+
+    def evaluate(
+        self,
+        data: str | Path | None = None,
+        *,
+        split: float | None = None,
+        calibrate: bool = False,
+        precision_at: float | None = None,
+    ) -> "Evaluation":
+        """Return the accuracy, the loss and the counts of each class on the validation images of a
+        data set, or on all its images if it has none. Every image counts once.
+
+        With several processes (torchrun), every process calls this and gets the result. Exports
+        that can only compute run as they are (docs/how-to/runtimes.md).
+
+        Args:
+            data: a data set in any storage format; by default that of the run.
+            split: the share of the images to evaluate if there are no validation images; by
+                default the share that the run set apart. 0: all.
+            calibrate: fit a temperature, and store it with the checkpoint.
+            precision_at: choose the threshold of unknown images so that this share of the others
+                is right, such as 0.99; store it and a temperature.
+
+        Raises:
+            DataError: images or names of classes do not fit.
+            DivergedError: a loss is not finite.
+
+        >>> import lockstep
+        >>> result = lockstep.load("run", checkpoint="best").evaluate("data")
+        >>> result.images, result.interval[0] <= result.top1 <= result.interval[1]
+        (20, True)
+        """
+        module = importlib.import_module("lockstep.inference.evaluation")
+        result: Evaluation = module.evaluate(
+            self._source,
+            data,
+            self._options,
+            split=split,
+            calibrate=calibrate,
+            precision_at=precision_at,
+        )
+        return result
+
+    def save(
+        self, target: str | Path, *, to: str = "safetensors", certificate: bool = True
+    ) -> dict[str, Any]:
+        """Write the weights in another format; return what was written, with remarks and the
+        certificate.
+
+        The certificate compares what was written with the source: both compute the same images,
+        each in its own framework if it is installed. Nothing is overwritten, and files appear only
+        when all are complete.
+
+        Args:
+            target: a new file, folder or prefix.
+            to: "safetensors", "torchvision", "timm", "keras", "nvidia-pytorch",
+                "nvidia-tensorflow", "nvidia-paddle", "nvidia-mxnet", "flax" or "torchax".
+            certificate: whether to compare, and write `TARGET.certificate.json`.
+
+        Raises:
+            CheckpointError: the format cannot hold the weights, or they differ by more than the
+                bound; then nothing is written.
+
+        >>> import lockstep
+        >>> result = lockstep.load("run").save("weights.safetensors")
+        >>> result["written"], result["logits"], result["certificate"]["largest_difference"]
+        (['weights.safetensors', 'weights.safetensors.certificate.json'], 10, 0.0)
+        """
+        module = importlib.import_module("lockstep.weights.conversion")
+        result: dict[str, Any] = module.convert(
+            self._source.choice, target, to=to, certificate=certificate
+        )
+        return result
+
+    def export(
+        self,
+        folder: str | Path,
+        *,
+        to: str = "savedmodel",
+        precision: "str | Int8 | None" = None,
+        batch: int | None = None,
+        bare: bool = False,
+        compare: bool = True,
+    ) -> dict[str, Any]:
+        """Write a program for a server or a phone, with softmax inside; return what was written.
+
+        A program takes `images`, photos of any size, and answers as `predict` does: with `classes`
+        and `probabilities`. The folder appears only when it is complete; nothing is overwritten.
+
+        Args:
+            folder: a new folder.
+            to: "savedmodel", "frozen-graph", "paddle-inference", "torchscript", "torch-export",
+                "onnx", "openvino", "tensorrt", "triton", "stablehlo", "executorch" or "litert"
+                (docs/how-to/deploy.md).
+            precision: of the program: "fp32" (by default), "bf16", "fp16", "int8" for weights that
+                were trained with quantisation, or `lockstep.Int8(DATA)` to quantise now
+                (docs/how-to/quantisation.md).
+            batch: the number of images of every batch; by default any.
+            bare: whether it takes normalised float32 NCHW images and returns logits.
+            compare: whether the program is run and compared with a backend before it gets its name.
+
+        Returns:
+            What it takes, `comparison` (`inference.comparison.Comparison`), the top-1 before and
+            after quantisation as `int8`, and remarks.
+
+        Raises:
+            CheckpointError: the format has no such option, or the program differs.
+            BackendError: the framework or a package is missing.
+        """
+        module = importlib.import_module("lockstep.inference.exporting")
+        result: dict[str, Any] = module.export(
+            self._source.weights,
+            folder,
+            to=to,
+            precision=precision,
+            batch=batch,
+            bare=bare,
+            compare=compare,
+            listener=self._options.listener,
+        )
+        return result
+
+    def module(self) -> Any:
+        """Return the framework's own module with the weights; `on` chooses the backend.
+
+        For PyTorch this is an ordinary `torch.nn.Module` with torchvision's names, in evaluation
+        mode. It maps normalised float32 images [N, 3, H, W] to logits [N, logits]. It computes
+        without quantisation, also if the weights were trained with it.
+
+        >>> import lockstep, torch
+        >>> lockstep.load("run").module()(torch.zeros(2, 3, 64, 64)).shape
+        torch.Size([2, 10])
+        """
+        weights = self._source.weights
+        backend = backends.load(self._options.execution.backend)
+        return backend.load_module(weights.recipe, weights.tensors)
+
+    def serve(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        token: str | None = None,
+        no_token: bool = False,
+        allow_hosts: Iterable[str] = (),
+        name: str | None = None,
+        limits: "Limits | None" = None,
+        quiet: bool = False,
+    ) -> None:
+        """Serve the model over HTTP, until SIGTERM or Ctrl-C (docs/how-to/serve.md).
+
+        Returns when all accepted requests are answered. A second signal ends the process at once.
+        Call it in the main thread, which is the one that gets signals.
+
+        Args:
+            host: the address to listen on. Others than loopback need a token, or `no_token`.
+            port: 0 takes a free one.
+            token: at least 16 characters, which clients send as `Authorization: Bearer TOKEN`.
+            no_token: let everyone who reaches the address use the server.
+            allow_hosts: more names for the server in requests, such as that of a proxy.
+            name: that of the model in addresses; by default that of its architecture.
+            limits: sizes and times (`lockstep.inference.serving.Limits`).
+            quiet: leave requests that succeed out of the log on standard error.
+
+        Raises:
+            UserError: the address is in use, or the token is missing.
+            BackendError: a package of the extra `serve` is missing.
+        """
+        module = importlib.import_module("lockstep.inference.serving")
+        address = {"host": host, "port": port, "name": name, "quiet": quiet}
+        access = {"token": token, "no_token": no_token, "allow_hosts": allow_hosts}
+        module.serve(self._source, self._options, limits=limits, **address, **access)
+
+    def train(
+        self,
+        data: str | Path,
+        *,
+        out: str | Path,
+        recipe: str | Path | Recipe | None = None,
+        changes: Mapping[str, Any] | None = None,
+        split: float | None = None,
+    ) -> "Report":
+        """Train a new run from the weights; return its report. The same call resumes it.
+
+        Args:
+            data: training and validation images in any storage format.
+            out: the run's folder.
+            recipe: a name, a file or a `Recipe`; by default `fine-tune`, whose values are chosen
+                from images, device and weights (docs/how-to/fine-tune.md).
+            changes: new values for fields of the recipe.
+            split: the share set apart for validation if there are no validation images.
+
+        Raises:
+            What `lockstep.train` raises.
+        """
+        module = importlib.import_module("lockstep.runs.train")
+        result: Report = module.train(
+            recipe,
+            data,
+            out,
+            changes=changes,
+            split=split,
+            weights=self._source.choice,
+            execution=self._options.execution,
+            listener=self._options.listener,
+        )
+        return result
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free what `predict` opened. It is opened again when it is needed."""
+        self._predictors.clear()
+        self._stack.close()

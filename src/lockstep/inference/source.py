@@ -1,0 +1,86 @@
+"""`ModelSource`: what a choice of weights names, opened when it is needed."""
+
+from functools import cached_property
+from pathlib import Path
+
+from lockstep.inference.programs import PROGRAM, ExportedProgram, find_program, find_program_to_run
+from lockstep.inference.runtimes import NATIVE
+from lockstep.inference.runtimes.exported import ExportedModel, open_exported
+from lockstep.inference.session import SessionOptions, list_export_runtimes
+from lockstep.system.defaults import DEFAULT_BACKEND
+from lockstep.system.errors import BackendError, CheckpointError
+from lockstep.weights import Weights, WeightsChoice, open_weights
+
+
+class ModelSource:
+    """Weights, or an export that may be run as it is."""
+
+    def __init__(self, choice: WeightsChoice) -> None:
+        self.choice = choice
+        self.path = Path(choice.source)
+
+    @cached_property
+    def weights(self) -> Weights:
+        """The weights. For an export whose weights cannot be read, the error names what runs it."""
+        try:
+            return open_weights(self.choice)
+        except CheckpointError as error:
+            program = find_program(self.path)
+            if program is None or self.choice.ignore or self.choice.model:
+                raise
+            trust = ""
+            if program.target.can_run_code:
+                trust = ", if you trust who wrote it, because it can run code"
+            raise CheckpointError(
+                f"{self.path} is a program ({program.target.name}), whose weights cannot be read;"
+                f" `lockstep evaluate FOLDER --runtime {PROGRAM}` runs it{trust}. Other commands"
+                f" take the run, or its export to onnx ({error})"
+            ) from error
+
+    @cached_property
+    def _exported(self) -> ExportedModel | None:
+        """The ONNX model of an export."""
+        return open_exported(self.path)
+
+    @cached_property
+    def about(self) -> Weights:
+        """What is known of the model before it computes: its weights, or what an export whose
+        weights cannot be read says."""
+        try:
+            return self.weights
+        except CheckpointError:
+            export = find_program(self.path) or self._exported
+            if export is None or not self.choice.is_default:
+                raise
+            return export.about.apply_choice(self.choice)
+
+    def find_exported_model(self, options: SessionOptions) -> ExportedModel | None:
+        """Return the exported ONNX model to run as it is; None if there is none, or if the native
+        runtime computes with its weights."""
+        if not self.choice.is_default or options.runtime == NATIVE:
+            return None
+        is_native = options.execution.backend != DEFAULT_BACKEND or not list_export_runtimes()
+        if options.runtime is None and is_native:
+            return None
+        return self._exported
+
+    def find_export(self, options: SessionOptions) -> ExportedModel | ExportedProgram | None:
+        """Return what to run of an export as it is; None if weights are evaluated.
+
+        Raises `BackendError` if an export is to run with something chosen.
+        """
+        runtime = options.runtime
+        if not self.choice.is_default:
+            if runtime == PROGRAM:
+                raise BackendError(
+                    f"an exported program holds what it computes; leave out --runtime {PROGRAM}, or"
+                    " what changes it"
+                )
+            return None
+        model = None if runtime == PROGRAM else self.find_exported_model(options)
+        return model or find_program_to_run(self.path, runtime, options.execution)
+
+    def open(self, export: ExportedModel | ExportedProgram | None) -> Weights:
+        """Return the weights, or what an export says of itself, with the names and the threshold
+        that are chosen."""
+        return self.weights if export is None else export.about.apply_choice(self.choice)
