@@ -24,13 +24,12 @@ from lockstep.inference.session import Session, SessionOptions, open_session
 from lockstep.inference.source import ModelSource
 from lockstep.models.accuracy_interval import wilson
 from lockstep.models.class_metrics import summarise_classes
-from lockstep.models.metrics import Scores
+from lockstep.models.metrics import Scores, measure
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.published_accuracies import Comparison, compare_top1
 from lockstep.runs.divergence import describe_nonfinite
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import DivergedError
-from lockstep.system.event_log import Summary
 from lockstep.system.ranks import count_ranks
 from lockstep.weights import LOCKSTEP, Weights
 
@@ -46,8 +45,9 @@ class Evaluation:
     runtime: str
     """What computed."""
     precision: str
-    metrics: Summary
-    """Numbers of all images by their keys, such as `top1_percent` and `loss`."""
+    metrics: dict[str, Any]
+    """Numbers of all images by their keys, such as `top1_percent` and `loss`: the usual ones, the
+    recipe's `selection`, and those that the execution names."""
     interval: tuple[float, float]
     """The 95 % interval of top-1, in percent."""
     classes: list[str]
@@ -69,12 +69,12 @@ class Evaluation:
     @property
     def images(self) -> int:
         """The number of images."""
-        return self.metrics["images"]
+        return int(self.metrics["images"])
 
     @property
     def top1(self) -> float:
         """The share of images whose likeliest class is their label, in percent."""
-        return self.metrics["top1_percent"]
+        return float(self.metrics["top1_percent"])
 
     def to_json(self) -> dict[str, Any]:
         """Return what `lockstep evaluate --json` prints."""
@@ -98,7 +98,7 @@ def evaluate(
     export = source.find_export(options)
     if isinstance(export, ExportedProgram):
         export.check_options(options.precision, ranks=count_ranks())
-    weights = source.open(export)
+    weights = source.choose_weights(export)
     wants_calibration = calibrate or precision_at is not None
     calibrator = Calibrator(weights, precision_at) if wants_calibration else None
     images = find_evaluation_images(data, weights.recipe, split, run=source.path)
@@ -141,7 +141,7 @@ def _evaluate_weights(
         precision=recipe.precision,
         speed=pace.describe_speed(batch_images=batch, on_gpu=session.on_gpu),
         calibration={} if calibrator is None else calibrator.store(session.recorder.warn),
-        **_describe_scores(scores, weights, images, matched, remarks),
+        **_describe_scores(scores, weights, images, matched, remarks, options.execution),
     )
 
 
@@ -170,7 +170,7 @@ def _evaluate_program(
         runtime=program.runtime,
         precision=program.precision,
         speed=pace.describe_speed(batch_images=batch, on_gpu=False),
-        **_describe_scores(scores, weights, images, matched, remarks),
+        **_describe_scores(scores, weights, images, matched, remarks, options.execution),
     )
 
 
@@ -188,6 +188,7 @@ def _describe_scores(
     images: EvaluationImages,
     matched: Matched,
     remarks: list[str],
+    execution: Execution,
 ) -> dict[str, Any]:
     """Return the fields of an `Evaluation` that follow from the scores, and add a remark if the
     order of classes is not proven. Raises `DivergedError` if a score is not finite."""
@@ -198,19 +199,20 @@ def _describe_scores(
         raise DivergedError(
             f"the loss of {weights.source} on {name} is not finite: {infinite}.{about_nan} {ADVICE}"
         )
-    counts = scores.counts()
-    summary = counts.summary()
+    names = (weights.recipe.selection, *execution.metrics)
+    metrics: dict[str, Any] = {**measure(scores, len(index.classes), names)}
+    metrics["images"] = len(scores.labels)
     per_class = scores.per_class(len(index.classes))
-    low, high = wilson(counts.top1, counts.images)
+    low, high = wilson(sum(per_class["top1"]), metrics["images"])
     orders = compare_orders(scores, matched)
     if orders:
-        remarks.append(describe_orders(orders, counts.images))
+        remarks.append(describe_orders(orders, metrics["images"]))
     return {
         "source": str(weights.source),
         "data": name,
         "remarks": remarks,
-        "metrics": summary,
-        "published": _compare_published(weights, summary, len(index.classes)),
+        "metrics": metrics,
+        "published": _compare_published(weights, metrics, len(index.classes)),
         "quarantined": index.describe_quarantine(),
         "classes": index.classes,
         "class_orders": orders,
@@ -220,13 +222,15 @@ def _describe_scores(
     }
 
 
-def _compare_published(weights: Weights, summary: Summary, classes: int) -> Comparison | None:
+def _compare_published(
+    weights: Weights, metrics: dict[str, Any], classes: int
+) -> Comparison | None:
     """Return a top-1 next to the published ones of the weights' recipe. Other programs' files do
     not say their precision."""
     return compare_top1(
         weights.recipe,
-        top1_percent=summary["top1_percent"],
-        images=summary["images"],
+        top1_percent=metrics["top1_percent"],
+        images=metrics["images"],
         classes=classes,
         precision=weights.recipe.precision if weights.origin == LOCKSTEP else None,
         epochs=weights.epochs,

@@ -227,7 +227,7 @@ def open_for_prediction(
     """Return weights with names of classes, or what an exported model says of itself. Notes report
     remarks on the weights, and names that are assumed."""
     recorder = Recorder(options.listener if is_leading() else None)
-    weights = source.open(exported)
+    weights = source.choose_weights(exported)
     for remark in weights.remarks:
         recorder.note(remark)
     if weights.calibration != UNCALIBRATED:

@@ -80,7 +80,7 @@ class ModelSource:
         model = None if runtime == PROGRAM else self.find_exported_model(options)
         return model or find_program_to_run(self.path, runtime, options.execution)
 
-    def open(self, export: ExportedModel | ExportedProgram | None) -> Weights:
+    def choose_weights(self, export: ExportedModel | ExportedProgram | None) -> Weights:
         """Return the weights, or what an export says of itself, with the names and the threshold
         that are chosen."""
         return self.weights if export is None else export.about.apply_choice(self.choice)
