@@ -17,6 +17,7 @@ from safetensors.numpy import load, save
 from lockstep.inference import onnx_model
 from lockstep.models.architectures import MODELS, ModelSpec
 from lockstep.models.state import State
+from lockstep.system.strict_json import to_json
 from lockstep.weights.formats import (
     flax_file,
     keras_file,
@@ -343,7 +344,9 @@ def tensorflow_graphs() -> list[Sample]:
         (export.export, "a/saved_model.pb", "SavedModel"),
     ):
         files = write_files(
-            lambda folder, write=write: write(recipe, tensors, CLASSES, folder / "a")
+            lambda folder, write=write: write(
+                recipe, tensors, CLASSES, folder / "a", to_json(recipe.preprocessing())
+            )
         )  # type: ignore[misc]
         whole = tensorflow_graph.message(kind).FromString(files[name])
 

@@ -10,6 +10,7 @@ import onnx
 from lockstep.inference import onnx_model
 from lockstep.models.architectures import ModelSpec
 from lockstep.recipes import Recipe
+from lockstep.system.strict_json import to_json
 from tests.inference.cases import random_tensors
 from tests.weights.formats.cases import RESNEXT, Variables
 
@@ -18,6 +19,11 @@ LOGITS = 10
 
 def recipe_of(model: str | ModelSpec = RESNEXT, **changes: Any) -> Recipe:
     return Recipe(model=model, logits=LOGITS, precision="fp32").replace(**changes)
+
+
+def describe(recipe: Recipe) -> str:
+    """Return the preprocessing as exports store it."""
+    return to_json(recipe.preprocessing())
 
 
 def export_model(recipe: Recipe, folder: Path, classes: tuple[str, ...] = ()) -> Variables:

@@ -29,7 +29,7 @@ from tests.weights.formats.insertions_tensorflow import (
     run,
     whole_graph,
 )
-from tests.weights.formats.onnx_cases import recipe_of
+from tests.weights.formats.onnx_cases import describe, recipe_of
 
 REFUSALS = ("its classifier has one output", "MatMul 'MatMul:0' ")
 """What messages say that name no inserted node. The second is the node behind."""
@@ -296,6 +296,7 @@ def test_exports_that_prepare_photos_otherwise_are_refused(
             patch.setattr(tf, "ensure_shape", lambda x, shape: ensure(change(x), shape))
         else:
             patch.setattr(export.PhotoProgram, "crop", lambda self, x: crop(self, change(x)))
-        export.export_frozen_graph(recipe, random_tensors(recipe, 1), (), tmp_path / "a")
+        tensors = random_tensors(recipe, 1)
+        export.export_frozen_graph(recipe, tensors, (), tmp_path / "a", describe(recipe))
     with pytest.raises(CheckpointError, match="nodes before EnsureShape"):
         read(tmp_path / "a" / "frozen_graph.pb")

@@ -27,6 +27,7 @@ from lockstep.weights.preprocessing import FIELDS
 from tests.edges import is_same_answer
 from tests.inference.cases import CLASSES, random_tensors
 from tests.weights.formats.cases import BASIC, RESNEXT, assert_canonical
+from tests.weights.formats.onnx_cases import describe
 
 V1 = replace(RESNEXT, layers=(1, 1, 1, 1), stride_in="1x1")
 MEAN = (100.0, 110.0, 120.0)
@@ -80,7 +81,7 @@ def test_what_lockstep_exports_is_read_back_bit_for_bit(
 ) -> None:
     recipe = recipe_of(**changes)
     tensors = random_tensors(recipe, 1)
-    WRITERS[form](recipe, tensors, CLASSES, tmp_path / "model")
+    WRITERS[form](recipe, tensors, CLASSES, tmp_path / "model", describe(recipe))
     opened = open_weights(tmp_path / "model")
     assert_canonical(opened.tensors, tensors)
     assert (opened.origin, opened.classes, opened.remarks) == ("TensorFlow", CLASSES, ())
@@ -102,7 +103,7 @@ def test_what_lockstep_exports_is_read_back_bit_for_bit(
 def test_a_frozen_graph_is_compared_and_answers_in_tensorflow_alone(tmp_path: Path) -> None:
     recipe = recipe_of()
     tensors = random_tensors(recipe, 1)
-    WRITERS["frozen"](recipe, tensors, CLASSES, tmp_path / "first")
+    WRITERS["frozen"](recipe, tensors, CLASSES, tmp_path / "first", describe(recipe))
     written = lockstep.load(tmp_path / "first").export(tmp_path / "frozen", to="frozen-graph")
     assert written["comparison"]["largest_difference"] < 1e-5
     assert (tmp_path / "frozen" / "classes.txt").read_text().splitlines() == list(CLASSES)
@@ -290,7 +291,7 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     recipe = recipe_of()
     folder = tmp_path_factory.mktemp("whole") / "model"
-    WRITERS["frozen"](recipe, random_tensors(recipe, 1), CLASSES, folder)
+    WRITERS["frozen"](recipe, random_tensors(recipe, 1), CLASSES, folder, describe(recipe))
     return (folder / "frozen_graph.pb").read_bytes()
 
 
@@ -360,7 +361,7 @@ def test_a_graph_with_nvidias_names_has_its_preprocessing(folds: bool, tmp_path:
     program = export.SquareProgram(recipe, random_tensors(recipe, 1))
     images = tf.TensorSpec([None, 40, 40, 3], tf.uint8, name="images")
     served = tf.function(program.serve, autograph=False).get_concrete_function(images)
-    frozen_graph.write(served, recipe, (), tmp_path / "a")
+    frozen_graph.write(served, describe(recipe), (), tmp_path / "a")
     if folds:
         edit_graph(tmp_path / "a", choose_classes)
     ours = read(tmp_path / "a")
