@@ -9,7 +9,6 @@ import pytest
 
 import lockstep
 from lockstep.models.accuracy_interval import format_accuracy
-from lockstep.models.class_metrics import format_means
 from lockstep.recipes import Recipe
 from lockstep.weights.calibration_file import write_calibration
 from tests.inference.cases import FIT
@@ -34,7 +33,8 @@ def test_accuracy_and_loss_are_shown_with_the_number_of_images(
     assert lines == [
         f"{run_folder / 'checkpoints' / 'step-00000007'} on {textures / 'val'}",
         f"  top-1   {format_accuracy(expected['top1_percent'], 20)} of 20 images",
-        f"  classes {format_means(expected['class_summary'])}",
+        f"  classes balanced accuracy {expected['balanced_accuracy_percent']:.2f} %, macro F1"
+        f" {expected['macro_f1_percent']:.2f} %",
         f"  top-5   {expected['top5_percent']:.2f} %",
         f"  loss    {expected['loss']:.4f}",
     ]

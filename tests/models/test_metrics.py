@@ -1,8 +1,17 @@
+import statistics
+
 import numpy as np
 import pytest
 
 from lockstep.models.accuracy_interval import wilson
-from lockstep.models.metrics import Counts, Scores, Throughput
+from lockstep.models.metrics import (
+    Counts,
+    Scores,
+    Throughput,
+    describe_metrics,
+    find_metric,
+    measure,
+)
 
 CLASSES = 7
 
@@ -58,12 +67,36 @@ def test_means_come_from_the_sums_of_all_parts_and_not_from_their_means() -> Non
     }
 
 
-def test_counts_of_scores_agree_with_a_count_by_hand(scores: Scores) -> None:
-    counts = scores.counts()
-    assert counts.images == 200
-    assert counts.top1 == sum(1 for rank in scores.ranks.tolist() if rank == 0)
-    assert counts.top5 == sum(1 for rank in scores.ranks.tolist() if rank in (0, 1, 2, 3, 4))
-    assert counts.loss_sum == pytest.approx(sum(scores.losses.tolist()), rel=1e-12)
+def test_metrics_of_scores_agree_with_a_count_by_hand(scores: Scores) -> None:
+    ranks = scores.ranks.tolist()
+    figures = measure(scores, CLASSES, ("mrr", "top3", "top1"))
+    assert list(figures)[:3] == ["loss", "top1_percent", "top5_percent"]
+    assert list(figures)[-2:] == ["mrr", "top3_percent"]
+    for most in (1, 3, 5):
+        assert figures[f"top{most}_percent"] == sum(rank < most for rank in ranks) / 2
+    assert figures["mrr"] == pytest.approx(statistics.fmean(1 / (rank + 1) for rank in ranks))
+    assert figures["loss"] == pytest.approx(statistics.fmean(scores.losses.tolist()), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["top0", "top", "top03", "top1_percent", "accuracy", "", None])
+def test_other_names_are_no_metrics(name: str) -> None:
+    with pytest.raises(ValueError, match=r"expected loss, top1, .*, mrr, or topK such as top3"):
+        find_metric(name)
+
+
+def test_a_result_is_shown_with_all_of_its_metrics() -> None:
+    result = {"step": 8, "loss": None, "top1_percent": 50.0, "top5_percent": 90.0, "images": 9000}
+    result |= {"macro_f1_percent": 48.0, "mrr": 0.625, "top3_percent": 75.0, "mrr_percent": 1.0}
+    rows = [
+        ("top-1", "50.00 % of 9000 images"),
+        ("classes", "macro F1 48.00 %"),
+        ("top-5", "90.00 %"),
+        ("mean reciprocal rank", "0.6250"),
+        ("top-3", "75.00 %"),
+        ("loss", "not finite"),
+    ]
+    assert describe_metrics(result, 6) == rows
+    assert describe_metrics(result, 3) == [rows[0], rows[1], rows[3], rows[5]]
 
 
 def test_the_loss_sum_does_not_depend_on_the_order_of_the_images(scores: Scores) -> None:
@@ -72,7 +105,7 @@ def test_the_loss_sum_does_not_depend_on_the_order_of_the_images(scores: Scores)
     assert (
         len({float(scores.losses[order].astype(np.float64).cumsum()[-1]) for order in orders}) > 1
     )
-    assert len({reorder(scores, order).counts().loss_sum for order in orders}) == 1
+    assert len({measure(reorder(scores, order), 7)["loss"] for order in orders}) == 1
 
 
 def test_counts_per_class_agree_with_a_count_by_hand(scores: Scores) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.models.metrics import Scores
+from lockstep.models.metrics import Scores, measure
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.image_results import Results, write_results
 from lockstep.system.files import write_json, write_text
@@ -113,7 +113,8 @@ def write_run(
     if keeps_results:
         write_results(folder, Results(STEPS, digest, scores))
     final = {
-        name: results.counts().summary() | {"step": STEPS, "images_per_sec": 300.0}
+        name: measure(results, len(classes))
+        | {"images": images, "step": STEPS, "images_per_sec": 300.0}
         for name, results in scores.items()
     }
     report = {

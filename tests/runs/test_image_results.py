@@ -8,7 +8,7 @@ import pytest
 
 import lockstep
 from lockstep.data.index import open_index
-from lockstep.models.metrics import Scores
+from lockstep.models.metrics import Scores, measure
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.image_results import FILE, Results, read_results, write_results
 from lockstep.system.errors import CheckpointError
@@ -73,7 +73,7 @@ def test_results_agree_with_the_report_and_name_the_images(
     for weights in ("trained", "ema"):
         scores = results.scores[weights]
         assert scores.per_class(10) == report["per_class"][weights]
-        assert scores.counts().summary()["loss"] == report["final"][weights]["loss"]
+        assert measure(scores, 10).items() <= report["final"][weights].items()
 
 
 def test_a_finished_run_started_again_keeps_its_results(

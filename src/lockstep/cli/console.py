@@ -22,8 +22,7 @@ from lockstep.cli.outlook import Outlook, StepPace
 from lockstep.cli.terminal import escape_line, make_console
 from lockstep.data.images import printable
 from lockstep.models.accuracy_interval import format_accuracy
-from lockstep.models.class_metrics import format_means
-from lockstep.models.metrics import format_loss, is_top5_informative
+from lockstep.models.metrics import describe_metrics, list_metrics
 from lockstep.recipes.best_evaluation import describe_best
 from lockstep.recipes.field_validation import format_value, shorten_text
 from lockstep.recipes.published_accuracies import describe_comparison
@@ -92,13 +91,7 @@ def _list_accuracies(report: Report, out: str) -> list[tuple[str, str]]:
     rows = []
     if report["final"]:
         final = report["final"]["trained"]
-        accuracy = format_accuracy(final["top1_percent"], final["images"])
-        rows.append(("top-1", f"{accuracy} of {final['images']} images"))
-        if "class_summary" in report:
-            rows.append(("classes", format_means(report["class_summary"]["trained"])))
-        if is_top5_informative(len(report["classes"])):
-            rows.append(("top-5", f"{final['top5_percent']:.2f} %"))
-        rows.append(("loss", format_loss(final["loss"])))
+        rows += describe_metrics(final, len(report["classes"]))
         rows += describe_comparison(report.get("published"))
     else:
         rows.append(("top-1", "not evaluated"))
@@ -152,7 +145,7 @@ class Reporter:
         self._tenths: dict[str, int] = {}
         self._total = self._per_epoch = self._epochs = 0
         self._pace: StepPace | None = None
-        self._shows_top5 = True
+        self._classes = sys.maxsize
         self._outlook: Outlook | None = None
 
     def __enter__(self) -> Self:
@@ -238,7 +231,7 @@ class Reporter:
         self._epochs = self._total // self._per_epoch if self._per_epoch else 0
         if "elapsed_sec" in event:
             self._pace = StepPace(self._per_epoch, event["step"], event["elapsed_sec"])
-        self._shows_top5 = is_top5_informative(about["classes"])
+        self._classes = about["classes"]
         self._outlook = Outlook.read(event)
         for message in event["damaged"]:
             self.say(f"skipped a corrupt checkpoint: {message}")
@@ -326,14 +319,11 @@ class Reporter:
         name = ""
         if event["weights"] != "trained":
             name = " (moving average)"
-        accuracy = format_accuracy(event["top1_percent"], event["images"])
-        top5 = ""
-        if self._shows_top5:
-            top5 = f"top-5 {event['top5_percent']:.2f} %, "
+        shown = filter(lambda metric: not metric.is_of_classes, list_metrics(event, self._classes))
+        parts = [f"{metric.title} {metric.describe(event)}" for metric in shown]
+        outlook = "" if self._outlook is None else self._outlook.describe(event)
         self.say(
-            f"step {event['step']}{name}: top-1 {accuracy}, {top5}"
-            f"loss {format_loss(event['loss'])} on {event['images']} images"
-            f"{self._outlook.describe(event) if self._outlook is not None else ''}"
+            f"step {event['step']}{name}: {', '.join(parts)} on {event['images']} images{outlook}"
         )
 
     def _show_trace(self, event: TraceEvent) -> None:

@@ -118,19 +118,14 @@ def command(
 
 
 def _show(result: dict[str, Any]) -> None:
-    from lockstep.models.accuracy_interval import format_accuracy
-    from lockstep.models.class_metrics import FEW_IMAGES, find_small_classes, format_means
-    from lockstep.models.metrics import format_loss, is_top5_informative
+    from lockstep.models.class_metrics import FEW_IMAGES, find_small_classes
+    from lockstep.models.metrics import describe_metrics
     from lockstep.recipes.published_accuracies import describe_comparison
     from lockstep.runs.temperature import describe_fit
 
     print(f"{result['source']} on {result['data']}")
-    accuracy = format_accuracy(result["top1_percent"], result["images"])
-    print(f"  top-1   {accuracy} of {result['images']} images")
-    print(f"  classes {format_means(result['class_summary'])}")
-    if is_top5_informative(len(result["classes"])):
-        print(f"  top-5   {result['top5_percent']:.2f} %")
-    print(f"  loss    {format_loss(result['loss'])}")
+    for title, value in describe_metrics(result, len(result["classes"])):
+        print(f"  {title:<7} {value}")
     print(f"  speed   {describe_speed(result['speed'], result['runtime'])}")
     for name, text in describe_comparison(result["published"]):
         print(f"  {name} {text}")

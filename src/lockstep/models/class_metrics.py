@@ -60,22 +60,6 @@ def summarise_classes(counts: ClassCounts) -> ClassSummary:
     }
 
 
-def format_means(summary: ClassSummary) -> str:
-    """Return the means over classes as they are shown; "" if there are none.
-
-    >>> format_means(summarise_classes({"images": [9, 1], "top1": [9, 0], "top5": [9, 1]}))
-    'balanced accuracy 50.00 %'
-    """
-    parts = []
-    for name, percent in (
-        ("balanced accuracy", summary["balanced_accuracy_percent"]),
-        ("macro F1", summary["macro_f1_percent"]),
-    ):
-        if percent is not None:
-            parts.append(f"{name} {percent:.2f} %")
-    return ", ".join(parts)
-
-
 def find_small_classes(counts: ClassCounts) -> list[int]:
     """Return the classes that have images, but fewer than `FEW_IMAGES`."""
     images = np.array(counts["images"], np.int64)

@@ -1,20 +1,23 @@
-"""Sums and counts. A mean is computed only where it is printed, so that any number of ranks and
-batches can be added up."""
+"""Results of evaluations: sums, scores of single images, and `METRICS`, the table of the figures
+that follow from the scores.
+
+A mean is computed only where it is printed, so that any number of ranks and batches can be added
+up.
+"""
 
 import math
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Self
+from functools import partial
+from typing import Any, Self
 
 import numpy as np
 
-from lockstep.models.class_metrics import ClassCounts
+from lockstep.models.accuracy_interval import format_accuracy
+from lockstep.models.class_metrics import ClassCounts, summarise_classes
 from lockstep.system.event_log import Summary
-
-
-def is_top5_informative(classes: int) -> bool:
-    """Return whether top-5 is informative for this many classes. With five or fewer, nearly every
-    prediction is a hit."""
-    return classes > 5
+from lockstep.system.strict_json import is_figure
 
 
 @dataclass(frozen=True)
@@ -46,15 +49,6 @@ class Counts:
             "top5_percent": 100 * self.top5 / self.images,
             "images": self.images,
         }
-
-
-def format_loss(loss: float | None) -> str:
-    """Return a loss as it is shown, or "not finite". Files have null for a loss that is not finite.
-
-    >>> format_loss(0.34567), format_loss(None), format_loss(float("inf"))
-    ('0.3457', 'not finite', 'not finite')
-    """
-    return f"{loss:.4f}" if loss is not None and math.isfinite(loss) else "not finite"
 
 
 @dataclass(frozen=True)
@@ -96,15 +90,6 @@ class Scores:
         order = np.argsort(samples)
         return Scores(*(getattr(self, field.name)[order] for field in fields(self)))
 
-    def counts(self) -> Counts:
-        """Return the sums over all images. They do not depend on the order of the images."""
-        return Counts(
-            loss_sum=float(np.sort(self.losses.astype(np.float64)).sum()),
-            top1=int((self.ranks < 1).sum()),
-            top5=int((self.ranks < 5).sum()),
-            images=len(self.ranks),
-        )
-
     def per_class(self, classes: int) -> ClassCounts:
         """Return the numbers of images, hits and predictions of every class.
 
@@ -116,6 +101,153 @@ class Scores:
             "top5": np.bincount(self.labels[self.ranks < 5], minlength=classes).tolist(),
             "predicted": np.bincount(self.predictions, minlength=classes)[:classes].tolist(),
         }
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of an evaluation: how it is computed, and how it is shown."""
+
+    name: str
+    """Its name in settings such as `selection`."""
+    title: str
+    """What it is called where it is shown."""
+    meaning: str
+    compute: Callable[[Scores, int], float | None]
+    """Returns it, from the scores of all images and the number of classes; None if there is nothing
+    to count."""
+    unit: str = " %"
+    digits: int = 2
+    more_is_better: bool = True
+    hits_within: int = 0
+    """It is the share of images whose class is among this many most probable ones; 0: it is not
+    such a share."""
+    is_of_classes: bool = False
+    """Whether it is a mean over classes. Lines of text have these together."""
+
+    @property
+    def key(self) -> str:
+        """Its key in logs, JSON and loggers."""
+        return f"{self.name}_percent" if self.unit == " %" else self.name
+
+    def format(self, value: float | None) -> str:
+        """Return a value as it is shown. Files have null for a value that is not finite.
+
+        >>> METRICS["loss"].format(0.34567), METRICS["loss"].format(None)
+        ('0.3457', 'not finite')
+        """
+        if value is None or not math.isfinite(value):
+            return "not finite"
+        return f"{value:.{self.digits}f}{self.unit}"
+
+    def describe(self, result: Mapping[str, Any]) -> str:
+        """Return its value in a result as it is shown: top-1 with its 95 % interval."""
+        value = result[self.key]
+        if self.hits_within == 1 and "images" in result:
+            return format_accuracy(value, result["images"])
+        return self.format(value)
+
+    def is_informative(self, classes: int) -> bool:
+        """Return whether it is shown for this many classes. If nearly all of them count as a hit,
+        it is not."""
+        return self.hits_within <= 1 or classes > self.hits_within
+
+
+def _average_losses(scores: Scores, classes: int) -> float:
+    """Return the mean loss. It does not depend on the order of the images."""
+    return float(np.sort(scores.losses.astype(np.float64)).sum()) / len(scores.losses)
+
+
+def _count_hits(most: int, scores: Scores, classes: int) -> float:
+    return 100 * int((scores.ranks < most).sum()) / len(scores.ranks)
+
+
+def _average_reciprocal_ranks(scores: Scores, classes: int) -> float:
+    return float((1 / (1.0 + np.sort(scores.ranks))).mean())
+
+
+def _average_classes(key: str, scores: Scores, classes: int) -> float | None:
+    mean: Any = summarise_classes(scores.per_class(classes)).get(key)
+    return mean
+
+
+def _make_top(most: int) -> Metric:
+    meaning = f"right class among the {most} most probable"
+    compute = partial(_count_hits, most)
+    return Metric(f"top{most}", f"top-{most}", meaning, compute, hits_within=most)
+
+
+_balanced = partial(_average_classes, "balanced_accuracy_percent")
+_f1 = partial(_average_classes, "macro_f1_percent")
+_ROWS = (
+    Metric("loss", "loss", "cross-entropy", _average_losses, "", 4, more_is_better=False),
+    _make_top(1),
+    _make_top(5),
+    Metric("balanced_accuracy", "balanced accuracy", "mean recall", _balanced, is_of_classes=True),
+    Metric("macro_f1", "macro F1", "mean over classes", _f1, is_of_classes=True),
+    Metric("mrr", "mean reciprocal rank", "of the right class", _average_reciprocal_ranks, "", 4),
+)
+METRICS = {metric.name: metric for metric in _ROWS}
+"""The metrics by name. There is also `topK` for every other K."""
+_TOP = re.compile("top[1-9][0-9]{0,5}")
+LOGGED = ("loss", "top1", "top5", "balanced_accuracy", "macro_f1")
+"""Every evaluation has these, in this order. Others are computed where settings name them."""
+
+
+def is_metric(name: Any) -> bool:
+    """Return whether a value is the name of a metric: of `METRICS`, or `topK` for any K from 1."""
+    return isinstance(name, str) and (name in METRICS or bool(_TOP.fullmatch(name)))
+
+
+def find_metric(name: str) -> Metric:
+    """Return the metric of a name. Raises `ValueError` if there is none."""
+    if not is_metric(name):
+        raise ValueError(f"expected {', '.join(METRICS)}, or topK such as top3")
+    return METRICS.get(name) or _make_top(int(name.removeprefix("top")))
+
+
+def measure(scores: Scores, classes: int, names: Iterable[str] = ()) -> dict[str, float]:
+    """Return the metrics of `LOGGED` and of `names` by key, without those that count nothing."""
+    figures = {}
+    for metric in map(find_metric, [*LOGGED, *names]):
+        value = metric.compute(scores, classes)
+        if value is not None:
+            figures[metric.key] = value
+    return figures
+
+
+def list_metrics(result: Mapping[str, Any], classes: int) -> list[Metric]:
+    """Return the metrics of a result that are shown for this many classes. Those of which less is
+    better are the last.
+
+    >>> result = {"step": 8, "loss": 1.5, "top5_percent": 100.0, "top3_percent": 60.0, "mrr": 0.5}
+    >>> [metric.title for metric in list_metrics(result, 5)]
+    ['top-3', 'mean reciprocal rank', 'loss']
+    """
+    metrics = []
+    for key, value in result.items():
+        name = key.removesuffix("_percent")
+        if is_metric(name) and find_metric(name).key == key and is_figure(value):
+            metrics.append(find_metric(name))
+    shown = filter(lambda metric: metric.is_informative(classes), metrics)
+    return sorted(shown, key=lambda metric: not metric.more_is_better)
+
+
+def describe_metrics(result: Mapping[str, Any], classes: int) -> list[tuple[str, str]]:
+    """Return the metrics of a result as rows for a person to read: title and value. Means over
+    classes are one row."""
+    rows = []
+    means = []
+    for metric in list_metrics(result, classes):
+        text = metric.describe(result)
+        if metric.is_of_classes:
+            means.append(f"{metric.title} {text}")
+        elif metric.hits_within == 1:
+            rows.append((metric.title, f"{text} of {result['images']} images"))
+        else:
+            rows.append((metric.title, text))
+    if means:
+        rows.insert(1, ("classes", ", ".join(means)))
+    return rows
 
 
 WARMUP_STEPS = 10

@@ -1,20 +1,16 @@
 """Which evaluation of a run is the best one, by the field `selection` of its recipe."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any
 
-from lockstep.models.accuracy_interval import format_accuracy
-from lockstep.models.metrics import format_loss
+from pydantic import AfterValidator
+
+from lockstep.models.metrics import find_metric
 from lockstep.system.event_log import EvaluateEvent, LogEvent
+from lockstep.system.strict_json import is_number
 
-Selection = Literal["top1", "balanced_accuracy", "macro_f1", "loss"]
-NAMES: dict[Selection, str] = {
-    "top1": "top-1",
-    "balanced_accuracy": "balanced accuracy",
-    "macro_f1": "macro F1",
-    "loss": "loss",
-}
-"""What the values are called where they are shown."""
+Selection = Annotated[str, AfterValidator(lambda name: find_metric(name).name)]
+"""The name of a metric."""
 
 
 def find_best(log: Iterable[LogEvent], selection: Selection) -> EvaluateEvent | None:
@@ -36,22 +32,13 @@ def find_best(log: Iterable[LogEvent], selection: Selection) -> EvaluateEvent | 
 
 def is_better(event: EvaluateEvent, than: EvaluateEvent | None, selection: Selection) -> bool:
     """Return whether an evaluation is better than another one, or than none. An equal value is not
-    better."""
-    score = _score(event, selection)
-    if score is None or than is None:
-        return score is not None
-    best = _score(than, selection)
-    return best is None or score > best
-
-
-def _score(event: EvaluateEvent, selection: Selection) -> float | None:
-    """Return a number that is greater if an evaluation is better; None if the log of an older
-    version does not have it."""
-    if selection == "loss":
-        loss = event.get("loss")
-        return None if loss is None else -loss
-    percent = event.get(f"{selection}_percent")
-    return float(percent) if isinstance(percent, float | int) else None
+    better, nor is a value that a log of an older version does not have."""
+    metric = find_metric(selection)
+    value: Any = event.get(metric.key)
+    best: Any = than and than.get(metric.key)
+    if not is_number(value) or not is_number(best):
+        return is_number(value)
+    return bool(value > best if metric.more_is_better else value < best)
 
 
 def describe_best(best: Mapping[str, Any], selection: Selection, *, short: bool = False) -> str:
@@ -66,10 +53,10 @@ def describe_best(best: Mapping[str, Any], selection: Selection, *, short: bool 
     """
     average = " (moving average)" if best.get("weights") == "ema" else ""
     value = format_value(best, selection)
-    if selection == "top1" and "images" in best and not short:
-        value = format_accuracy(best["top1_percent"], best["images"])
-    name = "" if short else f"{NAMES[selection]} "
-    return f"{name}{value} at step {best['step']}{average}"
+    if not short:
+        metric = find_metric(selection)
+        value = f"{metric.title} {metric.describe(best)}"
+    return f"{value} at step {best['step']}{average}"
 
 
 def format_value(event: Mapping[str, Any], selection: Selection) -> str:
@@ -78,6 +65,5 @@ def format_value(event: Mapping[str, Any], selection: Selection) -> str:
     >>> format_value({"top1_percent": 93.333}, "top1")
     '93.33 %'
     """
-    if selection == "loss":
-        return format_loss(event["loss"])
-    return f"{event[f'{selection}_percent']:.2f} %"
+    metric = find_metric(selection)
+    return metric.format(event[metric.key])

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from lockstep.recipes import limits
+from lockstep.recipes.best_evaluation import Selection
 from lockstep.recipes.field_validation import Settings
 from lockstep.system.defaults import DEFAULT_BACKEND
 
@@ -100,6 +101,9 @@ class Execution(Settings):
     only at the end of every epoch."""
     evaluate_every_epochs: Annotated[int, Field(ge=1), limits.EPOCHS] = 1
     """Number of epochs after which the model is evaluated. The last epoch is always evaluated."""
+    metrics: tuple[Selection, ...] = ()
+    """Values of an evaluation that are computed in addition to the usual ones and `selection`: mrr,
+    and top3 with any number."""
     keep_checkpoints: Annotated[int, Field(ge=1), limits.STEPS] = 2
     """Number of newest checkpoints that are kept. The best one is kept, too."""
     stop_after_epochs: Annotated[int, Field(ge=0), limits.EPOCHS] = 0

@@ -1,12 +1,14 @@
 """Turn the log of a run into curves over steps, thinned to what a plot can show."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from lockstep.models.metrics import LOGGED, Metric, list_metrics
 from lockstep.reporting.same_images import group_runs, name_group
 from lockstep.runs.reading import Run
 
@@ -61,7 +63,7 @@ def build_charts(runs: Sequence[Run]) -> list[Chart]:
     speeds = build(partial(_read_speeds, "images_per_sec", 1))
     waits = build(partial(_read_speeds, "data_wait_share", 100))
     scales = build(_read_scales)
-    charts = (
+    charts = [
         *_split_by_images(
             runs, Chart("loss", "Loss", "", []), _read_losses, partial(_read_evaluations, "loss")
         ),
@@ -71,8 +73,21 @@ def build_charts(runs: Sequence[Run]) -> list[Chart]:
         Chart("throughput", "Training throughput", " images/s", speeds),
         Chart("wait", "Waiting for data", " %", waits),
         Chart("scale", "Loss scale", "", scales, logarithmic=True),
-    )
+    ]
+    for metric in _list_named_metrics(runs):
+        values = build(partial(_read_evaluations, metric.key))
+        charts.append(Chart(metric.name, metric.title.capitalize(), metric.unit, values))
     return [chart for chart in charts if chart.curves]
+
+
+def _list_named_metrics(runs: Sequence[Run]) -> list[Metric]:
+    """Return the metrics of last evaluations that are there because settings name them."""
+    metrics: dict[str, Metric] = {}
+    for run in runs:
+        for entry in run.evaluations[-1:]:
+            for metric in list_metrics(entry, sys.maxsize):
+                metrics.setdefault(metric.name, metric)
+    return [metric for name, metric in metrics.items() if name not in LOGGED]
 
 
 def _split_by_images(runs: Sequence[Run], chart: Chart, *readers: Reader) -> list[Chart]:
@@ -141,11 +156,13 @@ def _read_speeds(
     return {"training": [(entry["step"], factor * entry[field]) for entry in entries]}
 
 
-def _read_evaluations(field: Literal["loss", "top1_percent"], run: Run) -> Points:
+def _read_evaluations(key: str, run: Run) -> Points:
     points: Points = {"validation": [], "moving average": []}
     for entry in run.evaluations:
         kind: Kind = "moving average" if entry["weights"] == "ema" else "validation"
-        points[kind].append((entry["step"], entry[field]))
+        value: Any = entry.get(key)
+        if key in entry:
+            points[kind].append((entry["step"], value))
     return points
 
 

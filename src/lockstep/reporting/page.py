@@ -8,7 +8,6 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from lockstep.models.latency import PERCENTILES
-from lockstep.models.metrics import format_loss
 from lockstep.recipes.published import OWN_RECIPES
 from lockstep.reporting import summary
 from lockstep.reporting.collect import describe_cross_validations
@@ -91,7 +90,6 @@ def _prepare_environment() -> Environment:
         "percent": _format_percent,
         "number": _format_number,
         "duration": _format_duration,
-        "loss": format_loss,
         "counted": format_count,
     }
     return environment
@@ -134,7 +132,7 @@ def _choose_scale(results: list[summary.Result]) -> tuple[float, float]:
     """Return the range of shares in which all intervals of top-1 are drawn."""
     if not results:
         return 0.0, 1.0
-    low = min(result.top1_interval[0] for result in results)
-    high = max(result.top1_interval[1] for result in results)
+    low = min(result.interval()[0] for result in results)
+    high = max(result.interval()[1] for result in results)
     margin = (high - low) / 20
     return max(low - margin, 0.0), min(high + margin, 1.0)

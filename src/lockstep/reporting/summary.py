@@ -1,6 +1,7 @@
 """Compare runs: results with their intervals, agreement, speed, recipes and environments."""
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -10,9 +11,8 @@ import numpy as np
 
 from lockstep.data.images import printable
 from lockstep.models.accuracy_interval import wilson
-from lockstep.models.class_metrics import ClassCounts, summarise_classes
 from lockstep.models.latency import PERCENTILES
-from lockstep.models.metrics import WARMUP_STEPS, is_top5_informative
+from lockstep.models.metrics import WARMUP_STEPS, Metric, list_metrics, measure
 from lockstep.recipes import Recipe
 from lockstep.recipes.published_accuracies import Comparison
 from lockstep.recipes.published_speeds import Measured, Row, read_speeds
@@ -32,21 +32,23 @@ class Result:
     weights: str
     step: int
     images: int
-    loss: float | None
-    """None or infinite if the loss is not finite."""
-    top1: float
-    top1_interval: tuple[float, float]
-    """Wilson's 95 % interval. Shares are within 0 to 1."""
-    top5: float | None
-    top5_interval: tuple[float, float] | None
-    """None if there are too few classes for top-5 to show anything."""
+    values: Mapping[str, Any]
+    """The values of metrics by key."""
+    metrics: list[Metric]
+    """The metrics to show."""
     calibration_error: float | None
     """None if the run kept no results of single images."""
-    balanced_accuracy: float | None = None
-    macro_f1: float | None = None
-    """Means over classes, within 0 to 1; None if they are unknown."""
     is_best: bool = False
     """Whether it is the result of the run's best checkpoint."""
+
+    @property
+    def top1(self) -> float:
+        """The accuracy, within 0 to 1."""
+        return float(self.values["top1_percent"]) / 100
+
+    def interval(self, key: str = "top1_percent") -> tuple[float, float]:
+        """Return Wilson's 95 % interval of a share of images, within 0 to 1."""
+        return wilson(round(self.values[key] * self.images / 100), self.images)
 
 
 @dataclass
@@ -76,45 +78,25 @@ def list_results(runs: Sequence[Run]) -> list[Result]:
 
 
 def _build_result(number: int, run: Run, weights: str, entry: Evaluation | EvaluateEvent) -> Result:
-    images = entry["images"]
-    top1 = round(entry["top1_percent"] * images / 100)
-    top5 = round(entry["top5_percent"] * images / 100)
-    tells = run.class_count is None or is_top5_informative(run.class_count)
+    values: dict[str, Any] = {}
     error = None
     results = run.find_results(entry["step"], weights)
     if results is not None:
         scores = results.scores[weights]
         bins = image_statistics.bin_confidences(scores.confidences, scores.ranks < 1)
         error = image_statistics.measure_calibration_error(bins)
-    means: list[float | None] = [None, None]
-    counts = _count_classes(run, weights, entry["step"])
-    if counts is not None:
-        classes = summarise_classes(counts)
-        means = [classes["balanced_accuracy_percent"], classes["macro_f1_percent"]]
-    balanced, f1 = (None if mean is None else mean / 100 for mean in means)
+        values |= measure(scores, len(run.classes))  # logs of older versions do not have them all
+    values |= entry
     return Result(
         run=number,
         weights=weights,
         step=entry["step"],
-        images=images,
-        loss=entry["loss"],
-        top1=top1 / images,
-        top1_interval=wilson(top1, images),
-        top5=top5 / images if tells else None,
-        top5_interval=wilson(top5, images) if tells else None,
+        images=entry["images"],
+        values=values,
+        metrics=list_metrics(values, run.class_count or sys.maxsize),
         calibration_error=error,
-        balanced_accuracy=balanced,
-        macro_f1=f1,
         is_best=run.is_best(entry["step"], weights),
     )
-
-
-def _count_classes(run: Run, weights: str, step: int) -> ClassCounts | None:
-    """Return the numbers of images by class of an evaluation; None if they are unknown."""
-    if run.report is not None and run.report["steps"] == step:
-        return run.report["per_class"].get(weights)
-    results = run.find_results(step, weights)
-    return None if results is None else results.scores[weights].per_class(len(run.classes))
 
 
 def compare_predictions(runs: Sequence[Run]) -> list[list[float | None]]:

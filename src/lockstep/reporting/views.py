@@ -9,7 +9,7 @@ import numpy as np
 from lockstep.data.images import printable
 from lockstep.models.accuracy_interval import wilson
 from lockstep.models.class_metrics import FEW_IMAGES, ClassCounts
-from lockstep.models.metrics import Scores, is_top5_informative
+from lockstep.models.metrics import METRICS, Scores
 from lockstep.recipes.recipe import own_geometry
 from lockstep.reporting import image_statistics
 from lockstep.reporting.images import ImagesGone, encode_images, explain_images, open_images
@@ -293,7 +293,7 @@ def select_data(view: View) -> dict[str, Any]:
     return {
         "run": view.run,
         "weights": view.weights,
-        "top5": is_top5_informative(len(view.classes)),
+        "top5": METRICS["top5"].is_informative(len(view.classes)),
         "classes": classes,
         "few": FEW_IMAGES,
         "matrix": vars(view.matrix) if view.matrix else None,

@@ -4,10 +4,11 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 from lockstep.data import Batch
 from lockstep.data.loading.loaders import open_evaluation
-from lockstep.models.class_metrics import summarise_classes
+from lockstep.models.metrics import measure
 from lockstep.recipes.order import order_evaluation_samples
 from lockstep.runs import divergence
 from lockstep.runs.context import RunContext
@@ -47,34 +48,31 @@ def _evaluate_weights(run: RunContext, step: int, weights: str) -> None:
     if run.is_stopping:
         run.interrupt(step)
     seconds = time.perf_counter() - began
-    summary = scores.counts().summary()
-    classes = summarise_classes(scores.per_class(len(run.sets.training.classes)))
+    images = len(scores.labels)
+    names = (run.recipe.selection, *run.execution.metrics)
+    figures = measure(scores, len(run.sets.training.classes), names)
     message = divergence.describe_bad_scores(scores, step, run.recipe, run.checkpoints)
     if message is not None and step == 0:  # training may mend the weights that it starts from
         run.recorder.warn("the weights that the run starts from give losses that are not finite")
         return
     if message is not None:
-        run.diverge(step, message, weights=weights, **summary)
+        run.diverge(step, message, weights=weights, **figures, images=images)
     if run.leads:
         samples = order_evaluation_samples(
             len(run.sets.validation), run.part_images, run.world.ranks
         )
         run.scores[weights] = scores.sort_by_sample(samples)
-    event: EvaluateEvent = {
+    event = {
         "kind": "evaluate",
         "step": step,
         "weights": weights,
-        "loss": summary["loss"],
-        "top1_percent": summary["top1_percent"],
-        "top5_percent": summary["top5_percent"],
-        "balanced_accuracy_percent": classes["balanced_accuracy_percent"] or 0.0,
-        "macro_f1_percent": classes["macro_f1_percent"] or 0.0,
-        "images": summary["images"],
-        "images_per_sec": summary["images"] / seconds,
+        **figures,
+        "images": images,
+        "images_per_sec": images / seconds,
         "batches": count,
         "data_wait_share": run.waited_sec / seconds,
     }
-    run.recorder.log(event)
+    run.recorder.log(cast(EvaluateEvent, event))
 
 
 def _load_batches(run: RunContext, weights: str, count: int) -> Iterator[Batch]:

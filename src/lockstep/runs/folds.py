@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from lockstep.models.accuracy_interval import wilson
+from lockstep.models.metrics import find_metric
 from lockstep.recipes import Execution
-from lockstep.recipes.best_evaluation import NAMES, Selection, format_value
+from lockstep.recipes.best_evaluation import Selection
 from lockstep.runs.events import Listener
 from lockstep.runs.folder import holds_run
 from lockstep.runs.report import Report
@@ -115,8 +116,8 @@ def summarise_folds(reports: Sequence[Report]) -> FoldsReport:
     """Return what finished runs of all folds say, by their best checkpoints."""
     bests: list[dict[str, Any]] = [dict(report["best"] or {}) for report in reports]
     selection = reports[0].get("selection", "top1")
-    name = "loss" if selection == "loss" else f"{selection}_percent"
-    values = [float(best[name]) for best in bests]
+    key = find_metric(selection).key
+    values = [float(best[key]) for best in bests]
     images = sum(best["images"] for best in bests)
     hits = sum(round(best["top1_percent"] * best["images"] / 100) for best in bests)
     return {
@@ -135,18 +136,12 @@ def summarise_folds(reports: Sequence[Report]) -> FoldsReport:
 def describe_folds(summary: FoldsReport) -> str:
     """Return what all folds say, in a line."""
     low, high = summary["top1_interval_percent"]
-    selection = summary["selection"]
-    lowest, highest, mean, deviation = (
-        format_value({"loss": value, f"{selection}_percent": value}, selection)
-        for value in (
-            min(summary["values"]),
-            max(summary["values"]),
-            summary["mean"],
-            summary["standard_deviation"],
-        )
-    )
+    values = summary["values"]
+    metric = find_metric(summary["selection"])
+    show = metric.format
     return (
-        f"{summary['folds']} folds: mean {NAMES[selection]} {mean}, {lowest} to {highest} in single"
-        f" folds, standard deviation {deviation}; top-1 of all {summary['images']} images together"
+        f"{summary['folds']} folds: mean {metric.title} {show(summary['mean'])},"
+        f" {show(min(values))} to {show(max(values))} in single folds, standard deviation"
+        f" {show(summary['standard_deviation'])}; top-1 of all {summary['images']} images together"
         f" {summary['top1_percent']:.2f} % ({low:.1f} to {high:.1f}, Wilson's 95 % interval)"
     )

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 
+from lockstep.models.metrics import find_metric
 from lockstep.recipes import Execution
-from lockstep.recipes.best_evaluation import NAMES, Selection, describe_best, find_best
+from lockstep.recipes.best_evaluation import Selection, describe_best, find_best
 from lockstep.system.event_log import LogEvent
 
 
@@ -47,7 +48,8 @@ def explain_early_stop(
     since = (step - best["step"]) // per_epoch
     if since < epochs:
         return None
+    title = find_metric(selection).title
     return (
-        f"{since} epoch{'s have' if since > 1 else ' has'} not improved the {NAMES[selection]};"
+        f"{since} epoch{'s have' if since > 1 else ' has'} not improved the {title};"
         f" the best is {describe_best(best, selection, short=True)}"
     )

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import cast
 
 from lockstep import backends
 from lockstep.backends import Handle
@@ -162,20 +163,17 @@ class TrainingLoop:
             run.diverge(interval.first + steps, message, losses=interval.losses.tolist())
         if not traced:
             run.throughput.add(steps, interval.counts.images, seconds, waited_sec)
-        summary = interval.counts.summary()
-        event: TrainEvent = {
+        figures = {
             "kind": "train",
             "step": interval.first + steps,
             "first_step": interval.first,
-            "loss": summary["loss"],
-            "top1_percent": summary["top1_percent"],
-            "top5_percent": summary["top5_percent"],
-            "images": summary["images"],
+            **interval.counts.summary(),
             "losses": interval.losses.tolist(),
             "loss_scale": interval.loss_scale,
             "images_per_sec": interval.counts.images / seconds,
             "data_wait_share": waited_sec / seconds,
         }
+        event = cast(TrainEvent, figures)
         if traced:
             event["traced"] = True
         run.recorder.log(event)

@@ -8,7 +8,7 @@ import numpy as np
 from lockstep.backends import World
 from lockstep.backends.emulation import find_emulation
 from lockstep.data.images import printable
-from lockstep.models.metrics import is_top5_informative
+from lockstep.models.metrics import METRICS
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.my_images import NAME as MY_IMAGES
 from lockstep.recipes.my_images import OWN_IMAGES
@@ -208,7 +208,7 @@ def _check_rates(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
 def _check_classes(facts: RunFacts) -> Iterator[str]:
     if len(facts.classes) == 1:
         yield f"all images are of one class, {facts.classes[0]}: there is nothing to classify"
-    elif not is_top5_informative(len(facts.classes)):
+    elif not METRICS["top5"].is_informative(len(facts.classes)):
         yield f"top-5 is left out: it means nothing with {len(facts.classes)} classes"
     yield from _note_similar_names(facts.classes)
     for split, counts in (("training", facts.training), ("validation", facts.validation)):

@@ -7,8 +7,9 @@ from typing import Any, NotRequired, TypedDict
 
 from lockstep.models.accuracy_interval import wilson
 from lockstep.models.class_metrics import ClassCounts, ClassSummary
+from lockstep.models.metrics import is_metric
 from lockstep.recipes import Recipe, difference
-from lockstep.recipes.best_evaluation import NAMES, Selection
+from lockstep.recipes.best_evaluation import Selection
 from lockstep.recipes.published import RECIPES
 from lockstep.recipes.published_accuracies import Comparison, compare_top1, is_comparison
 from lockstep.system.event_log import Summary, find_field_problem
@@ -167,7 +168,7 @@ def _is_report(value: Any) -> bool:
         and is_figure(value.get("images_per_sec"))
         and (value.get("published") is None or is_comparison(value["published"]))
         and isinstance(value.get("stopped_early", ""), str)
-        and value.get("selection", "top1") in [*NAMES]
+        and is_metric(value.get("selection", "top1"))
         and is_count(value.get("restarts", 0))
         and all(is_number(value.get(name)) for name in ("steps", "train_sec", "quarantined"))
     )

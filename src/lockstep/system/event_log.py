@@ -83,15 +83,12 @@ class TrainEvent(Summary):
 
 
 class EvaluateEvent(Summary):
-    """The validation images were evaluated."""
+    """The validation images were evaluated. It has more metrics (`lockstep.models.metrics`)."""
 
     kind: Literal["evaluate"]
     step: int
     weights: str
     """"trained" or "ema"."""
-    balanced_accuracy_percent: NotRequired[float]
-    macro_f1_percent: NotRequired[float]
-    """Means over classes; logs of older versions do not have them."""
     images_per_sec: float
     batches: NotRequired[int]
     """Number of batches of a rank."""
@@ -135,10 +132,6 @@ _CHECKS: dict[str, Check] = {
     "loss": is_figure,
     "losses": is_list_of(is_figure),
     "loss_scale": is_figure,
-    "top1_percent": is_percent,
-    "top5_percent": is_percent,
-    "balanced_accuracy_percent": is_percent,
-    "macro_f1_percent": is_percent,
     "lr": is_figure,
     "elapsed_sec": is_number,
     "weights": is_text,
@@ -172,7 +165,8 @@ def find_problem(entry: Any, *, whole: bool) -> str | None:
 
 def find_field_problem(entry: Mapping[str, Any], needed: Collection[str]) -> str | None:
     """Return what is wrong with an entry's fields, or None. The fields in `needed` must exist."""
-    for name, check in _CHECKS.items():
+    percents = filter(lambda name: name.endswith("_percent"), sorted({*needed, *entry}))
+    for name, check in (_CHECKS | dict.fromkeys(percents, is_percent)).items():
         if name in entry and not check(entry[name]):
             return f"its {name} is {repr(entry[name])[:60]}"
         if name not in entry and name in needed:

@@ -18,10 +18,12 @@ class RunFields(Settings):
     (`lockstep.runs.linear_probe`). If false, it starts from the recipe's initial classifier."""
     selection: Selection = "top1"
     """The value of an evaluation that decides which checkpoint is the best one, and when early
-    stopping ends the run. "top1": the share of images that are classified correctly.
-    "balanced_accuracy": the mean of the classes' recalls. "macro_f1": the mean of their F1. "loss":
-    the mean loss, of which the lowest is the best. The trained weights and, if there is one, their
-    moving average are compared alike. An equal value is no improvement."""
+    stopping ends the run. "top1": the share of images that are classified correctly. "top3", with
+    any number: the share of images whose class is among the 3 most probable. "mrr": the mean of
+    1 / rank of the right class. "balanced_accuracy": the mean of the classes' recalls. "macro_f1":
+    the mean of their F1. "loss": the mean loss, of which the lowest is the best. The trained
+    weights and, if there is one, their moving average are compared alike. An equal value is no
+    improvement."""
     early_stopping_epochs: Annotated[int, Field(ge=0), limits.EPOCHS] = 0
     """The run ends at the first evaluation that is this many epochs or more after the best one. The
     evaluation at step 0 counts. 0: the run ends with its last epoch."""
