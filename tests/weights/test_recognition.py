@@ -97,6 +97,16 @@ def test_a_file_that_was_cut_off_is_called_by_the_format_of_its_name(
         open_weights(tmp_path / name)
 
 
+@pytest.mark.parametrize("named", ["", "model", "model.json", "model.pdiparams", "model.pdmodel"])
+def test_a_program_is_refused_by_what_runs_it(named: str, tmp_path: Path) -> None:
+    for name in ("model.json", "model.pdiparams", "model.pdmodel"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(
+        CheckpointError, match=r"model\.pdi?\w+ is .* Paddle Inference, not weights"
+    ):
+        open_weights(tmp_path / named)
+
+
 def test_a_file_of_mxnet_is_recognised_whatever_its_name_is(tmp_path: Path, narrow: None) -> None:
     state = plain_state(recipe_of())
     mxnet(tmp_path / "model", state)

@@ -12,6 +12,13 @@ _ENDINGS = (
     ".safetensors",
 )
 """How the names of files end that may hold weights, but do not make their folder one of weights."""
+_PROGRAMS = {
+    **dict.fromkeys((".pdiparams", ".pdmodel"), "Paddle Inference"),
+    **dict.fromkeys((".mlmodel", ".mlpackage"), "Core ML"),
+    **dict.fromkeys((".engine", ".plan"), "TensorRT"),
+    **{".pte": "ExecuTorch", ".stablehlo": "XLA", ".tflite": "LiteRT"},
+}
+"""What runs the programs whose files' names end like this."""
 
 
 def recognise(path: Path) -> tuple[Format, Path]:
@@ -32,6 +39,7 @@ def recognise(path: Path) -> tuple[Format, Path]:
         raise CheckpointError(
             f"{path} holds weights in several formats: {several}; name one of these"
         )
+    _refuse_program(path)
     if not path.exists():
         raise CheckpointError(f"there is no run, no file and no checkpoint {path}")
     raise _describe_unknown(path)
@@ -81,6 +89,17 @@ def _find_places(path: Path) -> dict[Path, Format]:
             continue
         places.setdefault(place, format)
     return places
+
+
+def _refuse_program(path: Path) -> None:
+    """Raise `CheckpointError` if a path is a program, its prefix, or a folder of one."""
+    for ending, runtime in _PROGRAMS.items():
+        files = [path.with_name(f"{path.stem}{ending}"), path.with_name(f"{path.name}{ending}")]
+        for file in filter(Path.exists, [*files, *path.glob(f"*{ending}")] if path.name else []):
+            raise CheckpointError(
+                f"{file} is part of a program for {runtime}, not weights; name the weights that it"
+                " was made of, in Paddle those of paddle.save(model.state_dict(), 'a.pdparams')"
+            )
 
 
 def _describe_unknown(path: Path) -> CheckpointError:

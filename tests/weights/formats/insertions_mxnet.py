@@ -190,6 +190,9 @@ def build(place: Place, channels: int) -> dict[str, Make]:
         "softmax and log": lambda mx, x: mx.sym.log(mx.sym.softmax(x)),
         "log_softmax and exp": lambda mx, x: mx.sym.exp(mx.sym.log_softmax(x)),
         "one sigmoid": lambda mx, x: mx.sym.sigmoid(mx.sym.slice_axis(x, axis=1, begin=3, end=4)),
+        "one sigmoid, reshaped": lambda mx, x: mx.sym.sigmoid(
+            mx.sym.reshape(mx.sym.slice_axis(x, axis=1, begin=3, end=4), shape=(-1,))
+        ),
         "one number": lambda mx, x: mx.sym.slice_axis(x, axis=1, begin=3, end=4),
         "two outputs": lambda mx, x: mx.sym.Group([x, mx.sym.softmax(x)]),
         "two results": lambda mx, x: mx.sym.Group([x, x * 2]),

@@ -293,6 +293,8 @@ def _list_of_vectors() -> dict[str, Nodes]:
         "softmax of some": lambda x: softmax(x[:, 1:]),
         "log_softmax, then exp": lambda x: tf.exp(tf.nn.log_softmax(x)),
         "one sigmoid": lambda x: tf.sigmoid(x[:, 3:4]),
+        "one sigmoid, squeezed": lambda x: tf.squeeze(tf.sigmoid(x[:, 3:4]), 1),
+        "one number, squeezed, of images": lambda x: tf.sigmoid(tf.squeeze(x[:, 3:4], 1)[:1]),
         "one number": lambda x: x[:, 3:4],
         "rounded probabilities": lambda x: tf.round(softmax(x) * 255) / 255,
         "adjustment by a prior": lambda x: softmax(

@@ -123,6 +123,13 @@ def test_models_in_a_model_are_read(ending: str, tmp_path: Path) -> None:
     assert weights.recipe.std == (255.0, 255.0, 255.0)
 
 
+def test_one_sigmoid_is_read_as_two_classes(tmp_path: Path) -> None:
+    model = transfer(layers.Dense(1, activation="sigmoid"))
+    logits = compute_as_read(assert_read(model, save(model, tmp_path)))
+    assert logits.shape == (len(IMAGES), 2)
+    assert not logits[:, 0].any()
+
+
 def list_layers(config: dict[str, Any]) -> list[dict[str, Any]]:
     return config["config"]["layers"]
 

@@ -32,6 +32,7 @@ FOLDED = (
     *("before the classifier: BatchNorm", "before the classifier: FullyConnected"),
     *("after it: take", "after it: slice_axis", "after it: broadcast_add", "after it: x / number"),
     *("after it: softmax with a temperature", "after it: one sigmoid"),
+    "after it: one sigmoid, reshaped",
     *("before the stem: NHWC", "before the stem: NHWC with a mean"),
 )
 

@@ -264,6 +264,14 @@ REFUSED: dict[str, tuple[Callable[[Variables], object], str]] = {
         r"closest model, small, does not fit: batch_norm_19\.w_0 is missing",
     ),
     "no bias": (lambda p: p.pop("linear_0.b_0"), r"linear_0\.b_0 is missing"),
+    "a norm of the features": (
+        lambda p: p.update({f"batch_norm_20.{leaf}": zeros(256) for leaf in ("w_0", "b_0")}),
+        r"not compute with: batch_norm_20\.b_0 and 1 more; .*--ignore",
+    ),
+    "one output": (
+        lambda p: p.update({"linear_0.w_0": zeros(256, 1), "linear_0.b_0": zeros(1)}),
+        "has one output; .* if it is a sigmoid, export the model with it to ONNX",
+    ),
     "no classifier": (
         lambda p: [p.pop("linear_0.w_0"), p.pop("linear_0.b_0")],
         r"linear_0\.w_0 is missing; linear_0\.b_0",

@@ -83,6 +83,7 @@ def test_nodes_more_are_computed_or_refused_by_name(insertion: Insertion, tmp_pa
         ("after it", "adjustment by a prior"),
         ("after it", "softmax of a temperature"),
         ("after it", "one sigmoid"),
+        ("after it", "one sigmoid, squeezed"),
     ],
     ids=lambda parts: ": ".join(parts),
 )

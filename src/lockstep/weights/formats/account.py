@@ -82,5 +82,5 @@ def check_outputs(path: Path | str, logits: int) -> None:
         raise CheckpointError(
             f"{path} has one output; expected at least 2, since a softmax of one output is always"
             " 100 %, and the file does not say whether its program takes the sigmoid or the number"
-            " itself"
+            " itself; if it is a sigmoid, export the model with it to ONNX, and name that file"
         )

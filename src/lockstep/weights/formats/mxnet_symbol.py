@@ -378,7 +378,7 @@ def _reshape(node: Node) -> _Values:
     shape = node.integers("shape") or [0, -1]  # as Flatten
     if x.array is not None and 0 not in shape and min(shape) >= -1:
         return replace(x, array=x.array.reshape(shape))
-    is_known = len(shape) in (2, 4) and shape[0] in (0, -1) and min(shape) >= -1
+    is_known = len(shape) in (1, 2, 4) and shape[0] in (0, -1) and min(shape) >= -1
     if not is_known or (0 in shape[1:] and x.axes[1] != "C"):
         return None
     size = _Value("shape", array=np.array(shape))

@@ -158,7 +158,10 @@ def _build_head(scores: Scores, output: str, parts: Sequence[Part]) -> Head:
             " probability, class 0 the rest"
         )
     elif scores.width == 1:
-        raise ValueError("its classifier has one output, of which softmax always makes 100 %")
+        raise ValueError(
+            "its classifier has one output, of which softmax always makes 100 %; if its sigmoid is"
+            " a probability, export the model with the sigmoid: it is read as two classes"
+        )
     folded = [part.name for part in parts if part.treatment == "folded"]
     if folded:
         remarks.append(f"folded into the classifier: {list_first(folded, 5)}")
@@ -237,7 +240,8 @@ class _Walk:
         axis = self._graph.attribute(node, "axis", 1)
         if node.op_type == "Squeeze":
             axes = read_axes(self._graph, node, scores.rank)
-            if {0, self._find_channel(scores) % scores.rank} & set(axes):
+            channel = self._find_channel(scores) % scores.rank
+            if 0 in axes or (channel in axes and scores.width != 1):
                 return None
             return replace(scores, rank=scores.rank - len(axes) if axes else 2)
         if node.op_type == "Flatten" and axis not in (1, 1 - scores.rank):
@@ -253,9 +257,7 @@ class _Walk:
         if scores.matrix is not None and not is_checked:
             return None
         sizes = [size for size in shape[1:] if size != 1]
-        if len(shape) < 2 or sizes not in ([-1], [0], [scores.width], []):
-            return None
-        if not sizes and scores.width != 1:
+        if sizes not in ([-1], [0], [scores.width], []) or (not sizes and scores.width != 1):
             return None
         return replace(scores, rank=len(shape), is_checked=is_checked)
 
@@ -263,7 +265,7 @@ class _Walk:
         """Return chosen columns."""
         channel = self._find_channel(scores)
         places = find_places(self._graph, node, scores.rank, channel, scores.width)
-        if places is None or not scores.is_checked:
+        if places is None or not scores.is_checked or scores.rank < 2:
             return None
         is_permutation = sorted(places.tolist()) == list(range(scores.width))
         if scores.kind not in ("logits", "log_probabilities") and not is_permutation:
@@ -303,7 +305,8 @@ class _Walk:
     def _classify(self, node: Any, value: str, scores: Scores) -> Scores | None:
         """Return a value multiplied by a matrix, or by a 1x1 kernel."""
         graph = self._graph
-        if node.input[0] != value or (scores.rank != 2 and node.op_type == "Gemm"):
+        is_possible = scores.rank == 2 or (scores.rank == 4 and node.op_type != "Gemm")
+        if node.input[0] != value or not is_possible:
             return None
         weight = graph.floats(node.input[1], "the classifier's weight")
         factors = [1.0, 1.0]

@@ -70,7 +70,9 @@ _WITHOUT_EFFECT = re.compile(
 """Modules that change nothing in inference, wherever they are."""
 
 _NETWORKS = {
-    "a Transformers ResNet": r"embedder\.embedder\.convolution|encoder\.stages\.\d+\.layers\.",
+    "a ResNet of Transformers, which is read from ONNX": (
+        r"embedder\.embedder\.convolution|encoder\.stages\.\d+\.layers\."
+    ),
     "a MoCo checkpoint, whose fc is no classifier": r"encoder_q\.",
     "a checkpoint of self-supervised training": (
         r"^(module\.)?(projector|projection|projection_head|predictor|prototypes|online_encoder)\."
