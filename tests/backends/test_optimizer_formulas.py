@@ -15,7 +15,7 @@ import pytest
 
 from lockstep.backends.reference import updating
 from lockstep.recipes import Recipe
-from lockstep.recipes.schedule import bias_corrections
+from lockstep.recipes.schedule import find_corrections
 from lockstep.verification.bounds import distance
 from tests.backends.conftest import for_frameworks
 
@@ -58,6 +58,20 @@ RECORDED: dict[str, tuple[dict[str, Any], list[list[float]], float]] = {
 """Fields of the recipe, the first two weights of every tensor, and how far they may differ."""
 
 
+def start_at(recipe: Recipe, weight: np.ndarray) -> updating.Values:
+    """Return a weight with what the optimizer keeps before the first step."""
+    first = float(recipe.optimizer == "rmsprop_tf")
+    return updating.Values(weight, 0 * weight, np.full_like(weight, first))
+
+
+def take_step(
+    recipe: Recipe, values: updating.Values, gradient: np.ndarray, step: int, decay: float
+) -> updating.Values:
+    corrections = {name: table[step] for name, table in find_corrections(recipe, 6).items()}
+    pace = updating.Pace(RATES[step], decay, corrections)
+    return updating.step(recipe, values, gradient, pace)
+
+
 @pytest.mark.parametrize("optimizer", RECORDED)
 def test_six_steps_are_those_of_pytorch_and_timm(optimizer: str) -> None:
     changes, recorded, tolerance = RECORDED[optimizer]
@@ -67,14 +81,11 @@ def test_six_steps_are_those_of_pytorch_and_timm(optimizer: str) -> None:
     weights[3][:] = 0
     steps = [[0.3 * random.normal(size=shape) for shape in SHAPES] for _ in RATES]
     steps[2] = [20 * gradient for gradient in steps[2]]
-    corrections = bias_corrections(recipe, len(RATES))
-    first = float(optimizer == "rmsprop_tf")
-    values = [updating.Values(w, 0 * w, np.full_like(w, first)) for w in weights]
+    values = [start_at(recipe, weight) for weight in weights]
     for step, gradients in enumerate(steps):
         limited = updating.clip(dict(zip("abcd", gradients, strict=True)), recipe.clip_norm)
         for i, gradient in enumerate(limited.values()):
-            pace = updating.Pace(RATES[step], DECAYS[i], *corrections[:, step])
-            values[i] = updating.RULES[optimizer](recipe, values[i], gradient, pace)
+            values[i] = take_step(recipe, values[i], gradient, step, DECAYS[i])
     ends = [value.weight.ravel()[:2].tolist() for value in values]
     assert np.abs(np.array(ends) - recorded).max() < tolerance
 
@@ -88,11 +99,7 @@ def test_steps_are_those_of_the_frameworks_own_optimizers(native: ModuleType) ->
         recipe = Recipe(optimizer=optimizer, beta2=0.95, momentum=0.8, weight_decay=0.05)
         steps = list(zip(gradients, RATES, strict=True))
         own = native.take_own_steps(recipe, weight, steps)
-        corrections = bias_corrections(recipe, len(RATES))
-        values = updating.Values(
-            weight, 0 * weight, np.full_like(weight, optimizer == "rmsprop_tf")
-        )
+        values = start_at(recipe, weight)
         for step, gradient in enumerate(gradients):
-            pace = updating.Pace(RATES[step], recipe.weight_decay, *corrections[:, step])
-            values = updating.RULES[optimizer](recipe, values, gradient, pace)
+            values = take_step(recipe, values, gradient, step, recipe.weight_decay)
         assert distance(values.weight, own) < 1e-5, optimizer

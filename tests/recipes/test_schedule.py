@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import NVIDIA_RECIPES, RECIPES
-from lockstep.recipes.schedule import bias_corrections, ema_decays, learning_rates, peak_lr
+from lockstep.recipes.schedule import ema_decays, find_corrections, learning_rates, peak_lr
 from lockstep.system.errors import RecipeError
 from tests.soak import EXAMPLES
 
@@ -405,6 +405,6 @@ def test_a_mean_of_equal_gradients_is_corrected_to_the_gradient() -> None:
     for _ in range(4):
         means.append(0.75 * means[-1] + 0.25 * 3)
         squares.append(0.5 * squares[-1] + 0.5 * 9)
-    of_means, of_roots = bias_corrections(recipe, 4)
-    assert of_means * means[1:] == pytest.approx([3] * 4)
-    assert of_roots * np.sqrt(squares[1:]) == pytest.approx([3] * 4)
+    factors = find_corrections(recipe, 4)
+    assert factors["mean"] * means[1:] == pytest.approx([3] * 4)
+    assert factors["root"] * np.sqrt(squares[1:]) == pytest.approx([3] * 4)

@@ -18,15 +18,16 @@ class State:
     tensors: dict[str, np.ndarray]
     """Parameters and batch norm statistics."""
     momentum: dict[str, np.ndarray]
-    """Velocity v of every parameter, without the learning rate (w -= lr * v). AdamW and LAMB: mean
-    of its gradients, not corrected for bias. RMSProp: velocity with the learning rate (w -= v)."""
+    """Velocity v of every parameter; `Optimizer.velocity` says what that is. SGD's is without the
+    learning rate (w -= lr * v)."""
     ema: dict[str, np.ndarray] = field(default_factory=dict)
     """Moving averages of `tensors`; empty if the recipe has no moving average."""
     scaler: dict[str, float] = field(default_factory=dict)
     """Loss scaling: `scale`, and the numbers of consecutive `good_steps` and `bad_steps`; empty
     without dynamic scaling."""
     second_moments: dict[str, np.ndarray] = field(default_factory=dict)
-    """Mean of the squared gradients of every parameter, not corrected for bias; empty with SGD."""
+    """Mean of the squared gradients of every parameter, not corrected for bias; empty if the
+    optimizer has none."""
 
 
 def check_names(expected: Iterable[str], values: Iterable[str], what: str) -> None:

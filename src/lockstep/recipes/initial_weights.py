@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from lockstep.models.architectures import STEM_KERNELS, Tensor
+from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.models.state import State
 from lockstep.recipes.philox import Purpose, draw, normal, uniform
 from lockstep.recipes.recipe import Recipe
@@ -41,11 +42,11 @@ def zero_momentum(recipe: Recipe) -> dict[str, np.ndarray]:
 
 def initial_second_moments(recipe: Recipe) -> dict[str, np.ndarray]:
     """Return the second moments of every trained tensor before the first step: name -> float32
-    array; nothing if the optimizer has none. TensorFlow's RMSProp begins with ones."""
-    if recipe.optimizer == "sgd":
+    array; nothing if the optimizer has none."""
+    first = OPTIMIZERS[recipe.optimizer].first_second_moment
+    if first is None:
         return {}
-    first = np.float32(recipe.optimizer == "rmsprop_tf")
-    return {name: value + first for name, value in zero_momentum(recipe).items()}
+    return {name: value + np.float32(first) for name, value in zero_momentum(recipe).items()}
 
 
 def initial_state(recipe: Recipe, values: dict[str, np.ndarray] | None = None) -> State:

@@ -1,5 +1,5 @@
 """What changes from step to step, computed before a run starts: the learning rate, the decay of the
-moving average, and the optimizer's bias correction.
+moving average, and what the optimizer's formula is corrected by.
 
 u is the index of the unit (step or epoch), W the length of the warm-up and E the length of the run,
 in the same unit:
@@ -21,6 +21,7 @@ MXNet code of 2019 has step and polynomial (`--lr-step-epochs pow2`).
 
 import numpy as np
 
+from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.recipes.limits import MOST_STEPS
 from lockstep.recipes.recipe import Recipe
 from lockstep.system.errors import RecipeError
@@ -90,16 +91,20 @@ def ema_decays(recipe: Recipe, steps: int) -> np.ndarray:
     return decays
 
 
-def bias_corrections(recipe: Recipe, steps: int) -> np.ndarray:
-    """Return the factors of the means of gradients, 1 / (1 - beta1^t), and of the roots of the
-    means of squared gradients, 1 / sqrt(1 - beta2^t), at every step: float64 [2, steps].
+def find_corrections(recipe: Recipe, steps: int) -> dict[str, np.ndarray]:
+    """Return the factors that the optimizer's formula needs (`Optimizer.corrections`) at every
+    step: name -> float64 [steps].
 
-    t is the number of the step, from 1. Steps that an overflow skips count.
+    "mean" is that of means of gradients, 1 / (1 - beta1^t), and "root" that of the roots of means
+    of squared gradients, 1 / sqrt(1 - beta2^t). t is the number of the step, from 1. Steps that an
+    overflow skips count.
     """
     numbers = np.arange(1, steps + 1)
-    of_means = 1 / (1 - recipe.beta1**numbers)
-    of_roots = 1 / np.sqrt(1 - recipe.beta2**numbers)
-    return np.stack([of_means, of_roots])
+    factors = {
+        "mean": 1 / (1 - recipe.beta1**numbers),
+        "root": 1 / np.sqrt(1 - recipe.beta2**numbers),
+    }
+    return {name: factors[name] for name in OPTIMIZERS[recipe.optimizer].corrections}
 
 
 def warmup_epochs(recipe: Recipe) -> float:

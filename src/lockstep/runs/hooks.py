@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.weights.formats.format_list import FORMATS
@@ -23,7 +24,7 @@ def make_hooks(recipe: Recipe, execution: Execution, steps_per_epoch: int) -> li
 
     def write_epoch_for_mxnet(state: State) -> None:
         epoch, step = divmod(state.step, steps_per_epoch)
-        if recipe.optimizer != "sgd":  # its velocities are others
+        if OPTIMIZERS[recipe.optimizer].velocity != "sum":  # the format has SGD's alone
             state = replace(state, momentum={})
         if epoch and step == 0:
             nvidia_mxnet.write_epoch(prefix, epoch, recipe, state)

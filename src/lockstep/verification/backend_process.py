@@ -38,7 +38,7 @@ from lockstep.verification.workload import (
     FINE_TUNING,
     OPTIMIZER_RATE,
     OPTIMIZER_STEP,
-    OPTIMIZERS,
+    SHOWN_OPTIMIZERS,
     Arrays,
     Workload,
     add_prefix,
@@ -83,7 +83,7 @@ class Worker:
         ]
         if rules:
             self._tasks += [self._decay, self._momentum, self._update, self._counts, self._state]
-            self._tasks += [partial(self._step_of, name) for name in OPTIMIZERS]
+            self._tasks += [partial(self._step_of, name) for name in SHOWN_OPTIMIZERS]
         self._tasks.append(self._load_images)
         self.train_sec = 0.0
 

@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.backends.reference import updating
 from lockstep.recipes import Recipe
 from lockstep.recipes.trained_tensors import rate_factors
 from lockstep.verification.bounds import BOUNDS, Bound, angle, distance, largest
-from lockstep.verification.optimizer_steps import OptimizerStep, limit_norm
+from lockstep.verification.optimizer_steps import find_gradients, take_step
 from lockstep.verification.workload import (
     DECAY,
     FINE_TUNING,
     OPTIMIZER_RATE,
     OPTIMIZER_STEP,
-    OPTIMIZERS,
+    SHOWN_OPTIMIZERS,
     Arrays,
     Workload,
     add_prefix,
@@ -87,9 +88,9 @@ def compare(actual: Arrays, reference: Arrays, workload: Workload, full: bool) -
         ("decay", "decay", VALUE),
         ("momentum", "momentum", VALUE),
         ("update", "update", VALUE),
-        *((f"{name} velocity", "optimizer", VALUE) for name in OPTIMIZERS),
-        *((f"{name} moments", "optimizer", VALUE) for name in OPTIMIZERS),
-        *((f"{name} update", "update", VALUE) for name in OPTIMIZERS),
+        *((f"{name} velocity", "optimizer", VALUE) for name in SHOWN_OPTIMIZERS),
+        *((f"{name} moments", "optimizer", VALUE) for name in SHOWN_OPTIMIZERS),
+        *((f"{name} update", "update", VALUE) for name in SHOWN_OPTIMIZERS),
         ("counts", "exact", VALUE),
         ("state", "exact", VALUE),
     ]
@@ -141,18 +142,22 @@ def _define_optimizer_steps(actual: Arrays, workload: Workload) -> dict[str, Arr
     """Return the quantities of the steps that show an optimizer, by its formulas."""
     before = workload.optimizer_state
     definitions = {}
-    for name in OPTIMIZERS:
+    for name in SHOWN_OPTIMIZERS:
         recipe = workload.optimizer_recipe(name)
         velocities = part(actual, f"{name} velocity")
         moments = part(actual, f"{name} moments")
         after = replace(before, momentum=velocities, second_moments=moments)
-        step = OptimizerStep(recipe, before, after, OPTIMIZER_STEP, OPTIMIZER_RATE)
-        update = {key: value - before.tensors[key] for key, value in step.weights().items()}
+        limited = updating.clip(part(actual, "gradient"), recipe.clip_norm)
+        own = find_gradients(recipe, before, after, OPTIMIZER_RATE)
+        by_limited, by_own = (
+            take_step(recipe, before, gradients, OPTIMIZER_STEP, OPTIMIZER_RATE)
+            for gradients in (limited, own)
+        )
+        update = {key: value - before.tensors[key] for key, value in by_own.tensors.items()}
         keep = 1.0 if OPTIMIZER_STEP % recipe.ema_every_steps else recipe.ema_decay
         averages = {key: (1 - keep) * value for key, value in update.items()}
-        gradients = limit_norm(recipe, part(actual, "gradient"))
-        definitions[f"{name} velocity"] = step.velocities(gradients)
-        definitions[f"{name} moments"] = step.second_moments()
+        definitions[f"{name} velocity"] = by_limited.momentum
+        definitions[f"{name} moments"] = by_own.second_moments
         definitions[f"{name} update"] = update | add_prefix("average", averages)
     return definitions
 

@@ -11,6 +11,7 @@ from lockstep.data.index import open_index
 from lockstep.data.loading.loaders import make_loader, plan_training
 from lockstep.data.textures import draw_data_set
 from lockstep.models.architectures import model_spec, narrow_model
+from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.recipes.initial_weights import initial_state
@@ -65,12 +66,8 @@ CROSS_ENTROPY: dict[str, Any] = {
 """The loss of the step that shows class weights."""
 CLIP_NORM = 0.01
 """Limit of a gradient's norm in the steps that show it. Gradients of the workload are far above."""
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "adamw": {"ema_every_steps": 2},
-    "lamb": {"ema_every_steps": 3},
-    "rmsprop_tf": {"ema_every_steps": 4},
-}
-"""The optimizers with second moments, each with a step after which averages are updated or not."""
+SHOWN_OPTIMIZERS = [name for name, row in OPTIMIZERS.items() if row.has_second_moments]
+"""The optimizers that have steps to show them; quantities such as "update" show SGD."""
 OPTIMIZER_STEP = 4
 """Number of the step that shows them."""
 OPTIMIZER_RATE = 0.1
@@ -116,7 +113,8 @@ class Workload:
             ema_start="constant",
             ema_scaling="none",
             epochs=1,
-            **OPTIMIZERS[optimizer],
+            # so that some of these steps update averages and others do not
+            ema_every_steps=2 + SHOWN_OPTIMIZERS.index(optimizer),
         )
 
     @property

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.data.class_order import describe_order
-from lockstep.models.calibration import UNCALIBRATED
+from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, nearest
 from lockstep.system.files import give_names, staging, write_json
+from lockstep.weights.calibration import UNCALIBRATED
 from lockstep.weights.certificate import Certificate, certify
 from lockstep.weights.class_names import UNNAMED, assume_classes
 from lockstep.weights.formats import refuse_existing

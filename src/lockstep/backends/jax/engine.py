@@ -34,6 +34,7 @@ from lockstep.backends.shared.handles import Rows as FetchedRows
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.data import Batch
 from lockstep.models.metrics import Scores
+from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.models.quantisation import check_scales, layers
 from lockstep.models.state import State, check_masks
 from lockstep.recipes import Execution, Recipe
@@ -70,7 +71,7 @@ class JaxEngine:
             Values(
                 arrays,
                 parameters,
-                parameters if recipe.optimizer != "sgd" else {},
+                parameters if OPTIMIZERS[recipe.optimizer].has_second_moments else {},
                 arrays if recipe.ema_decay else {},
                 self._scale.state,
             )

@@ -1,6 +1,6 @@
 """What a step does with its gradients: masks, loss scale, weights, velocities, averages."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -9,8 +9,9 @@ import numpy as np
 
 from lockstep.backends.jax.loss_scale import Adaptation, LossScale, Scale
 from lockstep.backends.jax.model import Array, Arrays
+from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.recipes import Recipe
-from lockstep.recipes.schedule import bias_corrections, ema_decays
+from lockstep.recipes.schedule import ema_decays, find_corrections
 from lockstep.recipes.trained_tensors import changing_tensors, rate_factors
 
 
@@ -20,7 +21,7 @@ class Values(NamedTuple):
     tensors: Arrays
     velocity: Arrays
     second_moments: Arrays
-    """Means of squared gradients; empty with SGD."""
+    """Means of squared gradients; empty if the optimizer has none."""
     ema: Arrays
     """Moving averages; empty without `ema_decay`."""
     scale: Scale
@@ -32,10 +33,8 @@ class Pace(NamedTuple):
     rate: Array
     share: Array
     """That of the new values in moving averages."""
-    of_mean: Array
-    """Bias correction of a mean of gradients."""
-    of_root: Array
-    """Bias correction of the root of a mean of squared gradients."""
+    corrections: Arrays
+    """Those of the optimizer (`lockstep.recipes.schedule.find_corrections`), by name."""
 
 
 class Numbers(NamedTuple):
@@ -58,8 +57,12 @@ def make_table(recipe: Recipe, learning_rates: np.ndarray) -> Pace:
     """Return the table of all steps of a run."""
     steps = len(learning_rates)
     shares = 1 - ema_decays(recipe, steps)
-    columns = (learning_rates, shares, *bias_corrections(recipe, steps))
-    return Pace(*(column.astype(np.float32) for column in columns))
+    corrections = find_corrections(recipe, steps).items()
+    return Pace(
+        learning_rates.astype(np.float32),
+        shares.astype(np.float32),
+        {name: table.astype(np.float32) for name, table in corrections},
+    )
 
 
 def read_numbers(recipe: Recipe) -> Numbers:
@@ -130,10 +133,8 @@ class Update:
         moved = tuple(dict(old) for old in kept)
         for i, name in enumerate(self._trained):
             before = [old[name] for old in kept if old]
-            rate = pace.rate * numbers.factors[i]
-            after = self._move(
-                before, gradients[name], rate, numbers.decays[i], pace, numbers, used
-            )
+            own = pace._replace(rate=pace.rate * numbers.factors[i])
+            after = self._move(before, gradients[name], numbers.decays[i], own, numbers, used)
             for place, new in zip(moved, after, strict=False):
                 place[name] = new
         tensors, velocity, second_moments = moved
@@ -151,7 +152,6 @@ class Update:
         self,
         before: list[Array],
         gradient: Array,
-        rate: Array,
         decay: Array,
         pace: Pace,
         numbers: Numbers,
@@ -159,29 +159,21 @@ class Update:
     ) -> list[Array]:
         """Return a weight, its velocity and its second moment after a step, which is `used`, or
         not. None: it is."""
-        weight, velocity, *moments = before
-        after: tuple[Array, ...]
-        if self._recipe.optimizer in ("adamw", "lamb"):
-            mean = velocity + numbers.share1 * (gradient - velocity)
-            square = _approach_square(moments[0], gradient, numbers)
-            root = jnp.sqrt(square) * pace.of_root + numbers.epsilon
-            move = mean * pace.of_mean / root + decay * weight
-            if self._recipe.optimizer == "lamb":
-                move = move * jnp.where(decay > 0, _find_trust_ratio(weight, move), 1.0)
-            after = (weight - rate * move, mean, square)
-        elif self._recipe.optimizer == "rmsprop_tf":
+        optimizer = OPTIMIZERS[self._recipe.optimizer]
+        weight, *kept = before
+        if optimizer.decays == "gradient":
             gradient = gradient + decay * weight
-            square = _approach_square(moments[0], gradient, numbers)
-            move = rate * gradient / jnp.sqrt(square + numbers.epsilon)
-            moved = numbers.momentum * velocity + move
-            after = (weight - moved, moved, square)
-        else:
-            gradient = gradient + decay * weight
-            moved = numbers.momentum * velocity + gradient
-            move = gradient + numbers.momentum * moved if self._recipe.nesterov else moved
-            after = (weight - rate * move, moved)
+        formula = FORMULAS[self._recipe.optimizer]
+        move, *kept = formula(self._recipe, kept, gradient, pace, numbers)
+        if optimizer.decays == "move":
+            move = move + decay * weight
+        if optimizer.has_trust_ratio:
+            move = move * jnp.where(decay > 0, _find_trust_ratio(weight, move), 1.0)
+        if optimizer.velocity != "move":
+            move = pace.rate * move
+        after = [weight - move, *kept]
         if used is None:
-            return list(after)
+            return after
         # Without a branch, for which a device would wait
         return [jnp.where(used, new, old) for new, old in zip(after, before, strict=True)]
 
@@ -213,6 +205,48 @@ def _find_trust_ratio(weight: Array, move: Array) -> Array:
     return jnp.where(has_ratio, before / jnp.where(has_ratio, after, 1.0), 1.0)
 
 
-def _approach_square(square: Array, gradient: Array, numbers: Numbers) -> Array:
-    """Return the mean of squared gradients after another gradient."""
-    return square + numbers.share2 * (jnp.square(gradient) - square)
+Moved = tuple[Array, ...]
+"""How a weight moves, without the learning rate unless the velocity has it; then what the optimizer
+keeps, after the step."""
+
+
+def _sgd(recipe: Recipe, kept: list[Array], gradient: Array, pace: Pace, numbers: Numbers) -> Moved:
+    velocity = numbers.momentum * kept[0] + gradient
+    move = gradient + numbers.momentum * velocity if recipe.nesterov else velocity
+    return move, velocity
+
+
+def _adamw(
+    recipe: Recipe, kept: list[Array], gradient: Array, pace: Pace, numbers: Numbers
+) -> Moved:
+    mean, square, root = _average(kept, gradient, pace, numbers)
+    return mean * pace.corrections["mean"] / root, mean, square
+
+
+def _rmsprop_tf(
+    recipe: Recipe, kept: list[Array], gradient: Array, pace: Pace, numbers: Numbers
+) -> Moved:
+    square = kept[1] + numbers.share2 * (jnp.square(gradient) - kept[1])
+    change = pace.rate * gradient / jnp.sqrt(square + numbers.epsilon)
+    velocity = numbers.momentum * kept[0] + change
+    return velocity, velocity, square
+
+
+FORMULAS: dict[str, Callable[[Recipe, list[Array], Array, Pace, Numbers], Moved]] = {
+    "sgd": _sgd,
+    "adamw": _adamw,
+    "lamb": _adamw,
+    "rmsprop_tf": _rmsprop_tf,
+}
+"""By the names in `OPTIMIZERS`. What is kept is the velocity, and a second moment if the optimizer
+has them."""
+
+
+def _average(
+    kept: list[Array], gradient: Array, pace: Pace, numbers: Numbers
+) -> tuple[Array, Array, Array]:
+    """Return the means of gradients and of their squares after another gradient, and the corrected
+    root of the latter, increased by epsilon."""
+    mean = kept[0] + numbers.share1 * (gradient - kept[0])
+    square = kept[1] + numbers.share2 * (jnp.square(gradient) - kept[1])
+    return mean, square, jnp.sqrt(square) * pace.corrections["root"] + numbers.epsilon

@@ -1,6 +1,7 @@
 """What a step does with its gradients: masks, loss scale, weights, velocities, averages."""
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import mxnet as mx
 import numpy as np
@@ -8,8 +9,29 @@ import numpy as np
 from lockstep.backends.mxnet.loss_scale import Array, LossScale
 from lockstep.backends.shared.layout import Layout
 from lockstep.backends.shared.vector_state import VectorState
+from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.recipes import Recipe
-from lockstep.recipes.schedule import bias_corrections, ema_decays
+from lockstep.recipes.schedule import ema_decays, find_corrections
+
+
+class Values(NamedTuple):
+    """Weights with the same rate and decay, and what the optimizer keeps for them: views."""
+
+    weights: Array
+    velocity: Array
+    second_moments: Array | None
+
+
+class Pace(NamedTuple):
+    """What a step does to all values of a group alike."""
+
+    recipe: Recipe
+    used: Array | None
+    """float32 [1]: 0 if an overflow skips the step, else 1; None: it is not skipped."""
+    rate: float
+    """The group's learning rate."""
+    corrections: Mapping[str, float]
+    """Those of the step (`lockstep.recipes.schedule.find_corrections`)."""
 
 
 class Update(VectorState):
@@ -23,12 +45,12 @@ class Update(VectorState):
         self.layout = layout
         self.values = mx.nd.zeros(layout.size, context)
         self.velocity = mx.nd.zeros(layout.count, context)
-        has_moments = recipe.optimizer != "sgd"
+        has_moments = OPTIMIZERS[recipe.optimizer].has_second_moments
         self.second_moments = mx.nd.zeros(layout.count, context) if has_moments else None
         self.ema = mx.nd.zeros(layout.size, context) if recipe.ema_decay else None
         self.scale = LossScale(recipe, context)
         self._learning_rates = [float(rate) for rate in learning_rates]
-        self._bias_corrections = bias_corrections(recipe, len(learning_rates))
+        self._corrections = find_corrections(recipe, len(learning_rates))
         self._ema_decays = ema_decays(recipe, len(learning_rates)).astype(np.float32)
 
     def take(self, gradient: Array, step: int) -> None:
@@ -46,12 +68,11 @@ class Update(VectorState):
             norm = gradient.norm() / self.scale.fixed
             share = mx.nd.minimum(self._recipe.clip_norm / (norm + 1e-6), 1)
             gradient = mx.nd.broadcast_mul(gradient, share)
-        if self._recipe.optimizer == "sgd":
+        formula = FORMULAS[self._recipe.optimizer]
+        if formula is None:
             self._move_by_velocities(gradient, used, step)
-        elif self._recipe.optimizer == "rmsprop_tf":
-            self._move_as_rmsprop(gradient / self.scale.fixed, used, step)
         else:
-            self._move_as_adamw(gradient / self.scale.fixed, used, step)
+            self._move_by_formula(formula, gradient / self.scale.fixed, used, step)
         if self.ema is not None:
             keep = self._ema_decays[step]
             average = self.ema[self.layout.changing_place]
@@ -93,50 +114,33 @@ class Update(VectorState):
             weights[:] = mx.nd.where(is_used, weights, old)
             velocity[:] = mx.nd.where(is_used, velocity, before)
 
-    # In the next two, `used` is float32 [1]. If it is 0, the rate and the shares of new gradients
-    # in means are 0, which changes nothing.
-
-    def _move_as_adamw(self, gradient: Array, used: Array | None, step: int) -> None:
-        """Take a step of AdamW, or of LAMB, which gives a decayed tensor a rate of its own."""
-        recipe = self._recipe
-        weights, velocity, second_moments = self._trained_values()
-        velocity += _times(used, (1 - recipe.beta1) * (gradient - velocity))
-        second_moments += _times(used, (1 - recipe.beta2) * (gradient.square() - second_moments))
-        of_mean, of_root = self._bias_corrections[:, step].tolist()
-        roots = of_root * second_moments.sqrt() + recipe.optimizer_epsilon
-        move = of_mean * velocity / roots
-        for group in self.layout.groups:
-            own = move[group.place]
-            if group.decay:
-                own += group.decay * weights[group.place]
-            if group.decay and recipe.optimizer == "lamb":
-                for place in group.tensors:
-                    ratio = _find_trust_ratio(weights[place], move[place])
-                    move[place] = mx.nd.broadcast_mul(move[place], ratio)
-            moving = weights[group.place]
-            moving -= _times(used, self._learning_rates[step] * group.factor * own)
-
-    def _move_as_rmsprop(self, gradient: Array, used: Array | None, step: int) -> None:
-        recipe = self._recipe
-        weights, velocity, second_moments = self._trained_values()
-        for group in self.layout.groups:
-            if group.decay:
-                own = gradient[group.place]
-                own += group.decay * weights[group.place]
-        second_moments += _times(used, (1 - recipe.beta2) * (gradient.square() - second_moments))
-        move = gradient / (second_moments + recipe.optimizer_epsilon).sqrt()
-        for group in self.layout.groups:
-            own = move[group.place]
-            own *= self._learning_rates[step] * group.factor
-        change = move - (1 - recipe.momentum) * velocity
-        velocity += _times(used, change)
-        weights -= _times(used, velocity)
-
-    def _trained_values(self) -> tuple[Array, Array, Array]:
-        """Return the trained weights, their velocities and second moments."""
+    def _move_by_formula(
+        self, formula: "Formula", gradient: Array, used: Array | None, step: int
+    ) -> None:
+        """Take a step, unless `used`, float32 [1], is 0. Then the rate and the shares of new
+        gradients in means are 0, which changes nothing."""
+        optimizer = OPTIMIZERS[self._recipe.optimizer]
         trained = self.layout.trained_place
-        assert self.second_moments is not None
-        return self.values[trained], self.velocity[trained], self.second_moments[trained]
+        corrections = {name: float(table[step]) for name, table in self._corrections.items()}
+        for group in self.layout.groups:
+            kept = (self.values, self.velocity, self.second_moments)
+            parts = [None if vector is None else vector[trained][group.place] for vector in kept]
+            values = Values(*parts)
+            own = gradient[group.place]
+            if group.decay and optimizer.decays == "gradient":
+                own = own + group.decay * values.weights
+            rate = self._learning_rates[step] * group.factor
+            move = formula(Pace(self._recipe, used, rate, corrections), values, own)
+            if group.decay and optimizer.decays == "move":
+                move += group.decay * values.weights
+            if group.decay and optimizer.has_trust_ratio:
+                for place in group.tensors:
+                    ratio = _find_trust_ratio(values.weights[place], move[place])
+                    move[place] = mx.nd.broadcast_mul(move[place], ratio)
+            if optimizer.velocity != "move":
+                move = rate * move
+            weights = values.weights
+            weights -= _times(used, move)
 
     def _copy_to_array(self, vector: Array) -> np.ndarray:
         return vector.asnumpy()
@@ -162,3 +166,43 @@ def _find_trust_ratio(weight: Array, move: Array) -> Array:
     before = weight.norm()
     after = move.norm()
     return mx.nd.where((before > 0) * (after > 0), before / after, mx.nd.ones_like(before))
+
+
+def _adamw(pace: Pace, values: Values, gradient: Array) -> Array:
+    roots = _average(pace, values, gradient)
+    return pace.corrections["mean"] * values.velocity / roots
+
+
+def _rmsprop_tf(pace: Pace, values: Values, gradient: Array) -> Array:
+    roots = (_average_squares(pace, values, gradient) + pace.recipe.optimizer_epsilon).sqrt()
+    change = gradient / roots * pace.rate - (1 - pace.recipe.momentum) * values.velocity
+    velocity = values.velocity
+    velocity += _times(pace.used, change)
+    return velocity
+
+
+Formula = Callable[[Pace, Values, Array], Array]
+FORMULAS: dict[str, Formula | None] = {
+    "sgd": None,  # MXNet's own operation
+    "adamw": _adamw,
+    "lamb": _adamw,
+    "rmsprop_tf": _rmsprop_tf,
+}
+"""By the names in `OPTIMIZERS`. A formula updates what the optimizer keeps and returns how weights
+move, without the learning rate unless velocities have it. If the step is skipped, the move is not
+used."""
+
+
+def _average(pace: Pace, values: Values, gradient: Array) -> Array:
+    """Update the means of gradients and of their squares; return the corrected roots of these,
+    increased by epsilon."""
+    velocity = values.velocity
+    velocity += _times(pace.used, (1 - pace.recipe.beta1) * (gradient - velocity))
+    roots = _average_squares(pace, values, gradient).sqrt()
+    return pace.corrections["root"] * roots + pace.recipe.optimizer_epsilon
+
+
+def _average_squares(pace: Pace, values: Values, gradient: Array) -> Array:
+    squares = values.second_moments
+    squares += _times(pace.used, (1 - pace.recipe.beta2) * (gradient.square() - squares))
+    return squares

@@ -1,5 +1,8 @@
 """What a step does with its gradients: masks, loss scale, weights, velocities, averages."""
 
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
 import numpy as np
 import paddle
 
@@ -7,8 +10,31 @@ from lockstep.backends.paddle.loss_scale import LossScale
 from lockstep.backends.paddle.world import Tensor
 from lockstep.backends.shared.layout import Layout
 from lockstep.backends.shared.vector_state import VectorState
+from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.recipes import Recipe
-from lockstep.recipes.schedule import bias_corrections, ema_decays
+from lockstep.recipes.schedule import ema_decays, find_corrections
+
+
+class Values(NamedTuple):
+    """Weights with the same rate and decay, and what the optimizer keeps for them: views."""
+
+    weights: Tensor
+    velocity: Tensor
+    second_moments: Tensor | None
+
+
+class Pace(NamedTuple):
+    """What a step does to all values of a group alike."""
+
+    recipe: Recipe
+    used: Tensor
+    """float32 [1]: 0 if an overflow skips the step, else 1."""
+    rate: Tensor
+    """float32 [1]: the learning rate; 0 if the step is skipped."""
+    factor: float
+    """The group's factor of the learning rate."""
+    corrections: Mapping[str, float]
+    """Those of the step (`lockstep.recipes.schedule.find_corrections`)."""
 
 
 class Update(VectorState):
@@ -19,12 +45,12 @@ class Update(VectorState):
         self.layout = layout
         self.values = paddle.zeros([layout.size])
         self.velocity = paddle.zeros([layout.count])
-        has_moments = recipe.optimizer != "sgd"
+        has_moments = OPTIMIZERS[recipe.optimizer].has_second_moments
         self.second_moments = paddle.zeros([layout.count]) if has_moments else None
         self.ema = paddle.zeros([layout.size]) if recipe.ema_decay else None
         self.scale = LossScale(recipe)
         self._learning_rates = np.asarray(learning_rates, np.float32)
-        self._bias_corrections = bias_corrections(recipe, len(learning_rates))
+        self._corrections = find_corrections(recipe, len(learning_rates))
         self._ema_decays = ema_decays(recipe, len(learning_rates)).astype(np.float32)
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
@@ -39,12 +65,11 @@ class Update(VectorState):
         if self._recipe.clip_norm:
             share = self._recipe.clip_norm / (paddle.linalg.norm(gradient) + 1e-6)
             gradient = gradient * share.clip(max=1.0)
-        if self._recipe.optimizer == "sgd":
+        formula = FORMULAS[self._recipe.optimizer]
+        if formula is None:
             self._move_by_velocities(gradient, used, step)
-        elif self._recipe.optimizer == "rmsprop_tf":
-            self._move_as_rmsprop(gradient, used.cast("float32"), step)
         else:
-            self._move_as_adamw(gradient, used.cast("float32"), step)
+            self._move_by_formula(formula, gradient, used.cast("float32"), step)
         if self.ema is not None:
             keep = self._ema_decays[step]
             average = self.ema[self.layout.changing_place]
@@ -79,48 +104,31 @@ class Update(VectorState):
         if before is not None:
             velocity.copy_(paddle.where(used, velocity, before), True)
 
-    # In the next two, `used` is float32 [1]. If it is 0, the rate and the shares of new gradients
-    # in means are 0, which changes nothing.
-
-    def _move_as_adamw(self, gradient: Tensor, used: Tensor, step: int) -> None:
-        """Take a step of AdamW, or of LAMB, which gives a decayed tensor a rate of its own."""
-        recipe = self._recipe
-        weights, velocity, second_moments = self._trained_values()
-        velocity.add_((1 - recipe.beta1) * used * (gradient - velocity))
-        second_moments.add_((1 - recipe.beta2) * used * (gradient.square() - second_moments))
-        of_mean, of_root = self._bias_corrections[:, step].tolist()
-        roots = of_root * second_moments.sqrt() + recipe.optimizer_epsilon
-        move = of_mean * velocity / roots
-        rate = float(self._learning_rates[step]) * used
-        for group in self.layout.groups:
-            own = move[group.place]
-            if group.decay:
-                own.add_(group.decay * weights[group.place])
-            if group.decay and recipe.optimizer == "lamb":
-                for place in group.tensors:
-                    move[place].multiply_(_find_trust_ratio(weights[place], move[place]))
-            weights[group.place].subtract_(rate * group.factor * own)
-
-    def _move_as_rmsprop(self, gradient: Tensor, used: Tensor, step: int) -> None:
-        recipe = self._recipe
-        weights, velocity, second_moments = self._trained_values()
-        gradient = gradient.clone()
-        for group in self.layout.groups:
-            if group.decay:
-                gradient[group.place].add_(group.decay * weights[group.place])
-        second_moments.add_((1 - recipe.beta2) * used * (gradient.square() - second_moments))
-        rate = float(self._learning_rates[step]) * used
-        move = rate * gradient / (second_moments + recipe.optimizer_epsilon).sqrt()
-        velocity.multiply_(used * recipe.momentum + (1 - used))
-        for group in self.layout.groups:
-            velocity[group.place].add_(group.factor * move[group.place])
-        weights.subtract_(used * velocity)
-
-    def _trained_values(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the trained weights, their velocities and second moments."""
+    def _move_by_formula(
+        self, formula: "Formula", gradient: Tensor, used: Tensor, step: int
+    ) -> None:
+        """Take a step, unless `used`, float32 [1], is 0. Then the rate and the shares of new
+        gradients in means are 0, which changes nothing."""
+        optimizer = OPTIMIZERS[self._recipe.optimizer]
         trained = self.layout.trained_place
-        assert self.second_moments is not None
-        return self.values[trained], self.velocity[trained], self.second_moments[trained]
+        corrections = {name: float(table[step]) for name, table in self._corrections.items()}
+        rate = float(self._learning_rates[step]) * used
+        for group in self.layout.groups:
+            kept = (self.values, self.velocity, self.second_moments)
+            parts = [None if vector is None else vector[trained][group.place] for vector in kept]
+            values = Values(*parts)
+            own = gradient[group.place]
+            if group.decay and optimizer.decays == "gradient":
+                own = own + group.decay * values.weights
+            move = formula(Pace(self._recipe, used, rate, group.factor, corrections), values, own)
+            if group.decay and optimizer.decays == "move":
+                move.add_(group.decay * values.weights)
+            if group.decay and optimizer.has_trust_ratio:
+                for place in group.tensors:
+                    move[place].multiply_(_find_trust_ratio(values.weights[place], move[place]))
+            if optimizer.velocity != "move":
+                move = rate * group.factor * move
+            values.weights.subtract_(move)
 
     def _copy_to_array(self, vector: Tensor) -> np.ndarray:
         return vector.numpy()
@@ -142,3 +150,41 @@ def _find_trust_ratio(weight: Tensor, move: Tensor) -> Tensor:
     before = paddle.linalg.norm(weight)
     after = paddle.linalg.norm(move)
     return paddle.where((before > 0) & (after > 0), before / after, paddle.ones([]))
+
+
+def _adamw(pace: Pace, values: Values, gradient: Tensor) -> Tensor:
+    roots = _average(pace, values, gradient)
+    return pace.corrections["mean"] * values.velocity / roots
+
+
+def _rmsprop_tf(pace: Pace, values: Values, gradient: Tensor) -> Tensor:
+    roots = (_average_squares(pace, values, gradient) + pace.recipe.optimizer_epsilon).sqrt()
+    values.velocity.multiply_(pace.used * pace.recipe.momentum + (1 - pace.used))
+    values.velocity.add_(pace.factor * (pace.rate * gradient / roots))
+    return pace.used * values.velocity
+
+
+Formula = Callable[[Pace, Values, Tensor], Tensor]
+FORMULAS: dict[str, Formula | None] = {
+    "sgd": None,  # Paddle's own operation
+    "adamw": _adamw,
+    "lamb": _adamw,
+    "rmsprop_tf": _rmsprop_tf,
+}
+"""By the names in `OPTIMIZERS`. A formula updates what the optimizer keeps and returns how weights
+move, in a new vector, without the learning rate unless velocities have it."""
+
+
+def _average(pace: Pace, values: Values, gradient: Tensor) -> Tensor:
+    """Update the means of gradients and of their squares; return the corrected roots of these,
+    increased by epsilon."""
+    share = (1 - pace.recipe.beta1) * pace.used
+    values.velocity.add_(share * (gradient - values.velocity))
+    roots = _average_squares(pace, values, gradient).sqrt()
+    return pace.corrections["root"] * roots + pace.recipe.optimizer_epsilon
+
+
+def _average_squares(pace: Pace, values: Values, gradient: Tensor) -> Tensor:
+    squares = values.second_moments
+    assert squares is not None
+    return squares.add_((1 - pace.recipe.beta2) * pace.used * (gradient.square() - squares))

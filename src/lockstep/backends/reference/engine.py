@@ -26,7 +26,7 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.class_weights import read_class_weights
 from lockstep.recipes.initial_weights import initial_second_moments
 from lockstep.recipes.mixing import weigh_pixels
-from lockstep.recipes.schedule import bias_corrections, ema_decays
+from lockstep.recipes.schedule import ema_decays, find_corrections
 from lockstep.recipes.trained_tensors import changing_tensors, rate_factors
 
 Arrays = dict[str, np.ndarray]
@@ -59,7 +59,7 @@ class ReferenceEngine:
         self._recipe = recipe
         self._learning_rates = learning_rates
         self._ema_decays = ema_decays(recipe, len(learning_rates))
-        self._bias_corrections = bias_corrections(recipe, len(learning_rates))
+        self._corrections = find_corrections(recipe, len(learning_rates))
         self._parts = execution.accumulation_steps
         self._dtype = np.dtype(execution.reference_dtype)
         table = list(recipe.list_tensors())
@@ -191,13 +191,13 @@ class ReferenceEngine:
     def _update(self, gradients: Arrays, step: int) -> None:
         """Move trained weights by the optimizer's rule."""
         rate = float(self._learning_rates[step])
-        corrections = self._bias_corrections[:, step].tolist()
+        corrections = {name: float(table[step]) for name, table in self._corrections.items()}
         for name, gradient in gradients.items():
             kept = (self._tensors, self._velocity, self._second_moments)
             values = Values(*(v[name].astype(self._dtype) for v in kept if v))
             decay = self._recipe.weight_decay if name in self._decayed else 0.0
-            pace = Pace(rate * self._rate_factors[name], decay, *corrections)
-            moved = updating.RULES[self._recipe.optimizer](self._recipe, values, gradient, pace)
+            pace = Pace(rate * self._rate_factors[name], decay, corrections)
+            moved = updating.step(self._recipe, values, gradient, pace)
             for old, new in zip(kept, moved, strict=True):
                 if new is not None:
                     old[name] = new.astype(np.float32)

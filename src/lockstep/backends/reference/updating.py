@@ -1,11 +1,12 @@
 """What the optimizers do with the gradient of one tensor (`Recipe.optimizer`)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.recipes import Recipe
 
 
@@ -25,10 +26,8 @@ class Pace:
     """Learning rate of the tensor."""
     decay: float
     """Its weight decay; 0 if it is not decayed."""
-    of_mean: float
-    """The bias correction of its mean gradient, 1 / (1 - beta1^t)."""
-    of_root: float
-    """The bias correction of the root of its second moment, 1 / sqrt(1 - beta2^t)."""
+    corrections: Mapping[str, float]
+    """Those of the step (`lockstep.recipes.schedule.find_corrections`)."""
 
 
 def clip(gradients: Mapping[str, np.ndarray], largest: float) -> dict[str, np.ndarray]:
@@ -39,63 +38,71 @@ def clip(gradients: Mapping[str, np.ndarray], largest: float) -> dict[str, np.nd
     return {name: gradient * share for name, gradient in gradients.items()}
 
 
-def sgd(recipe: Recipe, values: Values, gradient: np.ndarray, pace: Pace) -> Values:
-    """v = momentum * v + g + decay * w;  w = w - rate * v.
+def step(recipe: Recipe, values: Values, gradient: np.ndarray, pace: Pace) -> Values:
+    """Return a tensor's values after a step with its gradient, unscaled and limited."""
+    optimizer = OPTIMIZERS[recipe.optimizer]
+    if optimizer.decays == "gradient":
+        gradient = gradient + pace.decay * values.weight
+    move, velocity, second_moment = FORMULAS[recipe.optimizer](recipe, values, gradient, pace)
+    if optimizer.decays == "move":
+        move = move + pace.decay * values.weight
+    if optimizer.has_trust_ratio and pace.decay:
+        lengths = np.linalg.norm(values.weight), np.linalg.norm(move)
+        if min(lengths) > 0:
+            move = move * lengths[0] / lengths[1]
+    if optimizer.velocity != "move":
+        move = pace.rate * move
+    return Values(values.weight - move, velocity, second_moment)
 
-    With Nesterov's momentum: w = w - rate * (g + decay * w + momentum * v).
-    """
-    gradient = gradient + pace.decay * values.weight
+
+Moved = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+"""How a weight moves, without the learning rate unless the velocity has it; the new velocity and
+second moment."""
+
+
+def sgd(recipe: Recipe, values: Values, gradient: np.ndarray, pace: Pace) -> Moved:
+    """v = momentum * v + g, which is the move. With Nesterov's momentum: g + momentum * v."""
     velocity = recipe.momentum * values.velocity + gradient
     move = gradient + recipe.momentum * velocity if recipe.nesterov else velocity
-    return Values(values.weight - pace.rate * move, velocity)
+    return move, velocity, None
 
 
-def adamw(recipe: Recipe, values: Values, gradient: np.ndarray, pace: Pace) -> Values:
-    """v = beta1 * v + (1 - beta1) * g;  s = beta2 * s + (1 - beta2) * g^2;  w = w - rate * u."""
-    velocity, second_moment = _average(recipe, values, gradient)
-    move = _find_direction(recipe, values.weight, velocity, second_moment, pace)
-    return Values(values.weight - pace.rate * move, velocity, second_moment)
+def adamw(recipe: Recipe, values: Values, gradient: np.ndarray, pace: Pace) -> Moved:
+    """v / (1 - beta1^t) / (sqrt(s / (1 - beta2^t)) + epsilon), with v and s of `_average`."""
+    velocity, second_moment, root = _average(recipe, values, gradient, pace)
+    return velocity * pace.corrections["mean"] / root, velocity, second_moment
 
 
-def lamb(recipe: Recipe, values: Values, gradient: np.ndarray, pace: Pace) -> Values:
-    """As `adamw`, but what is decayed moves by rate * |w| in the direction of u."""
-    velocity, second_moment = _average(recipe, values, gradient)
-    move = _find_direction(recipe, values.weight, velocity, second_moment, pace)
-    lengths = np.linalg.norm(values.weight), np.linalg.norm(move)
-    if pace.decay and min(lengths) > 0:
-        move = move * lengths[0] / lengths[1]
-    return Values(values.weight - pace.rate * move, velocity, second_moment)
+def rmsprop_tf(recipe: Recipe, values: Values, gradient: np.ndarray, pace: Pace) -> Moved:
+    """s = beta2 * s + (1 - beta2) * g^2;  v = momentum * v + rate * g / sqrt(s + epsilon), which
+    is the move."""
+    second_moment = _average_square(recipe, values, gradient)
+    change = pace.rate * gradient / np.sqrt(second_moment + recipe.optimizer_epsilon)
+    velocity = recipe.momentum * values.velocity + change
+    return velocity, velocity, second_moment
 
 
-def rmsprop_tf(recipe: Recipe, values: Values, gradient: np.ndarray, pace: Pace) -> Values:
-    """s = beta2 * s + (1 - beta2) * g^2;  v = momentum * v + rate * g / sqrt(s + epsilon);
-    w = w - v, where g includes the decay."""
-    assert values.second_moment is not None
-    gradient = gradient + pace.decay * values.weight
-    second_moment = recipe.beta2 * values.second_moment + (1 - recipe.beta2) * gradient**2
-    step = pace.rate * gradient / np.sqrt(second_moment + recipe.optimizer_epsilon)
-    velocity = recipe.momentum * values.velocity + step
-    return Values(values.weight - velocity, velocity, second_moment)
+Formula = Callable[[Recipe, Values, np.ndarray, Pace], Moved]
+FORMULAS: dict[str, Formula] = {
+    "sgd": sgd,
+    "adamw": adamw,
+    "lamb": adamw,
+    "rmsprop_tf": rmsprop_tf,
+}
+"""By the names in `OPTIMIZERS`. The gradient includes decay if the optimizer decays gradients."""
 
 
-RULES = {"sgd": sgd, "adamw": adamw, "lamb": lamb, "rmsprop_tf": rmsprop_tf}
-"""The optimizers by their names in recipes."""
-
-
-def _average(recipe: Recipe, values: Values, gradient: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    assert values.second_moment is not None
+def _average(
+    recipe: Recipe, values: Values, gradient: np.ndarray, pace: Pace
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return v = beta1 * v + (1 - beta1) * g, s = beta2 * s + (1 - beta2) * g^2, and the corrected
+    root of s, increased by epsilon."""
     velocity = recipe.beta1 * values.velocity + (1 - recipe.beta1) * gradient
-    second_moment = recipe.beta2 * values.second_moment + (1 - recipe.beta2) * gradient**2
-    return velocity, second_moment
+    second_moment = _average_square(recipe, values, gradient)
+    root = np.sqrt(second_moment) * pace.corrections["root"] + recipe.optimizer_epsilon
+    return velocity, second_moment, root
 
 
-def _find_direction(
-    recipe: Recipe,
-    weight: np.ndarray,
-    velocity: np.ndarray,
-    second_moment: np.ndarray,
-    pace: Pace,
-) -> np.ndarray:
-    """Return u = v / (1 - beta1^t) / (sqrt(s / (1 - beta2^t)) + epsilon) + decay * w."""
-    root = np.sqrt(second_moment) * pace.of_root + recipe.optimizer_epsilon
-    return velocity * pace.of_mean / root + pace.decay * weight
+def _average_square(recipe: Recipe, values: Values, gradient: np.ndarray) -> np.ndarray:
+    assert values.second_moment is not None
+    return recipe.beta2 * values.second_moment + (1 - recipe.beta2) * gradient**2

@@ -21,7 +21,7 @@ class Group:
     decay: float
     factor: float
     tensors: tuple[slice, ...]
-    """The places of the single parameters, there as well."""
+    """The places of the single parameters within the group."""
 
 
 class Layout:
@@ -66,16 +66,13 @@ class Layout:
         for is_plain, factor in sorted(groups):
             names = groups[is_plain, factor]
             decay = 0.0 if is_plain else recipe.weight_decay
-            places = tuple(self._place_in_trained([name]) for name in names)
-            self.groups.append(Group(self._place_in_trained(names), decay, factor, places))
+            span = self._span(names)
+            places = tuple(_move(self.places[name], -span.start) for name in names)
+            place = _move(span, -self.trained_place.start)
+            self.groups.append(Group(place, decay, factor, places))
 
     def _span(self, names: Sequence[str]) -> slice:
         return slice(self.places[names[0]].start, self.places[names[-1]].stop)
-
-    def _place_in_trained(self, names: Sequence[str]) -> slice:
-        span = self._span(names)
-        first = self.trained_place.start
-        return slice(span.start - first, span.stop - first)
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all parameters."""
@@ -108,3 +105,7 @@ class Layout:
 
     def _within(self, length: int) -> list[str]:
         return [name for name in self.shapes if self.places[name].stop <= length]
+
+
+def _move(place: slice, distance: int) -> slice:
+    return slice(place.start + distance, place.stop + distance)

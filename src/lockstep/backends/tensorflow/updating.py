@@ -1,6 +1,7 @@
 """What a step does with its gradients: masks, loss scale, weights, velocities, averages."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -12,10 +13,30 @@ from lockstep.backends.tensorflow.model import (
     convert_from_canonical,
     new_variables,
 )
+from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.models.state import check_masks
 from lockstep.recipes import Recipe
-from lockstep.recipes.schedule import bias_corrections, ema_decays
+from lockstep.recipes.schedule import ema_decays, find_corrections
 from lockstep.recipes.trained_tensors import changing_tensors, rate_factors
+
+
+class Kept(NamedTuple):
+    """What the optimizer keeps for a tensor: variables."""
+
+    velocity: Tensor
+    second_moment: Tensor | None
+
+
+class Pace(NamedTuple):
+    """What a step does to all values of a tensor alike."""
+
+    recipe: Recipe
+    used: Tensor
+    """Whether the step is taken: no overflow skips it."""
+    rate: Tensor
+    """The tensor's learning rate; 0 if the step is skipped."""
+    corrections: Mapping[str, Tensor]
+    """Those of the step (`lockstep.recipes.schedule.find_corrections`)."""
 
 
 class Update:
@@ -43,10 +64,10 @@ class Update:
                 name: tf.Variable(tf.zeros_like(p), trainable=False)
                 for name, p in self.parameters.items()
             }
-            if recipe.optimizer != "sgd"
+            if OPTIMIZERS[recipe.optimizer].has_second_moments
             else {}
         )
-        """Means of squared gradients by name; empty with SGD."""
+        """Means of squared gradients by name; empty if the optimizer has none."""
         self.ema = new_variables(recipe) if recipe.ema_decay else {}
         """Moving averages by name; empty without `ema_decay`."""
         self._moving = changing_tensors(recipe) if recipe.ema_decay else []
@@ -54,8 +75,10 @@ class Update:
         self.scale = LossScale(recipe)
         self._learning_rates = tf.constant(learning_rates, tf.float32)
         self._ema_decays = tf.constant(ema_decays(recipe, len(learning_rates)), tf.float32)
-        corrections = bias_corrections(recipe, len(learning_rates))
-        self._bias_corrections = tf.constant(corrections, tf.float32)
+        self._corrections = {
+            name: tf.constant(table, tf.float32)
+            for name, table in find_corrections(recipe, len(learning_rates)).items()
+        }
 
     def take(self, gradients: list[Tensor], step: Tensor) -> None:
         """Update everything with the gradients of `trained` in a step."""
@@ -70,10 +93,11 @@ class Update:
             norm = tf.linalg.global_norm(list(by_name.values()))
             share = tf.minimum(1.0, self._recipe.clip_norm / (norm + 1e-6))
             by_name = {name: gradient * share for name, gradient in by_name.items()}
-        if self._recipe.optimizer == "sgd":
+        formula = FORMULAS[self._recipe.optimizer]
+        if formula is None:
             self._move_by_velocities(by_name, used, step)
         else:
-            self._move_by_moments(by_name, used, step)
+            self._move_by_formula(formula, by_name, used, step)
         if self.ema:
             keep = tf.gather(self._ema_decays, step)
             for name in self._moving:
@@ -103,48 +127,31 @@ class Update:
                 use_nesterov=self._recipe.nesterov,
             )
 
-    def _move_by_moments(self, gradients: dict[str, Tensor], used: Tensor, step: Tensor) -> None:
-        """Take a step of an optimizer with second moments, unless it is not to be `used`.
+    def _move_by_formula(
+        self, formula: "Formula", gradients: dict[str, Tensor], used: Tensor, step: Tensor
+    ) -> None:
+        """Take a step, unless it is not to be `used`.
 
         Then the rate and the shares of new gradients in means are 0, which changes nothing.
         """
+        optimizer = OPTIMIZERS[self._recipe.optimizer]
         rate = tf.where(used, tf.gather(self._learning_rates, step), 0.0)
-        of_mean, of_root = tf.unstack(tf.gather(self._bias_corrections, step, axis=1))
+        corrections = {name: tf.gather(table, step) for name, table in self._corrections.items()}
         for name, gradient in gradients.items():
+            weight = self.parameters[name]
             decay = self._recipe.weight_decay if name in self._decayed else 0.0
             own_rate = rate * self._rate_factors[name]
-            if self._recipe.optimizer == "rmsprop_tf":
-                self._move_as_rmsprop(name, gradient, decay, own_rate, used)
-                continue
-            mean = self._approach(self.velocity[name], gradient, self._recipe.beta1, used)
-            square = self._approach_square(name, gradient, used)
-            roots = tf.sqrt(square) * of_root + self._recipe.optimizer_epsilon
-            move = mean * of_mean / roots + decay * self.parameters[name]
-            if decay and self._recipe.optimizer == "lamb":
-                move *= _find_trust_ratio(self.parameters[name], move)
-            self.parameters[name].assign_sub(own_rate * move)
-
-    def _move_as_rmsprop(
-        self, name: str, gradient: Tensor, decay: float, rate: Tensor, used: Tensor
-    ) -> None:
-        weight = self.parameters[name]
-        velocity = self.velocity[name]
-        gradient += decay * weight
-        square = self._approach_square(name, gradient, used)
-        move = rate * gradient / tf.sqrt(square + self._recipe.optimizer_epsilon)
-        moved = tf.where(used, self._recipe.momentum, 1.0) * velocity + move
-        velocity.assign(moved)
-        weight.assign_sub(tf.where(used, moved, 0.0))
-
-    def _approach_square(self, name: str, gradient: Tensor, used: Tensor) -> Tensor:
-        square = tf.square(gradient)
-        return self._approach(self.second_moments[name], square, self._recipe.beta2, used)
-
-    def _approach(self, mean: Tensor, value: Tensor, beta: float, used: Tensor) -> Tensor:
-        """Give a new value the share 1 - beta in a mean, and return the mean."""
-        moved = mean + tf.where(used, 1 - beta, 0.0) * (value - mean)
-        mean.assign(moved)
-        return moved
+            if optimizer.decays == "gradient":
+                gradient += decay * weight
+            kept = Kept(self.velocity[name], self.second_moments.get(name))
+            move = formula(Pace(self._recipe, used, own_rate, corrections), kept, gradient)
+            if optimizer.decays == "move":
+                move += decay * weight
+            if decay and optimizer.has_trust_ratio:
+                move *= _find_trust_ratio(weight, move)
+            if optimizer.velocity != "move":
+                move = own_rate * move
+            weight.assign_sub(move)
 
     def mask(self, masks: Mapping[str, np.ndarray]) -> bool:
         """Keep weights at 0 where a mask is False; return whether the step must be traced again.
@@ -175,3 +182,46 @@ def _find_trust_ratio(weight: Tensor, move: Tensor) -> Tensor:
     after = tf.norm(move)
     has_ratio = (before > 0) & (after > 0)
     return tf.where(has_ratio, before / tf.where(has_ratio, after, 1.0), 1.0)
+
+
+def _adamw(pace: Pace, kept: Kept, gradient: Tensor) -> Tensor:
+    mean, root = _average(pace, kept, gradient)
+    return mean * pace.corrections["mean"] / root
+
+
+def _rmsprop_tf(pace: Pace, kept: Kept, gradient: Tensor) -> Tensor:
+    square = _average_square(pace, kept, gradient)
+    change = pace.rate * gradient / tf.sqrt(square + pace.recipe.optimizer_epsilon)
+    moved = tf.where(pace.used, pace.recipe.momentum, 1.0) * kept.velocity + change
+    kept.velocity.assign(moved)
+    return tf.where(pace.used, moved, 0.0)
+
+
+Formula = Callable[[Pace, Kept, Tensor], Tensor]
+FORMULAS: dict[str, Formula | None] = {
+    "sgd": None,  # TensorFlow's own operation
+    "adamw": _adamw,
+    "lamb": _adamw,
+    "rmsprop_tf": _rmsprop_tf,
+}
+"""By the names in `OPTIMIZERS`. A formula updates what the optimizer keeps and returns how a weight
+moves, without the learning rate unless velocities have it."""
+
+
+def _average(pace: Pace, kept: Kept, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Update the means of gradients and of their squares; return the former, and the corrected root
+    of the latter, increased by epsilon."""
+    mean = _approach(pace, kept.velocity, gradient, pace.recipe.beta1)
+    square = _average_square(pace, kept, gradient)
+    return mean, tf.sqrt(square) * pace.corrections["root"] + pace.recipe.optimizer_epsilon
+
+
+def _average_square(pace: Pace, kept: Kept, gradient: Tensor) -> Tensor:
+    return _approach(pace, kept.second_moment, tf.square(gradient), pace.recipe.beta2)
+
+
+def _approach(pace: Pace, mean: Tensor, value: Tensor, beta: float) -> Tensor:
+    """Give a new value the share 1 - beta in a mean, and return the mean."""
+    moved = mean + tf.where(pace.used, 1 - beta, 0.0) * (value - mean)
+    mean.assign(moved)
+    return moved

@@ -12,9 +12,10 @@ from torch.optim.sgd import sgd
 
 from lockstep.backends.torch import moments
 from lockstep.backends.torch.loss_scale import LossScale
+from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.models.state import check_masks
 from lockstep.recipes import Recipe
-from lockstep.recipes.schedule import bias_corrections, ema_decays
+from lockstep.recipes.schedule import ema_decays, find_corrections
 from lockstep.recipes.trained_tensors import changing_tensors, rate_factors
 
 if TYPE_CHECKING:
@@ -59,9 +60,10 @@ class Update:
         self._changes = torch.tensor(
             1 - ema_decays(recipe, len(learning_rates)), dtype=torch.float32, device=device
         )
-        self._bias_corrections = torch.tensor(
-            bias_corrections(recipe, len(learning_rates)), dtype=torch.float32, device=device
-        )
+        self._corrections = {
+            name: torch.tensor(table, dtype=torch.float32, device=device)
+            for name, table in find_corrections(recipe, len(learning_rates)).items()
+        }
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
         self._groups = self._build_groups(factors)
         self._factors = torch.tensor([group.factor for group in self._groups], device=device)
@@ -72,10 +74,10 @@ class Update:
         }
         self.second_moments = (
             {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
-            if recipe.optimizer != "sgd"
+            if OPTIMIZERS[recipe.optimizer].has_second_moments
             else {}
         )
-        """Means of squared gradients by name; empty with SGD."""
+        """Means of squared gradients by name; empty if the optimizer has none."""
         self.ema = (
             {name: t.detach().clone() for name, t in values.items()} if recipe.ema_decay else {}
         )
@@ -131,10 +133,10 @@ class Update:
         if self._kernel is not None:
             self._kernel.point_to(gradients, is_captured=is_captured)
             self.scale.step(gradients, self._move_everything, self._kernel.find_overflow)
-        elif self._recipe.optimizer == "sgd":
+        elif moments.FORMULAS[self._recipe.optimizer] is None:
             self.scale.step(gradients, self._move_by_velocities)
         else:
-            self.scale.step(gradients, self._move_by_moments)
+            self.scale.step(gradients, self._move_by_formula)
         self.forget_gradients()
         if self.ema and self._kernel is None:
             self._average()
@@ -212,8 +214,8 @@ class Update:
             )
 
     @torch.no_grad()
-    def _move_by_moments(self, scale: Tensor | None, overflow: Tensor | None) -> None:
-        """Take a step of an optimizer with second moments, unless there is an `overflow`.
+    def _move_by_formula(self, scale: Tensor | None, overflow: Tensor | None) -> None:
+        """Take a step of an optimizer of `moments`, unless there is an `overflow`.
 
         Then gradients, the rate, and the shares of new gradients in means are 0, which changes
         nothing and needs no branch.
@@ -226,9 +228,8 @@ class Update:
         if self.scale.is_dynamic:
             by_name = {name: torch.where(used > 0, g, 0.0) for name, g in by_name.items()}
         rate = self._take_entry(self._rates) * used
-        corrections = self._bias_corrections.index_select(1, self._number)
-        of_mean, of_root = corrections.squeeze(1).unbind()
-        pace = moments.Pace(self._recipe, used, of_mean, of_root)
+        corrections = {name: self._take_entry(table) for name, table in self._corrections.items()}
+        pace = moments.Pace(self._recipe, used, corrections)
         for group in self._groups:
             moved = moments.Group(
                 rate=rate * group.factor,
@@ -236,7 +237,9 @@ class Update:
                 weights=[self._parameters[name] for name in group.names],
                 gradients=[by_name[name] for name in group.names],
                 velocities=[self.velocity[name] for name in group.names],
-                second_moments=[self.second_moments[name] for name in group.names],
+                second_moments=[
+                    self.second_moments[name] for name in group.names if self.second_moments
+                ],
             )
             moments.move_group(pace, moved)
 

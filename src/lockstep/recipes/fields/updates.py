@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from lockstep.models.architectures import ListedRole
+from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.recipes import limits
 from lockstep.recipes.field_validation import Settings
 from lockstep.recipes.fields.kinds import Fraction, NotNegative, Positive, Prefixes
@@ -20,42 +21,41 @@ NOT_NAMED_BN: tuple[ListedRole, ...] = (
 shortcuts are called `downsample.1`."""
 
 
+def _describe_optimizers() -> str:
+    """Return what the field `optimizer` means."""
+    lines = [
+        "How weights move by their gradients g at the learning rate lr, which may differ by tensor."
+        " The step with number t, from 1, counts also if an overflow skips it.",
+        "",
+    ]
+    lines += [f'- "{name}" ({row.source}): {row.formula}' for name, row in OPTIMIZERS.items()]
+    return "\n".join(lines)
+
+
 class UpdateFields(Settings):
     """How weights are updated: optimizer, weight decay, moving average, frozen tensors."""
 
-    optimizer: Literal["sgd", "adamw", "lamb", "rmsprop_tf"] = "sgd"
-    """How weights move by their gradients g at the learning rate lr, which may differ by tensor.
-    The step with number t, from 1, counts also if an overflow skips it.
-
-    - "sgd": g += weight_decay*w; v = momentum*v + g; w -= lr*v.
-    - "adamw" (arXiv:1711.05101): v = beta1*v + (1 - beta1)*g; s = beta2*s + (1 - beta2)*g^2;
-      u = v/(1 - beta1^t) / (sqrt(s/(1 - beta2^t)) + optimizer_epsilon) + weight_decay*w; w -= lr*u.
-    - "lamb" (arXiv:1904.00962, as in timm): u as in "adamw"; in tensors that are decayed, u is
-      multiplied by |w|/|u| unless one of both norms is 0; w -= lr*u. timm also limits the norm of
-      all gradients to 1: `clip_norm`.
-    - "rmsprop_tf", TensorFlow's RMSProp: g += weight_decay*w; s, 1 before the first step, becomes
-      beta2*s + (1 - beta2)*g^2; v = momentum*v + lr*g/sqrt(s + optimizer_epsilon); w -= v."""
+    optimizer: Literal[tuple(OPTIMIZERS)] = Field(default="sgd", description=_describe_optimizers())  # type: ignore[valid-type]
     momentum: Fraction = 0.875
-    """Momentum of the optimizers "sgd" and "rmsprop_tf"."""
+    """`momentum` in the formulas of `optimizer`."""
     nesterov: bool = False
     """Whether "sgd" moves weights by Nesterov's momentum: w -= lr*(g + m*v), with the velocity v =
     m*v + g after this step. It is `--nesterov` of NVIDIA's PyTorch code. No published recipe of
     NVIDIA uses it."""
     beta1: Beta = 0.9
-    """Share of the old mean of gradients in the new one, in "adamw" and "lamb"."""
+    """Share of the old mean of gradients in the new one, in the formulas of `optimizer`."""
     beta2: Beta = 0.999
-    """Share of the old mean of squared gradients in the new one, in "adamw", "lamb" and
-    "rmsprop_tf"."""
+    """Share of the old mean of squared gradients in the new one, in the formulas of `optimizer`."""
     optimizer_epsilon: Annotated[float, Field(ge=1e-30, le=1e30)] = 1e-8
-    """What the root of the mean of squared gradients is increased by, in "adamw" and "lamb"; in
-    "rmsprop_tf" the mean is, under the root. timm's LAMB has 1e-6."""
+    """What the root of the mean of squared gradients is increased by, or the mean under the root:
+    see `optimizer`. timm's LAMB has 1e-6."""
     clip_norm: Annotated[float, Field(ge=0, le=1e30)] = 0.0
     """Largest norm of the gradient: the gradients of all trained tensors, over all ranks and
     without loss scale, are multiplied by min(1, clip_norm / (norm + 1e-6)), as PyTorch's
     `clip_grad_norm_` does, before decay is added. 0: no limit."""
     weight_decay: NotNegative = 1 / 32768
     """Weight decay of the tensors whose role is in `weight_decay_roles`. What it does is described
-    in `optimizer`: "sgd" and "rmsprop_tf" add it to gradients."""
+    in `optimizer`."""
     weight_decay_roles: tuple[ListedRole, ...] = ("conv_weight", "fc_weight", "fc_bias")
     """Roles of the tensors that weight decay applies to. `conv_weight` includes the convolutions of
     squeeze-and-excitation, `fc_bias` their biases. `bn_scale` and `bn_bias` are the scales
