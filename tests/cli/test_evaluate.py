@@ -10,7 +10,7 @@ import pytest
 import lockstep
 from lockstep.models.accuracy_interval import format_accuracy
 from lockstep.recipes import Recipe
-from lockstep.weights.calibration_file import write_calibration
+from lockstep.weights.calibration import write_calibration
 from tests.inference.cases import FIT
 from tests.lines import check_lines
 from tests.processes import python

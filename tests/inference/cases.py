@@ -8,10 +8,10 @@ import numpy as np
 from PIL import Image
 
 from lockstep.inference.images import read_square
-from lockstep.models.calibration import TemperatureFit
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.weights import checkpoint
+from lockstep.weights.calibration import TemperatureFit
 
 MEAN = (100.0, 110.0, 120.0)
 STD = (50.0, 60.0, 70.0)

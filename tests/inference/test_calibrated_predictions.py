@@ -14,7 +14,7 @@ import lockstep
 from lockstep.cli.predict_forms import choose_form
 from lockstep.inference.prediction import Prediction
 from lockstep.system.errors import UserError
-from lockstep.weights.calibration_file import write_calibration
+from lockstep.weights.calibration import write_calibration
 from tests.inference.cases import FIT, image_file
 
 SaveWeights = Callable[..., Path]

@@ -1,48 +1,14 @@
-"""Calibration and confusion, compared with counts by hand."""
+"""Confusion, compared with counts by hand."""
 
 import numpy as np
-import pytest
 
 from lockstep.reporting.image_statistics import (
-    bin_confidences,
     count_confusions,
     find_confident_mistakes,
     find_confused_pairs,
     find_frequent_mistakes,
     group_classes,
-    measure_calibration_error,
 )
-
-CONFIDENCES = np.array([0.1, 0.5, 0.5, 0.6, 0.9, 1.0], np.float32)
-RIGHT = np.array([True, False, True, False, True, True])
-
-
-def test_bins_hold_their_upper_borders() -> None:
-    low, high = bin_confidences(CONFIDENCES, RIGHT, bins=2)
-    assert (low.images, low.right, high.images, high.right) == (3, 2, 3, 2)
-    assert low.confidence == pytest.approx(1.1 / 3)
-    assert high.confidence == pytest.approx(2.5 / 3)
-
-
-def test_the_calibration_error_is_the_one_computed_by_hand() -> None:
-    # |2/3 - 1.1/3| and |2/3 - 2.5/3|, half of the images each
-    assert measure_calibration_error(bin_confidences(CONFIDENCES, RIGHT, bins=2)) == pytest.approx(
-        (0.9 / 3 + 0.5 / 3) / 2
-    )
-
-
-def test_a_model_as_sure_as_it_is_right_has_no_calibration_error() -> None:
-    confidences = np.full(100, 0.75, np.float32)
-    assert measure_calibration_error(
-        bin_confidences(confidences, np.arange(100) < 75)
-    ) == pytest.approx(0)
-
-
-def test_confidences_that_are_no_numbers_are_in_no_bin() -> None:
-    bins = bin_confidences(np.array([np.nan, 0.3]), np.array([True, True]), bins=4)
-    assert [group.images for group in bins] == [0, 1, 0, 0]
-    assert measure_calibration_error(bin_confidences(np.array([np.nan]), np.array([True]))) is None
-
 
 LABELS = np.array([0, 0, 0, 1, 1, 2, 2, 2, 2])
 PREDICTIONS = np.array([0, 1, 1, 1, 2, 0, 0, 0, 2])

@@ -9,7 +9,7 @@ import pytest
 import lockstep
 from lockstep.recipes import Recipe
 from lockstep.runs.report import Report
-from lockstep.weights.calibration_file import FILE
+from lockstep.weights.calibration import FILE
 from tests.runs.cases import Event, stop_when, train_until
 
 

@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.models.calibration import UNCALIBRATED, Calibration, Threshold
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import checkpoint, open_weights
-from lockstep.weights.calibration_file import FILE, write_calibration
+from lockstep.weights.calibration import (
+    FILE,
+    UNCALIBRATED,
+    Calibration,
+    Threshold,
+    write_calibration,
+)
 from lockstep.weights.conversion import convert
 from lockstep.weights.pruning import prune
 from tests.inference.cases import CLASSES, FIT, random_tensors

@@ -13,8 +13,8 @@ from lockstep.system.text import list_first
 
 if TYPE_CHECKING:
     from lockstep.inference.runtimes.scoring import Speed
-    from lockstep.models.calibration import Threshold
     from lockstep.runs.events import Event
+    from lockstep.weights.calibration import Threshold
 
 Data = Annotated[
     Path | None,
@@ -121,7 +121,7 @@ def _show(result: dict[str, Any]) -> None:
     from lockstep.models.class_metrics import FEW_IMAGES, find_small_classes
     from lockstep.models.metrics import describe_metrics
     from lockstep.recipes.published_accuracies import describe_comparison
-    from lockstep.runs.temperature import describe_fit
+    from lockstep.weights.calibration import describe_fit
 
     print(f"{result['source']} on {result['data']}")
     for title, value in describe_metrics(result, len(result["classes"])):

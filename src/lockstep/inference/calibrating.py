@@ -11,21 +11,21 @@ import numpy as np
 from lockstep.backends.reference import functions
 from lockstep.data import Batch
 from lockstep.inference.session import Session
-from lockstep.models.calibration import (
-    LEAST_IMAGES,
-    Threshold,
-    choose_threshold,
-    compute_probabilities,
-    explain_missing_fit,
-    fit_temperature,
-)
 from lockstep.models.metrics import Scores
-from lockstep.runs.temperature import collect_logits
 from lockstep.system.errors import CheckpointError, UserError
 from lockstep.system.ranks import count_ranks
 from lockstep.system.text import format_count
 from lockstep.weights import Weights
-from lockstep.weights.calibration_file import read_calibration, write_calibration
+from lockstep.weights.calibration import (
+    LEAST_IMAGES,
+    Threshold,
+    choose_threshold,
+    collect_logits,
+    compute_probabilities,
+    fit_temperature,
+    read_calibration,
+    write_calibration,
+)
 
 
 class Calibrator:
@@ -72,7 +72,7 @@ class Calibrator:
         as `calibration_reason`, and the temperature that counts as `temperature`, 1 without one.
         Raises `DataError` if no threshold reaches the precision.
         """
-        fit = fit_temperature(self._logits, self._labels)
+        fit, reason = fit_temperature(self._logits, self._labels)
         stored, _ = read_calibration(self._file)
         temperature = stored.temperature if fit is None else fit["temperature"]
         threshold = None
@@ -84,7 +84,6 @@ class Calibrator:
                 warn(_describe_few(threshold))
         if fit is not None or threshold is not None:
             write_calibration(self._file, fit, threshold)
-        reason = "" if fit else explain_missing_fit(self._logits, self._labels)
         return {
             "calibration": fit,
             "calibration_reason": reason,

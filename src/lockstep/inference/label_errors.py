@@ -14,17 +14,16 @@ from lockstep.data.index import Index
 from lockstep.data.split import Sets, open_sets, same_images
 from lockstep.inference.images import read_square
 from lockstep.inference.session import SessionOptions, open_session
-from lockstep.models.calibration import compute_probabilities
 from lockstep.models.label_errors import find_label_errors
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.evaluation_images import watch_images
 from lockstep.runs.events import Listener
 from lockstep.runs.folds import list_runs
 from lockstep.runs.recorder import Recorder
-from lockstep.runs.temperature import collect_logits
 from lockstep.system.errors import CheckpointError, DataError
 from lockstep.system.ranks import is_leading
 from lockstep.weights import Weights, open_weights
+from lockstep.weights.calibration import collect_logits, compute_probabilities
 from lockstep.weights.checkpoint import read_data_digest
 
 

@@ -20,12 +20,12 @@ from lockstep.inference.runtimes import NATIVE, start_import
 from lockstep.inference.runtimes.exported import ExportedModel
 from lockstep.inference.session import SessionOptions, open_session
 from lockstep.inference.source import ModelSource
-from lockstep.models.calibration import UNCALIBRATED, Calibration, compute_probabilities
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import DataError, DivergedError
 from lockstep.system.machine import share_of_cores
 from lockstep.system.ranks import is_leading
 from lockstep.weights import Weights
+from lockstep.weights.calibration import UNCALIBRATED, Calibration, compute_probabilities
 from lockstep.weights.class_names import UNNAMED, assume_classes
 
 _AHEAD = 2

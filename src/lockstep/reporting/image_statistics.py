@@ -1,63 +1,6 @@
-"""Compute calibration and confusion from the results of single images. All are pure functions of
-arrays."""
-
-from dataclasses import dataclass
+"""Compute confusion from the results of single images. All are pure functions of arrays."""
 
 import numpy as np
-
-CALIBRATION_BINS = 15
-"""Bins of equal width, as in Guo et al. 2017 (arXiv:1706.04599)."""
-
-
-@dataclass(frozen=True)
-class Bin:
-    """The images whose confidence lies in (low, high]."""
-
-    low: float
-    high: float
-    images: int
-    right: int
-    confidence: float
-    """Mean confidence of the images; 0 if there are none."""
-
-    @property
-    def accuracy(self) -> float:
-        """The share of images that are right; 0 if there are none."""
-        return self.right / max(self.images, 1)
-
-
-def bin_confidences(
-    confidences: np.ndarray, right: np.ndarray, bins: int = CALIBRATION_BINS
-) -> list[Bin]:
-    """Return bins of equal width over the confidences, [images], with how many of each bin are
-    `right`, bool [images].
-
-    Confidences that are NaN or infinite are left out.
-    """
-    known = np.isfinite(confidences)
-    values = confidences[known].astype(np.float64)
-    hits = right[known]
-    numbers = np.clip(np.ceil(values * bins).astype(np.int64) - 1, 0, bins - 1)
-    images = np.bincount(numbers, minlength=bins)
-    right_images = np.bincount(numbers[hits], minlength=bins)
-    means = np.bincount(numbers, weights=values, minlength=bins) / np.maximum(images, 1)
-    edges = np.arange(bins + 1) / bins
-    columns = (edges[:-1], edges[1:], images, right_images, means)
-    return list(map(Bin, *(column.tolist() for column in columns)))
-
-
-def measure_calibration_error(bins: list[Bin]) -> float | None:
-    """Return the expected calibration error: the mean over images of the gap between a bin's
-    accuracy and mean confidence.
-
-    Return None if there are no images.
-    """
-    images = 0
-    gaps = 0.0
-    for group in bins:
-        images += group.images
-        gaps += group.images * abs(group.accuracy - group.confidence)
-    return gaps / images if images else None
 
 
 def count_confusions(labels: np.ndarray, predictions: np.ndarray, classes: int) -> np.ndarray:

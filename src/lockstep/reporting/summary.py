@@ -16,12 +16,12 @@ from lockstep.models.metrics import WARMUP_STEPS, Metric, list_metrics, measure
 from lockstep.recipes import Recipe
 from lockstep.recipes.published_accuracies import Comparison
 from lockstep.recipes.published_speeds import Measured, Row, read_speeds
-from lockstep.reporting import image_statistics
 from lockstep.runs.reading import Run
 from lockstep.runs.report import Evaluation, compare_with_published
 from lockstep.system.event_log import EvaluateEvent, TrainEvent, compute_seconds
 from lockstep.system.strict_json import is_count, is_positive
 from lockstep.system.text import list_first
+from lockstep.weights.calibration import bin_confidences, compute_calibration_error
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,7 @@ def _build_result(number: int, run: Run, weights: str, entry: Evaluation | Evalu
     results = run.find_results(entry["step"], weights)
     if results is not None:
         scores = results.scores[weights]
-        bins = image_statistics.bin_confidences(scores.confidences, scores.ranks < 1)
-        error = image_statistics.measure_calibration_error(bins)
+        error = compute_calibration_error(bin_confidences(scores.confidences, scores.ranks < 1))
         values |= measure(scores, len(run.classes))  # logs of older versions do not have them all
     values |= entry
     return Result(

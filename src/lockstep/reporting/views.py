@@ -15,6 +15,7 @@ from lockstep.reporting import image_statistics
 from lockstep.reporting.images import ImagesGone, encode_images, explain_images, open_images
 from lockstep.runs.image_results import Results
 from lockstep.runs.reading import Run
+from lockstep.weights.calibration import Bin, bin_confidences, compute_calibration_error
 from lockstep.weights.checkpoint import checkpoint_path
 
 MOST_CELLS = 50
@@ -94,7 +95,7 @@ class View:
     """None if there are no results of single images. Then the fields below are empty too."""
     pairs: list[tuple[str, str, int, float]] = field(default_factory=list)
     """The most frequent mistakes: class, taken for, images, share of the class."""
-    bins: list[image_statistics.Bin] = field(default_factory=list)
+    bins: list[Bin] = field(default_factory=list)
     calibration_error: float | None = None
     mistakes: list[Mistake] = field(default_factory=list)
     note: str = ""
@@ -203,7 +204,7 @@ def _build_view(run: Run, number: int, results: Results, weights: str) -> View:
     pairs = []
     for row, column, mistakes in image_statistics.find_confused_pairs(matrix, MOST_PAIRS):
         pairs.append((names[row], names[column], mistakes, mistakes / int(images[row])))
-    bins = image_statistics.bin_confidences(scores.confidences, scores.ranks < 1)
+    bins = bin_confidences(scores.confidences, scores.ranks < 1)
     return View(
         run=number,
         weights=weights,
@@ -213,7 +214,7 @@ def _build_view(run: Run, number: int, results: Results, weights: str) -> View:
         matrix=_build_matrix(matrix, names),
         pairs=pairs,
         bins=bins,
-        calibration_error=image_statistics.measure_calibration_error(bins),
+        calibration_error=compute_calibration_error(bins),
         mistakes=_list_mistakes(scores, names),
     )
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
-from lockstep.models.calibration import UNCALIBRATED, Calibration
 from lockstep.models.quantisation import Scales
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
+from lockstep.weights.calibration import UNCALIBRATED, Calibration
 from lockstep.weights.class_names import check_classes
 from lockstep.weights.formats import dtype_name
 from lockstep.weights.formats.account import Part

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from lockstep.models.architectures import STEM_KERNELS
-from lockstep.models.calibration import UNCALIBRATED
 from lockstep.system.errors import CheckpointError, nearest
+from lockstep.weights.calibration import UNCALIBRATED
 from lockstep.weights.formats import lockstep_files
 from lockstep.weights.opened_weights import LOCKSTEP, Weights
 from lockstep.weights.opening import open_weights

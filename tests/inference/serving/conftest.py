@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lockstep.recipes import Recipe
-from lockstep.weights.calibration_file import write_calibration
+from lockstep.weights.calibration import write_calibration
 from tests.inference.cases import FIT, MEAN, STD, image_file, save_random
 from tests.inference.serving.cases import ENGINE, TEMPERATURE, UNKNOWN_BELOW, Server, serving
 

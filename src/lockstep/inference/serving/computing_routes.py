@@ -29,10 +29,10 @@ from lockstep.inference.serving.limits import LARGEST_JSON, Limits
 from lockstep.inference.serving.logs import log
 from lockstep.inference.serving.metrics import Metrics
 from lockstep.inference.serving.model import About
-from lockstep.models.calibration import compute_probabilities
 from lockstep.system.errors import DivergedError
 from lockstep.system.html import data_address
 from lockstep.system.strict_json import to_json
+from lockstep.weights.calibration import compute_probabilities
 from lockstep.weights.class_names import describe_class
 
 _TOP = 5

@@ -12,10 +12,10 @@ from lockstep.inference.grad_cam import Explainer, make_explainer
 from lockstep.inference.prediction import open_for_prediction
 from lockstep.inference.session import Session, SessionOptions, open_session
 from lockstep.inference.source import ModelSource
-from lockstep.models.calibration import Calibration
 from lockstep.recipes import Recipe
 from lockstep.system.errors import UserError
 from lockstep.system.ranks import count_ranks
+from lockstep.weights.calibration import Calibration
 
 _NAMELESS = "model"
 """The name of a model that is not one of `lockstep.models.architectures.MODELS`, as in `lockstep

@@ -22,7 +22,7 @@ from lockstep.system.files import write_lines
 from lockstep.system.regular_files import WEIGHTS, read_regular
 from lockstep.system.strict_json import to_json
 from lockstep.weights import Weights
-from lockstep.weights.calibration_file import describe_calibration
+from lockstep.weights.calibration import describe_calibration
 from lockstep.weights.formats import onnx_metadata
 from lockstep.weights.formats.onnx_photos import take_photos
 

@@ -11,14 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.models.calibration import UNCALIBRATED
 from lockstep.models.quantisation import Scales, check_scales
 from lockstep.models.state import State, check_fit
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.event_log import read_log
 from lockstep.system.strict_json import is_list_of, is_number, is_text
-from lockstep.weights import calibration_file, checkpoint
+from lockstep.weights import checkpoint
+from lockstep.weights.calibration import (
+    KEY,
+    UNCALIBRATED,
+    describe_calibration,
+    parse_calibration,
+    read_calibration,
+)
 from lockstep.weights.formats import dtype_name, is_safetensors, numbers, refuse_existing
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import map_shapes, redirect_file
@@ -69,7 +75,7 @@ def read_checkpoint(folder: Path, *, ema: bool, momentum: bool) -> Weights:
 
 def _add_calibration(weights: Weights, file: Path) -> Weights:
     """Return the weights of a checkpoint's file with what was found for it later."""
-    calibration, remarks = calibration_file.read_calibration(file)
+    calibration, remarks = read_calibration(file)
     weights = replace(weights, calibration=calibration, checkpoint_file=file)
     return weights.add_remarks(*remarks)
 
@@ -84,8 +90,7 @@ def write(
     if weights.scales:
         metadata["scales"] = weights.scales
     if weights.calibration != UNCALIBRATED:
-        description = calibration_file.describe_calibration(weights.calibration)
-        metadata[calibration_file.KEY] = description
+        metadata[KEY] = describe_calibration(weights.calibration)
     if weights.ignored:
         metadata[_IGNORED] = list(weights.ignored)
     if assumed := list_assumed(weights.preprocessing_from):
@@ -135,9 +140,8 @@ def _build_weights(path: Path, state: State, metadata: dict[str, Any]) -> Weight
     _check_canonical(path, recipe, state)
     scales = read_scales(metadata, recipe, path)
     calibration = UNCALIBRATED
-    if calibration_file.KEY in metadata:
-        value = metadata[calibration_file.KEY]
-        calibration = calibration_file.parse_calibration(value, path)
+    if KEY in metadata:
+        calibration = parse_calibration(metadata[KEY], path)
     return Weights(
         recipe,
         state,

@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.models.calibration import UNCALIBRATED, Calibration
 from lockstep.recipes import Recipe
 from lockstep.system.errors import RecipeError
 from lockstep.system.strict_json import is_list_of, is_text, parsed, to_json
-from lockstep.weights.calibration_file import parse_calibration
+from lockstep.weights.calibration import UNCALIBRATED, Calibration, parse_calibration
 from lockstep.weights.opened_weights import Place
 from lockstep.weights.preprocessing import FIELDS
 

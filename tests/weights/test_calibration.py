@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from lockstep.models.accuracy_interval import wilson
-from lockstep.models.calibration import (
+from lockstep.system.errors import DataError
+from lockstep.weights.calibration import (
+    bin_confidences,
     choose_threshold,
     compute_calibration_error,
     compute_probabilities,
-    explain_missing_fit,
     fit_temperature,
 )
-from lockstep.system.errors import DataError
 
 
 def draw_overconfident(factor: float, images: int = 4000) -> tuple[np.ndarray, np.ndarray]:
@@ -30,7 +30,7 @@ def test_with_two_logits_the_temperature_has_a_closed_form() -> None:
     probability is 3/4, which is where 2 / temperature = log 3."""
     logits = np.tile([0.0, 2.0], (100, 1))
     labels = (np.arange(100) < 75).astype(np.int64)
-    fit = fit_temperature(logits, labels)
+    fit, _ = fit_temperature(logits, labels)
     assert fit is not None
     assert fit["temperature"] == pytest.approx(2 / math.log(3), rel=1e-8)
     assert fit["loss_after"] == pytest.approx(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
@@ -41,15 +41,15 @@ def test_with_two_logits_the_temperature_has_a_closed_form() -> None:
 @pytest.mark.parametrize("factor", [0.4, 1.0, 3.0])
 def test_the_temperature_that_labels_were_drawn_with_is_found_again(factor: float) -> None:
     logits, labels = draw_overconfident(factor)
-    fit = fit_temperature(logits, labels)
+    fit, _ = fit_temperature(logits, labels)
     assert fit is not None
     assert fit["temperature"] == pytest.approx(factor, rel=0.06)
-    assert fit == fit_temperature(logits, labels)
+    assert fit == fit_temperature(logits, labels)[0]
 
 
 def test_no_temperature_of_a_grid_has_a_smaller_loss() -> None:
     logits, labels = draw_overconfident(3.0, images=200)
-    fit = fit_temperature(logits.astype(np.float32), labels)
+    fit, _ = fit_temperature(logits.astype(np.float32), labels)
     assert fit is not None
     losses = []
     for temperature in np.geomspace(0.05, 20, 2001):
@@ -60,7 +60,7 @@ def test_no_temperature_of_a_grid_has_a_smaller_loss() -> None:
 
 
 def test_the_calibration_error_of_overconfident_logits_falls() -> None:
-    fit = fit_temperature(*draw_overconfident(3.0))
+    fit, _ = fit_temperature(*draw_overconfident(3.0))
     assert fit is not None
     assert fit["error_percent_before"] > 15
     assert fit["error_percent_after"] < 3
@@ -71,7 +71,38 @@ def test_the_calibration_error_is_the_weighted_distance_of_the_bins() -> None:
     hits = np.array([True, True, True, False, False, False, True])
     # The last of 15 bins begins at 14/15 and holds the first four and the 1.0.
     expected = (abs(4 * 0.95 + 1.0 - 4) + 2 * 0.5) / 7
-    assert compute_calibration_error(confidences, hits) == pytest.approx(expected)
+    assert compute_calibration_error(bin_confidences(confidences, hits)) == pytest.approx(expected)
+
+
+CONFIDENCES = np.array([0.1, 0.5, 0.5, 0.6, 0.9, 1.0], np.float32)
+RIGHT = np.array([True, False, True, False, True, True])
+
+
+def test_bins_hold_their_upper_borders() -> None:
+    low, high = bin_confidences(CONFIDENCES, RIGHT, bins=2)
+    assert (low.images, low.right, high.images, high.right) == (3, 2, 3, 2)
+    assert low.confidence == pytest.approx(1.1 / 3)
+    assert high.confidence == pytest.approx(2.5 / 3)
+
+
+def test_the_calibration_error_is_the_one_computed_by_hand() -> None:
+    # |2/3 - 1.1/3| and |2/3 - 2.5/3|, half of the images each
+    assert compute_calibration_error(bin_confidences(CONFIDENCES, RIGHT, bins=2)) == pytest.approx(
+        (0.9 / 3 + 0.5 / 3) / 2
+    )
+
+
+def test_a_model_as_sure_as_it_is_right_has_no_calibration_error() -> None:
+    confidences = np.full(100, 0.75, np.float32)
+    assert compute_calibration_error(
+        bin_confidences(confidences, np.arange(100) < 75)
+    ) == pytest.approx(0)
+
+
+def test_confidences_that_are_no_numbers_are_in_no_bin() -> None:
+    bins = bin_confidences(np.array([np.nan, 0.3]), np.array([True, True]), bins=4)
+    assert [group.images for group in bins] == [0, 1, 0, 0]
+    assert compute_calibration_error(bin_confidences(np.array([np.nan]), np.array([True]))) is None
 
 
 REASONS = {
@@ -102,8 +133,9 @@ def test_where_no_temperature_fits_there_is_none_for_a_reason(case: str) -> None
         labels[:60] = labels[197:] = 1
     else:
         labels = logits.argmin(axis=1)
-    assert fit_temperature(logits, labels) is None
-    assert REASONS[case] in explain_missing_fit(logits, labels)
+    fit, reason = fit_temperature(logits, labels)
+    assert fit is None
+    assert REASONS[case] in reason
 
 
 @pytest.mark.parametrize("wanted", [0.5, 0.8, 0.9, 0.95, 1.0])
