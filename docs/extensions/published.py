@@ -3,7 +3,7 @@
 from itertools import groupby
 from typing import Any
 
-from lockstep.recipes.published import find_origin
+from lockstep.recipes.published import RECIPES
 from lockstep.recipes.published_accuracies import read_accuracies
 from lockstep.recipes.published_speeds import Row, read_speeds
 
@@ -35,7 +35,7 @@ MODELS = {"resnet50": "ResNet-50 v1.5", "resnext101-32x4d": "ResNeXt101-32x4d"}
 def describe_accuracies() -> str:
     """Return a section for each publisher."""
     parts = []
-    for origin, rows in groupby(read_accuracies(), key=lambda row: find_origin(row.recipe)):
+    for origin, rows in groupby(read_accuracies(), key=lambda row: RECIPES[row.recipe].origin):
         cells = [
             (
                 f"`{row.recipe}`",

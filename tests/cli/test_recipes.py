@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from lockstep.recipes import Execution, Recipe, parse_settings
-from lockstep.recipes.published import ORIGINS, OWN_RECIPES, RECIPES, find_origin
+from lockstep.recipes.published import ORIGINS, OWN_RECIPES, RECIPES
 from tests.reporting.cases import write_run
 
 Run = Callable[..., tuple[int, str, str]]
@@ -75,7 +75,7 @@ def test_the_table_has_every_published_accuracy_with_hardware_precision_and_hour
     ] in rows
     as_json = json.loads(answer("recipes", "table", "--json")[1])
     assert [row["recipe"] for row in as_json] == [row[0] for row in rows[1:] if len(row) > 1]
-    origins = [find_origin(row["recipe"]) for row in as_json]
+    origins = [RECIPES[row["recipe"]].origin for row in as_json]
     assert [row[0] for row in rows if len(row) == 1] == list(dict.fromkeys(origins))
     assert next(row for row in as_json if row["hours"] == 22.9)["container"] == "mxnet:18.12-py3"
 

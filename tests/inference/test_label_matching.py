@@ -53,8 +53,8 @@ def train(order: list[str], reds: Path, recipe: Recipe, folder: Path) -> Path:
     bare = checkpoint.save(folder / "bare", State(1, tensors, {}), data_digest="", about=about)
     photos = [reds / "val" / name / "0.png" for name in order]
     with lockstep.load(bare) as predictor:
-        found = list(predictor.predict(photos, features=True))
-    features = np.array([row.features for row in found], np.float64)
+        predictions = list(predictor.predict(photos, features=True))
+    features = np.array([row.features for row in predictions], np.float64)
     rows = np.column_stack([features, np.ones(12)])
     solution = np.linalg.lstsq(rows, 20 * np.eye(12), rcond=None)[0].astype(np.float32)
     tensors |= {"fc.weight": np.ascontiguousarray(solution[:-1].T), "fc.bias": solution[-1]}

@@ -16,7 +16,7 @@ import torch
 from lockstep.models.architectures import Tensor
 from lockstep.recipes import Recipe
 from lockstep.recipes.image_sizes import find_size
-from lockstep.recipes.published import NVIDIA_RECIPES, OWN_RECIPES, RECIPES, find_origin
+from lockstep.recipes.published import NVIDIA_RECIPES, OWN_RECIPES, RECIPES
 from lockstep.recipes.published_accuracies import find_accuracies
 from lockstep.recipes.schedule import ema_decays, learning_rates
 
@@ -201,7 +201,7 @@ def test_a_recipe_has_the_values_its_source_states(name: str) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_first_line_about_a_recipe_gives_its_published_accuracies(name: str) -> None:
-    about = str(inspect.getdoc(RECIPES[name]))
+    about = str(inspect.getdoc(RECIPES[name].load_function()))
     title = " ".join(about.partition("\n\n")[0].split())
 
     assert re.findall(r"\d\d\.\d+", title) == ACCURACIES[name]
@@ -364,8 +364,8 @@ def test_weight_decay_applies_to_the_tensors_of_the_originals_groups(name: str) 
 
 
 def test_every_recipe_has_one_origin() -> None:
-    assert {find_origin(name) for name in NVIDIA_RECIPES} == {"NVIDIA's Deep Learning Examples"}
-    origins = {name: find_origin(name) for name in PUBLISHED}
+    assert {RECIPES[name].origin for name in NVIDIA_RECIPES} == {"NVIDIA's Deep Learning Examples"}
+    origins = {name: RECIPES[name].origin for name in PUBLISHED}
     assert {name.split("-")[-2]: origin for name, origin in origins.items()} == {
         "torchvision": "torchvision",
         "rsb": "ResNet strikes back",

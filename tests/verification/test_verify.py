@@ -21,7 +21,7 @@ from lockstep.data import Batch
 from lockstep.models.metrics import Counts
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.published import resnet50_paddle_90ep
+from lockstep.recipes.from_nvidia import resnet50_paddle_90ep
 from lockstep.system.errors import BackendError, LockstepError, RecipeError
 from lockstep.verification.backend_process import Worker
 from lockstep.verification.comparison import compare

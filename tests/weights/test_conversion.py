@@ -13,12 +13,12 @@ import lockstep
 from lockstep.models.architectures import MODELS, ModelSpec, narrow_model
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.recipes.initial_weights import initial_tensors, zero_momentum
-from lockstep.recipes.published import (
+from lockstep.recipes.from_nvidia import (
     resnet50_mxnet_90ep,
     resnet50_paddle_90ep,
     resnet50_tensorflow_90ep,
 )
+from lockstep.recipes.initial_weights import initial_tensors, zero_momentum
 from lockstep.system.errors import CheckpointError, DataError
 from lockstep.weights import Weights, checkpoint, open_weights
 from lockstep.weights.formats import (

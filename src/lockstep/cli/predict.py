@@ -107,7 +107,7 @@ def command(
     _refuse_missing(named)
     chosen: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "classes": classes}
     chosen |= {"unknown_below": unknown_below, "preprocessing": preprocessing}
-    asked: dict[str, Any] = {"features": embeddings is not None, "explain": explain is not None}
+    extras: dict[str, Any] = {"features": embeddings is not None, "explain": explain is not None}
     start_import(runtime or "", settings["execution"])  # while weights are read, on another core
     with ExitStack() as stack:
         loaded = options.load_model(run, model, ignore, **chosen)
@@ -120,7 +120,7 @@ def command(
             keepers.append(stack.enter_context(_keep_embeddings(embeddings, loaded.features)))
         if explain is not None:
             keepers.append(stack.enter_context(_keep_explanations(explain)))
-        predict = partial(loaded.predict, named, top=top, **asked)
+        predict = partial(loaded.predict, named, top=top, **extras)
         failed = _predict_all(predict, named, writer, write, keepers)
     for path in (output, embeddings, explain):
         if path is not None and path.exists():

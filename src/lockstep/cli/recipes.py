@@ -22,14 +22,14 @@ def list_recipes(context: typer.Context) -> None:
     `show` prints one, `diff` compares two, `table` lists published accuracies, `fields` describes
     what can be set.
     """
-    from lockstep.recipes.published import ORIGINS, RECIPES, find_origin
+    from lockstep.recipes.published import ORIGINS, RECIPES
 
     if context.invoked_subcommand is None:
         width = max(map(len, RECIPES))
         for origin in ORIGINS:
             print(origin)
-            for name in filter(lambda name: find_origin(name) == origin, RECIPES):
-                title, _, _ = str(inspect.getdoc(RECIPES[name])).partition("\n\n")
+            for name in filter(lambda name: RECIPES[name].origin == origin, RECIPES):
+                title, _, _ = str(inspect.getdoc(RECIPES[name].load_function())).partition("\n\n")
                 print(f"  {name:<{width}}  {' '.join(title.split())}")
 
 
@@ -47,7 +47,7 @@ def show(
 
     recipe = load_recipe(name)
     if name in RECIPES:
-        for line in (inspect.getdoc(RECIPES[name]) or "").splitlines():
+        for line in (inspect.getdoc(RECIPES[name].load_function()) or "").splitlines():
             print(f"# {line}".rstrip())
     lines = _list_accuracies(name) if name in RECIPES else _compare_run(Path(name))
     for line in lines:
@@ -110,7 +110,7 @@ def table(
     does not say.
     """
     from lockstep.recipes.page import write_tables
-    from lockstep.recipes.published import find_origin
+    from lockstep.recipes.published import RECIPES
     from lockstep.recipes.published_accuracies import read_accuracies
 
     if as_markdown:
@@ -123,8 +123,8 @@ def table(
     lines = [("recipe", "top-1 %", "precision", "hardware", "epochs", "hours", "notes")]
     origin = ""
     for row in rows:
-        if find_origin(row.recipe) != origin:
-            origin = find_origin(row.recipe)
+        if RECIPES[row.recipe].origin != origin:
+            origin = RECIPES[row.recipe].origin
             lines.append((origin, "", "", "", "", "", ""))
         gpus = f"{row.accelerators} x {row.accelerator}" if row.accelerator else "-"
         epochs = str(row.epochs or "-")

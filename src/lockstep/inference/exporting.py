@@ -45,7 +45,8 @@ def export(
     target = find_target(to)
     calibration = None
     if isinstance(precision, Int8):
-        calibration, precision = precision.check(), "int8"
+        calibration = precision.check()
+        precision = "int8"
     _check_options(target, precision, batch=batch, bare=bare)
     wanted = _plan_program(target, weights, precision, batch, bare=bare)
     remarks = [*weights.remarks, *_remark_on_precision(target, weights, precision)]

@@ -1,6 +1,5 @@
 """`Model`: trained weights or an export, and all that is done with them."""
 
-import importlib
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -14,8 +13,7 @@ from lockstep.backends import FRAMEWORKS
 from lockstep.inference.embeddings import count_features
 from lockstep.inference.images import Image, is_one_image
 from lockstep.inference.prediction import OnError, Predictor, name_classes
-from lockstep.inference.programs import PROGRAM
-from lockstep.inference.runtimes import AUTO, NATIVE, RUNTIMES
+from lockstep.inference.runtimes import AUTO, NATIVE, PROGRAM, RUNTIMES
 from lockstep.inference.session import SessionOptions
 from lockstep.inference.source import ModelSource
 from lockstep.recipes import Execution, Recipe
@@ -66,21 +64,13 @@ def load(
         DataError: `classes` does not fit the weights.
 
     >>> import lockstep
-    >>> model = lockstep.load("run")
-    >>> model.predict("data/val/dots/00006.jpg", top=3).classes == model.predict(
-    ...     ["data/val/dots/00006.jpg"], top=3
-    ... ).__next__().classes
-    True
+    >>> lockstep.load("run").origin
+    'Lockstep'
     """
+    path = locate_weights(source)
+    ignored = tuple(ignore)
     choice = WeightsChoice(
-        locate_weights(source),
-        checkpoint,
-        ema,
-        network,
-        preprocessing,
-        tuple(ignore),
-        classes,
-        unknown_below,
+        path, checkpoint, ema, network, preprocessing, ignored, classes, unknown_below
     )
     return Model(ModelSource(choice))
 
@@ -147,24 +137,22 @@ class Model:
 
     @property
     def runtime(self) -> str:
-        """The name of the runtime that predicts, such as "native"; it is opened."""
+        """The name of the runtime that predicts, such as "native"."""
         return self._open_predictor(features=False, explain=False).runtime
 
     @property
     def features(self) -> int:
-        """The number of features before the classifier."""
+        """The number of features that the classifier gets."""
         return count_features(self._source.weights)
 
     def __repr__(self) -> str:
-        shown = self._describe()
-        return f"Model({shown.pop('weights')!r}: {', '.join(shown.values())})"
+        return f"Model({', '.join(self._describe().values())})"
 
     def _repr_html_(self) -> str:
-        rows = [
-            f"<tr><th>{name}</th><td>{escape(text)}</td></tr>"
-            for name, text in self._describe().items()
-        ]
-        return f"<table>{''.join(rows)}</table>"
+        rows = ""
+        for name, text in self._describe().items():
+            rows += f"<tr><th>{name}</th><td>{escape(text)}</td></tr>"
+        return f"<table>{rows}</table>"
 
     def _describe(self) -> dict[str, str]:
         """Return what it is, in words."""
@@ -266,8 +254,8 @@ class Model:
         return self._keep(predictor.predict(images, top, on_error=on_error))
 
     def logits(self, images: Image | Iterable[Image], *, on_error: OnError | None = None) -> Any:
-        """Return the logits of an image, float32 [logits], or an iterator over those of several;
-        the arguments and errors are those of `predict`."""
+        """Return the logits of an image, float32 [logits], or an iterator over those of several, as
+        `predict` does."""
         predictor = self._open_predictor(features=False, explain=False)
         if is_one_image(images):
             [logits] = predictor.logits(images)
@@ -317,8 +305,9 @@ class Model:
         >>> result.images, result.interval[0] <= result.top1 <= result.interval[1]
         (20, True)
         """
-        module = importlib.import_module("lockstep.inference.evaluation")
-        result: Evaluation = module.evaluate(
+        from lockstep.inference.evaluation import evaluate
+
+        return evaluate(
             self._source,
             data,
             self._options,
@@ -326,7 +315,6 @@ class Model:
             calibrate=calibrate,
             precision_at=precision_at,
         )
-        return result
 
     def save(
         self, target: str | Path, *, to: str = "safetensors", certificate: bool = True
@@ -353,11 +341,9 @@ class Model:
         >>> result["written"], result["logits"], result["certificate"]["largest_difference"]
         (['weights.safetensors', 'weights.safetensors.certificate.json'], 10, 0.0)
         """
-        module = importlib.import_module("lockstep.weights.conversion")
-        result: dict[str, Any] = module.convert(
-            self._source.choice, target, to=to, certificate=certificate
-        )
-        return result
+        from lockstep.weights.conversion import convert
+
+        return convert(self._source.choice, target, to=to, certificate=certificate)
 
     def export(
         self,
@@ -394,8 +380,9 @@ class Model:
             CheckpointError: the format has no such option, or the program differs.
             BackendError: the framework or a package is missing.
         """
-        module = importlib.import_module("lockstep.inference.exporting")
-        result: dict[str, Any] = module.export(
+        from lockstep.inference.exporting import export
+
+        return export(
             self._source.weights,
             folder,
             to=to,
@@ -405,7 +392,6 @@ class Model:
             compare=compare,
             listener=self._options.listener,
         )
-        return result
 
     def module(self) -> Any:
         """Return the framework's own module with the weights; `on` chooses the backend.
@@ -453,10 +439,20 @@ class Model:
             UserError: the address is in use, or the token is missing.
             BackendError: a package of the extra `serve` is missing.
         """
-        module = importlib.import_module("lockstep.inference.serving")
-        address = {"host": host, "port": port, "name": name, "quiet": quiet}
-        access = {"token": token, "no_token": no_token, "allow_hosts": allow_hosts}
-        module.serve(self._source, self._options, limits=limits, **address, **access)
+        from lockstep.inference.serving import serve
+
+        serve(
+            self._source,
+            self._options,
+            host=host,
+            port=port,
+            token=token,
+            no_token=no_token,
+            allow_hosts=allow_hosts,
+            name=name,
+            limits=limits,
+            quiet=quiet,
+        )
 
     def train(
         self,
@@ -476,12 +472,10 @@ class Model:
                 from images, device and weights (docs/how-to/fine-tune.md).
             changes: new values for fields of the recipe.
             split: the share set apart for validation if there are no validation images.
-
-        Raises:
-            What `lockstep.train` raises.
         """
-        module = importlib.import_module("lockstep.runs.train")
-        result: Report = module.train(
+        from lockstep.runs.train import train
+
+        return train(
             recipe,
             data,
             out,
@@ -491,7 +485,6 @@ class Model:
             execution=self._options.execution,
             listener=self._options.listener,
         )
-        return result
 
     def __enter__(self) -> Self:
         return self

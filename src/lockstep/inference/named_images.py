@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from lockstep.data.decoding.image_formats import BEGINS_AS_IMAGE, is_image_name
 from lockstep.data.images import printable
-from lockstep.data.listing import Listing, list_images
 from lockstep.data.sources import IS_OF, Source, is_folder
 from lockstep.inference.images import Encoded
 from lockstep.system.errors import DataError
 from lockstep.system.regular_files import IMAGE, NAMES, read_regular, read_stream
+
+if TYPE_CHECKING:
+    from lockstep.data.listing import Listing
 
 STDIN = "-"
 LIST = "@"
@@ -40,17 +42,17 @@ class NamedImages:
 
     left_out: list[str] = field(default_factory=list)
     """Files in folders that are neither images nor of a storage format."""
-    _parts: list[list[str | Encoded] | Listing] = field(default_factory=list)
+    _parts: "list[list[str | Encoded] | Listing]" = field(default_factory=list)
 
     def __len__(self) -> int:
         return sum(len(part) for part in self._parts)
 
     def __iter__(self) -> Iterator[str | Encoded]:
         for part in self._parts:
-            if isinstance(part, Listing):
-                yield from (_describe_member(part, sample) for sample in range(len(part)))
-            else:
+            if isinstance(part, list):
                 yield from part
+            else:
+                yield from (_describe_member(part, sample) for sample in range(len(part)))
 
     def are_missing(self) -> bool:
         """Return whether all images are paths at which there is nothing."""
@@ -136,7 +138,7 @@ class NamedImages:
             self._append(path)
 
     def _append(self, image: str | Encoded) -> None:
-        if not self._parts or isinstance(self._parts[-1], Listing):
+        if not self._parts or not isinstance(self._parts[-1], list):
             self._parts.append([])
         last = self._parts[-1]
         assert isinstance(last, list)
@@ -172,6 +174,8 @@ class NamedImages:
                 self.left_out.append(entry.path)
 
     def _add_packed(self, path: str) -> None:
+        from lockstep.data.listing import list_images
+
         file = Path(path)
         try:
             listing = list_images(Source(str(_find_format(path)), file.parent, (file.name,)))
@@ -223,7 +227,7 @@ def _find_format(path: str) -> str | None:
     return next((format for format, is_of in IS_OF.items() if is_of(name)), None)
 
 
-def _describe_member(listing: Listing, sample: int) -> Encoded:
+def _describe_member(listing: "Listing", sample: int) -> Encoded:
     """Return an image of a file that holds many. It is called by its name in the file, else by its
     first byte."""
     name = printable(listing.name(sample))

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from lockstep.inference.grad_cam import Explainer, make_explainer, overlay
 from lockstep.inference.images import Image, find_path, list_images, read_square
 from lockstep.inference.loaded_engine import ADVICE
 from lockstep.inference.runtimes import NATIVE, start_import
-from lockstep.inference.runtimes.exported import ExportedModel
 from lockstep.inference.session import SessionOptions, open_session
 from lockstep.inference.source import ModelSource
 from lockstep.runs.recorder import Recorder
@@ -27,6 +26,9 @@ from lockstep.system.ranks import is_leading
 from lockstep.weights import Weights
 from lockstep.weights.calibration import UNCALIBRATED, Calibration, compute_probabilities
 from lockstep.weights.class_names import UNNAMED, assume_classes
+
+if TYPE_CHECKING:
+    from lockstep.inference.runtimes.exported import ExportedModel
 
 _AHEAD = 2
 """This many batches are being decoded while one is computed."""
@@ -222,7 +224,7 @@ class _Batch:
 
 
 def open_for_prediction(
-    source: ModelSource, options: SessionOptions, exported: ExportedModel | None
+    source: ModelSource, options: SessionOptions, exported: "ExportedModel | None"
 ) -> Weights:
     """Return weights with names of classes, or what an exported model says of itself. Notes report
     remarks on the weights, and names that are assumed."""

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.inference.runtimes import AUTO, NATIVE
+from lockstep.inference.runtimes import NATIVE
 from lockstep.inference.targets import TARGETS, Inputs, Program, Target, Wanted
 from lockstep.models.state import State
-from lockstep.recipes import Execution, Recipe
-from lockstep.system.defaults import DEFAULT_BACKEND
+from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError, CheckpointError, LockstepError, RecipeError
 from lockstep.system.regular_files import TEXT, WEIGHTS, check_regular, read_regular
 from lockstep.system.strict_json import is_count, is_list_of, is_text, parsed, to_json
@@ -24,8 +23,6 @@ from lockstep.weights import LOCKSTEP, Weights
 from lockstep.weights.formats import onnx_metadata
 
 FILE = "export.json"
-PROGRAM = "program"
-"""The name that stands for a program's own runtime."""
 _SMALLEST_FLOAT32 = 1e-45
 """Smaller probabilities are replaced by this one: float32 has no numbers below it."""
 
@@ -142,38 +139,6 @@ class ProgramRuntime:
         if self._about.inputs.bare:
             return values.astype(np.float64)
         return np.log(np.maximum(values.astype(np.float64), _SMALLEST_FLOAT32))
-
-
-def find_program_to_run(
-    source: Path, runtime: str | None, execution: Execution
-) -> ExportedProgram | None:
-    """Return the program to run at a path; None if it has none, or if another runtime computes with
-    its weights.
-
-    Programs that can run code are run only if `runtime` is `PROGRAM`. Raises `CheckpointError` if
-    it is, but the path is no export.
-    """
-    program = find_program(source)
-    if runtime == PROGRAM:
-        if program is None:
-            raise CheckpointError(
-                f"{source!s:.200} is not a folder of lockstep export; leave out --runtime {PROGRAM}"
-            )
-        return program
-    if program is None or runtime not in (None, AUTO) or execution.backend != DEFAULT_BACKEND:
-        return None
-    return None if program.target.can_run_code or program.target.runtime() is None else program
-
-
-def remark_on_weights(source: Path, runtime: str | None) -> list[str]:
-    """Return a remark if the weights of an export are evaluated, and not its program, without being
-    asked for."""
-    if runtime is not None or find_program(source) is None:
-        return []
-    return [
-        f"evaluates the weights in this export; --runtime {PROGRAM} runs the program, if you trust"
-        " who wrote it"
-    ]
 
 
 def find_program(source: Path) -> ExportedProgram | None:

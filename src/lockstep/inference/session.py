@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,9 +21,6 @@ from lockstep.inference.runtimes import (
     explain_refusal,
     open_runtime,
 )
-from lockstep.inference.runtimes.choosing import choose_fastest
-from lockstep.inference.runtimes.exported import ExportedModel
-from lockstep.inference.runtimes.scoring import compute_scores
 from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution
 from lockstep.runs.events import Listener
@@ -31,6 +29,9 @@ from lockstep.system.errors import BackendError
 from lockstep.system.machine import gpu
 from lockstep.system.ranks import count_ranks, is_leading
 from lockstep.weights import Weights
+
+if TYPE_CHECKING:
+    from lockstep.inference.runtimes.exported import ExportedModel
 
 BATCH = 32
 """Images in a batch, by default."""
@@ -52,7 +53,7 @@ class SessionOptions:
     listener: Listener | None = None
     """Gets notes on weights, precision and runtime, and progress."""
 
-    def choose_runtime(self, exported: ExportedModel | None) -> str:
+    def choose_runtime(self, exported: "ExportedModel | None") -> str:
         """Return the name of the runtime for weights, or for an exported model."""
         return self.runtime or (NATIVE if exported is None else AUTO)
 
@@ -82,12 +83,14 @@ def open_session(
     weights: Weights,
     options: SessionOptions,
     *,
-    exported: ExportedModel | None = None,
+    exported: "ExportedModel | None" = None,
     shares_cores: bool = False,
 ) -> Iterator[Session]:
     """Yield a runtime that holds the weights, or runs an exported model. `shares_cores`: other
     threads need the cores between two batches."""
-    precision, execution, listener = options.precision, options.execution, options.listener
+    precision = options.precision
+    execution = options.execution
+    listener = options.listener
     runtime = options.choose_runtime(exported)
     recorder = Recorder(listener if is_leading() else None)
     ranks = count_ranks()
@@ -99,7 +102,11 @@ def open_session(
         else:
             on_gpu = execution.device != "cpu" and gpu() is not None
             weights = choose_precision(weights, None, execution, recorder, on_gpu=on_gpu)
-        runtime = NATIVE if ranks > 1 else choose_fastest(weights, execution, recorder)
+        runtime = NATIVE
+        if ranks == 1:
+            from lockstep.inference.runtimes.choosing import choose_fastest
+
+            runtime = choose_fastest(weights, execution, recorder)
     check_runtime(runtime, execution.backend)
     if runtime == NATIVE:
         with _open_native(weights, precision, execution, listener) as session:
@@ -119,6 +126,8 @@ def open_session(
         exported=None if exported is None else exported.model,
         shares_cores=shares_cores,
     )
+    from lockstep.inference.runtimes.scoring import compute_scores
+
     with opening as opened:
         evaluate = partial(compute_scores, opened, flips=weights.recipe.eval_flips)
         yield Session(runtime, weights, recorder, evaluate, opened.predict, on_gpu=opened.on_gpu)

@@ -2,14 +2,18 @@
 
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lockstep.inference.programs import PROGRAM, ExportedProgram, find_program, find_program_to_run
-from lockstep.inference.runtimes import NATIVE
-from lockstep.inference.runtimes.exported import ExportedModel, open_exported
+from lockstep.inference.runtimes import AUTO, NATIVE, PROGRAM
 from lockstep.inference.session import SessionOptions, list_export_runtimes
 from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.weights import Weights, WeightsChoice, open_weights
+from lockstep.weights.formats.lockstep_files import is_checkpoint
+
+if TYPE_CHECKING:
+    from lockstep.inference.programs import ExportedProgram
+    from lockstep.inference.runtimes.exported import ExportedModel
 
 
 class ModelSource:
@@ -25,7 +29,7 @@ class ModelSource:
         try:
             return open_weights(self.choice)
         except CheckpointError as error:
-            program = find_program(self.path)
+            program = self._program
             if program is None or self.choice.ignore or self.choice.model:
                 raise
             trust = ""
@@ -38,9 +42,27 @@ class ModelSource:
             ) from error
 
     @cached_property
-    def _exported(self) -> ExportedModel | None:
+    def _may_be_export(self) -> bool:
+        """Whether it is not a run or a checkpoint."""
+        return not (is_checkpoint(self.path) or (self.path / "checkpoints").is_dir())
+
+    @cached_property
+    def _exported(self) -> "ExportedModel | None":
         """The ONNX model of an export."""
+        if not self._may_be_export:
+            return None
+        from lockstep.inference.runtimes.exported import open_exported
+
         return open_exported(self.path)
+
+    @cached_property
+    def _program(self) -> "ExportedProgram | None":
+        """The program of an export."""
+        if not self._may_be_export:
+            return None
+        from lockstep.inference.programs import find_program
+
+        return find_program(self.path)
 
     @cached_property
     def about(self) -> Weights:
@@ -49,12 +71,12 @@ class ModelSource:
         try:
             return self.weights
         except CheckpointError:
-            export = find_program(self.path) or self._exported
+            export = self._program or self._exported
             if export is None or not self.choice.is_default:
                 raise
             return export.about.apply_choice(self.choice)
 
-    def find_exported_model(self, options: SessionOptions) -> ExportedModel | None:
+    def find_exported_model(self, options: SessionOptions) -> "ExportedModel | None":
         """Return the exported ONNX model to run as it is; None if there is none, or if the native
         runtime computes with its weights."""
         if not self.choice.is_default or options.runtime == NATIVE:
@@ -64,7 +86,7 @@ class ModelSource:
             return None
         return self._exported
 
-    def find_export(self, options: SessionOptions) -> ExportedModel | ExportedProgram | None:
+    def find_export(self, options: SessionOptions) -> "ExportedModel | ExportedProgram | None":
         """Return what to run of an export as it is; None if weights are evaluated.
 
         Raises `BackendError` if an export is to run with something chosen.
@@ -78,9 +100,40 @@ class ModelSource:
                 )
             return None
         model = None if runtime == PROGRAM else self.find_exported_model(options)
-        return model or find_program_to_run(self.path, runtime, options.execution)
+        return model or self._find_program_to_run(options)
 
-    def choose_weights(self, export: ExportedModel | ExportedProgram | None) -> Weights:
+    def _find_program_to_run(self, options: SessionOptions) -> "ExportedProgram | None":
+        """Return the program to run; None if there is none, or if another runtime computes with its
+        weights.
+
+        Programs that can run code are run only if the runtime is `PROGRAM`. Raises
+        `CheckpointError` if it is, but there is no export.
+        """
+        program = self._program
+        if options.runtime == PROGRAM:
+            if program is None:
+                raise CheckpointError(
+                    f"{self.path!s:.200} is not a folder of lockstep export; leave out --runtime"
+                    f" {PROGRAM}"
+                )
+            return program
+        is_other = options.runtime not in (None, AUTO)
+        if program is None or is_other or options.execution.backend != DEFAULT_BACKEND:
+            return None
+        is_ready = program.target.runtime() is not None and not program.target.can_run_code
+        return program if is_ready else None
+
+    def remark_on_program(self, runtime: str | None) -> list[str]:
+        """Return a remark if the weights of an export are evaluated, and not its program, without
+        being asked for."""
+        if runtime is not None or self._program is None:
+            return []
+        return [
+            f"evaluates the weights in this export; --runtime {PROGRAM} runs the program, if you"
+            " trust who wrote it"
+        ]
+
+    def choose_weights(self, export: "ExportedModel | ExportedProgram | None") -> Weights:
         """Return the weights, or what an export says of itself, with the names and the threshold
         that are chosen."""
         return self.weights if export is None else export.about.apply_choice(self.choice)

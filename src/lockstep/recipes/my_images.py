@@ -152,3 +152,26 @@ def my_images() -> Recipe:
     return choose_recipe(
         Facts(classes=10, images=1000, shorter_side=400, on_gpu=False, precision="fp32")
     )
+
+
+def demo() -> Recipe:
+    """ResNet-50 v1.5 on the demo's drawn textures at 48 px: above 90 in a minute or two on 2 cores.
+
+    Source: Lockstep's own, for the 1,100 images of `lockstep demo`. The command sets `logits` to
+    its five classes and `precision` to one that the machine multiplies in hardware. Wide crops keep
+    the period of a texture visible.
+    """
+    return Recipe().replace(
+        logits=10,
+        zero_init_last_bn=True,
+        epochs=5,
+        global_batch_images=16,
+        lr=0.02,
+        lr_scaling="none",
+        warmup_epochs=1.0,
+        precision="bf16",
+        image_size=48,
+        crop_area=(0.5, 1.0),
+        eval_resize=54,
+        eval_crop=48,
+    )

@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.recipes.augmentation import Augmentation
 from lockstep.recipes.fields.updates import NOT_NAMED_BN
 from lockstep.recipes.image_sizes import find_size, list_sizes
-from lockstep.recipes.published import ORIGINS, RECIPES, find_origin
+from lockstep.recipes.published import ORIGINS, RECIPES
 from lockstep.recipes.published_accuracies import find_accuracies
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.schedule import peak_lr, warmup_epochs
@@ -35,7 +35,7 @@ def write_tables() -> str:
     parts = []
     for origin in ORIGINS:
         lines = [f"## {origin}", "", f"| {' | '.join(_HEADER)} |", "|---" * len(_HEADER) + "|"]
-        names = [name for name in RECIPES if find_origin(name) == origin]
+        names = [name for name in RECIPES if RECIPES[name].origin == origin]
         lines += [f"| {' | '.join(_describe(name))} |" for name in names]
         parts.append("\n".join([*lines, ""]))
     return "\n".join(parts)
@@ -168,6 +168,6 @@ def _describe_evaluation(recipe: Recipe) -> str:
 
 def _find_source(name: str) -> str:
     """Return the sentence on the source in the docstring of a recipe."""
-    about = " ".join(str(inspect.getdoc(RECIPES[name])).split())
+    about = " ".join(str(inspect.getdoc(RECIPES[name].load_function())).split())
     match = re.search(r"Source(?: and code)?: (.*?)\. (?=Cost:|- |[A-Z])", about)
     return match[1] if match else "-"

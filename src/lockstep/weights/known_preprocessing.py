@@ -10,7 +10,7 @@ from collections.abc import Collection, Set
 from pathlib import Path
 
 from lockstep.recipes import Recipe
-from lockstep.recipes.published import (
+from lockstep.recipes.from_nvidia import (
     resnet50_mxnet_90ep,
     resnet50_paddle_90ep,
     resnet50_tensorflow_90ep,

@@ -13,7 +13,6 @@ from lockstep.system.errors import CheckpointError
 from lockstep.system.text import list_first
 from lockstep.weights.choosing import choose_weights
 from lockstep.weights.formats import lockstep_files
-from lockstep.weights.known_preprocessing import assume_preprocessing
 from lockstep.weights.opened_weights import LOCKSTEP, Weights
 from lockstep.weights.preprocessing import (
     FIELDS,
@@ -22,7 +21,6 @@ from lockstep.weights.preprocessing import (
     read_certified_preprocessing,
     set_preprocessing,
 )
-from lockstep.weights.recognition import recognise
 from lockstep.weights.remote_weights import locate_weights, removing_refused
 from lockstep.weights.weights_choice import DESCRIBED, AnySource, WeightsChoice, choose
 
@@ -72,6 +70,8 @@ def _read(path: Path, choice: WeightsChoice, *, ema: bool, momentum: bool) -> We
     if lockstep_files.is_checkpoint(path):
         weights = lockstep_files.read_checkpoint(path, ema=ema, momentum=momentum)
     else:
+        from lockstep.weights.recognition import recognise
+
         with removing_refused(path):
             format, place = recognise(path)
             weights = format.read(place, momentum=momentum or ema, choice=choice)
@@ -115,9 +115,14 @@ def _complete_preprocessing(weights: Weights, settings: Changes) -> Weights:
         source, guesses, _ = read_certified_preprocessing(weights.source.parent)
         if source and source["eval_antialias"] != weights.recipe.eval_antialias:
             remarks = ("timm's resize filters when shrinking; the converted weights' did not",)
-    row = weights.assumed_as or weights.origin
-    known = weights.stated | certified.keys()
-    assumed, assumptions = assume_preprocessing(row, known, settings, weights.recipe.eval_crop)
+    assumed: Changes = {}
+    if not weights.has_preprocessing:
+        from lockstep.weights.known_preprocessing import assume_preprocessing
+
+        row = weights.assumed_as or weights.origin
+        known = weights.stated | certified.keys()
+        assumed, guessed = assume_preprocessing(row, known, settings, weights.recipe.eval_crop)
+        remarks += guessed
     changes = {name: v for name, v in (assumed | certified).items() if name not in weights.stated}
     places: dict[str, Any] = dict.fromkeys(certified, "certificate")
     places |= dict.fromkeys(weights.stated, "file") | dict.fromkeys(guesses, "assumed")
@@ -128,7 +133,7 @@ def _complete_preprocessing(weights: Weights, settings: Changes) -> Weights:
         recipe=weights.recipe.replace(**changes),
         preprocessing_from={name: places.get(name, "assumed") for name in FIELDS},
     )
-    return weights.add_remarks(*remarks, *assumptions)
+    return weights.add_remarks(*remarks)
 
 
 def _make_printable(weights: Weights) -> Weights:

@@ -11,13 +11,16 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from lockstep.system.errors import CheckpointError, nearest
 from lockstep.system.files import user_cache
-from lockstep.weights.downloads import Progress, check_address, download
 from lockstep.weights.fingerprints import hash_file
 from lockstep.weights.known_weights import PUBLISHERS, KnownWeights, read_known_weights
+
+if TYPE_CHECKING:
+    from lockstep.weights.downloads import Progress
 
 HUB = "hf:"
 """How names of models on Hugging Face's hub begin."""
@@ -42,13 +45,15 @@ def is_remote(name: str | Path) -> bool:
     return text.startswith(PUBLISHERS) and not Path(text).exists()
 
 
-def fetch_weights(name: str, *, progress: Progress | None = None) -> Path:
+def fetch_weights(name: str, *, progress: "Progress | None" = None) -> Path:
     """Return the file, or the folder of files, of weights that are somewhere else. They are
     downloaded if they are not in the cache.
 
     Raises `CheckpointError` for unknown names, for a file with another digest, and without a
     network with the address and the place where the file can be put by hand.
     """
+    from lockstep.weights.downloads import check_address, download
+
     if name.startswith(HUB):
         return _fetch_from_hub(name.removeprefix(HUB))
     if name.startswith(PUBLISHERS):
@@ -94,7 +99,7 @@ def removing_refused(path: Path) -> Iterator[None]:
         ) from None
 
 
-def locate_weights(name: str | Path, *, progress: Progress | None = None) -> Path:
+def locate_weights(name: str | Path, *, progress: "Progress | None" = None) -> Path:
     """Return the path of weights, downloaded if they are somewhere else. Raises `CheckpointError`
     as `fetch_weights` does."""
     return fetch_weights(str(name), progress=progress) if is_remote(name) else Path(name)

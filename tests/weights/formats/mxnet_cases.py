@@ -11,7 +11,7 @@ import pytest
 from lockstep.models.architectures import MODELS, ModelSpec, narrow_model
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.recipes.published import resnet50_mxnet_90ep
+from lockstep.recipes.from_nvidia import resnet50_mxnet_90ep
 from lockstep.weights import Weights
 from lockstep.weights.formats import mxnet_params
 from lockstep.weights.formats.nvidia_mxnet import read, write

@@ -12,7 +12,7 @@ import pytest
 from lockstep.models.architectures import ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.recipes.published import resnet50_paddle_90ep
+from lockstep.recipes.from_nvidia import resnet50_paddle_90ep
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import Weights
 from lockstep.weights.formats import paddle_pickle

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lockstep.models.architectures import MODELS, ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.recipes.published import resnet50_tensorflow_90ep
+from lockstep.recipes.from_nvidia import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights import Weights
 from lockstep.weights.formats import structure, tensor_bundle

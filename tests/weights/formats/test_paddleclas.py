@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.models.architectures import MODELS, ModelSpec
 from lockstep.recipes import Recipe
-from lockstep.recipes.published import resnet50_paddle_90ep
+from lockstep.recipes.from_nvidia import resnet50_paddle_90ep
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import paddle_pickle
 from lockstep.weights.formats.nvidia_paddle import read

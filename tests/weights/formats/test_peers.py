@@ -12,8 +12,8 @@ import pytest
 from lockstep.backends.reference.model import Network
 from lockstep.models.architectures import MODELS
 from lockstep.models.state import State
+from lockstep.recipes.from_nvidia import resnet50_tensorflow_90ep
 from lockstep.recipes.initial_weights import initial_tensors
-from lockstep.recipes.published import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import Weights
 from lockstep.weights.formats import nvidia_tensorflow, tensor_bundle, tensorflow_weights

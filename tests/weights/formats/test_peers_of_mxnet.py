@@ -16,7 +16,7 @@ import lockstep
 from lockstep.models.architectures import MODELS
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.recipes.published import resnet50_mxnet_90ep
+from lockstep.recipes.from_nvidia import resnet50_mxnet_90ep
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import mxnet_params, numbers, nvidia_mxnet
 from lockstep.weights.formats.common import FOURTH_CHANNEL

@@ -14,7 +14,7 @@ import pytest
 from lockstep.models.architectures import MODELS, TRAINED_ROLES
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.recipes.published import resnet50_paddle_90ep
+from lockstep.recipes.from_nvidia import resnet50_paddle_90ep
 from lockstep.weights import Weights
 from lockstep.weights.formats import nvidia_paddle
 from lockstep.weights.formats.common import FOURTH_CHANNEL

@@ -14,7 +14,7 @@ from torch import nn
 
 from lockstep.backends.torch.model import Model
 from lockstep.models.architectures import model_spec
-from lockstep.recipes.published import resnext101_32x4d_pytorch_90ep
+from lockstep.recipes.from_nvidia import resnext101_32x4d_pytorch_90ep
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import Weights
 from lockstep.weights.formats.account import Part

@@ -17,7 +17,6 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from lockstep.backends import FRAMEWORKS, Framework, check_installed
-from lockstep.inference import onnx_model
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, nearest
 from lockstep.system.machine import arithmetic, first_number, share_of_cores
@@ -25,6 +24,8 @@ from lockstep.weights import Weights
 
 NATIVE = "native"
 AUTO = "auto"
+PROGRAM = "program"
+"""The name that stands for an exported program's own runtime."""
 
 
 class Runtime(Protocol):
@@ -67,6 +68,8 @@ class RuntimeSetup:
         """Return an ONNX model from `images`, uint8 [N, S, S, 3], to `logits`, float32."""
         if self.exported is not None:
             return self.exported()
+        from lockstep.inference import onnx_model
+
         weights = self.weights
         return onnx_model.logits_model(weights.recipe, weights.tensors, weights.scales)
 
@@ -78,6 +81,8 @@ class RuntimeSetup:
         """
         if self.exported is not None:
             return self.exported(), {}
+        from lockstep.inference import onnx_model
+
         weights = self.weights
         return onnx_model.logits_model_apart(
             weights.recipe, weights.tensors, weights.scales, as_inputs=as_inputs

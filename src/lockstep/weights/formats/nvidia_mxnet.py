@@ -36,7 +36,7 @@ import numpy as np
 
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.recipes.published import resnet50_mxnet_90ep
+from lockstep.recipes.from_nvidia import resnet50_mxnet_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import replacing
 from lockstep.system.regular_files import TEXT

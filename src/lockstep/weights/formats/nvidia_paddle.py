@@ -46,7 +46,7 @@ import numpy as np
 from lockstep.models.architectures import Conv, ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.recipes.published import resnet50_paddle_90ep
+from lockstep.recipes.from_nvidia import resnet50_paddle_90ep
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import BFLOAT16, common, paddle_pickle, table
 from lockstep.weights.opened_weights import Weights

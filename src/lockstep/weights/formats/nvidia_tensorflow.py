@@ -42,7 +42,7 @@ import numpy as np
 from lockstep.models.architectures import SQUEEZE, ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.recipes.published import resnet50_tensorflow_90ep
+from lockstep.recipes.from_nvidia import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights.formats import structure, table, tensor_bundle
 from lockstep.weights.formats.common import Names, Shape, Written, name_model

@@ -27,7 +27,7 @@ import numpy as np
 from lockstep.models.architectures import Tensor
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.recipes.published import resnext101_32x4d_pytorch_90ep
+from lockstep.recipes.from_nvidia import resnext101_32x4d_pytorch_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.strict_json import is_text
 from lockstep.weights.formats import (
