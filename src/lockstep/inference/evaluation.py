@@ -17,7 +17,7 @@ from lockstep.inference.evaluation_images import (
 from lockstep.inference.label_matching import Matched, compare_orders, describe_orders
 from lockstep.inference.loaded_engine import ADVICE
 from lockstep.inference.photo_batches import group_photos, load_photos
-from lockstep.inference.programs import ExportedProgram, remark_on_weights
+from lockstep.inference.programs import ExportedProgram
 from lockstep.inference.runtimes import NATIVE
 from lockstep.inference.runtimes.scoring import Pace, Speed, compute_scores
 from lockstep.inference.session import Session, SessionOptions, open_session
@@ -107,7 +107,7 @@ def evaluate(
     with open_session(weights, options, exported=export) as session:
         result = _evaluate_weights(session, weights, images, options, calibrator)
     if export is None:
-        result.remarks.extend(remark_on_weights(source.path, options.runtime))
+        result.remarks.extend(source.remark_on_program(options.runtime))
     return result
 
 
@@ -153,7 +153,9 @@ def _evaluate_program(
 ) -> Evaluation:
     """Return the result of a program in its own runtime. It gets whole photos if it takes them."""
     recorder = Recorder(options.listener)
-    recipe, execution, batch = weights.recipe, options.execution, options.batch
+    recipe = weights.recipe
+    execution = options.execution
+    batch = options.batch
     matched, remarks = images.open_index(weights, recorder)
     index = matched.index
     if program.takes_photos:
