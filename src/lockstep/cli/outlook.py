@@ -3,14 +3,10 @@ end the run, and how long a step takes."""
 
 from dataclasses import dataclass, field
 from statistics import median_low
-from typing import Self, cast
+from typing import Self
 
-from lockstep.recipes.best_evaluation import (
-    Selection,
-    describe_best,
-    format_value,
-    is_better,
-)
+from lockstep.models.metrics import find_metric
+from lockstep.recipes.best_evaluation import Selection, describe_best, is_better
 from lockstep.system.event_log import EvaluateEvent, StartEvent, TrainEvent
 
 _LEAST_INTERVALS = 3
@@ -38,7 +34,7 @@ class Outlook:
         if "selection" not in event or "steps_per_epoch" not in event:
             return None
         return cls(
-            selection=cast(Selection, event["selection"]),
+            selection=event["selection"],
             patience=event.get("early_stopping_epochs", 0),
             per_epoch=event["steps_per_epoch"],
             total=event["total"],
@@ -64,7 +60,8 @@ class Outlook:
 
     def name_best(self) -> str:
         """Return the best value as the progress bar shows it; "" if there is none."""
-        return f"best {format_value(self.best, self.selection)}" if self.best else ""
+        metric = find_metric(self.selection)
+        return f"best {metric.describe(self.best, short=True)}" if self.best else ""
 
 
 @dataclass

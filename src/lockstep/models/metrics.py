@@ -8,8 +8,9 @@ up.
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from functools import partial
+from operator import add
 from typing import Any, Self
 
 import numpy as np
@@ -30,12 +31,7 @@ class Counts:
     images: int = 0
 
     def __add__(self, other: Self) -> "Counts":
-        return Counts(
-            self.loss_sum + other.loss_sum,
-            self.top1 + other.top1,
-            self.top5 + other.top5,
-            self.images + other.images,
-        )
+        return Counts(*map(add, astuple(self), astuple(other)))
 
     def summary(self) -> Summary:
         """Return mean loss, top-1 and top-5 in percent, and the number of images.
@@ -75,14 +71,8 @@ class Scores:
         >>> Scores.unpack_table(np.array([[0.5, 0, 2, 2, 0.6], [9.0, 1, 3, -1, 0.9]])).labels
         array([2], dtype=int32)
         """
-        losses, ranks, predictions, labels, confidences = table[table[:, 3] >= 0].T
-        return cls(
-            losses.astype(np.float32),
-            ranks.astype(np.int32),
-            predictions.astype(np.int32),
-            labels.astype(np.int32),
-            confidences.astype(np.float32),
-        )
+        kinds = (np.float32, np.int32, np.int32, np.int32, np.float32)
+        return cls(*map(np.ndarray.astype, table[table[:, 3] >= 0].T, kinds))
 
     def sort_by_sample(self, samples: np.ndarray) -> "Scores":
         """Return the scores in the order of the index. `samples` is the sample of each row: int64
@@ -129,6 +119,11 @@ class Metric:
         """Its key in logs, JSON and loggers."""
         return f"{self.name}_percent" if self.unit == " %" else self.name
 
+    @property
+    def heading(self) -> str:
+        """Its title at the start of a line."""
+        return self.title[0].upper() + self.title[1:]
+
     def format(self, value: float | None) -> str:
         """Return a value as it is shown. Files have null for a value that is not finite.
 
@@ -139,10 +134,11 @@ class Metric:
             return "not finite"
         return f"{value:.{self.digits}f}{self.unit}"
 
-    def describe(self, result: Mapping[str, Any]) -> str:
-        """Return its value in a result as it is shown: top-1 with its 95 % interval."""
+    def describe(self, result: Mapping[str, Any], *, short: bool = False) -> str:
+        """Return its value in a result as it is shown: top-1 with its 95 % interval, unless
+        `short`."""
         value = result[self.key]
-        if self.hits_within == 1 and "images" in result:
+        if self.hits_within == 1 and "images" in result and not short:
             return format_accuracy(value, result["images"])
         return self.format(value)
 

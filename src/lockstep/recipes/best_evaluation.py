@@ -52,18 +52,6 @@ def describe_best(best: Mapping[str, Any], selection: Selection, *, short: bool 
     '93.33 % at step 84 (moving average)'
     """
     average = " (moving average)" if best.get("weights") == "ema" else ""
-    value = format_value(best, selection)
-    if not short:
-        metric = find_metric(selection)
-        value = f"{metric.title} {metric.describe(best)}"
-    return f"{value} at step {best['step']}{average}"
-
-
-def format_value(event: Mapping[str, Any], selection: Selection) -> str:
-    """Return the value that decides, as it is shown.
-
-    >>> format_value({"top1_percent": 93.333}, "top1")
-    '93.33 %'
-    """
     metric = find_metric(selection)
-    return metric.format(event[metric.key])
+    title = "" if short else f"{metric.title} "
+    return f"{title}{metric.describe(best, short=short)} at step {best['step']}{average}"

@@ -55,28 +55,23 @@ def build_charts(runs: Sequence[Run]) -> list[Chart]:
     """Return the plots of some runs: loss, accuracy, learning rate, throughput, data wait, and
     others if there is data."""
     build = partial(_build_curves, runs)
-    accuracies = (
-        partial(_read_field, "top1_percent"),
-        partial(_read_evaluations, "top1_percent"),
-    )
-    rates = build(partial(_read_field, "lr"))
+    rates = build(partial(_read_training, "lr"))
     speeds = build(partial(_read_speeds, "images_per_sec", 1))
     waits = build(partial(_read_speeds, "data_wait_share", 100))
     scales = build(_read_scales)
-    charts = [
-        *_split_by_images(
-            runs, Chart("loss", "Loss", "", []), _read_losses, partial(_read_evaluations, "loss")
-        ),
-        *_split_by_images(runs, Chart("accuracy", "Top-1 accuracy", " %", []), *accuracies),
+    accuracy = Chart("accuracy", "Top-1 accuracy", " %", [])
+    charts = _split_by_images(runs, Chart("loss", "Loss", "", []), "loss", _read_losses)
+    charts += _split_by_images(runs, accuracy, "top1_percent")
+    for metric in _list_named_metrics(runs):
+        chart = Chart(metric.name, metric.heading, metric.unit, [])
+        charts += _split_by_images(runs, chart, metric.key)
+    charts += [
         Chart("difference", _DIFFERENCE, "", _compare_losses(runs), logarithmic=True, note=_EQUAL),
         Chart("lr", "Learning rate", "", rates),
         Chart("throughput", "Training throughput", " images/s", speeds),
         Chart("wait", "Waiting for data", " %", waits),
         Chart("scale", "Loss scale", "", scales, logarithmic=True),
     ]
-    for metric in _list_named_metrics(runs):
-        values = build(partial(_read_evaluations, metric.key))
-        charts.append(Chart(metric.name, metric.title.capitalize(), metric.unit, values))
     return [chart for chart in charts if chart.curves]
 
 
@@ -90,9 +85,12 @@ def _list_named_metrics(runs: Sequence[Run]) -> list[Metric]:
     return [metric for name, metric in metrics.items() if name not in LOGGED]
 
 
-def _split_by_images(runs: Sequence[Run], chart: Chart, *readers: Reader) -> list[Chart]:
-    """Return a chart of the curves of all runs, or one for each set of training images and each set
+def _split_by_images(
+    runs: Sequence[Run], chart: Chart, key: str, read_training: Reader | None = None
+) -> list[Chart]:
+    """Return a chart of a metric of all runs, or one for each set of training images and each set
     of validation images that some runs share: other images have other losses."""
+    readers = (read_training or partial(_read_training, key), partial(_read_evaluations, key))
     groups = [group_runs(runs, "train"), group_runs(runs, "val")]
     if max(map(len, groups)) < 2:
         return [replace(chart, curves=_build_curves(runs, *readers))]
@@ -144,8 +142,8 @@ def _read_losses(run: Run) -> Points:
     return {"training": losses}
 
 
-def _read_field(field: Literal["top1_percent", "lr"], run: Run) -> Points:
-    return {"training": [(entry["step"], entry[field]) for entry in run.training if field in entry]}
+def _read_training(key: str, run: Run) -> Points:
+    return {"training": _read_entries(key, run.training)}
 
 
 def _read_speeds(
@@ -157,13 +155,16 @@ def _read_speeds(
 
 
 def _read_evaluations(key: str, run: Run) -> Points:
-    points: Points = {"validation": [], "moving average": []}
-    for entry in run.evaluations:
-        kind: Kind = "moving average" if entry["weights"] == "ema" else "validation"
-        value: Any = entry.get(key)
-        if key in entry:
-            points[kind].append((entry["step"], value))
-    return points
+    average = [entry for entry in run.evaluations if entry["weights"] == "ema"]
+    others = [entry for entry in run.evaluations if entry["weights"] != "ema"]
+    return {
+        "validation": _read_entries(key, others),
+        "moving average": _read_entries(key, average),
+    }
+
+
+def _read_entries(key: str, entries: Sequence[Any]) -> list[tuple[int, float]]:
+    return [(entry["step"], entry[key]) for entry in entries if key in entry]
 
 
 def _read_scales(run: Run) -> Points:

@@ -11,7 +11,6 @@ from lockstep.models.accuracy_interval import wilson
 from lockstep.models.class_metrics import FEW_IMAGES, ClassCounts
 from lockstep.models.metrics import METRICS, Scores
 from lockstep.recipes.recipe import own_geometry
-from lockstep.reporting import image_statistics
 from lockstep.reporting.images import ImagesGone, encode_images, explain_images, open_images
 from lockstep.runs.image_results import Results
 from lockstep.runs.reading import Run
@@ -195,14 +194,14 @@ def _build_view(run: Run, number: int, results: Results, weights: str) -> View:
     known = len(run.classes)
     count = max(known, int(scores.predictions.max(initial=0)) + 1)
     names = [*run.classes, *map("no class ({})".format, range(known, count))]
-    matrix = image_statistics.count_confusions(scores.labels, scores.predictions, count)
+    matrix = count_confusions(scores.labels, scores.predictions, count)
     images = matrix.sum(axis=1)
-    others, times = image_statistics.find_frequent_mistakes(matrix)
+    others, times = find_frequent_mistakes(matrix)
     taken_for = [""] * known
     for i in np.flatnonzero(times[:known]):
         taken_for[i] = f"{names[others[i]]} ({times[i]})"
     pairs = []
-    for row, column, mistakes in image_statistics.find_confused_pairs(matrix, MOST_PAIRS):
+    for row, column, mistakes in find_confused_pairs(matrix, MOST_PAIRS):
         pairs.append((names[row], names[column], mistakes, mistakes / int(images[row])))
     bins = bin_confidences(scores.confidences, scores.ranks < 1)
     return View(
@@ -220,9 +219,7 @@ def _build_view(run: Run, number: int, results: Results, weights: str) -> View:
 
 
 def _list_mistakes(scores: Scores, names: list[str]) -> list[Mistake]:
-    samples = image_statistics.find_confident_mistakes(
-        scores.confidences, scores.ranks < 1, MOST_MISTAKES
-    )
+    samples = find_confident_mistakes(scores.confidences, scores.ranks < 1, MOST_MISTAKES)
     return [
         Mistake(
             sample=sample,
@@ -237,8 +234,8 @@ def _list_mistakes(scores: Scores, names: list[str]) -> list[Mistake]:
 
 
 def _build_matrix(matrix: np.ndarray, names: list[str]) -> Matrix:
-    cells, size = image_statistics.group_classes(matrix, MOST_CELLS)
-    right, _ = image_statistics.group_classes(np.diag(np.diag(matrix)), MOST_CELLS)
+    cells, size = group_classes(matrix, MOST_CELLS)
+    right, _ = group_classes(np.diag(np.diag(matrix)), MOST_CELLS)
     groups = []
     for first in range(0, len(names), size):
         last = min(first + size, len(names)) - 1
@@ -300,3 +297,43 @@ def select_data(view: View) -> dict[str, Any]:
         "matrix": vars(view.matrix) if view.matrix else None,
         "bins": list(map(vars, view.bins)),
     }
+
+
+def count_confusions(labels: np.ndarray, predictions: np.ndarray, classes: int) -> np.ndarray:
+    """Return how many images of each class (row) were taken for each class (column): int64
+    [classes, classes]."""
+    return np.bincount(
+        labels.astype(np.int64) * classes + predictions, minlength=classes**2
+    ).reshape(classes, classes)
+
+
+def group_classes(matrix: np.ndarray, most: int) -> tuple[np.ndarray, int]:
+    """Return a square matrix with neighbouring classes added up to at most `most` groups, and the
+    classes in each group."""
+    size = -(-len(matrix) // most)
+    first = np.arange(0, len(matrix), size)
+    return np.add.reduceat(np.add.reduceat(matrix, first, axis=0), first, axis=1), size
+
+
+def find_frequent_mistakes(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each class the other class its images were most often taken for, and how often:
+    int64 [classes] each."""
+    mistakes = matrix - np.diag(np.diag(matrix))
+    return mistakes.argmax(axis=1), mistakes.max(axis=1)
+
+
+def find_confused_pairs(matrix: np.ndarray, count: int) -> list[tuple[int, int, int]]:
+    """Return at most `count` of the most frequent mistakes as (class, taken for, images), the most
+    frequent first."""
+    mistakes = matrix - np.diag(np.diag(matrix))
+    order = np.argsort(-mistakes, axis=None, kind="stable")[:count]
+    rows, columns = np.unravel_index(order, mistakes.shape)
+    pairs = zip(rows.tolist(), columns.tolist(), mistakes[rows, columns].tolist(), strict=True)
+    return [pair for pair in pairs if pair[2] > 0]
+
+
+def find_confident_mistakes(confidences: np.ndarray, right: np.ndarray, count: int) -> list[int]:
+    """Return at most `count` wrong images, the most confident first. Images of equal confidence
+    keep their order."""
+    wrong = np.flatnonzero(~right & np.isfinite(confidences))
+    return wrong[np.argsort(-confidences[wrong], kind="stable")][:count].tolist()

@@ -56,15 +56,7 @@ class Keys:
 
     def all(self) -> Iterator[Key]:
         """Yield every key once."""
-        every = (
-            *self.interval,
-            *self.epoch,
-            *self.evaluation,
-            *self.averaged,
-            *self.trained,
-            *self.inferred,
-        )
-        yield from {key.name: key for key in every}.values()
+        yield from {key.name: key for key in chain(*vars(self).values())}.values()
 
 
 def _make_latency_keys(

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lockstep.reporting.image_statistics import (
+from lockstep.reporting.views import (
     count_confusions,
     find_confident_mistakes,
     find_confused_pairs,
