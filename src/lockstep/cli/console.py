@@ -30,12 +30,12 @@ from lockstep.runs.events import (
     Event,
     FinishEvent,
     LinearProbeEvent,
+    MessageEvent,
     PauseEvent,
     ProgressEvent,
     SettingsEvent,
     SettledEvent,
     TraceEvent,
-    WarningEvent,
 )
 from lockstep.runs.report import Report
 from lockstep.system.event_log import EvaluateEvent, RestartEvent, StartEvent, TrainEvent
@@ -329,7 +329,7 @@ class Reporter:
     def _show_trace(self, event: TraceEvent) -> None:
         self.say(f"traced steps {event['first_step']} to {event['last_step']}: {event['path']}")
 
-    def _show_warning(self, event: WarningEvent) -> None:
+    def _show_warning(self, event: MessageEvent) -> None:
         self.say(f"warning: {event['message']}")
 
     def _show_pause(self, event: PauseEvent) -> None:

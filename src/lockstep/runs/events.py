@@ -11,17 +11,11 @@ from lockstep.runs.report import Report
 from lockstep.system.event_log import LogEvent
 
 
-class NoteEvent(TypedDict):
-    """Something that is allowed, but that users should know before the work begins."""
+class MessageEvent(TypedDict):
+    """A note: something that is allowed, but that users should know before the work begins. Or a
+    warning: something went wrong, but the work continues."""
 
-    kind: Literal["note"]
-    message: str
-
-
-class WarningEvent(TypedDict):
-    """Something went wrong, but the work continues."""
-
-    kind: Literal["warning"]
+    kind: Literal["note", "warning"]
     message: str
 
 
@@ -108,8 +102,7 @@ class FinishEvent(TypedDict):
 
 Event = (
     LogEvent
-    | NoteEvent
-    | WarningEvent
+    | MessageEvent
     | ProgressEvent
     | SettingsEvent
     | SettledEvent

@@ -39,7 +39,7 @@ _ROWS = 4096
 _MOST_STEPS = 100
 FILE = "calibration.json"
 KEY = "calibration"
-"""The key of a calibration in the metadata of other files."""
+"""The key of the fields of a calibration in the metadata of other files."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def _minimise_loss(logits: np.ndarray, labels: np.ndarray) -> float | None:
     solution if a step leaves it, find it.
     """
     low, high = 1 / RANGE, RANGE
-    if _differentiate(logits, labels, low)[0] >= 0 or _differentiate(logits, labels, high)[0] <= 0:
+    if not _differentiate(logits, labels, low)[0] < 0 < _differentiate(logits, labels, high)[0]:
         return None
     inverse = 1.0
     for _ in range(_MOST_STEPS):
@@ -334,11 +334,6 @@ def read_calibration(file: Path) -> tuple[Calibration, tuple[str, ...]]:
     if not isinstance(entry, dict) or entry.get("sha256") != read_digest(file):
         return UNCALIBRATED, (f"{path} is of other weights, and was left out",)
     return parse_calibration(entry, path), ()
-
-
-def describe_calibration(calibration: Calibration) -> dict[str, Any]:
-    """Return a calibration as the metadata of other files have it."""
-    return {"temperature": calibration.temperature, "unknown_below": calibration.unknown_below}
 
 
 def parse_calibration(value: Any, source: Path) -> Calibration:

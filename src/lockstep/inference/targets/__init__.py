@@ -8,7 +8,7 @@ of an ONNX model.
 import importlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +22,6 @@ from lockstep.system.files import write_lines
 from lockstep.system.regular_files import WEIGHTS, read_regular
 from lockstep.system.strict_json import to_json
 from lockstep.weights import Weights
-from lockstep.weights.calibration import describe_calibration
 from lockstep.weights.formats import onnx_metadata
 from lockstep.weights.formats.onnx_photos import take_photos
 
@@ -111,7 +110,7 @@ class Wanted:
                 entry.value = to_json(weights.describe_preprocessing())
         calibration = weights.calibration
         if self.bare and calibration.temperature != 1:
-            value = to_json(describe_calibration(calibration))
+            value = to_json(asdict(calibration))
             model.metadata_props.add(key=onnx_metadata.CALIBRATION, value=value)
         elif calibration.unknown_below:
             value = str(calibration.unknown_below)

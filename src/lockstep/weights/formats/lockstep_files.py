@@ -5,7 +5,7 @@ temperature of probabilities, the names of what a user left out of another progr
 fields of the preprocessing that were assumed for it.
 """
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from lockstep.weights import checkpoint
 from lockstep.weights.calibration import (
     KEY,
     UNCALIBRATED,
-    describe_calibration,
     parse_calibration,
     read_calibration,
 )
@@ -90,7 +89,7 @@ def write(
     if weights.scales:
         metadata["scales"] = weights.scales
     if weights.calibration != UNCALIBRATED:
-        metadata[KEY] = describe_calibration(weights.calibration)
+        metadata[KEY] = asdict(weights.calibration)
     if weights.ignored:
         metadata[_IGNORED] = list(weights.ignored)
     if assumed := list_assumed(weights.preprocessing_from):
