@@ -2,7 +2,9 @@
 
 import ast
 import copy
+import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,13 +15,15 @@ import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.backends import torch as torch_backend
-from lockstep.backends.torch.compiling import pays_on_cpu
+from lockstep.backends.torch.compiling import pays_on_cpu, settle_cache
 from lockstep.backends.torch.model import Model
 from lockstep.models.architectures import MODELS
 from lockstep.recipes import Execution, Recipe
+from lockstep.system.errors import BackendError
 from lockstep.system.machine import Arithmetic
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import autograd
@@ -405,6 +409,26 @@ def test_the_engine_compiles_where_that_pays_for_an_epoch_however_many_there_are
                 recipe, np.zeros(epochs * steps), torch_backend.world(execution), execution
             )
             assert len(compiled) == steps - 7
+
+
+def test_compiled_code_is_kept_where_no_other_user_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = "TORCHINDUCTOR_CACHE_DIR"
+    monkeypatch.setenv(variable, str(tmp_path / "chosen"))
+    settle_cache()
+    assert cache_dir() == str(tmp_path / "chosen")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv(variable)
+    planted = tmp_path / f"lockstep-torchinductor-{os.geteuid()}"
+    planted.symlink_to(tmp_path / "chosen")
+    with pytest.raises(BackendError, match=f"cannot keep compiled code: .* Set {variable}"):
+        settle_cache()
+    planted.unlink()
+    planted.mkdir(mode=0o777)
+    settle_cache()
+    assert cache_dir() == str(planted)
+    assert planted.stat().st_mode & 0o777 == 0o700
 
 
 def test_gradients_are_added_up_over_ranks_in_buckets_of_the_size_that_is_asked_for(

@@ -246,6 +246,8 @@ def test_a_gpu_computes_fp32_in_fp32_and_fp16_by_tensorrt() -> None:
     assert [name for name, _ in runtime.choose_providers("fp16", there, quantised=False)] == there[
         :2
     ]
+    options = dict(runtime.choose_providers("fp16", there, quantised=False))[there[0]]
+    assert Path(options["trt_timing_cache_path"]).is_absolute()  # not in the current folder
     assert [name for name, _ in runtime.choose_providers("fp32", there, quantised=True)] == there[
         :2
     ]

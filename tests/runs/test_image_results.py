@@ -1,5 +1,10 @@
 """The results for every image that a finished run keeps."""
 
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +15,11 @@ import lockstep
 from lockstep.data.index import open_index
 from lockstep.models.metrics import Scores, measure
 from lockstep.recipes import Execution, Recipe
+from lockstep.reporting.views import build_views, select_data
 from lockstep.runs.image_results import FILE, Results, read_results, write_results
+from lockstep.runs.reading import _check_indexes, read_run
 from lockstep.system.errors import CheckpointError
+from tests.runs.cases import read_entries
 
 COLUMNS = ("losses", "ranks", "predictions", "labels", "confidences")
 
@@ -21,8 +29,9 @@ def run_with_report(
     tiny_recipe: Recipe, textures: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("run with report") / "run"
-    recipe = tiny_recipe.replace(ema_decay=0.9)
-    report = lockstep.train(recipe, textures, out, execution=Execution(accumulation_steps=2))
+    recipe = tiny_recipe.replace(ema_decay=0.9, selection="mrr")
+    execution = Execution(accumulation_steps=2, metrics=("top3",))
+    report = lockstep.train(recipe, textures, out, execution=execution)
     return out, report
 
 
@@ -73,7 +82,11 @@ def test_results_agree_with_the_report_and_name_the_images(
     for weights in ("trained", "ema"):
         scores = results.scores[weights]
         assert scores.per_class(10) == report["per_class"][weights]
-        assert measure(scores, 10).items() <= report["final"][weights].items()
+        final = report["final"][weights]
+        assert measure(scores, 10).items() <= final.items()
+        assert final["top3_percent"] == 5 * sum(scores.ranks < 3)
+        assert final["mrr"] == pytest.approx(np.mean(1 / (1 + scores.ranks)))
+    assert report["best"]["mrr"] == max(entry["mrr"] for entry in read_entries(run, "evaluate"))
 
 
 def test_a_finished_run_started_again_keeps_its_results(
@@ -81,7 +94,7 @@ def test_a_finished_run_started_again_keeps_its_results(
 ) -> None:
     run, _ = run_with_report
     before = (run / FILE).read_bytes()
-    lockstep.train(tiny_recipe.replace(ema_decay=0.9), textures, run)
+    lockstep.train(tiny_recipe.replace(ema_decay=0.9, selection="mrr"), textures, run)
     assert (run / FILE).read_bytes() == before
 
 
@@ -156,3 +169,53 @@ def test_results_of_other_lengths_are_refused(name: str, tmp_path: Path) -> None
     np.savez(tmp_path / FILE, **arrays)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match=rf"{FILE} cannot be read.*remove it"):
         read_results(tmp_path)
+
+
+GOOD: dict[str, Any] = {
+    "step": np.int64(1),
+    "digest": np.str_("x"),
+    "classes": np.array(["ant", "bee"]),
+    "labels": np.array([0, 1, 1], np.int32),
+    **{"trained.ranks": np.array([0, 1, 1], np.int32), "trained.losses": np.ones(3, np.float32)},
+    "trained.predictions": np.array([0, 0, 0], np.int32),
+    "trained.confidences": np.array([0.5, 0.6, 0.7], np.float32),
+}
+NUMBERS = (np.nan, np.inf, -np.inf, -1, -(2**31), 1.5, 2, 2**20 - 1, 2**31 - 1, 2**63, 1e38, "x")
+LOG = {"kind": "evaluate", "step": 1, "epoch": 1, "weights": "trained", "loss": 1.0, "images": 3}
+LOG |= {"top1_percent": 33.3, "top5_percent": 100.0, "elapsed_sec": 1.0, "images_per_sec": 1.0}
+
+
+def list_hostile(good: Any) -> Iterator[Any]:
+    """Yield arrays in the place of a good one: each number in its type where there is one and in
+    the number's own, and other shapes."""
+    for number in NUMBERS:
+        own = np.full(np.shape(good), number)
+        yield own
+        with warnings.catch_warnings(), suppress(ArithmeticError, ValueError, RuntimeWarning):
+            warnings.simplefilter("error")
+            yield own.astype(np.asarray(good).dtype)
+    for shape in ((), (0,), (1,), (2,), (4,), (3, 1), (2, 3)):
+        yield np.resize(good, shape)
+
+
+@pytest.mark.filterwarnings("error")
+def test_hostile_arrays_are_refused_or_shown(tmp_path: Path, tiny_recipe: Recipe) -> None:
+    (tmp_path / "recipe.yaml").write_text(tiny_recipe.replace(logits=3).format_yaml())
+    (tmp_path / "log.jsonl").write_text(json.dumps(LOG) + "\n")
+    np.savez(tmp_path / FILE, **GOOD)
+    run = read_run(tmp_path)
+    assert len(build_views([run])) == 1
+    refused = dict.fromkeys(GOOD, 0)
+    for name, good in GOOD.items():
+        for hostile in list_hostile(good):
+            np.savez(tmp_path / FILE, **(GOOD | {name: hostile}))
+            try:
+                results = require_results(tmp_path)
+                hostile_run = replace(run, results=results)
+                _check_indexes(hostile_run, results)
+            except CheckpointError:
+                refused[name] += 1
+                continue
+            views = build_views([hostile_run])
+            json.dumps([select_data(view) for view in views], allow_nan=False)
+    assert all(refused.values())

@@ -9,16 +9,18 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import lockstep
 from lockstep.data.stores import objects
+from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs import resuming
-from lockstep.runs.run_copies import open_store
+from lockstep.runs.run_copies import copy_run, fetch_run, open_store
 from lockstep.system.errors import CheckpointError, DataError, RecipeError
 from lockstep.weights import checkpoint
-from lockstep.weights.run_identity import read_identity
+from lockstep.weights.run_identity import read_identity, settle_identity
 from tests.data.stores.servers import Server, serve
 from tests.processes import ONE_THREAD, wait_until
 from tests.runs.cases import STEPS, Event, find_same_parts, stop_at, train_until
@@ -295,3 +297,67 @@ def test_a_mixture_of_checkpoints_is_refused(
         with pytest.raises(CheckpointError, match="holds checkpoints of two runs"):
             command()
     assert list_files(second) == before
+
+
+@pytest.fixture
+def copied(execution: Execution, tmp_path: Path) -> Path:
+    """The folder of a run of one checkpoint, which is copied."""
+    run = tmp_path / "run"
+    run.mkdir()
+    identity = settle_identity(run)
+    state = State(3, {"w": np.zeros(2, np.float32)}, {})
+    checkpoint.save(run / "checkpoints", state, data_digest="", about={}, run_id=identity.id)
+    (tmp_path / "secret").write_text("secret")
+    (run / "notes.txt").symlink_to(tmp_path / "secret")
+    (checkpoint.checkpoint_path(run / "checkpoints", 3) / "more").symlink_to(tmp_path / "secret")
+    copy_run(run, open_store(execution.checkpoint_store))
+    return run
+
+
+def test_links_in_a_run_are_not_copied(copied: Path, server: Server, execution: Execution) -> None:
+    own = ["checkpoints/step-00000003/model.safetensors", "checkpoints/step-00000003/state.json"]
+    assert [*list_files(find_copy(server, execution))] == [*own, "run.json"]
+
+
+def test_jobs_of_an_array_with_one_path_are_different_runs(
+    copied: Path, execution: Execution, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    settle_identity(copied)
+    copy_run(copied, open_store(execution.checkpoint_store))
+    shutil.rmtree(copied)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
+    with pytest.raises(CheckpointError, match=r"run, task 0 of an array; .* add --trust-run"):
+        fetch_run(execution.checkpoint_store, copied, lambda run: None, is_trusted=False)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")  # queued again
+    assert fetch_run(execution.checkpoint_store, copied, lambda run: None, is_trusted=False) == 3
+
+
+def test_a_copy_is_not_fetched_through_a_planted_link(
+    copied: Path, execution: Execution, tmp_path: Path
+) -> None:
+    shutil.rmtree(copied)
+    copied.mkdir()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "run.json").write_text("mine")
+    for name in (".fetched", ".fetched.unfinished"):
+        (copied / name).symlink_to(outside)
+    with pytest.raises(OSError, match=r"Not a directory|symbolic links"):
+        fetch_run(execution.checkpoint_store, copied, lambda run: None, is_trusted=False)
+    assert list_files(outside) == {"run.json": b"mine"}
+    assert list_files(copied) == {}
+
+
+def test_a_checkpoint_of_another_name_is_not_fetched(copied: Path, execution: Execution) -> None:
+    store = open_store(execution.checkpoint_store)
+    store.write_file("checkpoints/step-000000003/planted", copied / "run.json")
+    store.write_file("checkpoints/step-000000003/state.json", copied / "run.json")
+    shutil.rmtree(copied)
+    assert fetch_run(execution.checkpoint_store, copied, lambda run: None, is_trusted=False) == 3
+    assert [path.name for path in (copied / "checkpoints").iterdir()] == ["step-00000003"]
+
+
+def test_a_store_that_is_no_text_is_refused_as_a_field(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"checkpoint_store: .* not None"):
+        resuming.complete_settings(tmp_path / "run", data=tmp_path, how={"checkpoint_store": None})

@@ -91,9 +91,16 @@ def read_results(folder: Path, file_name: str = FILE) -> Results | None:
                 _check_column(labels, np.int32, labels.size)
                 for name, kind in _COLUMNS.items():
                     _check_column(columns[name], kind, labels.size)
+                likely = columns["confidences"]
+                if (likely < 0).any() or (likely > 1.01).any():  # NaN is of a diverged run
+                    raise ValueError("a confidence is not from 0 to 1")
                 scores[weights] = Scores(labels=labels, **columns)
-        names = tuple(map(str, arrays.get("classes", np.zeros(0, str)).tolist()))
-        return Results(int(arrays["step"]), str(arrays["digest"]), scores, names)
+        names = arrays.get("classes", np.zeros(0, str))
+        step = arrays["step"]
+        digest = arrays["digest"]
+        if (step.shape, digest.shape, names.ndim) != ((), (), 1) or step.dtype != np.int64:
+            raise ValueError("step, digest or classes are of another shape or type")
+        return Results(int(step), str(digest), scores, tuple(map(str, names.tolist())))
     except FileNotFoundError:
         return None
     except (OSError, *DAMAGE) as error:

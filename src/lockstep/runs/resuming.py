@@ -155,7 +155,7 @@ def _find_store(
     if execution is not None:
         return execution.checkpoint_store
     if FIELD in how:
-        return str(how[FIELD])
+        return how[FIELD] if isinstance(how[FIELD], str) else ""  # refused with the other fields
     last: dict[str, Any] = {}
     with suppress(CheckpointError):  # of a damaged file, which not every command needs
         last = last_execution(out) if holds_run(out) else {}

@@ -10,7 +10,6 @@ other one.
 """
 
 import re
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from typing import TypeVar
 
 from lockstep.data.stores.objects import ObjectStore, StoredObject, find_url, is_web
 from lockstep.system.errors import CheckpointError, DataError, RecipeError
+from lockstep.system.files import staging
 from lockstep.system.locks import hold_lock
 from lockstep.system.regular_files import TEXT
 from lockstep.system.strict_json import parsed
@@ -28,6 +28,7 @@ from lockstep.weights.run_identity import (
     FILE,
     RunIdentity,
     list_digests,
+    name_place,
     parse_identity,
     read_identity,
 )
@@ -37,7 +38,7 @@ T = TypeVar("T")
 FIELD = "checkpoint_store"
 _CHECKPOINTS = "checkpoints"
 _LAST = "state.json"
-_NAME = re.compile(rf"[^./][^/]*|{_CHECKPOINTS}/step-[0-9]{{8,}}/[^./][^/]*")
+_NAME = re.compile(rf"[^./][^/]*|{_CHECKPOINTS}/step-([0-9]{{8}}|[1-9][0-9]{{8,14}})/[^./][^/]*")
 """The names of a copy: no hidden files, and of folders only the checkpoints."""
 _WAIT_SEC = 120.0
 """A command that ends waits this long for the copy of its last checkpoint."""
@@ -223,9 +224,8 @@ def copy_run(folder: Path, store: ObjectStore) -> None:
     if _check_owner(copy, folder):
         raise copy.refuse(folder, f"it has gone on to step {copy.newest}")
     stored = copy.items.keys()
-    for file in sorted(folder.iterdir()):
-        if file.is_file() and _NAME.fullmatch(file.name):
-            store.write_file(file.name, file)
+    for file in _list_files(folder):
+        store.write_file(file.name, file)
     steps = checkpoint.steps(folder / _CHECKPOINTS)
     for step in reversed(steps):
         path = checkpoint.checkpoint_path(folder / _CHECKPOINTS, step)
@@ -237,9 +237,15 @@ def copy_run(folder: Path, store: ObjectStore) -> None:
     store.delete(sorted(filter(_NAME.fullmatch, old), key=lambda name: not name.endswith(_LAST)))
 
 
+def _list_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that are copied: no links, which a stranger may have planted."""
+    files = [file for file in folder.iterdir() if file.is_file() and not file.is_symlink()]
+    return sorted(file for file in files if _NAME.fullmatch(file.name))
+
+
 def _copy_checkpoint(path: Path, prefix: str, store: ObjectStore) -> None:
     try:
-        for file in sorted(path.iterdir(), key=lambda file: file.name == _LAST):
+        for file in sorted(_list_files(path), key=lambda file: file.name == _LAST):
             store.write_file(f"{prefix}/{file.name}", file)
     except FileNotFoundError:
         if path.exists():  # otherwise the run has dropped it meanwhile
@@ -266,9 +272,7 @@ def fetch_run(
         copy = _read_copy(store)
         if not _is_wanted(copy, folder, is_trusted):
             return None
-        hidden = folder / ".fetched"
-        shutil.rmtree(hidden, ignore_errors=True)
-        try:
+        with staging(folder / "fetched") as hidden:  # refuses a link in its place
             for name, item in copy.items.items():
                 if "/" not in name or f"{name.rpartition('/')[0]}/{_LAST}" in copy.items:
                     _fetch(store, item, hidden / name)
@@ -281,8 +285,6 @@ def fetch_run(
             read_identity(hidden)  # refuses checkpoints of two runs
             check(hidden)
             _give_names(hidden, folder)
-        finally:
-            shutil.rmtree(hidden, ignore_errors=True)
     return copy.newest if copy.steps else None
 
 
@@ -294,7 +296,7 @@ def _is_wanted(copy: _Copy, folder: Path, is_trusted: bool) -> bool:
     is_new = not (folder / FILE).exists() and not checkpoint.steps(folder / _CHECKPOINTS)
     if owner is None or not is_new:
         return is_newer
-    if is_trusted or owner.out == str(folder):
+    if is_trusted or owner.out == name_place(folder):
         return True  # also without checkpoints: the folder takes the copy's id
     raise copy.refuse(
         folder,

@@ -85,7 +85,6 @@ def staging(path: Path) -> Iterator[Path]:
     parents = [parent for parent in path.parents if not parent.exists()]
     folder = path.with_name(f".{path.name}.unfinished")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         with _hold(folder):
             _clear(folder)
             try:
@@ -99,13 +98,28 @@ def staging(path: Path) -> Iterator[Path]:
                 parent.rmdir()
 
 
-@contextmanager
-def _hold(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder: those that hold it too, and other users. The folder
-    must belong to this user."""
+def open_own_folder(folder: Path) -> int:
+    """Make a folder, which no other user can open, if it does not exist. Return a descriptor of it.
+
+    Raises `OSError`, also if it is a link or belongs to another user.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
+        if os.fstat(descriptor).st_uid != os.geteuid():  # the superuser can open all
+            raise PermissionError(errno.EPERM, "it belongs to another user", str(folder))
         os.fchmod(descriptor, 0o700)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextmanager
+def _hold(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder: those that hold it too, and other users."""
+    descriptor = open_own_folder(folder)
+    try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

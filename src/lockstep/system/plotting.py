@@ -1,5 +1,6 @@
 """Shared helpers for figures drawn with matplotlib."""
 
+import contextlib
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,9 @@ from lockstep.system.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+with contextlib.chdir("/"):  # it reads `matplotlibrc` in the current folder, which can be anyone's
+    import matplotlib as _  # noqa: F401
 
 
 def over_steps(every: "Iterable[Axes]") -> None:

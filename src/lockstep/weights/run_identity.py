@@ -3,13 +3,14 @@
 | key | value |
 |---|---|
 | id | 32 random hexadecimal digits, which the run's log, report, checkpoints and copies have too |
-| out | the folder, as the command that began the run named it |
+| out | the folder, as the command that began the run named it, and the task of an array of jobs |
 | adopted_step | checkpoints up to this step were written by a version without ids; -1 without any |
 | history | the digests of all checkpoints that were saved, by step |
 
 The id changes no result. Two runs with equal results have different ids.
 """
 
+import os
 import re
 import secrets
 from collections.abc import Mapping
@@ -26,6 +27,8 @@ from lockstep.weights import checkpoint
 FILE = "run.json"
 _ID = re.compile(r"[0-9a-f]{32}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_TASKS = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX")
+"""Environment variables with the number of a job in an array."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,15 @@ def read_identity(folder: Path) -> RunIdentity | None:
     return replace(identity, history={**identity.history, **list_digests(folder)})
 
 
+def name_place(folder: Path) -> str:
+    """Return a run's folder as `run.json` names it. Jobs of an array may have one path on the disks
+    of different machines, so it includes their numbers."""
+    for name in _TASKS:
+        if name in os.environ:
+            return f"{folder}, task {os.environ[name]} of an array"
+    return str(folder)
+
+
 def list_digests(folder: Path) -> dict[int, str]:
     """Return the digests of the checkpoints in a run's folder, by step."""
     saved = checkpoint.read_identities(folder / "checkpoints")
@@ -109,5 +121,5 @@ def settle_identity(folder: Path) -> RunIdentity:
         saved = list_digests(folder)
         newest = max(saved, default=-1)
         identity = RunIdentity(secrets.token_hex(16), adopted_step=newest, history=saved)
-    write_json(folder / FILE, asdict(replace(identity, out=str(folder))))
+    write_json(folder / FILE, asdict(replace(identity, out=name_place(folder))))
     return identity

@@ -1,6 +1,7 @@
 """Keeping what XLA compiles between runs, in the user's cache."""
 
 import hashlib
+import os
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import jax
 import jaxlib.version
 
-from lockstep.system.files import user_cache
+from lockstep.system.files import open_own_folder, user_cache
 from lockstep.system.machine import arithmetic, processor
 
 MOST_BYTES = 2**30
@@ -27,10 +28,7 @@ def keep_compiled() -> None:
     kind = repr((jaxlib.version.__version__, processor(), arithmetic()))
     folder = user_cache() / "jax" / hashlib.sha256(kind.encode()).hexdigest()[:16]
     with suppress(OSError):  # compiling takes longer, and nothing else
-        folder.mkdir(parents=True, exist_ok=True)
-        if folder.is_symlink():  # not made here: what is behind it belongs to others
-            return
-        folder.chmod(0o700)
+        os.close(open_own_folder(folder))
         jax.config.update("jax_compilation_cache_dir", str(folder))
         drop_oldest(folder, MOST_BYTES)
 

@@ -5,13 +5,20 @@ The time of a step was measured once by hand on an AMD EPYC with AVX2 alone, the
 a processor twice as fast (`benchmarks/cpu_layouts.py`, benchmarks/README.md).
 """
 
+import os
 import shutil
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 
 from lockstep.models.operations import work
 from lockstep.recipes import Recipe
+from lockstep.system.errors import BackendError
+from lockstep.system.files import open_own_folder
 from lockstep.system.machine import Arithmetic
 
+_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+"""The environment variable that names the folder of compiled code."""
 COMPILE_SEC = 120.0
 """Seconds to compile the training step of a ResNet-50: twice the 60 s measured, for slower cores.
 Most of it is serial."""
@@ -22,6 +29,25 @@ not pay for compiling."""
 GFLOPS_OF_A_CORE = 46.0
 """GFLOPS of a core in a training step in fp32 with AVX2: 3.8 images/s at 224 px, 24.3 GFLOP an
 image, two cores."""
+
+
+def settle_cache() -> None:
+    """Choose a folder that only this user can open for what PyTorch compiles and runs again, unless
+    the user has chosen one.
+
+    Raises `BackendError` if there cannot be such a folder.
+    """
+    if _FOLDER in os.environ:
+        return
+    folder = Path(tempfile.gettempdir(), f"lockstep-torchinductor-{os.geteuid()}")
+    try:
+        os.close(open_own_folder(folder))
+    except OSError as error:
+        raise BackendError(
+            f"{folder} cannot keep compiled code: {error.strerror}; expected a folder of yours. Set"
+            f" {_FOLDER} to one, or use --set compile=off"
+        ) from None
+    os.environ[_FOLDER] = str(folder)
 
 
 def pays_on_cpu(

@@ -23,7 +23,7 @@ from lockstep.backends.shared.batch_columns import name_columns
 from lockstep.backends.shared.device import build_memory_error
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.torch.batch_norm import synchronise
-from lockstep.backends.torch.compiling import pays_on_cpu
+from lockstep.backends.torch.compiling import pays_on_cpu, settle_cache
 from lockstep.backends.torch.freezing import freeze, set_training_mode
 from lockstep.backends.torch.fused_batch_norm import fuse_batch_norms
 from lockstep.backends.torch.handle import EndTimes, TorchHandle
@@ -131,6 +131,7 @@ class TorchEngine:
         pays = self._device.type == "cuda" or self._pays_on_cpu()
         if execution.compile != "on" and not pays:
             return module
+        settle_cache()
         # Compiled once for each size of images: for sizes that it does not know, PyTorch makes
         # slower code from the second size on, and none at all after eight.
         limits = torch._dynamo.config

@@ -16,6 +16,7 @@ from lockstep.inference.runtimes import (
 )
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
+from lockstep.system.files import user_cache
 from lockstep.system.machine import gpu
 
 Provider = str | tuple[str, dict[str, str]]
@@ -128,7 +129,9 @@ def choose_providers(precision: str, available: list[str], *, quantised: bool) -
     """
     providers: list[Provider] = [(_CUDA, {"use_tf32": str(int(precision == "tf32"))})]
     if _TENSORRT in available and (precision == "fp16" or quantised):
-        providers.insert(0, (_TENSORRT, {"trt_timing_cache_enable": "True"}))
+        # Without a path, ONNX Runtime reads and writes them in the current folder.
+        timings = {"trt_timing_cache_enable": "True", "trt_timing_cache_path": str(user_cache())}
+        providers.insert(0, (_TENSORRT, timings))
     return providers
 
 
