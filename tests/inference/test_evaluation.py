@@ -11,7 +11,7 @@ import pytest
 
 import lockstep
 from lockstep.inference.evaluation_images import find_run_data
-from lockstep.recipes import Recipe
+from lockstep.recipes import Execution, Recipe
 from lockstep.runs.trust import remember
 from lockstep.system.errors import CheckpointError, DataError, DivergedError
 from lockstep.weights import checkpoint
@@ -30,7 +30,8 @@ def test_an_evaluation_agrees_with_predictions_one_by_one(
         antialias=True, eval_antialias=False, eval_sampling="asymmetric", eval_offset_rounding="up"
     )
     images = sorted((textures / "val").rglob("*.jpg"))
-    result = lockstep.load(source).evaluate(textures).to_json()
+    model = lockstep.load(source).on(execution=Execution(metrics=("mrr", "top3")))
+    result = model.evaluate(textures).to_json()
     losses = []
     ranks = []
     guesses = []
@@ -43,6 +44,8 @@ def test_an_evaluation_agrees_with_predictions_one_by_one(
     assert result["loss"] == pytest.approx(sum(losses) / 20, rel=1e-4)
     assert result["top1_percent"] == 5 * sum(rank == 0 for rank in ranks)
     assert result["top5_percent"] == 5 * sum(rank < 5 for rank in ranks)
+    assert result["top3_percent"] == 5 * sum(rank < 3 for rank in ranks)
+    assert result["mrr"] == pytest.approx(sum(1 / (rank + 1) for rank in ranks) / 20)
     assert result["classes"] == CLASSES
     by_class = {
         name: [r for r, image in zip(ranks, images, strict=True) if image.parent.name == name]

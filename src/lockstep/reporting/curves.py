@@ -81,8 +81,9 @@ def _list_named_metrics(runs: Sequence[Run]) -> list[Metric]:
     for run in runs:
         for entry in run.evaluations[-1:]:
             for metric in list_metrics(entry, sys.maxsize):
-                metrics.setdefault(metric.name, metric)
-    return [metric for name, metric in metrics.items() if name not in LOGGED]
+                if metric.name not in LOGGED:
+                    metrics.setdefault(metric.name, metric)
+    return list(metrics.values())
 
 
 def _split_by_images(
@@ -155,12 +156,11 @@ def _read_speeds(
 
 
 def _read_evaluations(key: str, run: Run) -> Points:
-    average = [entry for entry in run.evaluations if entry["weights"] == "ema"]
-    others = [entry for entry in run.evaluations if entry["weights"] != "ema"]
-    return {
-        "validation": _read_entries(key, others),
-        "moving average": _read_entries(key, average),
-    }
+    points: Points = {"validation": [], "moving average": []}
+    for entry in run.evaluations:
+        kind: Kind = "moving average" if entry["weights"] == "ema" else "validation"
+        points[kind] += _read_entries(key, [entry])
+    return points
 
 
 def _read_entries(key: str, entries: Sequence[Any]) -> list[tuple[int, float]]:
