@@ -19,6 +19,7 @@ from lockstep.weights.calibration import (
 )
 from lockstep.weights.conversion import convert
 from lockstep.weights.pruning import prune
+from lockstep.weights.weights_choice import WeightsChoice
 from tests.inference.cases import CLASSES, FIT, random_tensors
 
 
@@ -98,9 +99,11 @@ def test_a_damaged_file_is_named(content: str, message: str, saved: Path) -> Non
 def test_a_converted_file_has_the_temperature_if_it_has_metadata(
     saved: Path, tmp_path: Path
 ) -> None:
-    convert(saved, tmp_path / "weights.safetensors", certificate=False)
+    convert(WeightsChoice(str(saved)), tmp_path / "weights.safetensors", certificate=False)
     assert open_weights(tmp_path / "weights.safetensors").calibration == Calibration(3.0)
-    result = convert(saved, tmp_path / "weights.pth", to="torchvision", certificate=False)
+    result = convert(
+        WeightsChoice(str(saved)), tmp_path / "weights.pth", to="torchvision", certificate=False
+    )
     assert [remark for remark in result["remarks"] if "holds no temperature" in remark]
 
 

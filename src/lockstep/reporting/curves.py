@@ -147,12 +147,10 @@ def _read_training(key: str, run: Run) -> Points:
     return {"training": _read_entries(key, run.training)}
 
 
-def _read_speeds(
-    field: Literal["images_per_sec", "data_wait_share"], factor: float, run: Run
-) -> Points:
+def _read_speeds(key: str, factor: float, run: Run) -> Points:
     """Return a speed figure of every interval. Profiled steps are left out."""
     entries = [entry for entry in run.training if "traced" not in entry]
-    return {"training": [(entry["step"], factor * entry[field]) for entry in entries]}
+    return {"training": [(step, factor * speed) for step, speed in _read_entries(key, entries)]}
 
 
 def _read_evaluations(key: str, run: Run) -> Points:

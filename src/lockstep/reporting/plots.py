@@ -128,8 +128,9 @@ def _draw_reliability(view: View, name: str) -> "Figure":
     for group in view.bins:
         if group.images:
             middle = (group.low + group.high) / 2
-            axes.bar(middle, group.accuracy, width=0.9 * width, color="C0")
-            axes.plot(group.confidence, group.accuracy, "o", color="black", markersize=3)
+            accuracy = group.right / group.images
+            axes.bar(middle, accuracy, width=0.9 * width, color="C0")
+            axes.plot(group.confidence, accuracy, "o", color="black", markersize=3)
     axes.plot([0, 1], [0, 1], "--", color="0.5")
     title = f"Reliability, {plain(name)}"
     if view.calibration_error is not None:

@@ -106,11 +106,6 @@ class Bin:
     confidence: float
     """Mean confidence of the images; 0 if there are none."""
 
-    @property
-    def accuracy(self) -> float:
-        """The share of images that are right; 0 if there are none."""
-        return self.right / max(self.images, 1)
-
 
 def bin_confidences(confidences: np.ndarray, right: np.ndarray, bins: int = BINS) -> list[Bin]:
     """Return bins of equal width over the confidences, [images], with how many of each bin are
@@ -141,7 +136,7 @@ def compute_calibration_error(bins: list[Bin]) -> float | None:
     gaps = 0.0
     for group in bins:
         images += group.images
-        gaps += group.images * abs(group.accuracy - group.confidence)
+        gaps += abs(group.right - group.images * group.confidence)
     return round(gaps / images, 12) if images else None
 
 
@@ -287,11 +282,10 @@ def choose_threshold(confidences: np.ndarray, hits: np.ndarray, precision: float
             f"no threshold reaches a precision of {100 * precision:g} %; on these {len(hits)}"
             f" images the highest that one can reach is {100 * best:g} %: {advice}"
         )
-    last = int(reached[-1])
-    count = last + 1
+    count = int(reached[-1]) + 1
     unknown_below = 0.0
     if count < len(hits):
-        unknown_below = float(sorted_confidences[last : last + 2].mean())
+        unknown_below = float(sorted_confidences[count - 1 : count + 1].mean())
     right = int(hits[order][:count].sum())
     return {
         "wanted_percent": 100 * precision,
