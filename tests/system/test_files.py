@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.system.files import give_names, open_own_folder, staging
+from lockstep.system.files import give_names, own_folder, staging
 
 HIDDEN = ".a.unfinished"
 
@@ -103,13 +103,16 @@ def test_a_link_in_place_of_the_hidden_folder_is_not_followed(tmp_path: Path) ->
 def test_a_folder_of_another_user_or_a_link_is_not_the_users_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    os.close(open_own_folder(tmp_path / "new" / "own"))
-    assert (tmp_path / "new" / "own").stat().st_mode & 0o777 == 0o700
+    with own_folder(tmp_path / "new" / "own"):
+        assert (tmp_path / "new" / "own").stat().st_mode & 0o777 == 0o700
     (tmp_path / "others").mkdir(mode=0o755)
     (tmp_path / "link").symlink_to(tmp_path / "others")
-    with pytest.raises(OSError, match=r"Not a directory|symbolic links"):
-        open_own_folder(tmp_path / "link")
+    with (
+        pytest.raises(OSError, match=r"Not a directory|symbolic links"),
+        own_folder(tmp_path / "link"),
+    ):
+        pass
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(PermissionError, match="another user"):
-        open_own_folder(tmp_path / "others")
+    with pytest.raises(PermissionError, match="another user"), own_folder(tmp_path / "others"):
+        pass
     assert (tmp_path / "others").stat().st_mode & 0o777 == 0o755

@@ -95,9 +95,8 @@ def read_results(folder: Path, file_name: str = FILE) -> Results | None:
                 if (likely < 0).any() or (likely > 1.01).any():  # NaN is of a diverged run
                     raise ValueError("a confidence is not from 0 to 1")
                 scores[weights] = Scores(labels=labels, **columns)
+        step, digest = arrays["step"], arrays["digest"]
         names = arrays.get("classes", np.zeros(0, str))
-        step = arrays["step"]
-        digest = arrays["digest"]
         if (step.shape, digest.shape, names.ndim) != ((), (), 1) or step.dtype != np.int64:
             raise ValueError("step, digest or classes are of another shape or type")
         return Results(int(step), str(digest), scores, tuple(map(str, names.tolist())))

@@ -258,11 +258,10 @@ def fetch_run(
     """Fetch a run's copy if its newest checkpoint is newer than those in the folder. Return the
     step, or None.
 
-    The copy is fetched into a temporary folder, verified there with `check`, and then moved. A
-    process that is killed here leaves older checkpoints or none, and the next one fetches again.
-    With `is_trusted`, a new folder may have another name than the one that was copied. Raises
-    `CheckpointError` if the copy is another run's, `DataError` if the store cannot be read or its
-    copy is damaged, `OSError` if the folder cannot be written to.
+    The copy is verified with `check` before it is moved; a process that is killed leaves older
+    checkpoints or none. With `is_trusted`, a new folder may have another name than the copied one.
+    Raises `CheckpointError` if the copy is another run's, `DataError` if it is damaged or cannot be
+    read, `OSError` if the folder cannot be written to.
     """
     store = open_store(url)
     if not _is_wanted(_read_copy(store), folder, is_trusted):
@@ -275,7 +274,9 @@ def fetch_run(
         with staging(folder / "fetched") as hidden:  # refuses a link in its place
             for name, item in copy.items.items():
                 if "/" not in name or f"{name.rpartition('/')[0]}/{_LAST}" in copy.items:
-                    _fetch(store, item, hidden / name)
+                    (hidden / name).parent.mkdir(parents=True, exist_ok=True)
+                    with (hidden / name).open("wb") as file:
+                        file.writelines(store.read_pieces(item))
             for step in copy.steps:
                 path = checkpoint.checkpoint_path(hidden / _CHECKPOINTS, step)
                 if not checkpoint.is_intact(path):
@@ -303,13 +304,6 @@ def _is_wanted(copy: _Copy, folder: Path, is_trusted: bool) -> bool:
         f"it is of run {owner.id} in {owner.out:.200}; to fetch that run into this folder, add"
         " --trust-run",
     )
-
-
-def _fetch(store: ObjectStore, item: StoredObject, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        for data in store.read_pieces(item):
-            file.write(data)
 
 
 def _give_names(hidden: Path, folder: Path) -> None:

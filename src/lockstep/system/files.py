@@ -98,28 +98,25 @@ def staging(path: Path) -> Iterator[Path]:
                 parent.rmdir()
 
 
-def open_own_folder(folder: Path) -> int:
-    """Make a folder, which no other user can open, if it does not exist. Return a descriptor of it.
-
-    Raises `OSError`, also if it is a link or belongs to another user.
-    """
+@contextmanager
+def own_folder(folder: Path) -> Iterator[int]:
+    """Make a folder, or an existing one, open to this user only. Yield a descriptor of it. Raises
+    `OSError`, also if it is a link or belongs to another user."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_uid != os.geteuid():  # the superuser can open all
             raise PermissionError(errno.EPERM, "it belongs to another user", str(folder))
         os.fchmod(descriptor, 0o700)
-    except BaseException:
+        yield descriptor
+    finally:
         os.close(descriptor)
-        raise
-    return descriptor
 
 
 @contextmanager
 def _hold(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder: those that hold it too, and other users."""
-    descriptor = open_own_folder(folder)
-    try:
+    with own_folder(folder) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -127,8 +124,6 @@ def _hold(folder: Path) -> Iterator[None]:
         except OSError:  # a file system without locks
             pass
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _clear(folder: Path) -> None:

@@ -27,8 +27,6 @@ from lockstep.weights import checkpoint
 FILE = "run.json"
 _ID = re.compile(r"[0-9a-f]{32}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_TASKS = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX")
-"""Environment variables with the number of a job in an array."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +99,8 @@ def read_identity(folder: Path) -> RunIdentity | None:
 def name_place(folder: Path) -> str:
     """Return a run's folder as `run.json` names it. Jobs of an array may have one path on the disks
     of different machines, so it includes their numbers."""
-    for name in _TASKS:
-        if name in os.environ:
-            return f"{folder}, task {os.environ[name]} of an array"
-    return str(folder)
+    task = os.environ.get("SLURM_ARRAY_TASK_ID", os.environ.get("PBS_ARRAY_INDEX"))
+    return str(folder) if task is None else f"{folder}, task {task} of an array"
 
 
 def list_digests(folder: Path) -> dict[int, str]:

@@ -1,7 +1,6 @@
 """Keeping what XLA compiles between runs, in the user's cache."""
 
 import hashlib
-import os
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import jax
 import jaxlib.version
 
-from lockstep.system.files import open_own_folder, user_cache
+from lockstep.system.files import own_folder, user_cache
 from lockstep.system.machine import arithmetic, processor
 
 MOST_BYTES = 2**30
@@ -27,8 +26,8 @@ def keep_compiled() -> None:
         return
     kind = repr((jaxlib.version.__version__, processor(), arithmetic()))
     folder = user_cache() / "jax" / hashlib.sha256(kind.encode()).hexdigest()[:16]
-    with suppress(OSError):  # compiling takes longer, and nothing else
-        os.close(open_own_folder(folder))
+    # Without such a folder compiling takes longer, and nothing else.
+    with suppress(OSError), own_folder(folder):
         jax.config.update("jax_compilation_cache_dir", str(folder))
         drop_oldest(folder, MOST_BYTES)
 

@@ -14,11 +14,10 @@ from pathlib import Path
 from lockstep.models.operations import work
 from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError
-from lockstep.system.files import open_own_folder
+from lockstep.system.files import own_folder
 from lockstep.system.machine import Arithmetic
 
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-"""The environment variable that names the folder of compiled code."""
 COMPILE_SEC = 120.0
 """Seconds to compile the training step of a ResNet-50: twice the 60 s measured, for slower cores.
 Most of it is serial."""
@@ -32,22 +31,19 @@ image, two cores."""
 
 
 def settle_cache() -> None:
-    """Choose a folder that only this user can open for what PyTorch compiles and runs again, unless
-    the user has chosen one.
-
-    Raises `BackendError` if there cannot be such a folder.
-    """
+    """Keep what PyTorch compiles where only this user can write, unless a folder is chosen. Raises
+    `BackendError` if there is no such place."""
     if _FOLDER in os.environ:
         return
     folder = Path(tempfile.gettempdir(), f"lockstep-torchinductor-{os.geteuid()}")
     try:
-        os.close(open_own_folder(folder))
+        with own_folder(folder):
+            os.environ[_FOLDER] = str(folder)
     except OSError as error:
         raise BackendError(
             f"{folder} cannot keep compiled code: {error.strerror}; expected a folder of yours. Set"
             f" {_FOLDER} to one, or use --set compile=off"
         ) from None
-    os.environ[_FOLDER] = str(folder)
 
 
 def pays_on_cpu(
