@@ -66,8 +66,7 @@ class RunCopies:
         self._thread.start()
 
     def request(self) -> str:
-        """Ask for a copy of the folder as it is now. Return why the last one failed; "" if it did
-        not."""
+        """Ask for a copy of the folder as it is now. Return why the last one failed, or ""."""
         with self._changed:
             self._is_wanted = True
             self._changed.notify()
@@ -323,10 +322,8 @@ def _give_names(hidden: Path, folder: Path) -> None:
 def find_newer_copy(
     url: str, folder: Path, check: Callable[[Path], None], is_trusted: bool
 ) -> dict[str, str]:
-    """Fetch a run's copy as `fetch_run` does. Return what was taken, as in `RunSettings.origins`.
-
-    Raises `DataError` also where the folder cannot be written to.
-    """
+    """Return what `fetch_run` took, as in `RunSettings.origins`. Raises `DataError` also where the
+    folder cannot be written to."""
     try:
         step = fetch_run(url, folder, check, is_trusted) if url else None
     except OSError as error:

@@ -97,8 +97,7 @@ def read_identity(folder: Path) -> RunIdentity | None:
 
 
 def name_place(folder: Path) -> str:
-    """Return a run's folder as `run.json` names it. Jobs of an array may have one path on the disks
-    of different machines, so it includes their numbers."""
+    """Return a folder with the job's number: an array may have one path on many machines."""
     task = os.environ.get("SLURM_ARRAY_TASK_ID", os.environ.get("PBS_ARRAY_INDEX"))
     return str(folder) if task is None else f"{folder}, task {task} of an array"
 

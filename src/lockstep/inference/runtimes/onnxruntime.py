@@ -122,14 +122,13 @@ def choose_providers(precision: str, available: list[str], *, quantised: bool) -
     """Return the providers to use on a GPU, the preferred one first, with their options.
 
     TensorRT fuses more than CUDA, and has int8. It takes minutes to prepare, so fp32 and tf32 are
-    left to CUDA.
+    left to CUDA. Without a path, its timings are in the current folder, which can be anyone's.
 
     >>> choose_providers("tf32", ["CUDAExecutionProvider"], quantised=False)
     [('CUDAExecutionProvider', {'use_tf32': '1'})]
     """
     providers: list[Provider] = [(_CUDA, {"use_tf32": str(int(precision == "tf32"))})]
     if _TENSORRT in available and (precision == "fp16" or quantised):
-        # Without a path, ONNX Runtime reads and writes them in the current folder.
         timings = {"trt_timing_cache_enable": "True", "trt_timing_cache_path": str(user_cache())}
         providers.insert(0, (_TENSORRT, timings))
     return providers
