@@ -210,7 +210,8 @@ def _minimise_loss(logits: np.ndarray, labels: np.ndarray) -> float | None:
     The loss is convex in 1 / temperature. Newton's steps, or halves of the interval that holds the
     solution if a step leaves it, find it.
     """
-    low, high = 1 / RANGE, RANGE
+    low = 1 / RANGE
+    high = RANGE
     if not _differentiate(logits, labels, low)[0] < 0 < _differentiate(logits, labels, high)[0]:
         return None
     inverse = 1.0
