@@ -6,7 +6,7 @@ refused, with the name of the part.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -18,6 +18,7 @@ from lockstep.weights.weights_choice import WeightsChoice
 
 Value = TypeVar("Value")
 Treatment = Literal["folded", "without effect", "ignored"]
+UNUSED = "no output is computed from it"
 _SPELLED = dict.fromkeys((*range(32), *range(127, 160), *map(ord, "['")), "?")
 """What a pattern in quotation marks cannot hold, as a character that fits it."""
 
@@ -74,6 +75,20 @@ def refuse_leftover(
         f" inference, leave them out: lockstep convert {quote(str(path))} weights.safetensors"
         f"{options}"
     )
+
+
+def account_for_constants(
+    names: Iterable[str], used: Collection[str], users: Mapping[str, str]
+) -> Iterator[Part]:
+    """Yield the account of the constants that no tensor is made of. `users` are what computes with
+    them."""
+    for name in names:
+        if name in used:
+            continue
+        if name in users:
+            yield Part(name, "folded", f"into {users[name]}")
+        else:
+            yield Part(name, "without effect", UNUSED)
 
 
 def check_outputs(path: Path | str, logits: int) -> None:

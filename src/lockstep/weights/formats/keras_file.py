@@ -10,7 +10,7 @@ layers are:
 
 j is 1 to 3, and 0 for the shortcut.
 
-Files of 2015 to 2018 have other names and another epsilon: `keras_branches`.
+Files of 2015 to 2018 have other names and another epsilon: `keras_variables`.
 
 Kernels are HWIO, the classifier is [in, out], and batch norm's epsilon is 1.001e-5. Convolutions
 have a bias. In front of a batch norm it is the same as a smaller running mean, so reading subtracts
@@ -37,8 +37,6 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights.formats import (
-    keras_branches,
-    keras_original,
     keras_process,
     keras_variables,
     refuse_many,
@@ -55,7 +53,12 @@ from lockstep.weights.formats.common import (
 )
 from lockstep.weights.formats.keras_calls import MODELS as INNER_MODELS
 from lockstep.weights.formats.keras_calls import WITH_ARRAYS
-from lockstep.weights.formats.keras_layers import IN_TRAINING, Translation
+from lockstep.weights.formats.keras_layers import (
+    IN_TRAINING,
+    Translation,
+    write_application,
+    write_original,
+)
 from lockstep.weights.formats.keras_variables import VARS, Variables
 from lockstep.weights.formats.network_walk import KERAS_MEAN, KERAS_STD, follow
 from lockstep.weights.formats.structure import BATCH_NORM
@@ -89,7 +92,7 @@ _UNDESCRIBED = (
 )
 _OLD = (
     "its names are those of Keras until 2018, so it is assumed that its batch norms add"
-    f" {keras_branches.EPSILON:g} to the variance, that its kernels are those of TensorFlow's"
+    f" {keras_variables.OLD_EPSILON:g} to the variance, that its kernels are those of TensorFlow's"
     " backend, and that it pads by 1 before the first pooling, which versions without a layer"
     " pool1_pad did not"
 )
@@ -119,15 +122,15 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
             places = {place: place for place in variables.datasets}
             return _read_model(variables, variables.description, places, choice)
         names = variables.list_names()
-        is_old = keras_branches.has_branches(names)
+        is_old = keras_variables.has_branches(names)
         if is_old:
-            names = keras_branches.rename_variables(path, names)
+            names = keras_variables.rename_variables(path, names)
         titles = [title for group, title in variables.groups.items() if group != VARS]
         is_numbered = not any(titles) and "conv2d/kernel" in names
         places = {place: place for place in names.values()} if is_numbered else names
         head = _find_head(names, choice)
         spec = _choose_spec(path, names, choice, is_numbered=is_numbered)
-        epsilon = keras_branches.EPSILON if is_old else EPSILON
+        epsilon = keras_variables.OLD_EPSILON if is_old else EPSILON
         description = _describe_network(spec, head, epsilon)
         weights = _read_model(variables, description, places, choice, _list_strangers(variables))
         original = None
@@ -136,7 +139,7 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
             arrays = {name: variables.read(names[old]) for name, old in renamed.items()}
             model = _MODELS[str(weights.recipe.model)]
             about = {"model": model, "classes": weights.recipe.logits}
-            write = partial(keras_original.write_application, about, arrays)
+            write = partial(write_application, about, arrays)
             original = Original(NAME, write, "bgr", channels_last=True)
         return replace(weights, original=original).add_remarks(_OLD if is_old else _UNDESCRIBED)
 
@@ -193,7 +196,7 @@ def _read_model(
         parts=(*variables.parts, *model.parts, *network.parts, *parts),
         original=Original(
             NAME,
-            partial(keras_original.write, model, network.head.output),
+            partial(write_original, model, network.head.output),
             network.takes,
             network.takes_channels_last,
             network.head.kind,
@@ -325,9 +328,8 @@ def _name_tensors(spec: ModelSpec, head: str = _HEAD) -> Names:
     """Return the variable of every canonical tensor, `<layer>/<variable>`, given the classifier's
     layer."""
     scopes = _name_scopes(spec)
-    kernels = {conv: f"{scope}_conv/kernel" for conv, scope in scopes.items()}
-    norms = {conv: f"{scope}_bn/" for conv, scope in scopes.items()}
-    return name_layers(kernels, norms, BATCH_NORM, (f"{head}/kernel", f"{head}/bias"))
+    ends = ("_conv/kernel", "_bn/")
+    return name_layers(scopes, scopes, BATCH_NORM, (f"{head}/kernel", f"{head}/bias"), ends)
 
 
 def write_keras(target: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:

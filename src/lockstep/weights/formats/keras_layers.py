@@ -9,15 +9,21 @@ Source: keras/src/layers and keras/src/ops of Keras 3.
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lockstep.system.files import write_json
 from lockstep.weights.formats.account import Part
-from lockstep.weights.formats.keras_branches import rename_layer, rename_variable
 from lockstep.weights.formats.keras_calls import MODELS, Call, Calls, Value, find_class
-from lockstep.weights.formats.keras_variables import VARS, Variables
-from lockstep.weights.formats.operators import Graph, Operator
+from lockstep.weights.formats.keras_variables import (
+    VARS,
+    Variables,
+    rename_layer,
+    rename_variable,
+)
+from lockstep.weights.formats.network import Graph, Operator
 from lockstep.weights.weights_choice import WeightsChoice
 
 Steps = list[tuple[str, list[str], dict[str, Any]]]
@@ -39,6 +45,14 @@ _FUNCTIONS |= {"bias_add": "add", "truediv": "divide"}
 _OF_MANY = (*_ARITHMETIC, "getitem", "stack")
 """Layers that have other arguments than one value."""
 _LARGE = 2**31 - 1
+
+_SETTINGS = {
+    *("activation", "axis", "center", "dilation_rate", "epsilon", "filters", "groups", "invert"),
+    *("keepdims", "kernel_size", "mean", "offset", "padding", "pool_size", "scale", "strides"),
+    *("target_shape", "units", "use_bias", "variance"),
+}
+_IDENTITIES = ("identity", "cast")
+"""Plain settings, which a rebuilt layer keeps, and what returns its input."""
 
 
 class Translation:
@@ -402,3 +416,63 @@ _TRANSLATIONS: dict[str, Callable[[Translation, Call, str], Steps | None]] = {
     "stack": Translation._stack,
     "zeropadding2d": Translation._pad,
 }
+
+
+# The model as Keras computes it, for `lockstep.backends.tensorflow.original`: only plain settings
+# are kept, since Keras imports the modules that others name
+
+
+def write_original(model: Translation, output: str, folder: Path) -> None:
+    """Write the layers of a model, and their variables by path. Raises `ValueError` if a layer has
+    a setting that is not plain."""
+    arrays = model.arrays
+    rows: list[dict[str, Any]] = [{"class_name": "InputLayer", "name": model.graph.inputs[0]}]
+    sources = {call.output: call.inputs[0] for call in model.calls if _is_same(call)}
+    for call in model.calls:
+        if call.output in sources:
+            continue
+        paths = model.variables_of.get(call.output, [])
+        config = _keep_settings(call)
+        if call.kind == "normalization" and paths:
+            config |= {"mean": arrays[paths[0]].tolist(), "variance": arrays[paths[1]].tolist()}
+            paths = []
+        rows.append(
+            {
+                "class_name": call.label,
+                "name": call.output,
+                "config": config,
+                "inputs": [_find_source(sources, name) for name in call.inputs],
+                "variables": paths,
+            }
+        )
+    rows.append({"class_name": "Output", "name": _find_source(sources, output)})
+    write_json(folder / "layers.json", rows)
+    np.savez(folder / "layers.npz", **arrays)  # type: ignore[arg-type]
+
+
+def _is_same(call: Call) -> bool:
+    """Return whether a layer returns its input in inference."""
+    return call.kind in _IDENTITIES or IN_TRAINING.fullmatch(call.kind) is not None
+
+
+def _find_source(sources: Mapping[str, str], value: str) -> str:
+    """Return the value that a value is."""
+    while value in sources:
+        value = sources[value]
+    return value
+
+
+def write_application(about: dict[str, Any], arrays: dict[str, np.ndarray], folder: Path) -> None:
+    """Write the arrays of a model of `keras.applications` by layer and variable; `about` has its
+    "model" and its number of "classes"."""
+    write_json(folder / "application.json", about)
+    np.savez(folder / "layers.npz", **arrays)  # type: ignore[arg-type]
+
+
+def _keep_settings(call: Call) -> dict[str, Any]:
+    """Return the settings of a layer that say what it computes."""
+    settings = {name: call.config[name] for name in _SETTINGS & call.config.keys()}
+    for name, value in settings.items():
+        if not isinstance(value, bool | int | float | str | list | None):
+            raise ValueError(f"{name} of {call.label} {call.name!r} is not rebuilt")
+    return settings

@@ -7,6 +7,11 @@
 | `.h5`, weights | `<layer>/<layer>/<variable>`, perhaps with `:0` at the end |
 | `.h5`, a whole model | the same below `model_weights` |
 
+`keras.applications.ResNet50` of 2015 to 2018 has other names, and another epsilon of batch norms:
+`res<stage><block>_branch2{a,b,c}`, `bn<stage><block>_branch1` for a shortcut, `fc1000`, where
+blocks are letters. Keras 1 put the layer's name into those of the variables too: `conv1_W`,
+`bn_conv1_running_std`, which is a variance.
+
 The group `vars` of newer versions has the layer's name as an attribute. The model is described by
 the archive's `config.json`, or by the attribute `model_config` of a whole model.
 
@@ -19,6 +24,7 @@ Format Specification.
 """
 
 import io
+import re
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -63,6 +69,19 @@ _COMPRESSIONS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 others only whole."""
 _GENERATORS = ("seed_generator", "seed_generator_state")
 """What Keras calls the states of layers' random numbers."""
+OLD_EPSILON = 1e-3
+"""What batch norms add to the variance in versions of Keras until 2018."""
+_BRANCH = re.compile(r"(res|bn)([2-5])([a-z])_branch(1|2[abc])")
+_PLACES = {"1": 0, "2a": 1, "2b": 2, "2c": 3}
+_KINDS = {"res": "conv", "bn": "bn"}
+_OTHERS = {"conv1": "conv1_conv", "bn_conv1": "conv1_bn", "fc1000": "predictions"}
+_VARIABLES = {
+    "W": "kernel",
+    "b": "bias",
+    "running_mean": "moving_mean",
+    "running_std": "moving_variance",
+}
+"""Variables by Keras 1's names."""
 
 
 @dataclass(frozen=True)
@@ -289,6 +308,44 @@ def _is_bfloat16(dataset: Any) -> bool:
         and dataset.dtype.itemsize == 2
         and str(dataset.attrs.get("dtype", "")) == "bfloat16"
     )
+
+
+def has_branches(names: Mapping[str, str]) -> bool:
+    """Return whether variables, by `<layer>/<variable>`, have the names of these versions."""
+    return any(_BRANCH.fullmatch(name.rpartition("/")[0]) for name in names)
+
+
+def rename_variables(path: Path, places: Mapping[str, str]) -> dict[str, str]:
+    """Return the paths of variables of these versions by later names. Raises `CheckpointError` if
+    two get the same name."""
+    renamed = {}
+    for name, place in places.items():
+        layer, _, variable = name.rpartition("/")
+        renamed[f"{rename_layer(layer)}/{rename_variable(layer, variable)}"] = place
+    if len(renamed) < len(places):
+        raise CheckpointError(
+            f"{path} has variables named by several versions of Keras; save the model again"
+        )
+    return renamed
+
+
+def rename_variable(layer: str, variable: str) -> str:
+    """Return the later name of a layer's variable."""
+    variable = variable.removeprefix(f"{layer}_")
+    return _VARIABLES.get(variable, variable)
+
+
+def rename_layer(name: str) -> str:
+    """Return the later name of a layer.
+
+    >>> rename_layer("res4f_branch2a"), rename_layer("bn2a_branch1"), rename_layer("other")
+    ('conv4_block6_1_conv', 'conv2_block1_0_bn', 'other')
+    """
+    match = _BRANCH.fullmatch(name)
+    if match is None:
+        return _OTHERS.get(name, name)
+    kind, stage, block, branch = match.groups()
+    return f"conv{stage}_block{ord(block) - ord('a') + 1}_{_PLACES[branch]}_{_KINDS[kind]}"
 
 
 def store_named(

@@ -22,8 +22,8 @@ an error that names the node. Operators and layouts are ONNX's (NCHW, kernels OI
 `onnx_graph` and `tensorflow_nodes` give their nodes like this.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -33,7 +33,6 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.recipe import eval_fields
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import name_model
-from lockstep.weights.formats.operators import Graph
 from lockstep.weights.original import Kind, Takes
 
 Padding = Literal["symmetric", "same"]
@@ -45,6 +44,86 @@ FLOAT_TYPES = (1, 10, 11, 16)
 """ONNX's numbers of float, float16, double and bfloat16."""
 _BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
 """What the inputs of a BatchNormalization are, after the values that it normalises."""
+
+
+@dataclass
+class Operator:
+    """A node in ONNX's terms."""
+
+    op_type: str
+    """An operator of ONNX; or a name of another program, which is refused."""
+    input: list[str]
+    output: list[str]
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Graph:
+    """Operators and their constants."""
+
+    nodes: Sequence[Any]
+    """Each has an operator, `op_type`, and the names of its values: `input`, `output`."""
+    inputs: Sequence[str]
+    """Names of the inputs that are not constants."""
+    outputs: Sequence[str]
+    """Names of the values that the graph returns."""
+    constants: Mapping[str, np.ndarray]
+    places: Mapping[str, str]
+    """The names under which a file stores constants, by their names in the graph."""
+    channels_last: bool = False
+    """Whether constants are added to images and features in the order NHWC."""
+    takes_bytes: bool = False
+    """Whether the images are integers from 0 to 255."""
+    sizes: Sequence[int | None] = ()
+    """The fixed sizes of the images: height, width and perhaps 3 for the colours."""
+    users: dict[str, list[Any]] = field(init=False)
+    """The nodes that use each value, in the order of the graph."""
+
+    def __post_init__(self) -> None:
+        self.users = {}
+        for node in self.nodes:
+            for value in dict.fromkeys(node.input):
+                self.users.setdefault(value, []).append(node)
+
+    @property
+    def image_size(self) -> int | None:
+        """Height and width of the images; None if the graph does not fix them. Raises `ValueError`
+        if they differ: Lockstep evaluates squares."""
+        sides = sorted({size for size in self.sizes if size is not None and size > 0} - {3})
+        if len(sides) > 1:
+            raise ValueError(
+                f"its images have sides of {sides[0]} and {sides[-1]} pixels, expected squares;"
+                " export it for squares, or for any size"
+            )
+        return sides[0] if sides else None
+
+    def name_users(self) -> dict[str, str]:
+        """Return what the first node that uses a value is called in messages, by value."""
+        return {value: label_node(nodes[0]) for value, nodes in self.users.items()}
+
+    def attribute(self, node: Any, name: str, default: Any) -> Any:
+        """Return the value of a node's attribute."""
+        return node.attributes.get(name, default)
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """Return a constant; None if it is computed from images. Raises `ValueError`."""
+        return self.constants.get(name)
+
+    def floats(self, name: str, what: str) -> np.ndarray:
+        """Return a constant of floats as a new float32 array. Raises `ValueError` if it is
+        something else."""
+        values = self.constant(name)
+        if values is None or (values.dtype.kind != "f" and values.dtype.name != "bfloat16"):
+            kind = "computed" if values is None else values.dtype
+            raise ValueError(
+                f"{what} ({name!r:.80}) is {kind}, expected constant floats; export the model"
+                " without quantization"
+            )
+        return np.array(values, np.float32, order="C")
+
+    def place(self, name: str) -> str | None:
+        """Return the name under which a file stores a constant; None if it stores none."""
+        return self.places.get(name)
 
 
 def label_node(node: Any) -> str:
@@ -145,16 +224,6 @@ class Network:
     remarks: tuple[str, ...]
 
     @property
-    def fold_count(self) -> int:
-        """The number of batch norms that are folded into their convolutions."""
-        return sum(not unit.norm for unit in self.units)
-
-    @property
-    def model(self) -> str | ModelSpec:
-        """The name of the model, if it has one."""
-        return name_model(self.spec)
-
-    @property
     def epsilon(self) -> float:
         """What batch norms add to variances. Raises `ValueError` if they add different numbers."""
         values = {unit.epsilon for unit in self.units if unit.epsilon is not None} or {_EPSILON}
@@ -167,7 +236,7 @@ class Network:
     def build_recipe(self) -> Recipe:
         """Return the default recipe with what the graph has. Raises `ValueError`, `RecipeError`."""
         return Recipe(
-            model=self.model,
+            model=name_model(self.spec),
             logits=self.head.bias.size,
             precision="fp32",
             padding=self.padding,
@@ -216,9 +285,10 @@ class Network:
 
     def describe_units(self) -> Iterator[str]:
         """Yield remarks on batch norms and biases."""
-        if self.fold_count:
+        count = sum(not unit.norm for unit in self.units)
+        if count:
             yield (
-                f"{self.fold_count} of {len(self.units)} batch norms are folded into their"
+                f"{count} of {len(self.units)} batch norms are folded into their"
                 " convolutions, and the identity stands for them"
             )
         if any(unit.norm and unit.bias is not None for unit in self.units):

@@ -14,6 +14,7 @@ from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.network import (
     Branches,
     Colour,
+    Graph,
     Network,
     Padding,
     Unit,
@@ -24,7 +25,6 @@ from lockstep.weights.formats.network import (
     read_axes,
 )
 from lockstep.weights.formats.network_head import find_places, follow_head, read_constant, read_norm
-from lockstep.weights.formats.operators import Graph
 from lockstep.weights.original import Takes
 
 _EPSILON = 1e-5

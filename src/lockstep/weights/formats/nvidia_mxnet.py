@@ -1,25 +1,13 @@
 """Checkpoints of NVIDIA's MXNet models and other MXNet ResNets: conversion from and to canonical
-names and layouts.
+names and layouts, which docs/reference/checkpoints.md lists.
 
-NVIDIA's code of 2019 is the original here. It saves `<prefix>-symbol.json`, the graph, and after
-every epoch `<prefix>-<epoch>.params`. Epochs count from 1 and have four digits. NVIDIA's later
-code, in Gluon, saves `<prefix>_<epoch>.params` without a graph, and its epochs count from 0: 90
-epochs are done in `model-0090.params` and in `model_0089.params`. The names of variables are those
-of the original's symbols. Stages and units count from 1. Names of statistics begin with `aux:`, all
-others with `arg:`.
-
-    conv0_weight, bn0_{gamma,beta,moving_mean,moving_var}              the stem
-    stage<s>_unit<u>_conv<c>_weight, stage<s>_unit<u>_bn<c>_{...}      a block
-    stage<s>_unit<u>_conv1sc_weight, stage<s>_unit<u>_sc_{...}         its shortcut
-    fc1_weight [out, in], fc1_bias                                     the classifier
-
-Kernels are OIHW, or OHWI if the model was trained in NHWC (fp16). In fp16 with DALI the stem has a
-fourth input channel. DALI fills it with zeros, so that its weights have no effect. The original
-stores no velocities. Lockstep stores them in a separate file, in canonical form and under the names
-of their parameters. MXNet does not read this file.
+NVIDIA's symbol code of 2019 is the original here. Its epochs count from 1; those of NVIDIA's later
+code, in Gluon, count from 0. In fp16 with DALI the stem has a fourth input channel. DALI fills it
+with zeros, so that its weights have no effect. The original stores no velocities. Lockstep stores
+them in a separate file, in canonical form and under the names of their parameters.
 
 Checkpoints of other programs are read by their graph (`mxnet_symbol`), or by the names of Gluon's
-layers (`mxnet_layers`).
+layers (`mxnet_graph`).
 
 Sources: NVIDIA DeepLearningExamples, MxNet/Classification/RN50v1.5, resnet.py and fit.py at commit
 0663b67, models.py and fit.py at 810bcf37; MXNet's python/mxnet/model.py, gluon/block.py,
@@ -27,7 +15,7 @@ gluon/model_zoo/vision/resnet.py.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,12 +28,17 @@ from lockstep.recipes.from_nvidia import resnet50_mxnet_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import replacing
 from lockstep.system.regular_files import TEXT
-from lockstep.weights.formats import common, mxnet_original, mxnet_params, naming_target
-from lockstep.weights.formats.account import Part, refuse_leftover, split_ignored
-from lockstep.weights.formats.mxnet_graph import build_symbol, name_tensors
-from lockstep.weights.formats.mxnet_layers import are_gluons, assume_graph
+from lockstep.weights.formats import common, mxnet_params, naming_target
+from lockstep.weights.formats.account import account_for_constants, refuse_leftover, split_ignored
+from lockstep.weights.formats.mxnet_graph import (
+    are_gluons,
+    assume_graph,
+    build_symbol,
+    name_tensors,
+    write_original,
+)
 from lockstep.weights.formats.mxnet_symbol import Symbol, translate
-from lockstep.weights.formats.network import Network, label_node
+from lockstep.weights.formats.network import Network
 from lockstep.weights.formats.network_walk import follow
 from lockstep.weights.formats.stand_ins import read_whole
 from lockstep.weights.formats.table import OIHW, Table, fetch, name_arrays
@@ -148,6 +141,9 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
     if channels != 3:
         remarks.append(common.FOURTH_CHANNEL)
     remarks += [*common.describe_converted(common.find_converted(arrays, arrays)), *network.remarks]
+    used = {name for _, name in sources}
+    labels = symbol.graph.name_users()
+    users = {place: labels[name] for name, place in symbol.graph.places.items()}
     weights = Weights(
         _change_recipe(recipe, network),
         State(0, network.build_tensors(), {}),
@@ -160,12 +156,12 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
         assumed_as=_choose_assumption(network, sources),
         original=Original(
             NAME,
-            partial(mxnet_original.write, symbol, network.head.output, arrays, channels),
+            partial(write_original, symbol, network.head.output, arrays, channels),
             network.takes,
             symbol.channels_last,
             network.head.kind,
         ),
-        parts=(*ignored, *network.parts, *_account_for_rest(arrays, symbol, sources)),
+        parts=(*ignored, *network.parts, *account_for_constants(arrays, used, users)),
         stored=list_arrays(
             describe_arrays(stored), ((tensor, full_names[name]) for tensor, name in sources)
         ),
@@ -237,19 +233,6 @@ def _choose_assumption(network: Network, sources: Sequence[tuple[str, str]]) -> 
     names = [name for _, name in sources]
     is_known = set(sources) >= {*name_tensors(network.spec).items()} or are_gluons(names)
     return "" if is_known else "nvidia-mxnet"
-
-
-def _account_for_rest(
-    names: Iterable[str], symbol: Symbol, sources: Iterable[tuple[str, str]]
-) -> Iterator[Part]:
-    """Yield the account of the variables that no tensor is made of."""
-    users = {place: symbol.graph.users[name] for name, place in symbol.graph.places.items()}
-    used = {name for _, name in sources}
-    for name in filter(lambda name: name not in used, names):
-        if name in users:
-            yield Part(name, "folded", f"into {label_node(users[name][0])}")
-        else:
-            yield Part(name, "without effect", "no output is computed from it")
 
 
 def _describe_step(path: Path) -> str:

@@ -1,32 +1,14 @@
 """Checkpoints of NVIDIA's PaddlePaddle model and other Paddle ResNets: conversion from and to
-canonical names and layouts.
+canonical names and layouts, which docs/reference/checkpoints.md lists.
 
-The original saves `<--checkpoint-dir>/ResNet50/<epoch>/<--model-prefix>.pdparams` (parameters and
-statistics) and `.pdopt` (the optimizer's variables) with paddle.static.save. Epochs count from 0. A
-static program names variables by numbering its layers. The order of creation is: the stem, then for
-each block its convolutions and its shortcut.
+Static programs number their layers in the order of creation: the stem, then for each block its
+convolutions and its shortcut. The stem has a fourth input channel. DALI fills it with zeros, so
+that its weights have no effect. Velocities need no conversion: the learning rate is outside, and
+gradients are unscaled before they are added.
 
-    conv2d_<i>.w_0                                         a kernel, OIHW
-    batch_norm_<i>.{w_0,b_0,w_1,w_2}                       scale, bias, running mean and variance
-    linear_0.{w_0,b_0}                                     the classifier, [in, out]
-    <parameter>_velocity_0                                 velocity of the optimizer Momentum
-    <parameter>_fp32_master_0[_velocity_0]                 the same in float32, with --use-pure-fp16
-
-The update is: velocity = momentum * velocity + (gradient + decay * weight); weight -= lr *
-velocity. The learning rate is outside the velocity, as in the canonical form, and gradients are
-unscaled before the update. Therefore velocities need no conversion. The stem has a fourth input
-channel. DALI fills it with zeros, so that its weights have no effect. No step is stored.
-
-`paddle.save(layer.state_dict())` uses the names of layers. All of these models stride in the 3x3:
-
-- The original's code and PaddleClas' ResNet: `stem.0`, `blocks.<i>.conv<j>` and `blocks.<i>.short`,
-  with `.conv` and `.bn`.
-- PaddleClas' ResNeXt: `conv`, `bb_<stage>_<i>.conv<j>` and `.short`, with `._conv` and
-  `._batch_norm`; the classifier is `out`. All numbers count from 0.
-- paddle.vision.models: torchvision's names except for `_mean` and `_variance`.
-
-PaddleClas' ResNet18 and ResNet34 have a shortcut with a kernel in their first block, which
-torchvision's do not have.
+`paddle.save(layer.state_dict())` uses the names of layers (`_MODULES`). All of these models stride
+in the 3x3. PaddleClas' ResNet18 and ResNet34 have a shortcut with a kernel in their first block,
+which torchvision's do not have.
 
 Sources: NVIDIA DeepLearningExamples, PaddlePaddle/Classification/RN50v1.5, models/resnet.py,
 utils/save_load.py, config.py; Paddle's static/pir_io.py, optimizer/momentum.py,
@@ -250,9 +232,8 @@ def _list_names(spec: ModelSpec, stored: list[str]) -> Iterator[common.Names]:
     yield _name_variables(common.order_shortcuts_first(spec), stored)
     for stem, inner, shortcut, kernel, norm, head in _MODULES:
         scopes = table.name_convolutions(spec, stem, inner, shortcut)
-        kernels = {conv: scope + kernel for conv, scope in scopes.items()}
-        norms = {conv: scope + norm for conv, scope in scopes.items()}
-        yield table.name_layers(kernels, norms, _LAYER, (f"{head}.weight", f"{head}.bias"))
+        names = (f"{head}.weight", f"{head}.bias")
+        yield table.name_layers(scopes, scopes, _LAYER, names, (kernel, norm))
     kernels = {conv: f"{conv.name}.weight" for conv in spec.list_convolutions()}
     norms = {conv: f"{conv.bn_name}." for conv in kernels}
     yield table.name_layers(kernels, norms, _LAYER, ("fc.weight", "fc.bias"))
@@ -264,10 +245,11 @@ def _name_variables(convs: list[Conv], stored: list[str]) -> common.Names:
     norms = _number_layers("batch_norm(?:2d)?", stored, len(convs))
     (head,) = _number_layers("linear", stored, 1)
     return table.name_layers(
-        {conv: f"{kernel}.w_0" for conv, kernel in zip(convs, kernels, strict=True)},
-        {conv: f"{norm}." for conv, norm in zip(convs, norms, strict=True)},
+        dict(zip(convs, kernels, strict=True)),
+        dict(zip(convs, norms, strict=True)),
         _STATIC,
         (f"{head}.w_0", f"{head}.b_0"),
+        (".w_0", "."),
     )
 
 

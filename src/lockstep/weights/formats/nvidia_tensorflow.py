@@ -1,27 +1,10 @@
-"""Checkpoints of NVIDIA's TensorFlow 1 model: conversion from and to canonical names and layouts.
+"""Checkpoints of NVIDIA's TensorFlow 1 model: conversion from and to canonical names and layouts,
+which docs/reference/checkpoints.md lists.
 
-The names below the model's scope (`resnet50/`, `resnext101-32x4d/`) in its model code are:
-
-    conv2d/conv2d/kernel                                             the stem
-    btlnck_block_<stage>_<block>/bottleneck_<1|2|3>/conv2d/kernel    both numbers count from 0
-    btlnck_block_<stage>_<block>/bottleneck_2/bottleneck_2group_filter
-    btlnck_block_<stage>_0/shortcut/conv2d/conv2d/kernel
-    <scope of the convolution>/BatchNorm/{gamma,beta,moving_mean,moving_variance}
-    btlnck_block_<stage>_<block>/bottleneck_se_layer/{dense,dense_1}/{kernel,bias}
-    output/dense/{kernel,bias}
-
-The group filter is that of a grouped convolution (ResNeXt). The dense layers of
-`bottleneck_se_layer` are squeeze-and-excitation; its model is called `seresnext101-32x4d` here.
-
-Kernels are HWIO, those of dense layers [in, out]. The classifier is [in, out], or [1, 1, in, out]
-if `--use_final_conv` or postprocess_ckpt.py made it a convolution. It has 1001 outputs. Variables
-are float32, also for runs in mixed precision.
-
-`<variable>/Momentum` is the velocity of TensorFlow's MomentumOptimizer: accumulator = momentum *
-accumulator + gradient; variable -= lr * accumulator. The learning rate is outside the velocity, as
-in the canonical form. The gradient includes the weight decay, which is part of the loss, and is
-divided by the static loss scale before it is added. Therefore velocities need no conversion.
-`global_step` counts optimizer steps.
+The dense layers of `bottleneck_se_layer` are squeeze-and-excitation; its model is called
+`seresnext101-32x4d` here. Variables are float32, also for runs in mixed precision. Velocities need
+no conversion: the learning rate is outside, and the gradient, which includes the weight decay, is
+divided by the static loss scale before it is added.
 
 Source: NVIDIA DeepLearningExamples, TensorFlow/Classification/ConvNets, model/resnet.py,
 model/blocks, runtime/runner.py. Its code of 2019 (RN50v1.5) has the scope `resnet50_v1.5`, counts
@@ -79,18 +62,20 @@ _SQUEEZE = "bottleneck_se_layer"
 _LAYOUT = {"conv_weight": ("HWIO",), "squeeze": ("IO",), "fc_weight": ("IO", "11IO")}
 
 
+find = tensor_bundle.find
+
+
 def name_tensors(spec: ModelSpec) -> Names:
     """Return NVIDIA's name, below the model's scope, of every canonical tensor. The model must have
     bottleneck blocks."""
     inner = "btlnck_block_{stage0}_{number0}/bottleneck_{conv}"
     shortcut = "btlnck_block_{stage0}_{number0}/shortcut/conv2d"
     scopes = table.name_convolutions(spec, "conv2d", inner, shortcut)
-    kernels = {conv: f"{scope}/conv2d/kernel" for conv, scope in scopes.items()}
+    ends = ("/conv2d/kernel", "/BatchNorm/")
+    names = table.name_layers(scopes, scopes, BATCH_NORM, (_HEAD, "output/dense/bias"), ends)
     for conv, scope in scopes.items():
         if conv.groups > 1:
-            kernels[conv] = f"{scope}/bottleneck_2group_filter"
-    norms = {conv: f"{scope}/BatchNorm/" for conv, scope in scopes.items()}
-    names = table.name_layers(kernels, norms, BATCH_NORM, (_HEAD, "output/dense/bias"))
+            names[f"{conv.name}.weight"] = f"{scope}/bottleneck_2group_filter"
     for block in spec.list_blocks():
         if block.squeeze is not None:
             scope = f"{scopes[block.convs[0]].partition('/')[0]}/{_SQUEEZE}"
@@ -103,11 +88,6 @@ def name_tensors(spec: ModelSpec) -> Names:
 def matches(head: bytes, path: Path) -> bool:
     """Return false: a checkpoint is several files, which are found by their names."""
     return False
-
-
-def find(path: Path) -> Path | None:
-    """Return what `tensor_bundle.find` returns."""
-    return tensor_bundle.find(path)
 
 
 def read(prefix: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_CHOICE) -> Weights:

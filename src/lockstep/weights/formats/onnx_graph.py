@@ -18,9 +18,8 @@ import numpy as np
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.system.regular_files import WEIGHTS, open_regular
 from lockstep.system.strict_json import is_list_of, is_text, parsed
-from lockstep.weights.formats.network import ROUNDING, label_node
+from lockstep.weights.formats.network import ROUNDING, Graph, label_node
 from lockstep.weights.formats.onnx_photos import remove_resize
-from lockstep.weights.formats.operators import Graph
 from lockstep.weights.formats.protobuf import find_fields, map_entries, read_message
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 
@@ -264,18 +263,24 @@ def _read_external(graph: OnnxGraph, tensor: Any) -> np.ndarray:
     """Return a constant whose bytes are in another file of the model's folder."""
     about = map_entries(tensor.external_data)
     location = about.get("location", "")
-    file = _find_external(graph, tensor.name, about.get("location"))
+    problem = f"{tensor.name!r} is in the file {location[:60]!r}"
+    folder = graph.path.absolute().parent.resolve()
+    try:
+        file = (folder / location).resolve()
+        is_there = file.is_file()
+    except OSError as error:  # such as of a name that is too long
+        raise ValueError(f"{problem}: {error.strerror}") from None
+    if not location or Path(location).is_absolute() or not file.is_relative_to(folder):
+        raise ValueError(f"{problem}, which is outside of the model's folder")
+    if not is_there:
+        raise ValueError(f"{problem}, which is not next to the model; copy it there")
+    refuse_stand_in(file)
     dtype = np.dtype(graph.onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
     shape = tuple(tensor.dims)
     offset = int(about.get("offset", "0"))
     count = math.prod(shape)
     size = count * dtype.itemsize
     length = int(about.get("length", str(size)))
-    if not file.is_file():
-        raise ValueError(
-            f"{tensor.name!r} is in the file {location!r}, which is not next to the model; copy it"
-            " there"
-        )
     end = offset + length
     if length != size or offset < 0 or count < 0 or end > file.stat().st_size:
         raise ValueError(f"{tensor.name!r} needs {size} bytes, which {location!r} does not have")
@@ -284,23 +289,3 @@ def _read_external(graph: OnnxGraph, tensor: Any) -> np.ndarray:
             return np.fromfile(opened_file, dtype, count, offset=offset).reshape(shape)
     except OSError as error:
         raise ValueError(f"{file.name} cannot be read: {error.strerror}") from None
-
-
-def _find_external(graph: OnnxGraph, name: str, location: str | None) -> Path:
-    """Return the file of the model's folder in which the constant `name` is stored, which may be
-    missing. Raises `ValueError` if it is not in the folder."""
-    folder = graph.path.absolute().parent.resolve()
-    try:
-        file = (folder / (location or "")).resolve()
-        is_there = file.is_file()
-    except OSError as error:  # such as of a name that is too long
-        raise ValueError(
-            f"{name!r} is in the file {str(location)[:60]!r}: {error.strerror}"
-        ) from None
-    if location is None or Path(location).is_absolute() or not file.is_relative_to(folder):
-        raise ValueError(
-            f"{name!r} is in the file {location!r}, which is outside of the model's folder"
-        )
-    if is_there:
-        refuse_stand_in(file)
-    return file

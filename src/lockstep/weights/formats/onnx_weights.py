@@ -15,7 +15,7 @@ import numpy as np
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights.formats import onnx_graph, onnx_original
-from lockstep.weights.formats.account import Part
+from lockstep.weights.formats.account import UNUSED, Part, account_for_constants
 from lockstep.weights.formats.common import describe_converted
 from lockstep.weights.formats.network import FLOAT_TYPES, ROUNDING, Network, label_node
 from lockstep.weights.formats.network_walk import follow
@@ -95,18 +95,14 @@ def _check_nodes(graph: OnnxGraph) -> None:
     or if images are not of a type that holds numbers up to 255."""
     for node in graph.nodes:
         label = label_node(node)
-        if _QUANTISED.fullmatch(node.op_type):
+        is_alone = node.op_type in ROUNDING and not _is_of_pair(graph, node)
+        if is_alone or _QUANTISED.fullmatch(node.op_type):
             raise ValueError(
-                f"it is quantised: {label} computes with integers; export it with floats, or with"
-                f" pairs of {' and '.join(ROUNDING)}"
+                f"it is quantised: {label} is not one of a pair of {' and '.join(ROUNDING)} with"
+                " one scale; export it with floats, or with such pairs"
             )
         if node.domain not in ("", "ai.onnx"):
             raise ValueError(f"{label} is an operator of {node.domain!r:.60}, expected ONNX's own")
-        if node.op_type in ROUNDING and not _is_of_pair(graph, node):
-            raise ValueError(
-                f"it is quantised: {label} is not one of a pair of {' and '.join(ROUNDING)} with"
-                " one scale, so its answers would be others"
-            )
     if graph.image_type not in (*FLOAT_TYPES, *onnx_graph.INTEGERS):
         raise ValueError(
             f"its images are of ONNX's type {graph.image_type}, expected floats or integers that"
@@ -139,13 +135,8 @@ def _account_for_rest(graph: OnnxGraph, used: set[str]) -> Iterator[Part]:
     """Yield the account of nodes and constants that no tensor is made of."""
     for node in graph.unused:
         if node.op_type != "Constant":
-            yield Part(label_node(node), "without effect", "no output is computed from it")
-    for name in graph.stored.keys() - used:
-        users = graph.users.get(name, ())
-        if users:
-            yield Part(name, "folded", f"into {label_node(users[0])}")
-        else:
-            yield Part(name, "without effect", "no output is computed from it")
+            yield Part(label_node(node), "without effect", UNUSED)
+    yield from account_for_constants(graph.stored, used, graph.name_users())
 
 
 def _describe_graph(graph: OnnxGraph, resnet: Network) -> Iterator[str]:

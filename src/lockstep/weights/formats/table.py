@@ -273,10 +273,12 @@ def name_layers(
     norms: Mapping[Conv, str],
     leaves: Mapping[str, str],
     head: tuple[str, str],
+    endings: tuple[str, str] = ("", ""),
 ) -> common.Names:
     """Return the names of all tensors: of kernels, of the variables of batch norms (the begin of
-    their names, and `leaves` by canonical suffix), and of the classifier."""
+    their names, and `leaves` by canonical suffix), and of the classifier. `endings` are added to
+    kernels and norms."""
     names = {"fc.weight": head[0], "fc.bias": head[1]}
     for conv, kernel in kernels.items():
-        common.add_layer(names, conv, kernel, leaves, norms[conv])
+        common.add_layer(names, conv, kernel + endings[0], leaves, norms[conv] + endings[1])
     return names

@@ -18,7 +18,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +49,12 @@ _MESSAGES = {
 }
 """The needed parts of TensorFlow's tensor_bundle.proto, tensor_shape.proto, versions.proto and
 checkpoint_state.proto."""
+_message = make_messages("lockstep.bundle", _MESSAGES).__getitem__
+"""Returns the class of a message."""
 
 _VERSION = 1
 FLOAT32 = 1
-_DTYPES: dict[int, np.dtype[Any]] = {
+DTYPES: dict[int, np.dtype[Any]] = {
     FLOAT32: np.dtype("<f4"),
     2: np.dtype("<f8"),
     3: np.dtype("<i4"),
@@ -62,12 +63,12 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     19: np.dtype("<f2"),
 }
 """Dtypes by TensorFlow's number."""
-DTYPE_NAMES = {number: dtype_name(dtype) for number, dtype in _DTYPES.items()}
+DTYPE_NAMES = {number: dtype_name(dtype) for number, dtype in DTYPES.items()}
 _OTHER_DTYPES = {
     **{4: "uint8", 5: "int16", 6: "int8", 7: "string", 8: "complex64", 10: "bool", 17: "uint16"},
     **{18: "complex128", 20: "resource", 21: "variant", 22: "uint32", 23: "uint64"},
 }
-_WRITTEN_DTYPES = {dtype: number for number, dtype in _DTYPES.items() if dtype != BFLOAT16}
+_WRITTEN_DTYPES = {dtype: number for number, dtype in DTYPES.items() if dtype != BFLOAT16}
 
 _ENDING = re.compile(r"(?<=.)\.(index|meta|data-[0-9]{5}-of-[0-9]{5})$")
 
@@ -91,16 +92,6 @@ class Entry:
     def dtype_name(self) -> str:
         """The name of the type, such as "bfloat16"."""
         return DTYPE_NAMES.get(self.dtype) or _OTHER_DTYPES.get(self.dtype, str(self.dtype))
-
-
-@cache
-def _classes() -> dict[str, Any]:
-    return make_messages("lockstep.bundle", _MESSAGES)
-
-
-def _message(name: str) -> Any:
-    """Return the class of a message."""
-    return _classes()[name]
 
 
 def index_path(prefix: Path) -> Path:
@@ -177,12 +168,12 @@ class Bundle:
                 f"{about} is partitioned into {entry.slices} slices; save it again without a"
                 " partitioner"
             )
-        if entry.dtype not in _DTYPES:
+        if entry.dtype not in DTYPES:
             raise CheckpointError(
                 f"{about} is of type {entry.dtype_name}; expected floating-point numbers or int32,"
                 " int64"
             )
-        dtype = _DTYPES[entry.dtype]
+        dtype = DTYPES[entry.dtype]
         if entry.size != math.prod(entry.shape) * dtype.itemsize:
             raise CheckpointError(
                 f"{about} has {entry.size} bytes, which does not fit its shape {entry.shape}"

@@ -18,7 +18,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,7 +26,7 @@ from google.protobuf.message import DecodeError
 
 from lockstep.system.errors import CheckpointError
 from lockstep.system.regular_files import WEIGHTS, open_regular
-from lockstep.weights.formats import BFLOAT16, numbers
+from lockstep.weights.formats import numbers
 from lockstep.weights.formats.protobuf import (
     find_fields,
     make_messages,
@@ -36,7 +35,7 @@ from lockstep.weights.formats.protobuf import (
     read_number,
     read_sizes,
 )
-from lockstep.weights.formats.tensor_bundle import Bundle, Entry, index_path
+from lockstep.weights.formats.tensor_bundle import DTYPES, Bundle, Entry, index_path
 
 _FIELDS = {
     "Dim": "size=1:int64",
@@ -69,6 +68,8 @@ _FIELDS = {
     "SavedModel": "saved_model_schema_version=1:int64 meta_graphs=2:MetaGraph*",
 }
 """The needed parts of TensorFlow's messages."""
+message = make_messages("lockstep.graph", _FIELDS).__getitem__
+"""Returns the class of a message."""
 
 _MOST_PARTS = 300_000
 """Nodes, inputs and outputs of a graph with its functions in their places. Keras' export of
@@ -83,18 +84,12 @@ _SEVERAL_OUTPUTS = ("batch_", "reserve_space", "value_index")
 _RECORD = re.compile(r"\w*Summary(V2)?|Assert|NoOp|PrintV2")
 """Nodes that record values, and return none."""
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-_VARIABLES = ("VarHandleOp", "Variable", "VariableV2")
+VARIABLES = ("VarHandleOp", "Variable", "VariableV2")
 _ASSIGNMENTS = ("Assign", "AssignVariableOp")
-_DTYPES: dict[int, tuple[np.dtype[Any], str]] = {
-    1: (np.dtype("<f4"), "float_val"),
-    2: (np.dtype("<f8"), "double_val"),
-    3: (np.dtype("<i4"), "int_val"),
-    9: (np.dtype("<i8"), "int64_val"),
-    14: (BFLOAT16, "half_val"),
-    19: (np.dtype("<f2"), "half_val"),
-}
-"""Types of constants by TensorFlow's number, and the field of their values."""
-NUMBERS = (*_DTYPES,)
+_STORED = {1: "float_val", 2: "double_val", 3: "int_val", 9: "int64_val"}
+_STORED |= dict.fromkeys((14, 19), "half_val")
+"""The fields of the values of constants, by TensorFlow's number of their type."""
+NUMBERS = (*_STORED,)
 """Numbers of the types of constants that can be read."""
 _STRING = 7
 FLOATS = (1, 2, 14, 19)
@@ -147,7 +142,7 @@ class FlatGraph:
         """Return the name under which a constant is stored; None if the node is none."""
         if node.op == "Const":
             return node.name
-        return self.keys.get(node.name, node.name) if node.op in _VARIABLES else None
+        return self.keys.get(node.name, node.name) if node.op in VARIABLES else None
 
     def shape(self, node: Node) -> tuple[int, ...]:
         """Return the shape of a constant. Raises `ValueError` if it is none, or stored nowhere."""
@@ -205,16 +200,6 @@ class FlatGraph:
                 f"{node.name!r:.80} is a variable that {self.bundle.prefix.name} does not hold"
             )
         return self.bundle.entries[key]
-
-
-@cache
-def _classes() -> dict[str, Any]:
-    return make_messages("lockstep.graph", _FIELDS)
-
-
-def message(name: str) -> Any:
-    """Return the class of a message."""
-    return _classes()[name]
 
 
 def is_graph(path: Path) -> bool:
@@ -389,7 +374,7 @@ def _find_keys(graph: FlatGraph) -> Iterator[tuple[str, str]]:
             value = makers.get(place)
             if value is not None and value.op == "Identity" and value.inputs:
                 place = graph.actual(value.inputs[0])
-            if variable is not None and variable.op in _VARIABLES and place in keys:
+            if variable is not None and variable.op in VARIABLES and place in keys:
                 yield variable.name, keys[place]
 
 
@@ -412,18 +397,18 @@ def _count_stored(tensor: Any, size: int) -> int:
     """Return how many numbers a file has for a constant of this size."""
     if tensor.tensor_content:
         return size
-    name = _DTYPES[tensor.dtype][1] if tensor.dtype in _DTYPES else "float_val"
-    return len(getattr(tensor, name))
+    return len(getattr(tensor, _STORED.get(tensor.dtype, "float_val")))
 
 
 def _read_array(node: Node, size: int) -> np.ndarray:
     """Return a constant. The last number that is stored stands for all that follow."""
     tensor = _get_tensor(node)
-    if tensor.dtype not in _DTYPES:
+    if tensor.dtype not in _STORED:
         raise ValueError(
             f"{node.name!r:.80} is of TensorFlow's type {tensor.dtype}, expected floats or integers"
         )
-    dtype, name = _DTYPES[tensor.dtype]
+    dtype = DTYPES[tensor.dtype]
+    name = _STORED[tensor.dtype]
     shape = read_sizes(tensor.tensor_shape)
     if tensor.tensor_content:
         if len(tensor.tensor_content) != size * dtype.itemsize:

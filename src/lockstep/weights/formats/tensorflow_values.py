@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.weights.formats.tensorflow_graph import FLOATS, NUMBERS, FlatGraph, Node
+from lockstep.weights.formats.tensor_bundle import DTYPES
+from lockstep.weights.formats.tensorflow_graph import FLOATS, NUMBERS, VARIABLES, FlatGraph, Node
 
 _GRADIENTS = ("StopGradient", "PreventGradient")
 _SAME = ("Identity", "ReadVariableOp", "EnsureShape", "CheckNumerics", "Snapshot", *_GRADIENTS)
 """Operators that change no value in inference."""
-_CONSTANTS = ("Const", "VarHandleOp", "Variable", "VariableV2")
+_CONSTANTS = ("Const", *VARIABLES)
 _LAYOUTS: dict[str, Callable[..., Any]] = {
     "Reshape": lambda node, array, shape: array.reshape(shape),
     "Transpose": lambda node, array, order: array.transpose(order),
@@ -24,8 +25,7 @@ _LAYOUTS: dict[str, Callable[..., Any]] = {
     ),
 }
 """Operators that lay out the numbers of a constant in another way."""
-_TYPES: dict[int, Any] = {1: np.float32, 2: np.float64, 3: np.int32, 9: np.int64, 19: np.float16}
-_TYPES |= {4: np.uint8, 14: np.float32}
+_TYPES = DTYPES | {4: np.dtype(np.uint8), 14: np.dtype(np.float32)}
 """NumPy's types by TensorFlow's numbers."""
 _OTHERS: dict[str, Callable[..., Any]] = {
     "Cast": lambda node, array: (

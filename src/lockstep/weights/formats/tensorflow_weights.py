@@ -13,6 +13,7 @@ preprocessing is that of its recipe. Exports of Lockstep say theirs, and the nam
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,20 +23,20 @@ from lockstep.data.textures import draw_texture
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
+from lockstep.system.files import write_json
 from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import is_list_of, is_text, parsed
 from lockstep.weights.formats import (
     nvidia_tensorflow,
     onnx_metadata,
     tensorflow_graph,
-    tensorflow_original,
 )
-from lockstep.weights.formats.account import Part
+from lockstep.weights.formats.account import UNUSED, Part, account_for_constants
 from lockstep.weights.formats.common import describe_converted
 from lockstep.weights.formats.network import Network
 from lockstep.weights.formats.network_walk import follow
 from lockstep.weights.formats.tensor_bundle import DTYPE_NAMES
-from lockstep.weights.formats.tensorflow_graph import FLOATS, FlatGraph
+from lockstep.weights.formats.tensorflow_graph import FLOATS, VARIABLES, FlatGraph, Node, message
 from lockstep.weights.formats.tensorflow_nodes import Nodes
 from lockstep.weights.opened_weights import Weights, list_arrays
 from lockstep.weights.original import Original
@@ -53,10 +54,23 @@ EXTRA = "assets.extra"
 _MOST_TEXT = 2**24
 _MOST_DIFFERENCE = 0.05
 """Pixels may differ by this much on average: by one level, and only few do."""
-_UNUSED = "no output is computed from it"
 _NVIDIAS = (
     "the graph does not normalise its images, so the mean and std of NVIDIA's recipe are used"
 )
+
+_OPERATORS = {
+    *("Add", "AddV2", "ArgMax", "AvgPool", "BiasAdd", "Cast", "ConcatV2", "Const", "Conv2D", "Div"),
+    *("EnsureShape", "Exp", "ExpandDims", "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"),
+    *("GatherV2", "Identity", "Log", "LogSoftmax", "MatMul", "MaxPool", "Maximum", "Mean", "Mul"),
+    *("Neg", "Pack", "Pad", "PadV2", "RealDiv", "Relu", "Reshape", "ReverseV2", "Rsqrt", "Shape"),
+    *("Sigmoid", "Slice", "Softmax", "Split", "Sqrt", "Squeeze", "StopGradient", "StridedSlice"),
+    *("Sub", "Transpose"),
+}
+"""The operators that are rebuilt: none of them reads a file or runs code."""
+_FLOAT = 1
+_UINT8 = 4
+_MOST_BYTES = 2**31 - 2**20
+"""What a message of Protocol Buffers may have."""
 
 
 def matches(head: bytes, path: Path) -> bool:
@@ -114,7 +128,7 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
         assumed_as="keras" if resnet.has_keras_names else "",
         original=Original(
             "TensorFlow",
-            partial(tensorflow_original.write, graph, nodes, resnet.head.output),
+            partial(_write_original, graph, nodes, resnet.head.output),
             resnet.takes,
             resnet.takes_channels_last,
             resnet.head.kind,
@@ -147,12 +161,10 @@ def _account_for_rest(graph: FlatGraph, nodes: Nodes, used: set[str]) -> Iterato
     """Yield the account of nodes and constants that no tensor is made of."""
     for node in nodes.unused:
         if node.op != "Const":
-            yield Part(f"{node.op} {node.name!r:.80}", "without effect", _UNUSED)
-    for name, _, _ in _describe_arrays(graph):
-        if name in nodes.values.read and name not in used:
-            yield Part(name, "folded", "into the nodes that compute with it")
-        elif name not in used and "//" not in name:
-            yield Part(name, "without effect", _UNUSED)
+            yield Part(f"{node.op} {node.name!r:.80}", "without effect", UNUSED)
+    users = dict.fromkeys(map(str, nodes.values.read), "the nodes that compute with it")
+    names = [name for name, _, _ in _describe_arrays(graph) if name in users or "//" not in name]
+    yield from account_for_constants(names, used, users)
 
 
 def _name_signatures(graph: FlatGraph) -> Iterator[str]:
@@ -221,3 +233,71 @@ def _describe_arrays(graph: FlatGraph) -> Iterator[tuple[str, str, tuple[int, ..
                 continue
             if shape:
                 yield node.name, DTYPE_NAMES[graph.dtype(node)], shape
+
+
+def _write_original(graph: FlatGraph, nodes: Nodes, output: str, folder: Path) -> None:
+    """Write the nodes of a graph that an output is computed from, with their constants, as a
+    frozen graph. Raises `ValueError` if a node is not rebuilt, or the graph is too large."""
+    (start,) = nodes.operators.inputs
+    name_maker = nodes.values.name_maker
+    makers = {node.name: node for node in graph.nodes}
+    first = name_maker(start)
+    names = {first: "images"}
+    waiting = [name_maker(output)]
+    while waiting:
+        name = waiting.pop()
+        if name not in names:
+            names[name] = f"node{len(names)}"
+            waiting += map(name_maker, makers[name].inputs)
+    kind = _UINT8 if nodes.operators.takes_bytes else _FLOAT
+    rebuilt = [_build_node("images", "Placeholder", [], {"dtype": message("Value")(type=kind)})]
+    for name, new in names.items():
+        if name != first:
+            rebuilt.append(_rebuild(graph, makers[name], new, names))
+    data = message("Graph")(node=rebuilt).SerializeToString()
+    if len(data) > _MOST_BYTES:
+        raise ValueError("it has more than 2 GiB")
+    (folder / "graph.pb").write_bytes(data)
+    place = _rename(graph.actual(output), names)
+    write_json(folder / "graph.json", {"input": "images:0", "output": place})
+
+
+def _rename(value: str, names: dict[str, str]) -> str:
+    """Return a value's name in the rebuilt graph."""
+    node, _, place = value.partition(":")
+    if not place.isdecimal():
+        raise ValueError(f"{value!r:.80} is not rebuilt")
+    return f"{names[node]}:{place}"
+
+
+def _rebuild(graph: FlatGraph, node: Node, name: str, names: dict[str, str]) -> Any:
+    """Return a node with another name. Variables become constants."""
+    if node.op in VARIABLES:
+        return _build_constant(name, graph.array(node).astype(np.float32))
+    inputs = [_rename(graph.actual(value), names) for value in node.inputs]
+    if node.op == "ReadVariableOp":
+        return _build_node(name, "Identity", inputs, {"T": message("Value")(type=_FLOAT)})
+    if node.op not in _OPERATORS:
+        raise ValueError(f"{node.op} {node.name!r:.80} is not rebuilt")
+    # Private attributes name devices and other nodes.
+    attributes = {key: value for key, value in node.attributes.items() if not key.startswith("_")}
+    return _build_node(name, node.op, inputs, attributes)
+
+
+def _build_node(name: str, kind: str, inputs: list[str], attributes: dict[str, Any]) -> Any:
+    entries = [message("Attribute")(key=key, value=value) for key, value in attributes.items()]
+    return message("Node")(name=name, op=kind, input=inputs, attr=entries)
+
+
+def _build_constant(name: str, array: np.ndarray) -> Any:
+    sizes = [message("Dim")(size=size) for size in array.shape]
+    tensor = message("Tensor")(
+        dtype=_FLOAT,
+        tensor_shape=message("Shape")(dim=sizes),
+        tensor_content=array.tobytes(),
+    )
+    attributes = {
+        "dtype": message("Value")(type=_FLOAT),
+        "value": message("Value")(tensor=tensor),
+    }
+    return _build_node(name, "Const", [], attributes)
