@@ -1,10 +1,10 @@
 """The reference's optimizers against those of PyTorch and timm in float64, and against each
 framework's own.
 
-The recorded weights are those of `torch.optim.AdamW` of PyTorch 2.13.0, and of `Lamb` and
-`RMSpropTF` of timm 1.0.31, after six steps in float64 from the values that are drawn here, with the
-norm of gradients limited to 1: by `max_grad_norm` of `Lamb`, which has no 1e-6, else by
-`torch.nn.utils.clip_grad_norm_`.
+The recorded weights are those of `torch.optim.AdamW` of PyTorch 2.13.0, of its `NAdam` with
+decoupled decay and float64 as the default, and of `Lamb` and `RMSpropTF` of timm 1.0.31, after six
+steps in float64 from the values that are drawn here, with the norm of gradients limited to 1: by
+`max_grad_norm` of `Lamb`, which has no 1e-6, else by `torch.nn.utils.clip_grad_norm_`.
 """
 
 from types import ModuleType
@@ -43,6 +43,16 @@ RECORDED: dict[str, tuple[dict[str, Any], list[list[float]], float]] = {
             [0.009774753705992532, -0.01047551308224046],
         ],
         2e-8,
+    ),
+    "nadam": (
+        {"beta2": 0.95},
+        [
+            [0.1298228921818009, -0.11745780668205295],
+            [-2.2699788303769592, 0.3690143962327996],
+            [-0.504409824487952, -1.062193309674002],
+            [-0.010769785874964806, -0.01940721103956345],
+        ],
+        1e-14,
     ),
     "rmsprop_tf": (
         {"beta2": 0.95, "momentum": 0.9},

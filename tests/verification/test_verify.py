@@ -19,6 +19,7 @@ from lockstep.backends import Engine, World
 from lockstep.backends.torch.engine import TorchEngine
 from lockstep.data import Batch
 from lockstep.models.metrics import Counts
+from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.from_nvidia import resnet50_paddle_90ep
@@ -29,6 +30,7 @@ from lockstep.verification.plot import plot
 from lockstep.verification.workload import CROSS_ENTROPY, Workload, build
 from tests.soak import in_a_soak
 
+OTHERS = [name for name in OPTIMIZERS if name != "sgd"]
 QUANTITIES = [
     "logits",
     "evaluation",
@@ -48,15 +50,9 @@ QUANTITIES = [
     "decay",
     "momentum",
     "update",
-    "adamw velocity",
-    "lamb velocity",
-    "rmsprop_tf velocity",
-    "adamw moments",
-    "lamb moments",
-    "rmsprop_tf moments",
-    "adamw update",
-    "lamb update",
-    "rmsprop_tf update",
+    *(f"{name} velocity" for name in OTHERS),
+    *(f"{name} moments" for name in OTHERS),
+    *(f"{name} update" for name in OTHERS),
     "counts",
     "state",
 ]
@@ -283,7 +279,7 @@ FAULTS: dict[str, tuple[Wrong, list[str]]] = {
     "no decay of rates by depth": (change(lr_depth_decay=1.0), ["rates by tensor"]),
     "does not limit the gradient": (
         change(clip_norm=0.0),
-        ["two parts", "adamw velocity", "lamb velocity", "rmsprop_tf velocity"],
+        ["two parts", *(f"{name} velocity" for name in OTHERS)],
     ),
     "takes AdamW for LAMB": (
         Wrong(
@@ -296,13 +292,21 @@ FAULTS: dict[str, tuple[Wrong, list[str]]] = {
     "keeps less of old moments": (
         change(beta1=0.5, beta2=0.99),
         [
-            *("adamw velocity", "lamb velocity"),
-            *("adamw moments", "lamb moments", "rmsprop_tf moments"),
+            *("adamw velocity", "lamb velocity", "nadam velocity"),
+            *(f"{name} moments" for name in OTHERS),
         ],
     ),
     "has another epsilon": (
         change(optimizer_epsilon=1e-8),
-        ["adamw update", "lamb update", "rmsprop_tf velocity"],
+        ["adamw update", "lamb update", "nadam update", "rmsprop_tf velocity"],
+    ),
+    "takes AdamW for NAdam": (
+        Wrong(
+            recipe=lambda recipe: recipe.replace(
+                optimizer=recipe.optimizer.replace("nadam", "adamw")
+            )
+        ),
+        ["nadam update"],
     ),
     "averages every step": (change(ema_every_steps=1), ["lamb update"]),
     "drops the tail": (

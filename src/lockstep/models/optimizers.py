@@ -57,6 +57,16 @@ OPTIMIZERS = {
         corrections=("mean", "root"),
         has_trust_ratio=True,
     ),
+    "nadam": Optimizer(
+        source="Dozat 2016, as in PyTorch with decoupled weight decay",
+        formula='v and s as in "adamw"; m(t) = beta1*(1 - 0.96^(t/250)/2); M = m(1)*...*m(t);'
+        " u = (v*m(t+1)/(1 - M*m(t+1)) + g*(1 - m(t))/(1 - M)) / (sqrt(s/(1 - beta2^t)) +"
+        " optimizer_epsilon) + weight_decay*w; w -= lr*u.",
+        velocity="mean",
+        first_second_moment=0.0,
+        decays="move",
+        corrections=("nesterov_mean", "nesterov_gradient", "root"),
+    ),
     "rmsprop_tf": Optimizer(
         source="TensorFlow's RMSProp",
         formula="g += weight_decay*w; s, 1 before the first step, becomes beta2*s + (1 -"

@@ -97,10 +97,15 @@ def find_corrections(recipe: Recipe, steps: int) -> dict[str, np.ndarray]:
 
     "mean" is that of means of gradients, 1 / (1 - beta1^t), and "root" that of the roots of means
     of squared gradients, 1 / sqrt(1 - beta2^t). t is the number of the step, from 1. Steps that an
-    overflow skips count.
+    overflow skips count. "nesterov_mean" and "nesterov_gradient" are those of NAdam: of the mean
+    with the momentum of the next step, and of the gradient.
     """
     numbers = np.arange(1, steps + 1)
+    momenta = recipe.beta1 * (1 - 0.5 * 0.96 ** (np.arange(1, steps + 2) / 250))
+    products = np.cumprod(momenta)
     factors = {
+        "nesterov_mean": momenta[1:] / (1 - products[1:]),
+        "nesterov_gradient": (1 - momenta[:-1]) / (1 - products[:-1]),
         "mean": 1 / (1 - recipe.beta1**numbers),
         "root": 1 / np.sqrt(1 - recipe.beta2**numbers),
     }

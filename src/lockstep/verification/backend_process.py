@@ -108,7 +108,9 @@ class Worker:
         engine = self._backend.engine(recipe, rates, self._world, execution)
         state = state or self._workload.state
         average = dict(state.tensors) if recipe.ema_decay else {}
-        moments = state.second_moments or initial_second_moments(recipe)
+        moments = initial_second_moments(recipe)
+        if moments:
+            moments = state.second_moments or moments
         engine.write(replace(state, ema=average, second_moments=moments))
         return engine
 
@@ -225,7 +227,7 @@ class Worker:
         return add_prefix("update", moved) | add_prefix("velocity", end.momentum)
 
     def _step_of(self, optimizer: str) -> Arrays:
-        """Return the state after a step of an optimizer with second moments."""
+        """Return the state after a step of an optimizer."""
         recipe = self._workload.optimizer_recipe(optimizer)
         rates = np.full(OPTIMIZER_STEP + 2, OPTIMIZER_RATE)
         begin = self._workload.optimizer_state

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.backends.reference import updating
+from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.recipes import Recipe
 from lockstep.recipes.trained_tensors import rate_factors
 from lockstep.verification.bounds import BOUNDS, Bound, angle, distance, largest
@@ -89,7 +90,11 @@ def compare(actual: Arrays, reference: Arrays, workload: Workload, full: bool) -
         ("momentum", "momentum", VALUE),
         ("update", "update", VALUE),
         *((f"{name} velocity", "optimizer", VALUE) for name in SHOWN_OPTIMIZERS),
-        *((f"{name} moments", "optimizer", VALUE) for name in SHOWN_OPTIMIZERS),
+        *(
+            (f"{name} moments", "optimizer", VALUE)
+            for name in SHOWN_OPTIMIZERS
+            if OPTIMIZERS[name].has_second_moments
+        ),
         *((f"{name} update", "update", VALUE) for name in SHOWN_OPTIMIZERS),
         ("counts", "exact", VALUE),
         ("state", "exact", VALUE),

@@ -66,8 +66,8 @@ CROSS_ENTROPY: dict[str, Any] = {
 """The loss of the step that shows class weights."""
 CLIP_NORM = 0.01
 """Limit of a gradient's norm in the steps that show it. Gradients of the workload are far above."""
-SHOWN_OPTIMIZERS = [name for name, row in OPTIMIZERS.items() if row.has_second_moments]
-"""The optimizers that have steps to show them; quantities such as "update" show SGD."""
+SHOWN_OPTIMIZERS = [name for name in OPTIMIZERS if name != "sgd"]
+"""The optimizers that have steps to show them: other quantities show SGD."""
 OPTIMIZER_STEP = 4
 """Number of the step that shows them."""
 OPTIMIZER_RATE = 0.1
@@ -102,14 +102,14 @@ class Workload:
         )
 
     def optimizer_recipe(self, optimizer: str) -> Recipe:
-        """Return the recipe of the step that shows an optimizer with second moments."""
+        """Return the recipe of the step that shows an optimizer."""
         return self.plain_recipe.replace(
             optimizer=optimizer,
             nesterov=False,
             optimizer_epsilon=1e-4,
             clip_norm=CLIP_NORM,
             weight_decay=DECAY,
-            ema_decay=0.9,
+            ema_decay=0.25,  # so that averages move further than their rounding
             ema_start="constant",
             ema_scaling="none",
             epochs=1,

@@ -16,7 +16,7 @@ FACTS = Facts(
     advice="doctor",
     weights=("nvidia-pytorch", "a.pth", ("tensors", "momentum")),
     last_rank={"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "13"},
-    optimizers=("adamw",),
+    optimizers=("adamw", "nadam"),
     borrows=True,
 )
 
@@ -102,12 +102,11 @@ def step_in_groups(groups: Groups, momentum: float) -> list[np.ndarray]:
 
 def take_own_steps(recipe: Recipe, weight: np.ndarray, steps: Steps) -> np.ndarray:
     parameter = torch.nn.Parameter(torch.tensor(weight))
-    own = torch.optim.AdamW(
-        [parameter],
-        betas=(recipe.beta1, recipe.beta2),
-        eps=recipe.optimizer_epsilon,
-        weight_decay=recipe.weight_decay,
-    )
+    facts = {"betas": (recipe.beta1, recipe.beta2), "eps": recipe.optimizer_epsilon}
+    facts |= {"weight_decay": recipe.weight_decay}
+    own: torch.optim.Optimizer = torch.optim.AdamW([parameter], **facts)
+    if recipe.optimizer == "nadam":
+        own = torch.optim.NAdam([parameter], **facts, decoupled_weight_decay=True)
     for gradient, rate in steps:
         own.param_groups[0]["lr"] = rate
         parameter.grad = torch.tensor(gradient)

@@ -223,6 +223,14 @@ def _adamw(
     return mean * pace.corrections["mean"] / root, mean, square
 
 
+def _nadam(
+    recipe: Recipe, kept: list[Array], gradient: Array, pace: Pace, numbers: Numbers
+) -> Moved:
+    mean, square, root = _average(kept, gradient, pace, numbers)
+    ahead = mean * pace.corrections["nesterov_mean"]
+    return (ahead + gradient * pace.corrections["nesterov_gradient"]) / root, mean, square
+
+
 def _rmsprop_tf(
     recipe: Recipe, kept: list[Array], gradient: Array, pace: Pace, numbers: Numbers
 ) -> Moved:
@@ -236,6 +244,7 @@ FORMULAS: dict[str, Callable[[Recipe, list[Array], Array, Pace, Numbers], Moved]
     "sgd": _sgd,
     "adamw": _adamw,
     "lamb": _adamw,
+    "nadam": _nadam,
     "rmsprop_tf": _rmsprop_tf,
 }
 """By the names in `OPTIMIZERS`. What is kept is the velocity, and a second moment if the optimizer

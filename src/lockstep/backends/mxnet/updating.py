@@ -173,6 +173,12 @@ def _adamw(pace: Pace, values: Values, gradient: Array) -> Array:
     return pace.corrections["mean"] * values.velocity / roots
 
 
+def _nadam(pace: Pace, values: Values, gradient: Array) -> Array:
+    roots = _average(pace, values, gradient)
+    ahead = pace.corrections["nesterov_mean"] * values.velocity
+    return (ahead + pace.corrections["nesterov_gradient"] * gradient) / roots
+
+
 def _rmsprop_tf(pace: Pace, values: Values, gradient: Array) -> Array:
     roots = (_average_squares(pace, values, gradient) + pace.recipe.optimizer_epsilon).sqrt()
     change = gradient / roots * pace.rate - (1 - pace.recipe.momentum) * values.velocity
@@ -186,6 +192,7 @@ FORMULAS: dict[str, Formula | None] = {
     "sgd": None,  # MXNet's own operation
     "adamw": _adamw,
     "lamb": _adamw,
+    "nadam": _nadam,
     "rmsprop_tf": _rmsprop_tf,
 }
 """By the names in `OPTIMIZERS`. A formula updates what the optimizer keeps and returns how weights

@@ -157,6 +157,12 @@ def _adamw(pace: Pace, values: Values, gradient: Tensor) -> Tensor:
     return pace.corrections["mean"] * values.velocity / roots
 
 
+def _nadam(pace: Pace, values: Values, gradient: Tensor) -> Tensor:
+    roots = _average(pace, values, gradient)
+    ahead = pace.corrections["nesterov_mean"] * values.velocity
+    return (ahead + pace.corrections["nesterov_gradient"] * gradient) / roots
+
+
 def _rmsprop_tf(pace: Pace, values: Values, gradient: Tensor) -> Tensor:
     roots = (_average_squares(pace, values, gradient) + pace.recipe.optimizer_epsilon).sqrt()
     values.velocity.multiply_(pace.used * pace.recipe.momentum + (1 - pace.used))
@@ -169,6 +175,7 @@ FORMULAS: dict[str, Formula | None] = {
     "sgd": None,  # Paddle's own operation
     "adamw": _adamw,
     "lamb": _adamw,
+    "nadam": _nadam,
     "rmsprop_tf": _rmsprop_tf,
 }
 """By the names in `OPTIMIZERS`. A formula updates what the optimizer keeps and returns how weights

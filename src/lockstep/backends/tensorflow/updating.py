@@ -189,6 +189,12 @@ def _adamw(pace: Pace, kept: Kept, gradient: Tensor) -> Tensor:
     return mean * pace.corrections["mean"] / root
 
 
+def _nadam(pace: Pace, kept: Kept, gradient: Tensor) -> Tensor:
+    mean, root = _average(pace, kept, gradient)
+    ahead = mean * pace.corrections["nesterov_mean"]
+    return (ahead + gradient * pace.corrections["nesterov_gradient"]) / root
+
+
 def _rmsprop_tf(pace: Pace, kept: Kept, gradient: Tensor) -> Tensor:
     square = _average_square(pace, kept, gradient)
     change = pace.rate * gradient / tf.sqrt(square + pace.recipe.optimizer_epsilon)
@@ -202,6 +208,7 @@ FORMULAS: dict[str, Formula | None] = {
     "sgd": None,  # TensorFlow's own operation
     "adamw": _adamw,
     "lamb": _adamw,
+    "nadam": _nadam,
     "rmsprop_tf": _rmsprop_tf,
 }
 """By the names in `OPTIMIZERS`. A formula updates what the optimizer keeps and returns how a weight

@@ -68,6 +68,15 @@ def _adamw(pace: Pace, group: Group) -> Tensors:
     return moves
 
 
+def _nadam(pace: Pace, group: Group) -> Tensors:
+    roots = _average(pace, group)
+    moves = torch._foreach_mul(group.velocities, pace.corrections["nesterov_mean"])
+    gradients = torch._foreach_mul(group.gradients, pace.corrections["nesterov_gradient"])
+    torch._foreach_add_(moves, gradients)
+    torch._foreach_div_(moves, roots)
+    return moves
+
+
 def _rmsprop_tf(pace: Pace, group: Group) -> Tensors:
     _average_squares(pace, group)
     roots = torch._foreach_add(group.second_moments, pace.recipe.optimizer_epsilon)
@@ -84,6 +93,7 @@ FORMULAS: dict[str, Formula | None] = {
     "sgd": None,  # PyTorch's own operation
     "adamw": _adamw,
     "lamb": _adamw,
+    "nadam": _nadam,
     "rmsprop_tf": _rmsprop_tf,
 }
 """By the names in `OPTIMIZERS`. A formula updates what the optimizer keeps and returns new tensors:
