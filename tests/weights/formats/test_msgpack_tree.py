@@ -95,15 +95,15 @@ def test_however_an_array_lies_in_memory_its_values_are_written(
 
 FLOATS = b"\x93\x91\x02\xa7float32"
 ODD: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "1 bytes are needed from byte 0 on, but 0 are left"),
+    "empty": (b"", "a value needs 1 bytes from byte 0 on, but 0 are left"),
     "more": (b"\x80\xc0", "1 bytes follow its end"),
-    "cut off": (b"\x82\xa1x\x01", "1 bytes are needed from byte 4 on"),
+    "cut off": (b"\x82\xa1x\x01", "a value needs 1 bytes from byte 4 on"),
     "a key that is no text": (b"\x81\x01\x01", "there is byte 0x1 instead of a text"),
     "a key twice": (b"\x82\xa1x\x01\xa1x\x01", "a dict has the key 'x' twice"),
     "a text of other bytes": (b"\x81\xa1\xff\x01", "can't decode byte 0xff"),
     "no value": (b"\x81\xa1x\xc1", "there is byte 0xc1 instead of a text"),
     "too many levels": (b"\x81\xa1x" * 40 + b"\x01", "more than 32 levels"),
-    "a claim of many values": (b"\xdd\xff\xff\xff\xff", "1 bytes are needed from byte 5 on"),
+    "a claim of many values": (b"\xdd\xff\xff\xff\xff", "a value needs 1 bytes from byte 5 on"),
     "another extension": (array_of(FLOATS, 5), "an extension of type 5"),
     "a complex number": (array_of(b"\x92\x01\x01", 2), "an extension of type 2"),
     "no list": (array_of(b"\x01"), "not a list of its shape"),

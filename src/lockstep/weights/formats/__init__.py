@@ -11,9 +11,9 @@
 | ONNX: `onnx_graph`; its preprocessing: `onnx_metadata` | `onnx_weights`, by `network_walk` |
 | TensorFlow's graphs: `tensorflow_graph`, `tensorflow_nodes` | `tensorflow_weights`, the same |
 
-`table` lists all formats in the order in which they are tried. `lockstep_files` are Lockstep's own.
-`timm_folder` is the folder of timm and of the Hugging Face Hub, with its `timm_config`. `pickles`
-interprets the pickles of Paddle and PyTorch.
+`format_list` lists all formats in the order in which they are tried. `lockstep_files` are
+Lockstep's own. `timm_folder` is the folder of timm and of the Hugging Face Hub, with its
+`timm_config`. `pickles` interprets the pickles of Paddle and PyTorch.
 """
 
 import struct
@@ -86,6 +86,28 @@ def naming_target(path: Path) -> Iterator[None]:
         raise CheckpointError(
             f"{path!s:.200} cannot be written: {error.strerror or error}"
         ) from None
+
+
+class ByteReader:
+    """Reads bytes in order."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self._data = memoryview(data)
+        self._offset = 0
+
+    @property
+    def left(self) -> int:
+        """The number of bytes that were not read."""
+        return len(self._data) - self._offset
+
+    def take(self, size: int, what: str = "a value") -> memoryview:
+        """Return the next bytes. Raises `ValueError` if fewer are left."""
+        if size > self.left:
+            raise ValueError(
+                f"{what} needs {size} bytes from byte {self._offset} on, but {self.left} are left"
+            )
+        self._offset += size
+        return self._data[self._offset - size : self._offset]
 
 
 def is_safetensors(head: bytes, path: Path) -> bool:

@@ -308,16 +308,6 @@ def _list_strangers(variables: Variables) -> list[str]:
     return strangers
 
 
-def stored(path: Path) -> dict[str, np.ndarray]:
-    """Return the variables of a file by layer and name, such as `conv1_conv/kernel`, in Keras'
-    layouts, float32.
-
-    Raises `CheckpointError` if the file is damaged, and `BackendError` if h5py is missing.
-    """
-    with keras_variables.open_variables(path) as variables:
-        return {name: variables.read(place) for name, place in variables.list_names().items()}
-
-
 def _name_scopes(spec: ModelSpec) -> dict[Conv, str]:
     """Return what the names of the layers of every convolution and its batch norm begin with."""
     block = "conv{after}_block{number}_"

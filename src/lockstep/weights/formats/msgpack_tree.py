@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from lockstep.weights.formats import BFLOAT16, naming_damage, refuse_many
+from lockstep.weights.formats import BFLOAT16, ByteReader, naming_damage, refuse_many
 from lockstep.weights.formats.stand_ins import read_whole
 
 _ARRAY = 1
@@ -63,28 +63,14 @@ def load(path: Path) -> Any:
     return value
 
 
-class _Reader:
-    """Reads values in order. Raises `ValueError` if more bytes are requested than are left, or if
-    they are none of Flax's values."""
+class _Reader(ByteReader):
+    """Reads values in order. Raises `ValueError` if they are none of Flax's values."""
 
     def __init__(self, data: bytes | memoryview) -> None:
-        self._data = memoryview(data)
-        self._offset = 0
+        super().__init__(data)
         self._values = 0
         self.arrays = 0
         """The number of arrays that were read."""
-
-    @property
-    def left(self) -> int:
-        return len(self._data) - self._offset
-
-    def take(self, size: int) -> memoryview:
-        if size > self.left:
-            raise ValueError(
-                f"{size} bytes are needed from byte {self._offset} on, but {self.left} are left"
-            )
-        self._offset += size
-        return self._data[self._offset - size : self._offset]
 
     def number(self, kind: str) -> Any:
         """Read a number; `kind` is a format of `struct`."""

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats import BFLOAT16, naming_damage
+from lockstep.weights.formats import BFLOAT16, ByteReader, naming_damage
 from lockstep.weights.formats.stand_ins import read_whole
 
 _MAGIC = 0x112
@@ -89,25 +89,8 @@ def dump(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
             file.write(struct.pack("<Q", len(encoded)) + encoded)
 
 
-class _Reader:
-    """Reads the bytes of a file in order. Raises `ValueError` if more bytes are requested than are
-    left."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = memoryview(data)
-        self._offset = 0
-
-    @property
-    def left(self) -> int:
-        return len(self._data) - self._offset
-
-    def take(self, size: int, what: str) -> memoryview:
-        if size > self.left:
-            raise ValueError(
-                f"{what} needs {size} bytes from byte {self._offset} on, but {self.left} are left"
-            )
-        self._offset += size
-        return self._data[self._offset - size : self._offset]
+class _Reader(ByteReader):
+    """Reads numbers, too."""
 
     def number(self, kind: str, what: str) -> int:
         return self.numbers(kind, 1, what)[0]
