@@ -273,8 +273,8 @@ def test_weights_without_a_preprocessing_predict_and_evaluate_as_set(
     assert lockstep.load(path).evaluate(textures).to_json()["loss"] != expected["loss"]
     image = np.asarray(Image.effect_noise((50, 60), 90).convert("RGB"))
     predictions = [
-        list(lockstep.load(path, preprocessing=recipe).predict(image)),
-        list(lockstep.load(source).predict(image)),
+        lockstep.load(path, preprocessing=recipe).predict(image),
+        lockstep.load(source).predict(image),
     ]
     assert predictions[0] == predictions[1]
 
