@@ -13,6 +13,8 @@ import torch
 from lockstep import backends, cli
 from lockstep.data.textures import draw_data_set
 from lockstep.system.errors import DivergedError, Interrupted
+from tests.conftest import TINY
+from tests.inference.cases import save_random
 from tests.lines import check_lines
 from tests.processes import call
 
@@ -93,7 +95,7 @@ WRONG = [
         ),
     ),
     ("convert EMPTY OUT.safetensors", "empty holds no weights that can be read"),
-    ("convert EMPTY OUT --to onnx", "there is no format 'onnx' to convert to"),
+    ("convert RESNET OUT --to onnx", "there is no format 'onnx' to convert to"),
     ("predict MISSING IMAGE", "there is no run, no file and no checkpoint .*missing"),
     (
         "predict MISSING",
@@ -133,6 +135,7 @@ def places(textures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         "FLAT": str(root / "flat"),
         "FILE": str(root / "file.txt"),
         "EMPTY": str(root / "empty"),
+        "RESNET": str(save_random(TINY, root)),
         "GARBAGE": str(root / "garbage.yaml"),
         "LIST": str(root / "list.yaml"),
         "FIELDS": str(root / "fields.yaml"),

@@ -36,10 +36,11 @@ ONLY_OPTIONS = {
 """What only the console has: how results are shown, where they come from and go, and an option for
 a field of the recipe."""
 ONLY_PARAMETERS = {
-    "train": {"changes"},
+    "train": {"changes", "progress"},
+    "verify": {"model"},
     "predict": {"source", "features", "on_error"},
     "convert": {"unknown_below"},
-    "evaluate": {"unknown_below"},
+    "evaluate": {"unknown_below", "progress"},
     "export": {"unknown_below"},
     "serve": {"token", "limits"},
 }

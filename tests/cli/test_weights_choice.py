@@ -4,7 +4,7 @@ other programs. What is right is what PyTorch computes with the module whose fil
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -214,8 +214,8 @@ def test_a_server_computes_what_pytorch_computes(
     pixels = np.stack([np.asarray(Image.open(photo)) for photo in case.photos])
     logits = []
 
-    def compute_once(source: Any, *access: Any, **how: Any) -> None:
-        with model.open_model(source, None, None, most_images=2) as served:
+    def compute_once(source: Any, options: Any, *access: Any, **how: Any) -> None:
+        with model.open_model(source, replace(options, batch=2), None) as served:
             logits.append(served.predict(pixels))
 
     monkeypatch.setattr(server, "run", compute_once)

@@ -123,10 +123,10 @@ def test_a_state_is_the_same_in_two_formats(
     model = str(recipe.model)
     expected = whole_state(recipe)
     result = converted(first[a, model], tmp_path / NAMES[b], to=b, network=model)
-    copy = open_weights(tmp_path / NAMES[b], momentum=True, network=model)
+    copy = open_weights(tmp_path / NAMES[b], momentum=True, model=model)
     assert (copy.recipe.model, copy.recipe.logits) == (model, 5)
     if b == ONLY_V1:
-        source = open_weights(first[a, model], network=model)
+        source = open_weights(first[a, model], model=model)
         for name, value in fold_for_keras(expected.tensors, source).items():
             np.testing.assert_allclose(copy.tensors[name], value, rtol=1e-6, err_msg=name)
         remarks = " ".join(result["remarks"])

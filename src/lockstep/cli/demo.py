@@ -26,7 +26,7 @@ def command(
     assignments: options.Set = None,
 ) -> None:
     """Draw images, train ResNet-50 v1.5 on them, and predict some."""
-    from lockstep import backends, load_recipe, predict, train
+    from lockstep import backends, load, load_recipe, train
     from lockstep.cli.console import Reporter
     from lockstep.data.textures import draw_data_set
 
@@ -54,7 +54,7 @@ def command(
             recipe = recipe.replace(precision=precision)
         train(recipe, data, run, execution=execution, listener=reporter)
     pictures = [min(folder.iterdir()) for folder in sorted((data / "val").glob("[!.]*"))]
-    predictions = predict(run, pictures, top=1, execution=execution)
+    predictions = load(run).on(execution=execution).predict(pictures, top=1)
     print("\npredictions:")
     for picture, prediction in zip(pictures, predictions, strict=True):
         name = picture.relative_to(data)

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from lockstep import backends
-from lockstep.backends import FRAMEWORKS
 from lockstep.inference.embeddings import count_features
 from lockstep.inference.images import Image, is_one_image
 from lockstep.inference.prediction import OnError, Predictor, name_classes
-from lockstep.inference.runtimes import AUTO, NATIVE, PROGRAM, RUNTIMES
 from lockstep.inference.session import SessionOptions
 from lockstep.inference.source import ModelSource
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.events import Listener
-from lockstep.system.errors import BackendError, UserError, nearest
+from lockstep.runs.recorder import show_progress
 from lockstep.weights import Classes, Preprocessing, WeightsChoice
 from lockstep.weights.remote_weights import locate_weights
 
@@ -181,10 +179,9 @@ class Model:
         """Return the same model where and how it is to compute. What is not named stays.
 
         Args:
-            where: a backend ("torch", "tensorflow", "paddle", "mxnet", "jax", "reference"), a
-                runtime ("onnxruntime", "openvino", "tensorrt", "paddle-inference"), "native" (the
-                backend, also for exports), "auto" (the fastest that is installed), or "program" (an
-                export in its own runtime; it can run code, so trust who wrote it).
+            where: a backend or a runtime (`lockstep doctor` lists both); "native" (the backend,
+                also for exports), "auto" (the fastest that is installed), or "program" (an export
+                in its own runtime; it can run code, so trust who wrote it).
             precision: by default the recipe's, or fp32 if this processor only emulates that.
             device: "auto", "cpu" or "cuda".
             batch: the most images that are computed at once, 32 by default.
@@ -195,24 +192,14 @@ class Model:
             BackendError: there is no such backend or runtime.
             UserError: `batch` is less than 1.
         """
-        changes: dict[str, Any] = {"precision": precision, "batch": batch, "listener": listener}
-        if batch is not None and batch < 1:
-            raise UserError(f"batch is {batch}; expected at least 1")
-        execution = execution or self._options.execution
-        if where in FRAMEWORKS:
-            execution = execution.replace(backend=where)
-        elif where is not None:
-            known = [NATIVE, AUTO, PROGRAM, *RUNTIMES]
-            if where not in known:
-                raise BackendError(
-                    f"there is no backend or runtime {where!r}."
-                    f" {nearest(where, [*FRAMEWORKS, *known])}"
-                )
-            changes["runtime"] = where
-        if device is not None:
-            execution = execution.replace(device=device)
-        changes = {name: value for name, value in changes.items() if value is not None}
-        options = replace(self._options, execution=execution, **changes)
+        options = self._options.change(
+            where,
+            device=device,
+            execution=execution,
+            precision=precision,
+            batch=batch,
+            listener=listener,
+        )
         return type(self)(self._source, options)
 
     def predict(
@@ -281,6 +268,7 @@ class Model:
         split: float | None = None,
         calibrate: bool = False,
         precision_at: float | None = None,
+        progress: bool = True,
     ) -> "Evaluation":
         """Return the accuracy, the loss and the counts of each class on the validation images of a
         data set, or on all its images if it has none. Every image counts once.
@@ -295,6 +283,7 @@ class Model:
             calibrate: fit a temperature, and store it with the checkpoint.
             precision_at: choose the threshold of unknown images so that this share of the others
                 is right, such as 0.99; store it and a temperature.
+            progress: show a bar on a terminal or in a notebook, if `on` named no listener.
 
         Raises:
             DataError: images or names of classes do not fit.
@@ -307,14 +296,15 @@ class Model:
         """
         from lockstep.inference.evaluation import evaluate
 
-        return evaluate(
-            self._source,
-            data,
-            self._options,
-            split=split,
-            calibrate=calibrate,
-            precision_at=precision_at,
-        )
+        with show_progress(self._options.listener, progress=progress) as listener:
+            return evaluate(
+                self._source,
+                data,
+                replace(self._options, listener=listener),
+                split=split,
+                calibrate=calibrate,
+                precision_at=precision_at,
+            )
 
     def save(
         self, target: str | Path, *, to: str = "safetensors", certificate: bool = True
@@ -462,6 +452,7 @@ class Model:
         recipe: str | Path | Recipe | None = None,
         changes: Mapping[str, Any] | None = None,
         split: float | None = None,
+        progress: bool = True,
     ) -> "Report":
         """Train a new run from the weights; return its report. The same call resumes it.
 
@@ -472,6 +463,7 @@ class Model:
                 from images, device and weights (docs/how-to/fine-tune.md).
             changes: new values for fields of the recipe.
             split: the share set apart for validation if there are no validation images.
+            progress: show a bar, as `evaluate` does.
         """
         from lockstep.runs.train import train
 
@@ -484,6 +476,7 @@ class Model:
             weights=self._source.choice,
             execution=self._options.execution,
             listener=self._options.listener,
+            progress=progress,
         )
 
     def __enter__(self) -> Self:

@@ -3,9 +3,9 @@ that the machine has."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from lockstep.inference.loaded_engine import choose_precision, load_engine
 from lockstep.inference.runtimes import (
     AUTO,
     NATIVE,
+    PROGRAM,
     RUNTIMES,
     check_runtime,
     choose_device,
@@ -25,7 +26,7 @@ from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
-from lockstep.system.errors import BackendError
+from lockstep.system.errors import BackendError, UserError, nearest
 from lockstep.system.machine import gpu
 from lockstep.system.ranks import count_ranks, is_leading
 from lockstep.weights import Weights
@@ -52,6 +53,31 @@ class SessionOptions:
     """The largest batch, on each rank."""
     listener: Listener | None = None
     """Gets notes on weights, precision and runtime, and progress."""
+
+    def change(
+        self,
+        where: str | None = None,
+        *,
+        device: str | None = None,
+        execution: Execution | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Return these with changes, as `Model.on` describes them; what is None stays."""
+        changes = {name: value for name, value in settings.items() if value is not None}
+        if changes.get("batch", 1) < 1:
+            raise UserError(f"batch is {changes['batch']}; expected at least 1")
+        execution = execution or self.execution
+        known = [NATIVE, AUTO, PROGRAM, *RUNTIMES]
+        if where in backends.FRAMEWORKS:
+            execution = execution.replace(backend=where)
+        elif where in known:
+            changes["runtime"] = where
+        elif where is not None:
+            names = nearest(where, [*backends.FRAMEWORKS, *known])
+            raise BackendError(f"there is no backend or runtime {where!r}. {names}")
+        if device is not None:
+            execution = execution.replace(device=device)
+        return replace(self, execution=execution, **changes)
 
     def choose_runtime(self, exported: "ExportedModel | None") -> str:
         """Return the name of the runtime for weights, or for an exported model."""

@@ -2,8 +2,10 @@
 listener."""
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TextIO, TypeVar
 
@@ -15,6 +17,7 @@ from lockstep.system import heartbeat
 from lockstep.system.errors import Interrupted
 from lockstep.system.event_log import EvaluateEvent, LogEvent, compute_seconds, read_log
 from lockstep.system.files import write_text
+from lockstep.system.ranks import is_leading
 from lockstep.system.strict_json import to_json
 
 T = TypeVar("T")
@@ -174,3 +177,41 @@ class Recorder:
 
 def _format_line(entry: LogEvent) -> str:
     return to_json(entry) + "\n"
+
+
+@contextmanager
+def show_progress(listener: Listener | None, *, progress: bool) -> Iterator[Listener | None]:
+    """Yield the listener. Without one, yield one that shows a bar if `progress` asks for it, this
+    is the leading rank, and standard error is a terminal or this is a notebook."""
+    is_notebook = "ipykernel" in sys.modules
+    if listener is not None or not progress or not is_leading():
+        yield listener
+        return
+    if not (sys.stderr.isatty() or is_notebook):
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    console = None if is_notebook else Console(stderr=True)
+    with Progress(console=console, transient=True) as bar:
+        tasks: dict[str, TaskID] = {}
+        steps = 0
+
+        def show(event: Event) -> None:
+            nonlocal steps
+            if event["kind"] == "start":
+                steps = event["total"]
+            elif event["kind"] == "train":
+                advance("training", event["step"], steps)
+            elif event["kind"] == "progress":
+                advance(event["what"], event["done"], event["total"])
+            elif event["kind"] in ("note", "warning"):
+                bar.console.print(f"{event['kind']}: {event['message']}", markup=False)
+
+        def advance(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what)
+            bar.update(tasks[what], completed=done, total=total)
+
+        yield show

@@ -13,7 +13,7 @@ from lockstep.runs.finish import is_finished, report_again
 from lockstep.runs.first_state import find_state
 from lockstep.runs.loop import train_from
 from lockstep.runs.opening import check_paths, open_run
-from lockstep.runs.recorder import Recorder
+from lockstep.runs.recorder import Recorder, show_progress
 from lockstep.runs.report import Report, add_best_checkpoint
 from lockstep.runs.resuming import RunSettings, complete_settings
 from lockstep.runs.starting_weights import find_start
@@ -33,6 +33,7 @@ def train(
     execution: Execution | None = None,
     listener: Listener | None = None,
     trust_run: bool = False,
+    progress: bool = True,
 ) -> Report:
     """Train a recipe on the training images of `data`, evaluate it on the validation images, and
     return the report: that of `out/report.json`, with `top1_percent`, its 95 % interval
@@ -41,9 +42,8 @@ def train(
     - `recipe` is a name, a file or a `Recipe`; by default `my-images`, or `fine-tune` with
       `weights`; their values are chosen from images, device and weights
       (docs/how-to/fine-tune.md). `changes` are new values for its fields.
-    - `data` are `train` and `val` folders, or files in another storage format
-    (docs/reference/data.md).
-      `split` is the share set apart for validation if there are no validation images.
+    - `data` are `train` and `val` folders, or files in another storage format. `split` is the share
+      set apart for validation if there are no validation images.
     - `out` is the run's folder. An existing run resumes bit for bit from its newest intact
       checkpoint; what is left out (`recipe`, `data`, `execution`) is as in its last command. A
       finished run returns its report at once.
@@ -55,6 +55,7 @@ def train(
       report is then empty, and the same call resumes it.
     - `trust_run` uses what the folder of a run names outside of itself (files, images, addresses,
       modules), although no command on this machine has named it for this run.
+    - `progress` shows a bar on a terminal or in a notebook, unless a `listener` gets events.
 
     With several processes (torchrun), every process calls this. On ranks other than 0 the report is
     empty, unless the run was finished before the call. Raises `UserError` for wrong arguments,
@@ -77,7 +78,8 @@ def train(
     settings = complete_settings(
         Path(out), recipe, data, execution, changes=changes, trust_run=trust_run
     )
-    report = run_training(settings, weights=weights, resume_from=resume_from, listener=listener)
+    with show_progress(listener, progress=progress) as listener:
+        report = run_training(settings, weights, resume_from, listener=listener)
     return add_best_checkpoint(report, settings.out) if report else report
 
 
