@@ -3,6 +3,7 @@
 import base64
 import io
 import shutil
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting.collect import open_runs
 from lockstep.reporting.views import MOST_CELLS, View, add_images, build_views, image_key
+from lockstep.runs.image_results import write_results
 from lockstep.runs.reading import Run
 from lockstep.runs.worst_mistakes import load_evaluated_images
+from lockstep.system.files import write_text
 from lockstep.weights import checkpoint
 from tests.inference.cases import random_tensors
 from tests.reporting.cases import STEPS, write_run
@@ -145,6 +148,27 @@ def test_a_prediction_beyond_the_classes_has_a_name_too(run: Path) -> None:
     assert view.matrix is not None
     assert view.matrix.names[-1] == "no class (10)"
     assert len(view.classes) == 10
+
+
+def test_a_prediction_of_a_million_logits_takes_no_more_memory(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    last = 2**20 - 1
+    folder = write_run(tmp_path / "run", recipe=recipe, classes=["cat", "dog"], images=4)
+    wide = load_recipe(folder).replace(model="resnet18", logits=last + 1)
+    write_text(folder / "recipe.yaml", wide.format_yaml())
+    results = open_run(folder).results
+    assert results is not None
+    trained = replace(results.scores["trained"], predictions=np.array([last] * 4, np.int32))
+    write_results(folder, replace(results, scores={"trained": trained}))
+    tracemalloc.start()
+    [view] = build_views([open_run(folder)])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**22
+    assert view.matrix is not None
+    assert view.matrix.names[-1].endswith(f" … no class ({last})")
+    assert sum(images for _, other, images, _ in view.pairs if str(last) in other) == 4
 
 
 def test_mistakes_are_the_wrong_images_the_model_was_surest_of(run: Path) -> None:

@@ -85,11 +85,12 @@ class Scores:
 
         A model can predict classes beyond those of the images; they are not counted.
         """
+        predictions = self.predictions[self.predictions < classes]
         return {
             "images": np.bincount(self.labels, minlength=classes).tolist(),
             "top1": np.bincount(self.labels[self.ranks < 1], minlength=classes).tolist(),
             "top5": np.bincount(self.labels[self.ranks < 5], minlength=classes).tolist(),
-            "predicted": np.bincount(self.predictions, minlength=classes)[:classes].tolist(),
+            "predicted": np.bincount(predictions, minlength=classes).tolist(),
         }
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -190,42 +191,47 @@ def _count_classes(run: Run, counts: ClassCounts, taken_for: Sequence[str]) -> l
 
 def _build_view(run: Run, number: int, results: Results, weights: str) -> View:
     scores = results.scores[weights]
-    # A model may have more logits than the data has classes, and predict one of the extra ones.
-    known = len(run.classes)
-    count = max(known, int(scores.predictions.max(initial=0)) + 1)
-    names = [*run.classes, *map("no class ({})".format, range(known, count))]
-    matrix = count_confusions(scores.labels, scores.predictions, count)
-    images = matrix.sum(axis=1)
-    others, times = find_frequent_mistakes(matrix)
-    taken_for = [""] * known
-    for i in np.flatnonzero(times[:known]):
-        taken_for[i] = f"{names[others[i]]} ({times[i]})"
+    classes = run.classes
+    name = partial(_name_class, classes)
+    counts = scores.per_class(len(classes))
+    confusions = count_confusions(scores.labels, scores.predictions)
+    mistakes = find_mistakes(confusions)
+    _, first = np.unique(mistakes[:, 0], return_index=True)
+    taken_for = [""] * len(classes)
+    for row, column, times in mistakes[first].tolist():
+        taken_for[row] = f"{name(column)} ({times})"
     pairs = []
-    for row, column, mistakes in find_confused_pairs(matrix, MOST_PAIRS):
-        pairs.append((names[row], names[column], mistakes, mistakes / int(images[row])))
+    for row, column, times in mistakes[:MOST_PAIRS].tolist():
+        pairs.append((name(row), name(column), times, times / counts["images"][row]))
     bins = bin_confidences(scores.confidences, scores.ranks < 1)
     return View(
         run=number,
         weights=weights,
         step=results.step,
         is_best=run.is_best(results.step, weights),
-        classes=_count_classes(run, scores.per_class(known), taken_for),
-        matrix=_build_matrix(matrix, names),
+        classes=_count_classes(run, counts, taken_for),
+        matrix=_build_matrix(confusions, classes),
         pairs=pairs,
         bins=bins,
         calibration_error=compute_calibration_error(bins),
-        mistakes=_list_mistakes(scores, names),
+        mistakes=_list_mistakes(scores, classes),
     )
 
 
-def _list_mistakes(scores: Scores, names: list[str]) -> list[Mistake]:
+def _name_class(classes: list[str], number: int) -> str:
+    """Return the name of a class. A model may have more logits than the data has classes, and
+    predict one of the extra ones."""
+    return classes[number] if number < len(classes) else f"no class ({number})"
+
+
+def _list_mistakes(scores: Scores, classes: list[str]) -> list[Mistake]:
     samples = find_confident_mistakes(scores.confidences, scores.ranks < 1, MOST_MISTAKES)
     return [
         Mistake(
             sample=sample,
             place="",
-            label=names[scores.labels[sample]],
-            prediction=names[scores.predictions[sample]],
+            label=classes[scores.labels[sample]],
+            prediction=_name_class(classes, scores.predictions[sample]),
             confidence=float(scores.confidences[sample]),
             rank=int(scores.ranks[sample]),
         )
@@ -233,19 +239,20 @@ def _list_mistakes(scores: Scores, names: list[str]) -> list[Mistake]:
     ]
 
 
-def _build_matrix(matrix: np.ndarray, names: list[str]) -> Matrix:
-    cells, size = group_classes(matrix, MOST_CELLS)
-    right, _ = group_classes(np.diag(np.diag(matrix)), MOST_CELLS)
+def _build_matrix(confusions: np.ndarray, classes: list[str]) -> Matrix:
+    count = max(len(classes), int(confusions[:, 1].max(initial=0)) + 1)
+    size = -(-count // MOST_CELLS)
     groups = []
-    for first in range(0, len(names), size):
-        last = min(first + size, len(names)) - 1
-        groups.append(names[first] if first == last else f"{names[first]} … {names[last]}")
+    for first in range(0, count, size):
+        names = [_name_class(classes, first), _name_class(classes, min(first + size, count) - 1)]
+        groups.append(" … ".join(dict.fromkeys(names)))
+    cells = group_classes(confusions, size, len(groups))
     return Matrix(
         names=groups,
         group_classes=size,
         images=cells.sum(axis=1).tolist(),
         cells=cells.tolist(),
-        wrong_inside=(np.diag(cells) - np.diag(right)).tolist(),
+        wrong_inside=np.diag(group_classes(find_mistakes(confusions), size, len(groups))).tolist(),
     )
 
 
@@ -299,37 +306,25 @@ def select_data(view: View) -> dict[str, Any]:
     }
 
 
-def count_confusions(labels: np.ndarray, predictions: np.ndarray, classes: int) -> np.ndarray:
-    """Return how many images of each class (row) were taken for each class (column): int64
-    [classes, classes]."""
-    return np.bincount(
-        labels.astype(np.int64) * classes + predictions, minlength=classes**2
-    ).reshape(classes, classes)
+def count_confusions(labels: np.ndarray, predictions: np.ndarray) -> np.ndarray:
+    """Return how many images of each class were taken for each class: rows of (class, taken for,
+    images) in order, int64 [pairs, 3]. Pairs without images have no row."""
+    keys, images = np.unique((labels.astype(np.int64) << 32) | predictions, return_counts=True)
+    return np.column_stack([keys >> 32, keys & (2**32 - 1), images])
 
 
-def group_classes(matrix: np.ndarray, most: int) -> tuple[np.ndarray, int]:
-    """Return a square matrix with neighbouring classes added up to at most `most` groups, and the
-    classes in each group."""
-    size = -(-len(matrix) // most)
-    first = np.arange(0, len(matrix), size)
-    return np.add.reduceat(np.add.reduceat(matrix, first, axis=0), first, axis=1), size
+def group_classes(pairs: np.ndarray, size: int, groups: int) -> np.ndarray:
+    """Return the images of pairs of classes, with `size` neighbouring classes added up to each
+    group: int64 [groups, groups]."""
+    cells = np.zeros((groups, groups), np.int64)
+    np.add.at(cells, (pairs[:, 0] // size, pairs[:, 1] // size), pairs[:, 2])
+    return cells
 
 
-def find_frequent_mistakes(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each class the other class its images were most often taken for, and how often:
-    int64 [classes] each."""
-    mistakes = matrix - np.diag(np.diag(matrix))
-    return mistakes.argmax(axis=1), mistakes.max(axis=1)
-
-
-def find_confused_pairs(matrix: np.ndarray, count: int) -> list[tuple[int, int, int]]:
-    """Return at most `count` of the most frequent mistakes as (class, taken for, images), the most
-    frequent first."""
-    mistakes = matrix - np.diag(np.diag(matrix))
-    order = np.argsort(-mistakes, axis=None, kind="stable")[:count]
-    rows, columns = np.unravel_index(order, mistakes.shape)
-    pairs = zip(rows.tolist(), columns.tolist(), mistakes[rows, columns].tolist(), strict=True)
-    return [pair for pair in pairs if pair[2] > 0]
+def find_mistakes(pairs: np.ndarray) -> np.ndarray:
+    """Return the pairs of two different classes, the most frequent first."""
+    mistakes = pairs[pairs[:, 0] != pairs[:, 1]]
+    return mistakes[np.argsort(-mistakes[:, 2], kind="stable")]
 
 
 def find_confident_mistakes(confidences: np.ndarray, right: np.ndarray, count: int) -> list[int]:
