@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.data import Batch
+from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from tests.backends import oracle
@@ -27,7 +28,7 @@ def draw_state(recipe: Recipe, seed: int = 0, step: int = 0) -> State:
         else {}
     )
     second_moments = {}
-    if recipe.optimizer != "sgd":
+    if OPTIMIZERS[recipe.optimizer].has_second_moments:
         second_moments = {name: np.full_like(value, 0.01) for name, value in momentum.items()}
     return State(step, values, momentum, average, second_moments=second_moments)
 

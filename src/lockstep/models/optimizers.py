@@ -11,12 +11,12 @@ class Optimizer:
     source: str
     formula: str
     """One step, as the documentation of `Recipe.optimizer` has it."""
-    velocity: Literal["sum", "mean", "move"]
+    velocity: Literal["sum", "mean", "move"] = "mean"
     """What a velocity (`State.momentum`) is: a sum of gradients in which older ones fade; their
     mean, not corrected for bias; or a sum of moves, which has the learning rate (w -= v)."""
-    first_second_moment: float | None
+    first_second_moment: float | None = 0.0
     """The means of squared gradients before the first step; None if the optimizer keeps none."""
-    decays: Literal["gradient", "move"]
+    decays: Literal["gradient", "move"] = "move"
     """What weight decay is added to: the gradient, or the move before the learning rate."""
     corrections: tuple[str, ...] = ()
     """What the formula needs of `lockstep.recipes.schedule.find_corrections`."""
@@ -41,9 +41,6 @@ OPTIMIZERS = {
         source="arXiv:1711.05101",
         formula="v = beta1*v + (1 - beta1)*g; s = beta2*s + (1 - beta2)*g^2; u = v/(1 - beta1^t) /"
         " (sqrt(s/(1 - beta2^t)) + optimizer_epsilon) + weight_decay*w; w -= lr*u.",
-        velocity="mean",
-        first_second_moment=0.0,
-        decays="move",
         corrections=("mean", "root"),
     ),
     "lamb": Optimizer(
@@ -51,9 +48,6 @@ OPTIMIZERS = {
         formula='u as in "adamw"; in tensors that are decayed, u is multiplied by |w|/|u| unless'
         " one of both norms is 0; w -= lr*u. timm also limits the norm of all gradients to 1:"
         " `clip_norm`.",
-        velocity="mean",
-        first_second_moment=0.0,
-        decays="move",
         corrections=("mean", "root"),
         has_trust_ratio=True,
     ),
@@ -62,9 +56,6 @@ OPTIMIZERS = {
         formula='v and s as in "adamw"; m(t) = beta1*(1 - 0.96^(t/250)/2); M = m(1)*...*m(t);'
         " u = (v*m(t+1)/(1 - M*m(t+1)) + g*(1 - m(t))/(1 - M)) / (sqrt(s/(1 - beta2^t)) +"
         " optimizer_epsilon) + weight_decay*w; w -= lr*u.",
-        velocity="mean",
-        first_second_moment=0.0,
-        decays="move",
         corrections=("nesterov_mean", "nesterov_gradient", "root"),
     ),
     "rmsprop_tf": Optimizer(

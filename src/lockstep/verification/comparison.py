@@ -154,10 +154,8 @@ def _define_optimizer_steps(actual: Arrays, workload: Workload) -> dict[str, Arr
         after = replace(before, momentum=velocities, second_moments=moments)
         limited = updating.clip(part(actual, "gradient"), recipe.clip_norm)
         own = find_gradients(recipe, before, after, OPTIMIZER_RATE)
-        by_limited, by_own = (
-            take_step(recipe, before, gradients, OPTIMIZER_STEP, OPTIMIZER_RATE)
-            for gradients in (limited, own)
-        )
+        by_limited = take_step(recipe, before, limited, OPTIMIZER_STEP, OPTIMIZER_RATE)
+        by_own = take_step(recipe, before, own, OPTIMIZER_STEP, OPTIMIZER_RATE)
         update = {key: value - before.tensors[key] for key, value in by_own.tensors.items()}
         keep = 1.0 if OPTIMIZER_STEP % recipe.ema_every_steps else recipe.ema_decay
         averages = {key: (1 - keep) * value for key, value in update.items()}

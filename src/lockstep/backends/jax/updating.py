@@ -1,6 +1,7 @@
 """What a step does with its gradients: masks, loss scale, weights, velocities, averages."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -9,7 +10,8 @@ import numpy as np
 
 from lockstep.backends.jax.loss_scale import Adaptation, LossScale, Scale
 from lockstep.backends.jax.model import Array, Arrays
-from lockstep.models.optimizers import OPTIMIZERS
+from lockstep.backends.shared import formulas
+from lockstep.backends.shared.formulas import Formula, Kept, Step
 from lockstep.recipes import Recipe
 from lockstep.recipes.schedule import ema_decays, find_corrections
 from lockstep.recipes.trained_tensors import changing_tensors, rate_factors
@@ -159,19 +161,11 @@ class Update:
     ) -> list[Array]:
         """Return a weight, its velocity and its second moment after a step, which is `used`, or
         not. None: it is."""
-        optimizer = OPTIMIZERS[self._recipe.optimizer]
-        weight, *kept = before
-        if optimizer.decays == "gradient":
-            gradient = gradient + decay * weight
-        formula = FORMULAS[self._recipe.optimizer]
-        move, *kept = formula(self._recipe, kept, gradient, pace, numbers)
-        if optimizer.decays == "move":
-            move = move + decay * weight
-        if optimizer.has_trust_ratio:
-            move = move * jnp.where(decay > 0, _find_trust_ratio(weight, move), 1.0)
-        if optimizer.velocity != "move":
-            move = pace.rate * move
-        after = [weight - move, *kept]
+        weight, *kept_before = before
+        kept = Kept(*kept_before)
+        step = _Step(self._recipe, pace.rate, decay, pace.corrections, used, numbers)
+        move = step.find_move(FORMULAS[self._recipe.optimizer], weight, kept, gradient)
+        after = [weight - move, kept.velocity, kept.second_moment][: len(before)]
         if used is None:
             return after
         # Without a branch, for which a device would wait
@@ -198,64 +192,36 @@ def clear_removed(values: Values, removed: Arrays) -> Values:
     return Values(tensors, velocity, second_moments, ema, values.scale)
 
 
-def _find_trust_ratio(weight: Array, move: Array) -> Array:
-    """Return |weight| / |move|, or 1 if one of both is 0."""
-    before, after = (jnp.sqrt(jnp.sum(jnp.square(value))) for value in (weight, move))
-    has_ratio = (before > 0) & (after > 0)
-    return jnp.where(has_ratio, before / jnp.where(has_ratio, after, 1.0), 1.0)
+@dataclass(frozen=True)
+class _Step(Step):
+    numbers: Numbers
+
+    def find_root(self, kept: Kept) -> Array:
+        root = jnp.sqrt(kept.second_moment) * self.corrections["root"]
+        return root + self.numbers.epsilon
+
+    def approach(self, mean: Array, value: Array, beta: str) -> Array:
+        share = self.numbers.share1 if beta == "beta1" else self.numbers.share2
+        return mean + share * (value - mean)
+
+    def stretch(self, weight: Array, move: Array) -> Array:
+        before, after = (jnp.sqrt(jnp.sum(jnp.square(value))) for value in (weight, move))
+        has_ratio = (before > 0) & (after > 0)
+        ratio = jnp.where(has_ratio, before / jnp.where(has_ratio, after, 1.0), 1.0)
+        return move * jnp.where(self.decay > 0, ratio, 1.0)
 
 
-Moved = tuple[Array, ...]
-"""How a weight moves, without the learning rate unless the velocity has it; then what the optimizer
-keeps, after the step."""
+def _sgd(step: _Step, kept: Kept, gradient: Array) -> Array:
+    momentum = step.numbers.momentum
+    kept.velocity = momentum * kept.velocity + gradient
+    return gradient + momentum * kept.velocity if step.recipe.nesterov else kept.velocity
 
 
-def _sgd(recipe: Recipe, kept: list[Array], gradient: Array, pace: Pace, numbers: Numbers) -> Moved:
-    velocity = numbers.momentum * kept[0] + gradient
-    move = gradient + numbers.momentum * velocity if recipe.nesterov else velocity
-    return move, velocity
+def _rmsprop_tf(step: _Step, kept: Kept, gradient: Array) -> Array:
+    change = step.rate * gradient / jnp.sqrt(kept.second_moment + step.numbers.epsilon)
+    kept.velocity = step.numbers.momentum * kept.velocity + change
+    return kept.velocity
 
 
-def _adamw(
-    recipe: Recipe, kept: list[Array], gradient: Array, pace: Pace, numbers: Numbers
-) -> Moved:
-    mean, square, root = _average(kept, gradient, pace, numbers)
-    return mean * pace.corrections["mean"] / root, mean, square
-
-
-def _nadam(
-    recipe: Recipe, kept: list[Array], gradient: Array, pace: Pace, numbers: Numbers
-) -> Moved:
-    mean, square, root = _average(kept, gradient, pace, numbers)
-    ahead = mean * pace.corrections["nesterov_mean"]
-    return (ahead + gradient * pace.corrections["nesterov_gradient"]) / root, mean, square
-
-
-def _rmsprop_tf(
-    recipe: Recipe, kept: list[Array], gradient: Array, pace: Pace, numbers: Numbers
-) -> Moved:
-    square = kept[1] + numbers.share2 * (jnp.square(gradient) - kept[1])
-    change = pace.rate * gradient / jnp.sqrt(square + numbers.epsilon)
-    velocity = numbers.momentum * kept[0] + change
-    return velocity, velocity, square
-
-
-FORMULAS: dict[str, Callable[[Recipe, list[Array], Array, Pace, Numbers], Moved]] = {
-    "sgd": _sgd,
-    "adamw": _adamw,
-    "lamb": _adamw,
-    "nadam": _nadam,
-    "rmsprop_tf": _rmsprop_tf,
-}
-"""By the names in `OPTIMIZERS`. What is kept is the velocity, and a second moment if the optimizer
-has them."""
-
-
-def _average(
-    kept: list[Array], gradient: Array, pace: Pace, numbers: Numbers
-) -> tuple[Array, Array, Array]:
-    """Return the means of gradients and of their squares after another gradient, and the corrected
-    root of the latter, increased by epsilon."""
-    mean = kept[0] + numbers.share1 * (gradient - kept[0])
-    square = kept[1] + numbers.share2 * (jnp.square(gradient) - kept[1])
-    return mean, square, jnp.sqrt(square) * pace.corrections["root"] + numbers.epsilon
+FORMULAS: dict[str, Formula] = {"sgd": _sgd, **formulas.FORMULAS, "rmsprop_tf": _rmsprop_tf}
+"""By the names in `OPTIMIZERS`."""

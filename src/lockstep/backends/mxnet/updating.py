@@ -1,37 +1,19 @@
 """What a step does with its gradients: masks, loss scale, weights, velocities, averages."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import mxnet as mx
 import numpy as np
 
 from lockstep.backends.mxnet.loss_scale import Array, LossScale
-from lockstep.backends.shared.layout import Layout
+from lockstep.backends.shared import formulas
+from lockstep.backends.shared.formulas import Formula, Kept, Step
+from lockstep.backends.shared.layout import Group, Layout
 from lockstep.backends.shared.vector_state import VectorState
 from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.recipes import Recipe
 from lockstep.recipes.schedule import ema_decays, find_corrections
-
-
-class Values(NamedTuple):
-    """Weights with the same rate and decay, and what the optimizer keeps for them: views."""
-
-    weights: Array
-    velocity: Array
-    second_moments: Array | None
-
-
-class Pace(NamedTuple):
-    """What a step does to all values of a group alike."""
-
-    recipe: Recipe
-    used: Array | None
-    """float32 [1]: 0 if an overflow skips the step, else 1; None: it is not skipped."""
-    rate: float
-    """The group's learning rate."""
-    corrections: Mapping[str, float]
-    """Those of the step (`lockstep.recipes.schedule.find_corrections`)."""
 
 
 class Update(VectorState):
@@ -115,31 +97,16 @@ class Update(VectorState):
             velocity[:] = mx.nd.where(is_used, velocity, before)
 
     def _move_by_formula(
-        self, formula: "Formula", gradient: Array, used: Array | None, step: int
+        self, formula: Formula, gradient: Array, used: Array | None, step: int
     ) -> None:
-        """Take a step, unless `used`, float32 [1], is 0. Then the rate and the shares of new
+        """Take a step, unless `used`, float32 [1], is 0. Then the move and the shares of new
         gradients in means are 0, which changes nothing."""
-        optimizer = OPTIMIZERS[self._recipe.optimizer]
-        trained = self.layout.trained_place
         corrections = {name: float(table[step]) for name, table in self._corrections.items()}
         for group in self.layout.groups:
-            kept = (self.values, self.velocity, self.second_moments)
-            parts = [None if vector is None else vector[trained][group.place] for vector in kept]
-            values = Values(*parts)
-            own = gradient[group.place]
-            if group.decay and optimizer.decays == "gradient":
-                own = own + group.decay * values.weights
             rate = self._learning_rates[step] * group.factor
-            move = formula(Pace(self._recipe, used, rate, corrections), values, own)
-            if group.decay and optimizer.decays == "move":
-                move += group.decay * values.weights
-            if group.decay and optimizer.has_trust_ratio:
-                for place in group.tensors:
-                    ratio = _find_trust_ratio(values.weights[place], move[place])
-                    move[place] = mx.nd.broadcast_mul(move[place], ratio)
-            if optimizer.velocity != "move":
-                move = rate * move
-            weights = values.weights
+            taken = _Step(self._recipe, rate, group.decay or None, corrections, used, group)
+            weights, kept = self._find_parts(group)
+            move = taken.find_move(formula, weights, kept, gradient[group.place])
             weights -= _times(used, move)
 
     def _copy_to_array(self, vector: Array) -> np.ndarray:
@@ -161,55 +128,30 @@ def _times(used: Array | None, change: Array) -> Array:
     return change if used is None else mx.nd.broadcast_mul(change, used)
 
 
-def _find_trust_ratio(weight: Array, move: Array) -> Array:
-    """Return |weight| / |move|, or 1 if one of both is 0: float32 [1]."""
-    before = weight.norm()
-    after = move.norm()
-    return mx.nd.where((before > 0) * (after > 0), before / after, mx.nd.ones_like(before))
+@dataclass(frozen=True)
+class _Step(Step):
+    group: Group
+
+    def approach(self, mean: Array, value: Array, beta: str) -> Array:
+        mean += _times(self.used, (1 - getattr(self.recipe, beta)) * (value - mean))
+        return mean
+
+    def stretch(self, weight: Array, move: Array) -> Array:
+        for place in self.group.tensors:
+            before = weight[place].norm()
+            after = move[place].norm()
+            has_ratio = (before > 0) * (after > 0)
+            ratio = mx.nd.where(has_ratio, before / after, mx.nd.ones_like(before))
+            move[place] = mx.nd.broadcast_mul(move[place], ratio)
+        return move
 
 
-def _adamw(pace: Pace, values: Values, gradient: Array) -> Array:
-    roots = _average(pace, values, gradient)
-    return pace.corrections["mean"] * values.velocity / roots
+def _rmsprop_tf(step: Step, kept: Kept, gradient: Array) -> Array:
+    root = (kept.second_moment + step.recipe.optimizer_epsilon).sqrt()
+    change = gradient / root * step.rate - (1 - step.recipe.momentum) * kept.velocity
+    kept.velocity += _times(step.used, change)
+    return kept.velocity
 
 
-def _nadam(pace: Pace, values: Values, gradient: Array) -> Array:
-    roots = _average(pace, values, gradient)
-    ahead = pace.corrections["nesterov_mean"] * values.velocity
-    return (ahead + pace.corrections["nesterov_gradient"] * gradient) / roots
-
-
-def _rmsprop_tf(pace: Pace, values: Values, gradient: Array) -> Array:
-    roots = (_average_squares(pace, values, gradient) + pace.recipe.optimizer_epsilon).sqrt()
-    change = gradient / roots * pace.rate - (1 - pace.recipe.momentum) * values.velocity
-    velocity = values.velocity
-    velocity += _times(pace.used, change)
-    return velocity
-
-
-Formula = Callable[[Pace, Values, Array], Array]
-FORMULAS: dict[str, Formula | None] = {
-    "sgd": None,  # MXNet's own operation
-    "adamw": _adamw,
-    "lamb": _adamw,
-    "nadam": _nadam,
-    "rmsprop_tf": _rmsprop_tf,
-}
-"""By the names in `OPTIMIZERS`. A formula updates what the optimizer keeps and returns how weights
-move, without the learning rate unless velocities have it. If the step is skipped, the move is not
-used."""
-
-
-def _average(pace: Pace, values: Values, gradient: Array) -> Array:
-    """Update the means of gradients and of their squares; return the corrected roots of these,
-    increased by epsilon."""
-    velocity = values.velocity
-    velocity += _times(pace.used, (1 - pace.recipe.beta1) * (gradient - velocity))
-    roots = _average_squares(pace, values, gradient).sqrt()
-    return pace.corrections["root"] * roots + pace.recipe.optimizer_epsilon
-
-
-def _average_squares(pace: Pace, values: Values, gradient: Array) -> Array:
-    squares = values.second_moments
-    squares += _times(pace.used, (1 - pace.recipe.beta2) * (gradient.square() - squares))
-    return squares
+FORMULAS: dict[str, Formula | None] = {"sgd": None, **formulas.FORMULAS, "rmsprop_tf": _rmsprop_tf}
+"""By the names in `OPTIMIZERS`. SGD is MXNet's own operation."""

@@ -1,40 +1,19 @@
 """What a step does with its gradients: masks, loss scale, weights, velocities, averages."""
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import paddle
 
 from lockstep.backends.paddle.loss_scale import LossScale
 from lockstep.backends.paddle.world import Tensor
-from lockstep.backends.shared.layout import Layout
+from lockstep.backends.shared import formulas
+from lockstep.backends.shared.formulas import Formula, Kept, Step
+from lockstep.backends.shared.layout import Group, Layout
 from lockstep.backends.shared.vector_state import VectorState
 from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.recipes import Recipe
 from lockstep.recipes.schedule import ema_decays, find_corrections
-
-
-class Values(NamedTuple):
-    """Weights with the same rate and decay, and what the optimizer keeps for them: views."""
-
-    weights: Tensor
-    velocity: Tensor
-    second_moments: Tensor | None
-
-
-class Pace(NamedTuple):
-    """What a step does to all values of a group alike."""
-
-    recipe: Recipe
-    used: Tensor
-    """float32 [1]: 0 if an overflow skips the step, else 1."""
-    rate: Tensor
-    """float32 [1]: the learning rate; 0 if the step is skipped."""
-    factor: float
-    """The group's factor of the learning rate."""
-    corrections: Mapping[str, float]
-    """Those of the step (`lockstep.recipes.schedule.find_corrections`)."""
 
 
 class Update(VectorState):
@@ -104,31 +83,17 @@ class Update(VectorState):
         if before is not None:
             velocity.copy_(paddle.where(used, velocity, before), True)
 
-    def _move_by_formula(
-        self, formula: "Formula", gradient: Tensor, used: Tensor, step: int
-    ) -> None:
+    def _move_by_formula(self, formula: Formula, gradient: Tensor, used: Tensor, step: int) -> None:
         """Take a step, unless `used`, float32 [1], is 0. Then the rate and the shares of new
         gradients in means are 0, which changes nothing."""
-        optimizer = OPTIMIZERS[self._recipe.optimizer]
-        trained = self.layout.trained_place
         corrections = {name: float(table[step]) for name, table in self._corrections.items()}
         rate = float(self._learning_rates[step]) * used
         for group in self.layout.groups:
-            kept = (self.values, self.velocity, self.second_moments)
-            parts = [None if vector is None else vector[trained][group.place] for vector in kept]
-            values = Values(*parts)
-            own = gradient[group.place]
-            if group.decay and optimizer.decays == "gradient":
-                own = own + group.decay * values.weights
-            move = formula(Pace(self._recipe, used, rate, group.factor, corrections), values, own)
-            if group.decay and optimizer.decays == "move":
-                move.add_(group.decay * values.weights)
-            if group.decay and optimizer.has_trust_ratio:
-                for place in group.tensors:
-                    move[place].multiply_(_find_trust_ratio(values.weights[place], move[place]))
-            if optimizer.velocity != "move":
-                move = rate * group.factor * move
-            values.weights.subtract_(move)
+            own_rate = rate * group.factor
+            decay = group.decay or None
+            taken = _Step(self._recipe, own_rate, decay, corrections, used, group, rate)
+            weights, kept = self._find_parts(group)
+            weights.subtract_(taken.find_move(formula, weights, kept, gradient[group.place]))
 
     def _copy_to_array(self, vector: Tensor) -> np.ndarray:
         return vector.numpy()
@@ -145,53 +110,30 @@ class Update(VectorState):
         kept.copy_(paddle.where(removed, paddle.zeros([1]), kept), True)
 
 
-def _find_trust_ratio(weight: Tensor, move: Tensor) -> Tensor:
-    """Return |weight| / |move|, or 1 if one of both is 0."""
-    before = paddle.linalg.norm(weight)
-    after = paddle.linalg.norm(move)
-    return paddle.where((before > 0) & (after > 0), before / after, paddle.ones([]))
+@dataclass(frozen=True)
+class _Step(Step):
+    group: Group
+    rate_of_all: Tensor
+    """The learning rate without the group's factor."""
+
+    def approach(self, mean: Tensor, value: Tensor, beta: str) -> Tensor:
+        return mean.add_((1 - getattr(self.recipe, beta)) * self.used * (value - mean))
+
+    def stretch(self, weight: Tensor, move: Tensor) -> Tensor:
+        for place in self.group.tensors:
+            before = paddle.linalg.norm(weight[place])
+            after = paddle.linalg.norm(move[place])
+            has_ratio = (before > 0) & (after > 0)
+            move[place].multiply_(paddle.where(has_ratio, before / after, paddle.ones([])))
+        return move
 
 
-def _adamw(pace: Pace, values: Values, gradient: Tensor) -> Tensor:
-    roots = _average(pace, values, gradient)
-    return pace.corrections["mean"] * values.velocity / roots
+def _rmsprop_tf(step: _Step, kept: Kept, gradient: Tensor) -> Tensor:
+    root = (kept.second_moment + step.recipe.optimizer_epsilon).sqrt()
+    kept.velocity.multiply_(step.used * step.recipe.momentum + (1 - step.used))
+    kept.velocity.add_(step.group.factor * (step.rate_of_all * gradient / root))
+    return step.used * kept.velocity
 
 
-def _nadam(pace: Pace, values: Values, gradient: Tensor) -> Tensor:
-    roots = _average(pace, values, gradient)
-    ahead = pace.corrections["nesterov_mean"] * values.velocity
-    return (ahead + pace.corrections["nesterov_gradient"] * gradient) / roots
-
-
-def _rmsprop_tf(pace: Pace, values: Values, gradient: Tensor) -> Tensor:
-    roots = (_average_squares(pace, values, gradient) + pace.recipe.optimizer_epsilon).sqrt()
-    values.velocity.multiply_(pace.used * pace.recipe.momentum + (1 - pace.used))
-    values.velocity.add_(pace.factor * (pace.rate * gradient / roots))
-    return pace.used * values.velocity
-
-
-Formula = Callable[[Pace, Values, Tensor], Tensor]
-FORMULAS: dict[str, Formula | None] = {
-    "sgd": None,  # Paddle's own operation
-    "adamw": _adamw,
-    "lamb": _adamw,
-    "nadam": _nadam,
-    "rmsprop_tf": _rmsprop_tf,
-}
-"""By the names in `OPTIMIZERS`. A formula updates what the optimizer keeps and returns how weights
-move, in a new vector, without the learning rate unless velocities have it."""
-
-
-def _average(pace: Pace, values: Values, gradient: Tensor) -> Tensor:
-    """Update the means of gradients and of their squares; return the corrected roots of these,
-    increased by epsilon."""
-    share = (1 - pace.recipe.beta1) * pace.used
-    values.velocity.add_(share * (gradient - values.velocity))
-    roots = _average_squares(pace, values, gradient).sqrt()
-    return pace.corrections["root"] * roots + pace.recipe.optimizer_epsilon
-
-
-def _average_squares(pace: Pace, values: Values, gradient: Tensor) -> Tensor:
-    squares = values.second_moments
-    assert squares is not None
-    return squares.add_((1 - pace.recipe.beta2) * pace.used * (gradient.square() - squares))
+FORMULAS: dict[str, Formula | None] = {"sgd": None, **formulas.FORMULAS, "rmsprop_tf": _rmsprop_tf}
+"""By the names in `OPTIMIZERS`. SGD is Paddle's own operation."""

@@ -43,7 +43,14 @@ def step(recipe: Recipe, values: Values, gradient: np.ndarray, pace: Pace) -> Va
     optimizer = OPTIMIZERS[recipe.optimizer]
     if optimizer.decays == "gradient":
         gradient = gradient + pace.decay * values.weight
-    move, velocity, second_moment = FORMULAS[recipe.optimizer](recipe, values, gradient, pace)
+    velocity = values.velocity
+    if optimizer.velocity == "mean":
+        velocity = recipe.beta1 * velocity + (1 - recipe.beta1) * gradient
+    second_moment = values.second_moment
+    if second_moment is not None:
+        second_moment = recipe.beta2 * second_moment + (1 - recipe.beta2) * gradient**2
+    values = Values(values.weight, velocity, second_moment)
+    move, velocity = FORMULAS[recipe.optimizer](recipe, values, gradient, pace)
     if optimizer.decays == "move":
         move = move + pace.decay * values.weight
     if optimizer.has_trust_ratio and pace.decay:
@@ -55,63 +62,52 @@ def step(recipe: Recipe, values: Values, gradient: np.ndarray, pace: Pace) -> Va
     return Values(values.weight - move, velocity, second_moment)
 
 
-Moved = tuple[np.ndarray, np.ndarray, np.ndarray | None]
-"""How a weight moves, without the learning rate unless the velocity has it; the new velocity and
-second moment."""
+Moved = tuple[np.ndarray, np.ndarray]
+"""How a weight moves, without the learning rate unless the velocity has it, and the new
+velocity."""
 
 
 def sgd(recipe: Recipe, values: Values, gradient: np.ndarray, pace: Pace) -> Moved:
     """v = momentum * v + g, which is the move. With Nesterov's momentum: g + momentum * v."""
     velocity = recipe.momentum * values.velocity + gradient
     move = gradient + recipe.momentum * velocity if recipe.nesterov else velocity
-    return move, velocity, None
+    return move, velocity
 
 
 def adamw(recipe: Recipe, values: Values, gradient: np.ndarray, pace: Pace) -> Moved:
-    """v / (1 - beta1^t) / (sqrt(s / (1 - beta2^t)) + epsilon), with v and s of `_average`."""
-    velocity, second_moment, root = _average(recipe, values, gradient, pace)
-    return velocity * pace.corrections["mean"] / root, velocity, second_moment
+    """v / (1 - beta1^t) / (sqrt(s / (1 - beta2^t)) + epsilon)."""
+    move = values.velocity * pace.corrections["mean"] / _find_root(recipe, values, pace)
+    return move, values.velocity
 
 
 def nadam(recipe: Recipe, values: Values, gradient: np.ndarray, pace: Pace) -> Moved:
     """As `adamw`, with a mean that is one step ahead: the corrected sum of v and g."""
-    velocity, second_moment, root = _average(recipe, values, gradient, pace)
-    ahead = velocity * pace.corrections["nesterov_mean"]
+    ahead = values.velocity * pace.corrections["nesterov_mean"]
     ahead = ahead + gradient * pace.corrections["nesterov_gradient"]
-    return ahead / root, velocity, second_moment
+    return ahead / _find_root(recipe, values, pace), values.velocity
 
 
 def rmsprop_tf(recipe: Recipe, values: Values, gradient: np.ndarray, pace: Pace) -> Moved:
-    """s = beta2 * s + (1 - beta2) * g^2;  v = momentum * v + rate * g / sqrt(s + epsilon), which
-    is the move."""
-    second_moment = _average_square(recipe, values, gradient)
-    change = pace.rate * gradient / np.sqrt(second_moment + recipe.optimizer_epsilon)
+    """v = momentum * v + rate * g / sqrt(s + epsilon), which is the move."""
+    assert values.second_moment is not None
+    change = pace.rate * gradient / np.sqrt(values.second_moment + recipe.optimizer_epsilon)
     velocity = recipe.momentum * values.velocity + change
-    return velocity, velocity, second_moment
+    return velocity, velocity
 
 
-Formula = Callable[[Recipe, Values, np.ndarray, Pace], Moved]
-FORMULAS: dict[str, Formula] = {
+FORMULAS: dict[str, Callable[[Recipe, Values, np.ndarray, Pace], Moved]] = {
     "sgd": sgd,
     "adamw": adamw,
     "lamb": adamw,
     "nadam": nadam,
     "rmsprop_tf": rmsprop_tf,
 }
-"""By the names in `OPTIMIZERS`. The gradient includes decay if the optimizer decays gradients."""
+"""By the names in `OPTIMIZERS`. Means are those after the step. The gradient includes decay if the
+optimizer decays gradients."""
 
 
-def _average(
-    recipe: Recipe, values: Values, gradient: np.ndarray, pace: Pace
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return v = beta1 * v + (1 - beta1) * g, s = beta2 * s + (1 - beta2) * g^2, and the corrected
-    root of s, increased by epsilon."""
-    velocity = recipe.beta1 * values.velocity + (1 - recipe.beta1) * gradient
-    second_moment = _average_square(recipe, values, gradient)
-    root = np.sqrt(second_moment) * pace.corrections["root"] + recipe.optimizer_epsilon
-    return velocity, second_moment, root
-
-
-def _average_square(recipe: Recipe, values: Values, gradient: np.ndarray) -> np.ndarray:
+def _find_root(recipe: Recipe, values: Values, pace: Pace) -> np.ndarray:
+    """Return the corrected root of the second moment, increased by epsilon."""
     assert values.second_moment is not None
-    return recipe.beta2 * values.second_moment + (1 - recipe.beta2) * gradient**2
+    root = np.sqrt(values.second_moment)
+    return root * pace.corrections["root"] + recipe.optimizer_epsilon

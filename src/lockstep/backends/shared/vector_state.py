@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.backends.shared.layout import Layout
+from lockstep.backends.shared.formulas import Kept
+from lockstep.backends.shared.layout import Group, Layout
 from lockstep.models.state import State, check_fit, check_masks
 
 
@@ -65,6 +66,14 @@ class VectorState:
         check_masks(self.layout.parameter_shapes(), masks)
         self._removed = self._load_removed(self.layout.find_removed(masks)) if masks else None
         self._apply_masks()
+
+    def _find_parts(self, group: Group) -> tuple[Any, Kept]:
+        """Return the weights of a group and what the optimizer keeps for them: views."""
+        vectors = [self.values, self.velocity]
+        if self.second_moments is not None:
+            vectors.append(self.second_moments)
+        weights, *kept = [vector[self.layout.trained_place][group.place] for vector in vectors]
+        return weights, Kept(*kept)
 
     def _apply_masks(self) -> None:
         if self._removed is not None:

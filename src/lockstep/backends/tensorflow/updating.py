@@ -1,11 +1,12 @@
 """What a step does with its gradients: masks, loss scale, weights, velocities, averages."""
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
 
+from lockstep.backends.shared import formulas
+from lockstep.backends.shared.formulas import Formula, Kept, Step
 from lockstep.backends.tensorflow.loss_scale import LossScale
 from lockstep.backends.tensorflow.model import (
     Tensor,
@@ -18,25 +19,6 @@ from lockstep.models.state import check_masks
 from lockstep.recipes import Recipe
 from lockstep.recipes.schedule import ema_decays, find_corrections
 from lockstep.recipes.trained_tensors import changing_tensors, rate_factors
-
-
-class Kept(NamedTuple):
-    """What the optimizer keeps for a tensor: variables."""
-
-    velocity: Tensor
-    second_moment: Tensor | None
-
-
-class Pace(NamedTuple):
-    """What a step does to all values of a tensor alike."""
-
-    recipe: Recipe
-    used: Tensor
-    """Whether the step is taken: no overflow skips it."""
-    rate: Tensor
-    """The tensor's learning rate; 0 if the step is skipped."""
-    corrections: Mapping[str, Tensor]
-    """Those of the step (`lockstep.recipes.schedule.find_corrections`)."""
 
 
 class Update:
@@ -55,18 +37,9 @@ class Update:
         self.parameters = {name: values[name] for name in parameters}
         self.trained = {name: values[name] for name in self._rate_factors}
         """The parameters that have gradients."""
-        self.velocity = {
-            name: tf.Variable(tf.zeros_like(p), trainable=False)
-            for name, p in self.parameters.items()
-        }
-        self.second_moments = (
-            {
-                name: tf.Variable(tf.zeros_like(p), trainable=False)
-                for name, p in self.parameters.items()
-            }
-            if OPTIMIZERS[recipe.optimizer].has_second_moments
-            else {}
-        )
+        self.velocity = _make_zeros(self.parameters)
+        has_moments = OPTIMIZERS[recipe.optimizer].has_second_moments
+        self.second_moments = _make_zeros(self.parameters) if has_moments else {}
         """Means of squared gradients by name; empty if the optimizer has none."""
         self.ema = new_variables(recipe) if recipe.ema_decay else {}
         """Moving averages by name; empty without `ema_decay`."""
@@ -128,30 +101,21 @@ class Update:
             )
 
     def _move_by_formula(
-        self, formula: "Formula", gradients: dict[str, Tensor], used: Tensor, step: Tensor
+        self, formula: Formula, gradients: dict[str, Tensor], used: Tensor, step: Tensor
     ) -> None:
         """Take a step, unless it is not to be `used`.
 
         Then the rate and the shares of new gradients in means are 0, which changes nothing.
         """
-        optimizer = OPTIMIZERS[self._recipe.optimizer]
         rate = tf.where(used, tf.gather(self._learning_rates, step), 0.0)
         corrections = {name: tf.gather(table, step) for name, table in self._corrections.items()}
         for name, gradient in gradients.items():
-            weight = self.parameters[name]
-            decay = self._recipe.weight_decay if name in self._decayed else 0.0
             own_rate = rate * self._rate_factors[name]
-            if optimizer.decays == "gradient":
-                gradient += decay * weight
+            decay = self._recipe.weight_decay if name in self._decayed else None
+            taken = _Step(self._recipe, own_rate, decay, corrections, used)
+            weight = self.parameters[name]
             kept = Kept(self.velocity[name], self.second_moments.get(name))
-            move = formula(Pace(self._recipe, used, own_rate, corrections), kept, gradient)
-            if optimizer.decays == "move":
-                move += decay * weight
-            if decay and optimizer.has_trust_ratio:
-                move *= _find_trust_ratio(weight, move)
-            if optimizer.velocity != "move":
-                move = own_rate * move
-            weight.assign_sub(move)
+            weight.assign_sub(taken.find_move(formula, weight, kept, gradient))
 
     def mask(self, masks: Mapping[str, np.ndarray]) -> bool:
         """Keep weights at 0 where a mask is False; return whether the step must be traced again.
@@ -176,59 +140,34 @@ class Update:
                     variables[name].assign(tf.where(removed, 0.0, variables[name]))
 
 
-def _find_trust_ratio(weight: Tensor, move: Tensor) -> Tensor:
-    """Return |weight| / |move|, or 1 if one of both is 0."""
-    before = tf.norm(weight)
-    after = tf.norm(move)
-    has_ratio = (before > 0) & (after > 0)
-    return tf.where(has_ratio, before / tf.where(has_ratio, after, 1.0), 1.0)
+def _make_zeros(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tf.Variable(tf.zeros_like(t), trainable=False) for name, t in tensors.items()}
 
 
-def _adamw(pace: Pace, kept: Kept, gradient: Tensor) -> Tensor:
-    mean, root = _average(pace, kept, gradient)
-    return mean * pace.corrections["mean"] / root
+class _Step(Step):
+    def find_root(self, kept: Kept) -> Tensor:
+        root = tf.sqrt(kept.second_moment) * self.corrections["root"]
+        return root + self.recipe.optimizer_epsilon
+
+    def approach(self, mean: Tensor, value: Tensor, beta: str) -> Tensor:
+        share = tf.where(self.used, 1 - getattr(self.recipe, beta), 0.0)
+        moved = mean + share * (value - mean)
+        mean.assign(moved)
+        return moved
+
+    def stretch(self, weight: Tensor, move: Tensor) -> Tensor:
+        before = tf.norm(weight)
+        after = tf.norm(move)
+        has_ratio = (before > 0) & (after > 0)
+        return move * tf.where(has_ratio, before / tf.where(has_ratio, after, 1.0), 1.0)
 
 
-def _nadam(pace: Pace, kept: Kept, gradient: Tensor) -> Tensor:
-    mean, root = _average(pace, kept, gradient)
-    ahead = mean * pace.corrections["nesterov_mean"]
-    return (ahead + gradient * pace.corrections["nesterov_gradient"]) / root
-
-
-def _rmsprop_tf(pace: Pace, kept: Kept, gradient: Tensor) -> Tensor:
-    square = _average_square(pace, kept, gradient)
-    change = pace.rate * gradient / tf.sqrt(square + pace.recipe.optimizer_epsilon)
-    moved = tf.where(pace.used, pace.recipe.momentum, 1.0) * kept.velocity + change
+def _rmsprop_tf(step: Step, kept: Kept, gradient: Tensor) -> Tensor:
+    change = step.rate * gradient / tf.sqrt(kept.second_moment + step.recipe.optimizer_epsilon)
+    moved = tf.where(step.used, step.recipe.momentum, 1.0) * kept.velocity + change
     kept.velocity.assign(moved)
-    return tf.where(pace.used, moved, 0.0)
+    return tf.where(step.used, moved, 0.0)
 
 
-Formula = Callable[[Pace, Kept, Tensor], Tensor]
-FORMULAS: dict[str, Formula | None] = {
-    "sgd": None,  # TensorFlow's own operation
-    "adamw": _adamw,
-    "lamb": _adamw,
-    "nadam": _nadam,
-    "rmsprop_tf": _rmsprop_tf,
-}
-"""By the names in `OPTIMIZERS`. A formula updates what the optimizer keeps and returns how a weight
-moves, without the learning rate unless velocities have it."""
-
-
-def _average(pace: Pace, kept: Kept, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Update the means of gradients and of their squares; return the former, and the corrected root
-    of the latter, increased by epsilon."""
-    mean = _approach(pace, kept.velocity, gradient, pace.recipe.beta1)
-    square = _average_square(pace, kept, gradient)
-    return mean, tf.sqrt(square) * pace.corrections["root"] + pace.recipe.optimizer_epsilon
-
-
-def _average_square(pace: Pace, kept: Kept, gradient: Tensor) -> Tensor:
-    return _approach(pace, kept.second_moment, tf.square(gradient), pace.recipe.beta2)
-
-
-def _approach(pace: Pace, mean: Tensor, value: Tensor, beta: float) -> Tensor:
-    """Give a new value the share 1 - beta in a mean, and return the mean."""
-    moved = mean + tf.where(pace.used, 1 - beta, 0.0) * (value - mean)
-    mean.assign(moved)
-    return moved
+FORMULAS: dict[str, Formula | None] = {"sgd": None, **formulas.FORMULAS, "rmsprop_tf": _rmsprop_tf}
+"""By the names in `OPTIMIZERS`. SGD is TensorFlow's own operation."""

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
+from lockstep.backends.shared.formulas import Formula, Kept
 from lockstep.backends.torch import moments
 from lockstep.backends.torch.loss_scale import LossScale
 from lockstep.models.optimizers import OPTIMIZERS
@@ -72,11 +74,9 @@ class Update:
         self.velocity = {
             name: torch.zeros_like(parameter) for name, parameter in parameters.items()
         }
-        self.second_moments = (
-            {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
-            if OPTIMIZERS[recipe.optimizer].has_second_moments
-            else {}
-        )
+        self.second_moments: dict[str, Tensor] = {}
+        if OPTIMIZERS[recipe.optimizer].has_second_moments:
+            self.second_moments = {name: torch.zeros_like(p) for name, p in parameters.items()}
         """Means of squared gradients by name; empty if the optimizer has none."""
         self.ema = (
             {name: t.detach().clone() for name, t in values.items()} if recipe.ema_decay else {}
@@ -128,15 +128,16 @@ class Update:
         If the step `is_captured`, `finish_capture` must be called before the graph is replayed.
         """
         gradients = [_gradient(parameter) for parameter in self._trained.values()]
+        formula = moments.FORMULAS[self._recipe.optimizer]
         if self._kernel is None or self._recipe.clip_norm:
             self._clear_removed_gradients()
         if self._kernel is not None:
             self._kernel.point_to(gradients, is_captured=is_captured)
             self.scale.step(gradients, self._move_everything, self._kernel.find_overflow)
-        elif moments.FORMULAS[self._recipe.optimizer] is None:
+        elif formula is None:
             self.scale.step(gradients, self._move_by_velocities)
         else:
-            self.scale.step(gradients, self._move_by_formula)
+            self.scale.step(gradients, partial(self._move_by_formula, formula))
         self.forget_gradients()
         if self.ema and self._kernel is None:
             self._average()
@@ -214,7 +215,9 @@ class Update:
             )
 
     @torch.no_grad()
-    def _move_by_formula(self, scale: Tensor | None, overflow: Tensor | None) -> None:
+    def _move_by_formula(
+        self, formula: Formula, scale: Tensor | None, overflow: Tensor | None
+    ) -> None:
         """Take a step of an optimizer of `moments`, unless there is an `overflow`.
 
         Then gradients, the rate, and the shares of new gradients in means are 0, which changes
@@ -229,19 +232,15 @@ class Update:
             by_name = {name: torch.where(used > 0, g, 0.0) for name, g in by_name.items()}
         rate = self._take_entry(self._rates) * used
         corrections = {name: self._take_entry(table) for name, table in self._corrections.items()}
-        pace = moments.Pace(self._recipe, used, corrections)
         for group in self._groups:
-            moved = moments.Group(
-                rate=rate * group.factor,
-                decay=group.decay,
-                weights=[self._parameters[name] for name in group.names],
-                gradients=[by_name[name] for name in group.names],
-                velocities=[self.velocity[name] for name in group.names],
-                second_moments=[
-                    self.second_moments[name] for name in group.names if self.second_moments
-                ],
-            )
-            moments.move_group(pace, moved)
+            own_rate = rate * group.factor
+            decay = group.decay or None
+            step = moments.ListStep(self._recipe, own_rate, decay, corrections, used)
+            kept = Kept([self.velocity[name] for name in group.names])
+            if self.second_moments:
+                kept.second_moment = [self.second_moments[name] for name in group.names]
+            weights: moments.Tensors = [self._parameters[name] for name in group.names]
+            step.move(formula, weights, kept, [by_name[name] for name in group.names])
 
     def forget_gradients(self) -> None:
         """Free the memory of all gradients."""

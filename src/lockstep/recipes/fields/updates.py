@@ -23,13 +23,13 @@ shortcuts are called `downsample.1`."""
 
 def _describe_optimizers() -> str:
     """Return what the field `optimizer` means."""
-    lines = [
+    text = (
         "How weights move by their gradients g at the learning rate lr, which may differ by tensor."
-        " The step with number t, from 1, counts also if an overflow skips it.",
-        "",
-    ]
-    lines += [f'- "{name}" ({row.source}): {row.formula}' for name, row in OPTIMIZERS.items()]
-    return "\n".join(lines)
+        " The step with number t, from 1, counts also if an overflow skips it.\n"
+    )
+    for name, row in OPTIMIZERS.items():
+        text += f'\n- "{name}" ({row.source}): {row.formula}'
+    return text
 
 
 class UpdateFields(Settings):
