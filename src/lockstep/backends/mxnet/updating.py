@@ -104,9 +104,9 @@ class Update(VectorState):
         corrections = {name: float(table[step]) for name, table in self._corrections.items()}
         for group in self.layout.groups:
             rate = self._learning_rates[step] * group.factor
-            taken = _Step(self._recipe, rate, group.decay or None, corrections, used, group)
+            own_step = _Step(self._recipe, rate, group.decay or None, corrections, used, group)
             weights, kept = self._find_parts(group)
-            move = taken.find_move(formula, weights, kept, gradient[group.place])
+            move = own_step.find_move(formula, weights, kept, gradient[group.place])
             weights -= _times(used, move)
 
     def _copy_to_array(self, vector: Array) -> np.ndarray:

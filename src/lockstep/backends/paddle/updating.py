@@ -91,9 +91,9 @@ class Update(VectorState):
         for group in self.layout.groups:
             own_rate = rate * group.factor
             decay = group.decay or None
-            taken = _Step(self._recipe, own_rate, decay, corrections, used, group, rate)
+            own_step = _Step(self._recipe, own_rate, decay, corrections, used, group, rate)
             weights, kept = self._find_parts(group)
-            weights.subtract_(taken.find_move(formula, weights, kept, gradient[group.place]))
+            weights.subtract_(own_step.find_move(formula, weights, kept, gradient[group.place]))
 
     def _copy_to_array(self, vector: Tensor) -> np.ndarray:
         return vector.numpy()

@@ -112,10 +112,10 @@ class Update:
         for name, gradient in gradients.items():
             own_rate = rate * self._rate_factors[name]
             decay = self._recipe.weight_decay if name in self._decayed else None
-            taken = _Step(self._recipe, own_rate, decay, corrections, used)
+            own_step = _Step(self._recipe, own_rate, decay, corrections, used)
             weight = self.parameters[name]
             kept = Kept(self.velocity[name], self.second_moments.get(name))
-            weight.assign_sub(taken.find_move(formula, weight, kept, gradient))
+            weight.assign_sub(own_step.find_move(formula, weight, kept, gradient))
 
     def mask(self, masks: Mapping[str, np.ndarray]) -> bool:
         """Keep weights at 0 where a mask is False; return whether the step must be traced again.
