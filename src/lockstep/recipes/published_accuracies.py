@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal, TypedDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lockstep.models.accuracy_interval import wilson
-from lockstep.recipes.published import RECIPES
+from lockstep.recipes.published import OWN_RECIPES, RECIPES
 from lockstep.recipes.recipe import Recipe, difference
 from lockstep.system.errors import DataError
 from lockstep.system.plain_yaml import read_yaml
-from lockstep.system.strict_json import is_list_of, is_percent, is_text
+from lockstep.system.strict_json import is_list_of, is_object, is_percent, is_text
 
 CLASSES = 1000
 """Number of classes of the images that all rows were measured on."""
@@ -130,7 +130,7 @@ def find_accuracies(name: str) -> tuple[Accuracy, ...]:
     has those of these rows that are in its precision.
     """
     rows = tuple(row for row in read_accuracies() if row.recipe == name)
-    if rows or name not in RECIPES:
+    if rows or name not in RECIPES or name in OWN_RECIPES:
         return rows
     recipe = RECIPES[name]()
     return tuple(
@@ -237,22 +237,21 @@ def describe_comparison(comparison: Comparison | None) -> list[tuple[str, str]]:
     return rows
 
 
+_is_shown_accuracy = is_object(dict.fromkeys(("figure", "conditions", "position"), is_text))
+_has_fields = is_object(
+    {
+        "recipe": is_text,
+        "not_compared": is_text,
+        "changed": is_list_of(is_text),
+        "interval_percent": is_list_of(is_percent),
+        "accuracies": is_list_of(_is_shown_accuracy),
+    }
+)
+
+
 def is_comparison(value: Any) -> bool:
     """Return whether a value of a JSON file is a `Comparison`. Of an accuracy, only the texts to
     show are checked."""
-    if not isinstance(value, dict):
-        return False
-    if not (
-        is_text(value.get("recipe"))
-        and is_text(value.get("not_compared"))
-        and is_list_of(is_text)(value.get("changed"))
-        and is_list_of(is_percent)(value.get("interval_percent"))
-        and is_list_of(_is_shown_accuracy)(value.get("accuracies"))
-    ):
-        return False
-    return bool(value["not_compared"]) or len(value["interval_percent"]) == 2
-
-
-def _is_shown_accuracy(value: Any) -> bool:
-    texts = ("figure", "conditions", "position")
-    return isinstance(value, dict) and all(is_text(value.get(name)) for name in texts)
+    return _has_fields(value) and (
+        bool(value["not_compared"]) or len(value["interval_percent"]) == 2
+    )

@@ -1,21 +1,36 @@
 """The type of `report.json`, which `lockstep.runs.finish` builds; reading it, and comparing it with
 published results."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from lockstep.models.accuracy_interval import wilson
 from lockstep.models.class_metrics import ClassCounts, ClassSummary
 from lockstep.models.metrics import is_metric
 from lockstep.recipes import Recipe, difference
 from lockstep.recipes.best_evaluation import Selection
-from lockstep.recipes.published import RECIPES
-from lockstep.recipes.published_accuracies import Comparison, compare_top1, is_comparison
+from lockstep.recipes.published import OWN_RECIPES, RECIPES
 from lockstep.system.event_log import Summary, find_field_problem
 from lockstep.system.regular_files import RECORDS, read_regular
-from lockstep.system.strict_json import is_count, is_figure, is_list_of, is_number, is_text, parsed
+from lockstep.system.strict_json import (
+    Check,
+    is_count,
+    is_figure,
+    is_list_of,
+    is_map_of,
+    is_number,
+    is_object,
+    is_text,
+    parsed,
+)
 from lockstep.weights.choosing import choose_weights
+
+if TYPE_CHECKING:
+    from lockstep.recipes.published_accuracies import Comparison
+
+_CLASSES = 1000
+"""The least number of logits of recipes with published accuracies."""
 
 
 class Evaluation(Summary):
@@ -68,7 +83,7 @@ class Report(TypedDict):
     """Recall and precision of the classes, and their means over classes, by weights."""
     device: str
     ranks: int
-    published: NotRequired[Comparison | None]
+    published: "NotRequired[Comparison | None]"
     """The last top-1 next to the published ones of the recipe; None if nobody published an accuracy
     of it, or if the run was not evaluated at its end."""
     stopped_early: NotRequired[str]
@@ -103,14 +118,17 @@ def add_best_checkpoint(report: Report, out: Path) -> Report:
     }
 
 
-def compare_with_published(recipe: Recipe, report: Report) -> Comparison | None:
+def compare_with_published(recipe: Recipe, report: Report) -> "Comparison | None":
     """Return the last top-1 of a finished run next to the published ones of its recipe.
 
     None if nobody published an accuracy of the recipe, or if the last step was not evaluated.
     """
     final = report["final"].get("trained")
-    if final is None:
+    is_own = recipe.based_on not in RECIPES or recipe.based_on in OWN_RECIPES
+    if final is None or (is_own and recipe.logits < _CLASSES):
         return None
+    from lockstep.recipes.published_accuracies import compare_top1
+
     comparison = compare_top1(
         recipe,
         top1_percent=final["top1_percent"],
@@ -143,49 +161,50 @@ def read_report(path: Path) -> Report | None:
     return report if _is_report(report) else None
 
 
+def _is_evaluation(needed: Collection[str]) -> Check:
+    """Return a check for the results of an evaluation that has these fields."""
+    return lambda value: isinstance(value, dict) and find_field_problem(value, needed) is None
+
+
+_is_best = _is_evaluation({"step", "top1_percent"})
+
+
+def _is_published(value: Any) -> bool:
+    from lockstep.recipes.published_accuracies import is_comparison
+
+    return value is None or is_comparison(value)
+
+
+_has_fields = is_object(
+    {
+        "final": is_map_of(_is_evaluation({"step", *Summary.__required_keys__})),
+        "best": lambda value: value is None or _is_best(value),
+        "classes": is_list_of(is_text),
+        "per_class": is_map_of(
+            is_object(
+                dict.fromkeys(ClassCounts.__annotations__, is_list_of(is_count)),
+                optional=ClassCounts.__optional_keys__,
+            )
+        ),
+        "images_per_sec": is_figure,
+        "published": _is_published,
+        "stopped_early": is_text,
+        "selection": is_metric,
+        "restarts": is_count,
+        **dict.fromkeys(("steps", "train_sec", "quarantined"), is_number),
+    },
+    optional={"stopped_early", "selection", "restarts"},
+)
+"""The check of the fields that are read again."""
+
+
 def _is_report(value: Any) -> bool:
-    """Return whether a value is the report of a finished run. Only fields that are read again are
-    checked."""
-    if not isinstance(value, dict):
+    """Return whether a value is the report of a finished run."""
+    if not _has_fields(value):
         return False
-    final = value.get("final")
-    best = value.get("best")
-    classes = value.get("classes")
-    counts = value.get("per_class")
-    if not (isinstance(final, dict) and isinstance(counts, dict) and is_list_of(is_text)(classes)):
+    if value["final"] and ("trained" not in value["final"] or value.get("best") is None):
         return False
-    if final and ("trained" not in final or best is None):
-        return False
-    evaluations_are_whole = all(
-        _is_evaluation(evaluation, {"step", *Summary.__required_keys__})
-        for evaluation in final.values()
-    )
-    if best is not None and not _is_evaluation(best, {"step", "top1_percent"}):
-        return False
-    return (
-        evaluations_are_whole
-        and all(_are_counts(columns, len(classes or ())) for columns in counts.values())
-        and is_figure(value.get("images_per_sec"))
-        and (value.get("published") is None or is_comparison(value["published"]))
-        and isinstance(value.get("stopped_early", ""), str)
-        and is_metric(value.get("selection", "top1"))
-        and is_count(value.get("restarts", 0))
-        and all(is_number(value.get(name)) for name in ("steps", "train_sec", "quarantined"))
-    )
-
-
-def _is_evaluation(value: Any, needed: Set[str]) -> bool:
-    return isinstance(value, dict) and find_field_problem(value, needed) is None
-
-
-def _are_counts(value: Any, classes: int) -> bool:
-    """Return whether a value holds the columns of `ClassCounts` for this many classes."""
-    if not isinstance(value, dict):
-        return False
-    for name in ClassCounts.__required_keys__ | (value.keys() & ClassCounts.__optional_keys__):
-        column = value.get(name)
-        if not (isinstance(column, list) and len(column) == classes):
-            return False
-        if not all(map(is_count, column)):
-            return False
-    return True
+    lengths = {len(value["classes"])}
+    for counts in value["per_class"].values():
+        lengths.update(len(counts[name]) for name in counts.keys() & ClassCounts.__annotations__)
+    return len(lengths) == 1

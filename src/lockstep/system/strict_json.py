@@ -7,7 +7,7 @@ is `null` here; the checks also accept Python's words.
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 NOT_FINITE = "not_finite"
@@ -104,3 +104,21 @@ def is_percent(value: Any) -> bool:
 def is_list_of(check: Check) -> Check:
     """Return a check for lists whose items all pass `check`."""
     return lambda value: isinstance(value, list) and all(map(check, value))
+
+
+def is_map_of(check: Check) -> Check:
+    """Return a check for dictionaries whose values all pass `check`."""
+    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
+
+
+def is_object(fields: Mapping[str, Check], optional: Collection[str] = ()) -> Check:
+    """Return a check for dictionaries whose entries pass the checks of `fields`. A missing one
+    counts as None; if it is `optional`, it is not checked."""
+    return lambda value: (
+        isinstance(value, dict)
+        and all(
+            check(value.get(name))
+            for name, check in fields.items()
+            if name in value or name not in optional
+        )
+    )

@@ -25,7 +25,7 @@ from lockstep.system.errors import BackendError, LockstepError
 from lockstep.system.files import user_cache, write_json
 from lockstep.system.machine import cores, processor
 from lockstep.system.regular_files import TEXT, read_regular
-from lockstep.system.strict_json import is_rate, is_text, parsed, to_json
+from lockstep.system.strict_json import is_map_of, is_object, is_rate, is_text, parsed, to_json
 from lockstep.system.version import version
 from lockstep.weights import Weights, certificate
 
@@ -192,10 +192,4 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
     return {key: choice for key, choice in choices.items() if _is_choice(choice)}
 
 
-def _is_choice(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and is_text(value.get("runtime"))
-        and isinstance(value.get("images_per_sec"), dict)
-        and all(map(is_rate, value["images_per_sec"].values()))
-    )
+_is_choice = is_object({"runtime": is_text, "images_per_sec": is_map_of(is_rate)})
