@@ -46,6 +46,14 @@ def correct_no_bias(
     )
 
 
+def look_no_step_ahead(
+    rule: Rule, recipe: Recipe, values: Values, gradient: Array, pace: Pace
+) -> Values:
+    """Move NAdam's weights by the mean of gradients alone."""
+    corrections = {**pace.corrections, "nesterov_gradient": 0.0}
+    return rule(recipe, values, gradient, replace(pace, corrections=corrections))
+
+
 def adapt_every_tensor(
     rule: Rule, recipe: Recipe, values: Values, gradient: Array, pace: Pace
 ) -> Values:
@@ -127,14 +135,15 @@ def make_test(optimizer: str) -> Test:
     return partial(test_optimizers.test_two_steps_are_those_of_the_formulas, optimizer=optimizer)
 
 
-ADAMW, LAMB, RMSPROP = map(make_test, ("adamw", "lamb", "rmsprop_tf"))
+ADAMW, LAMB, NADAM, RMSPROP = map(make_test, ("adamw", "lamb", "nadam", "rmsprop_tf"))
 SCALED = tuple(
     partial(test_optimizers.test_a_norm_is_limited_without_its_loss_scale, loss_scaling=kind)
     for kind in ("static", "dynamic")
 )
 OPTIMIZER_FAULTS: dict[str, tuple[Any, ...]] = {
-    "adds decay to gradients": (change_rule(decay_gradients), ADAMW, LAMB),
-    "corrects no bias": (change_rule(correct_no_bias), ADAMW, LAMB),
+    "adds decay to gradients": (change_rule(decay_gradients), ADAMW, LAMB, NADAM),
+    "corrects no bias": (change_rule(correct_no_bias), ADAMW, LAMB, NADAM),
+    "looks no step ahead": (change_rule(look_no_step_ahead), NADAM),
     "adapts the rates of all tensors": (change_rule(adapt_every_tensor), LAMB),
     "adapts no rates": (change_rule(adapt_none), LAMB),
     "keeps the rate outside the velocity": (change_rule(keep_the_rate_outside), RMSPROP),
