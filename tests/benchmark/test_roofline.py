@@ -39,16 +39,16 @@ def test_multiply_adds_of_v1_and_of_resnext_are_those_of_their_papers() -> None:
     assert forward_macs(MODELS["resnext101-32x4d"], 224, 1000) / 1e9 == pytest.approx(8.0, abs=0.04)
 
 
-@pytest.mark.parametrize("size", [224, 97, 32])
 @pytest.mark.parametrize(
-    "name",
+    ("name", "size"),
     [
-        "resnet50",
-        "resnet50-v1",
-        "resnet34",
-        "resnext101-32x4d",
-        "seresnext26t-32x4d",
-        "resnetblur50",
+        ("resnet50", 224),
+        ("resnet50-v1", 97),
+        ("resnet34", 32),
+        ("resnext101-32x4d", 97),
+        ("seresnext26t-32x4d", 97),
+        ("resnetblur50", 32),
+        ("resnetblur50", 97),
     ],
 )
 def test_layers_are_those_that_pytorch_computes(name: str, size: int) -> None:

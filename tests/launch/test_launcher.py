@@ -42,10 +42,6 @@ def test_wrong_use_comes_before_an_interrupt_and_that_before_a_stop_and_a_failur
     assert read_code(tmp_path) == code
 
 
-linux = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="other systems have no /proc"
-)
-
 # Starting ranks
 
 WRITE_VARIABLES = """
@@ -53,42 +49,20 @@ WRITE_VARIABLES = """
 """
 
 
-def read_variables(folder: Path) -> list[dict[str, str]]:
-    """Return the variables that `WRITE_VARIABLES` wrote, by rank."""
-    return [json.loads(file.read_text()) for file in sorted(folder.iterdir())]
-
-
-def test_every_rank_is_told_which_it_is_of_how_many(tmp_path: Path) -> None:
-    launch_programs(3, WRITE_VARIABLES, tmp_path)
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    ranks = [tuple(map(rank.get, names)) for rank in read_variables(tmp_path)]
-    assert ranks == [("0", "0", "3", "3"), ("1", "1", "3", "3"), ("2", "2", "3", "3")]
-
-
-def test_every_rank_has_variables_of_its_own_and_those_of_the_launcher(
+def test_ranks_run_beside_each_other_and_are_told_which_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OF_ALL", "all")
     monkeypatch.setenv("OF_EACH", "the launcher's")
-    launch_programs(2, WRITE_VARIABLES, tmp_path, lambda rank: {"OF_EACH": f"of {rank}"})
-    values = [(rank["OF_ALL"], rank["OF_EACH"]) for rank in read_variables(tmp_path)]
-    assert values == [("all", "of 0"), ("all", "of 1")]
-
-
-def test_the_variables_of_the_launcher_stay_as_they_are(tmp_path: Path) -> None:
     before = dict(os.environ)
-    launch_programs(2, "", tmp_path, lambda rank: {"OF_EACH": f"of {rank}"})
+    program = f"{WRITE_VARIABLES}wait_for('0', '1', '2')"
+    assert launch_programs(3, program, tmp_path, lambda rank: {"OF_EACH": f"of {rank}"}) == 0
     assert dict(os.environ) == before
-
-
-def test_ranks_run_beside_each_other(tmp_path: Path) -> None:
-    program = "(folder / rank).touch()\nwait_for('0', '1', '2')"
-    assert launch_programs(3, program, tmp_path) == 0
-
-
-@pytest.mark.parametrize("program", ["", "leave(0)"], ids=["that leave no code", "that leave it"])
-def test_ranks_that_all_end_well_end_the_launch_well(program: str, tmp_path: Path) -> None:
-    assert launch_programs(2, program, tmp_path) == 0
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OF_ALL", "OF_EACH")
+    for rank in range(3):
+        variables = json.loads((tmp_path / str(rank)).read_text())
+        expected = [str(rank), str(rank), "3", "3", "all", f"of {rank}"]
+        assert [variables[name] for name in names] == expected
 
 
 FAIL_ON_RANK_1 = """
@@ -104,10 +78,6 @@ received = signal.sigtimedwait({{signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}}
 
 FAILURES = {
     "leave(2)": 2,
-    "leave(130)": 130,
-    "leave(75)": 75,
-    "leave(1)": 1,
-    "sys.exit(3)": 1,
     # not written to the folder, so not Lockstep's code: for example Python's for a missing file
     "sys.exit(2)": 1,
     "raise ValueError('a traceback that belongs to this test')": 1,
@@ -182,7 +152,7 @@ def run_until_hung(folder: Path, program: str, monkeypatch: pytest.MonkeyPatch) 
     return "\n".join(messages)
 
 
-@linux
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it reads /proc")
 def test_a_rank_that_is_stopped_ends_the_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,8 +188,8 @@ time.sleep(60)
 
 
 def test_a_rank_that_computes_without_beats_is_not_hung(tmp_path: Path) -> None:
-    computes = "ends = time.monotonic() + 4.5\nwhile time.monotonic() < ends:\n    pass"
-    assert launch_programs(1, computes, tmp_path, watch=Watch(patience_sec=3.0)) == 0
+    computes = "ends = time.monotonic() + 3.0\nwhile time.monotonic() < ends:\n    pass"
+    assert launch_programs(1, computes, tmp_path, watch=Watch(patience_sec=2.0)) == 0
 
 
 def test_when_ranks_cannot_be_started_those_that_run_are_ended(tmp_path: Path) -> None:

@@ -31,17 +31,15 @@ def own_handler(number: int, _: object) -> None:
     """Stands for any handler of the launching program."""
 
 
-def test_after_a_launch_signals_are_handled_as_before(tmp_path: Path) -> None:
-    with handlers(own_handler):
-        launch_programs(1, "", tmp_path)
-        assert [signal.getsignal(number) for number in WATCHED] == [own_handler] * 3
-
-
-def test_after_a_launch_that_could_not_start_signals_are_handled_as_before(tmp_path: Path) -> None:
+def test_after_a_launch_and_after_a_failed_one_signals_are_handled_as_before(
+    tmp_path: Path,
+) -> None:
     def refuse(rank: int) -> dict[str, str]:
         raise OSError("no place for this rank")
 
     with handlers(own_handler):
+        launch_programs(1, "", tmp_path)
+        assert [signal.getsignal(number) for number in WATCHED] == [own_handler] * 3
         with pytest.raises(OSError, match="no place for this rank"):
             launch_programs(1, "", tmp_path, refuse)
         assert [signal.getsignal(number) for number in WATCHED] == [own_handler] * 3
@@ -68,8 +66,14 @@ def send_to_group(process: subprocess.Popen[str], number: signal.Signals) -> Non
     os.killpg(process.pid, number)
 
 
-@pytest.mark.parametrize("number", WATCHED)
-@pytest.mark.parametrize("send", [send_to_group, subprocess.Popen.send_signal])
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [
+        (send_to_group, signal.SIGINT),
+        (send_to_group, signal.SIGTERM),
+        (subprocess.Popen.send_signal, signal.SIGUSR1),
+    ],
+)
 def test_a_signal_reaches_every_rank_once(
     send: Any, number: signal.Signals, tmp_path: Path
 ) -> None:
@@ -82,9 +86,7 @@ def test_a_signal_reaches_every_rank_once(
         assert (tmp_path / f"{rank} received").read_text() == f"{number.name}\n"
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_ranks_that_stop_on_a_signal_end_the_launch_with_their_code(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
