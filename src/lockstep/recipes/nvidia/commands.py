@@ -20,16 +20,8 @@ _NAMES = {
     PACK: "packing",
 }
 _ON_RANKS = {"train", "evaluate"}
-_LAUNCH = {
-    "@ranks",
-    "@nodes",
-    "@node_rank",
-    "@meeting",
-    "@meeting_host",
-    "@meeting_port",
-    "@restarts",
-}
 _MACHINES = {"@node_rank", "@meeting", "@meeting_host", "@meeting_port"}
+_LAUNCH = {"@ranks", "@nodes", "@restarts", *_MACHINES}
 _MEASURES = {"@steps", "@warmup_steps", "@epoch_steps", "@all_epochs", "@warmup_epochs"}
 _LOADER = ("device", "loader", "loader_threads", "loader_batches")
 _WORK = ("image_size", "logits", "stem_channels", "mixup_alpha", "nesterov", "ema_decay")
@@ -38,41 +30,49 @@ _LOGS = ("dlll_file", "nvidia_report_file")
 _PREPROCESSING = {"mean", "std", "interpolation", "eval_resize", "eval_crop", "eval_antialias"}
 _PREPROCESSING |= {"eval_side_rounding", "eval_offset_rounding", "eval_sampling", "image_size"}
 """The preprocessing of an evaluation, and the size that it follows."""
+_BUILT = {"@layers", "@model", "@iterations", "@unit"}
+_ALWAYS = {"@command", "@benchmark"}
+_OF_WEIGHTS = {*_ALWAYS, "@epoch"}
 _USED_SLOTS = {
-    "train": {"@step_images", "@epoch", "@layers", "@model", "@iterations", "@unit", "@backend"},
-    "evaluate": {"@epoch"},
-    "predict": {"@epoch"},
-    "convert": {"@epoch"},
-    "export": {"@epoch"},
-    "benchmark": {"@ranks", "@layers", "@model", "@iterations", "@unit", *_MEASURES},
-    PACK: set[str](),
+    **dict.fromkeys(("evaluate", "predict", "convert", "export"), _OF_WEIGHTS),
+    "train": {*_ALWAYS, *_BUILT, "@epoch", "@step_images", "@backend"},
+    "benchmark": {*_ALWAYS, *_BUILT, *_MEASURES, "@ranks"},
+    PACK: _ALWAYS,
 }
 """Slots that a kind of command always uses. Slots that are texts are used if the text is a word of
 the command."""
-_USED_FIELDS = {
-    "evaluate": {
-        "precision",
-        "global_batch_images",
-        "layout",
-        "compile",
-        *_LOADER,
-        *_PREPROCESSING,
-    },
-    "predict": {"precision", "layout", "compile", "device", *_PREPROCESSING},
-    "convert": set[str](),
-    "export": set[str](),
-    "benchmark": {
-        "precision",
-        "global_batch_images",
-        "model",
-        "layout",
-        "compile",
-        *_LOADER,
-        *_WORK,
-    },
-    PACK: set[str](),
+_ENGINE = {"precision", "layout", "compile", "device"}
+_USED_FIELDS: dict[str, set[str]] = {
+    "evaluate": {*_ENGINE, *_LOADER, *_PREPROCESSING, "global_batch_images"},
+    "predict": {*_ENGINE, *_PREPROCESSING},
+    "convert": set(),
+    "export": set(),
+    "benchmark": {*_ENGINE, *_LOADER, *_WORK, "global_batch_images", "model"},
+    PACK: set(),
 }
 """Fields of the recipe and of the execution that a kind of command uses. Training uses all."""
+_REASONS = (
+    (_ON_RANKS, _MACHINES, "the processes of one machine meet by themselves", False),
+    ({"train"}, {"--weights"}, "the checkpoint that is resumed has the weights", True),
+    ({"evaluate"}, _LOGS, "`lockstep evaluate --json` prints the result", True),
+    (
+        *({"benchmark"}, _LOGS),
+        "`lockstep benchmark convert REPORT --form dlll -o LOG` writes it from the report of"
+        " `-o REPORT`",
+        True,
+    ),
+    (_NAMES, _LOGS, "{} writes no log", True),
+    (
+        *({"evaluate", "predict"}, {"model", "logits", "@model", "@layers"}),
+        *("the model is that of the weights", False),
+    ),
+    ({"evaluate"}, {"@unit"}, "all images are evaluated", True),
+    ({"benchmark"}, {"@nodes"}, "a benchmark runs on one machine", True),
+    ({"benchmark"}, {"quantisation", "sparsity"}, "dense fp steps are measured", True),
+    ({"benchmark"}, Recipe.model_fields, "the speed does not depend on it", False),
+)
+"""Why kinds of commands have no use for some names of templates, and whether anything is lost. The
+first row counts."""
 
 
 @dataclass(frozen=True)
@@ -125,44 +125,30 @@ class Command:
 
     def uses(self, name: str, text: str, words: list[str]) -> bool:
         """Return whether the command with these words has the name and value of a template."""
-        if name in ("@command", "@benchmark"):
+        used = _USED_SLOTS[self.kind]
+        if name in used:
             return True
         if name in _LAUNCH:
-            used = self.kind in _ON_RANKS and (name not in _MACHINES or self.request.nodes > 1)
-            return used or name in _USED_SLOTS[self.kind]
+            return self.kind in _ON_RANKS and (name not in _MACHINES or self.request.nodes > 1)
         if name.startswith("@"):
-            return name in _USED_SLOTS[self.kind] or (name != "@unit" and text in words)
-        if name == "--model-prefix" and "@epoch" in _USED_SLOTS[self.kind]:
+            return name != "@unit" and text in words
+        if not name.startswith("-"):
+            return self.kind == "train" or name in _USED_FIELDS[self.kind]
+        if name == "--model-prefix" and "@epoch" in used:
             return any(word.startswith(text) for word in words)
         if name == "--out" and text in (".", "./"):
             return self.kind == "train"
         if name == "--compile":
             return not {"--compile", "compile=on"}.isdisjoint(words)
-        if name.startswith("-"):
-            return (text or name) in words
-        return self.kind == "train" or name in _USED_FIELDS[self.kind]
+        return (text or name) in words
 
     def why_unused(self, name: str) -> tuple[str, bool]:
         """Return why the command has no use for something that a template names, and whether
         anything is lost by it."""
-        kind = self.kind
-        if name in _MACHINES and kind in _ON_RANKS:
-            return "the processes of one machine meet by themselves", False
-        if kind == "train" and name == "--weights":
-            return "the checkpoint that is resumed has the weights", True
-        if name in _LOGS:
-            return _explain_log(kind), True
-        if kind in ("evaluate", "predict") and name in ("model", "logits", "@model", "@layers"):
-            return "the model is that of the weights", False
-        if kind == "evaluate" and name == "@unit":
-            return "all images are evaluated", True
-        if kind == "benchmark" and name == "@nodes":
-            return "a benchmark runs on one machine", True
-        if kind == "benchmark" and name in ("quantisation", "sparsity"):
-            return "dense fp steps are measured", True
-        if kind == "benchmark" and name in Recipe.model_fields:
-            return "the speed does not depend on it", False
-        return f"{_NAMES[kind]} does not use it", False
+        for kinds, names, reason, is_lost in _REASONS:
+            if self.kind in kinds and name in names:
+                return reason.format(_NAMES[self.kind]), is_lost
+        return f"{_NAMES[self.kind]} does not use it", False
 
     def _train(self) -> list[str]:
         options = dict(self.request.options)
@@ -292,17 +278,6 @@ class Command:
             or options.get("--out")
             or "SOURCE"
         )
-
-
-def _explain_log(kind: str) -> str:
-    if kind == "evaluate":
-        return "`lockstep evaluate --json` prints the result"
-    if kind == "benchmark":
-        return (
-            "`lockstep benchmark convert REPORT --form dlll -o LOG` writes it from the report of"
-            " `-o REPORT`"
-        )
-    return f"{_NAMES[kind]} writes no log"
 
 
 def _iterations(slots: dict[str, str]) -> list[str]:
