@@ -221,7 +221,7 @@ def list_insertions() -> Iterator[tuple[Place, str, Make]]:
     )
 
 
-CASES = sample(list(list_insertions()), 9)
+CASES = sample(list(list_insertions()), 17)
 HEADS: dict[str, Callable[[Any], list[Any]]] = {
     "Dense": lambda nn: [nn.Dense(10)],
     "Dropout, Dense": lambda nn: [nn.Dropout(0.5), nn.Dense(10)],

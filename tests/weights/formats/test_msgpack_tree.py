@@ -14,6 +14,7 @@ from lockstep.system.errors import CheckpointError
 from lockstep.weights import formats
 from lockstep.weights.formats import BFLOAT16, msgpack_tree, numbers
 from lockstep.weights.formats.msgpack_tree import begins_dict, dump, load
+from tests.soak import EXAMPLES
 from tests.weights.formats.cases import ARRANGED, EDITS, apply_edits, assert_stored
 
 KINDS = [np.float16, np.float32, np.float64, np.int8, np.int32, np.int64, np.uint8, np.bool_]
@@ -185,7 +186,7 @@ def test_a_file_cut_off_or_changed_anywhere_is_an_error_or_has_no_more_numbers(
             read(whole[:length], tmp_path)
 
 
-@settings(max_examples=150)
+@EXAMPLES
 @given(edits=EDITS)
 def test_whatever_happens_to_a_file_it_is_an_error_or_values(
     edits: list[tuple[float, int, bytes]], tmp_path_factory: pytest.TempPathFactory

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import BFLOAT16, numbers
 from lockstep.weights.formats.mxnet_params import dump, load
-from tests.soak import EXAMPLES
+from tests.soak import EXAMPLES, SOAK
 from tests.weights.formats.cases import ARRANGED, EDITS, Variables, apply_edits, assert_stored
 
 KINDS = [np.float16, np.float32, np.float64, np.int8, np.int32, np.int64, np.uint8, np.bool_]
@@ -227,7 +227,7 @@ def test_a_file_cut_off_anywhere_is_an_error(tmp_path: Path) -> None:
 def test_any_byte_may_be_another_without_another_exception(tmp_path: Path) -> None:
     dump(tmp_path / "a", WHOLE)
     whole = (tmp_path / "a").read_bytes()
-    for offset in range(len(whole)):
+    for offset in range(0, len(whole), 1 if SOAK else 3):
         for value in (whole[offset] ^ 1, whole[offset] ^ 128):
             outcome = result(whole[:offset] + bytes([value]) + whole[offset + 1 :], tmp_path)
             assert outcome is None or sum(array.nbytes for array in outcome.values()) <= len(whole)

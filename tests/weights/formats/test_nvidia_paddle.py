@@ -225,7 +225,6 @@ REMARKED: dict[str, tuple[Callable[[Variables, Variables], object], str]] = {
         lambda p, o: [o.pop(f"conv2d_{i}.w_0_velocity_0") for i in (3, 4)],
         "2 of 62 velocities are missing, such as conv2d_3.w_0_velocity_0; the others were left out",
     ),
-    "masks": (lambda p, o: p.update({"conv2d_1.w_0_asp_mask": p["conv2d_1.w_0"]}), "^$"),
     "another optimizer": (lambda p, o: o.update(beta1_pow_acc_0=np.ones(1)), "^$"),
     "other counters": (
         lambda p, o: o.update(learning_rate_1=np.ones(1), num_bad_steps_4=np.ones(1, np.int32)),
@@ -264,14 +263,6 @@ REFUSED: dict[str, tuple[Callable[[Variables], object], str]] = {
         r"closest model, small, does not fit: batch_norm_19\.w_0 is missing",
     ),
     "no bias": (lambda p: p.pop("linear_0.b_0"), r"linear_0\.b_0 is missing"),
-    "a norm of the features": (
-        lambda p: p.update({f"batch_norm_20.{leaf}": zeros(256) for leaf in ("w_0", "b_0")}),
-        r"not compute with: batch_norm_20\.b_0 and 1 more; .*--ignore",
-    ),
-    "one output": (
-        lambda p: p.update({"linear_0.w_0": zeros(256, 1), "linear_0.b_0": zeros(1)}),
-        "has one output; .* if it is a sigmoid, export the model with it to ONNX",
-    ),
     "no classifier": (
         lambda p: [p.pop("linear_0.w_0"), p.pop("linear_0.b_0")],
         r"linear_0\.w_0 is missing; linear_0\.b_0",
@@ -285,14 +276,6 @@ REFUSED: dict[str, tuple[Callable[[Variables], object], str]] = {
             p.pop(name) for i in (5, 6, 7) for name in list(p) if re.fullmatch(rf".*_{i}\..*", name)
         ],
         "does not fit:",
-    ),
-    "a convolution more": (
-        lambda p: p.update({"conv2d_20.w_0": zeros(4, 4, 1, 1)}),
-        r"does not compute with: conv2d_20\.w_0;",
-    ),
-    "squeeze and excitation": (
-        lambda p: p.update({"linear_1.w_0": zeros(8, 2)}),
-        r"does not compute with: linear_1\.w_0;",
     ),
     "another shape": (
         lambda p: p.update({"batch_norm_3.b_0": zeros(3)}),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.models.architectures import MODELS, ModelSpec
@@ -20,6 +20,7 @@ from lockstep.weights.formats import structure, tensor_bundle
 from lockstep.weights.formats.nvidia_tensorflow import name_tensors, read, write
 from lockstep.weights.formats.tensor_bundle import Bundle
 from tests.lines import check_lines
+from tests.soak import EXAMPLES
 from tests.weights.formats.cases import (
     RESNET,
     RESNEXT,
@@ -118,7 +119,7 @@ def test_kernels_and_classifier_are_turned(tmp_path: Path) -> None:
     assert variables["global_step"].dtype == np.int64
 
 
-@pytest.mark.parametrize("scope", ["", "a/b/", "resnet50/", "tower_0/resnet50_v1.5/"])
+@pytest.mark.parametrize("scope", ["", "tower_0/resnet50_v1.5/"])
 @SPECS
 def test_names_are_found_below_any_scope(spec: ModelSpec, scope: str, tmp_path: Path) -> None:
     variables = rename_arrays(
@@ -240,7 +241,7 @@ EDITS = st.lists(
 )
 
 
-@settings(max_examples=50)
+@EXAMPLES
 @given(edits=EDITS, everywhere=st.booleans())
 def test_whatever_variables_there_are_each_weight_is_the_right_one_or_it_is_an_error(
     edits: list[tuple[str, str, list[int] | None, bool]],
@@ -301,14 +302,6 @@ REFUSED: dict[str, tuple[Callable[[Variables], Variables], str]] = {
     ),
     "no classifier": (without("dense/kernel"), "expected a classifier"),
     "ambiguous": (swap_words, "does not say by its names which is the shortcut"),
-    "two classifiers": (
-        lambda v: v | {"aux/dense/kernel": zeros(256, 1001), "aux/dense/bias": zeros(1001)},
-        "does not compute with: aux/dense/bias and 1 more",
-    ),
-    "squeeze and excitation": (
-        replace_value("btlnck_block_0_0/bottleneck_se_layer/dense/kernel", zeros(32, 2)),
-        "does not compute with: resnet/btlnck_block_0_0/bottleneck_se_layer/dense/kernel;",
-    ),
     "a wrong shape": (
         replace_value("btlnck_block_2_0/bottleneck_3/BatchNorm/beta", zeros(3)),
         r"beta is \[3\], expected \[128\]",

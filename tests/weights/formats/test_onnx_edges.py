@@ -65,7 +65,7 @@ def compute_as_read(weights: Weights) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "insertion", sample(list(list_insertions(CHANNELS)), 5), ids=lambda parts: ": ".join(parts)
+    "insertion", sample(list(list_insertions(CHANNELS)), 11), ids=lambda parts: ": ".join(parts)
 )
 def test_a_node_more_is_computed_or_refused_by_name(insertion: Insertion, tmp_path: Path) -> None:
     edited = insert(bare_model(), insertion, CHANNELS)

@@ -21,7 +21,7 @@ from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import paddle_pickle
 from lockstep.weights.formats.format_list import HEAD_BYTES
 from lockstep.weights.formats.paddle_pickle import Contents, dump, load
-from tests.soak import EXAMPLES
+from tests.soak import EXAMPLES, SOAK
 from tests.weights.formats.cases import (
     ARRANGED,
     EDITS,
@@ -207,9 +207,15 @@ def place_value(value: Any, where: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "where", ["as it is", "as an array", "as a parameter", "deep inside", "as a name"]
+    ("where", "protocol"),
+    [
+        ("as it is", 2),
+        ("as an array", 4),
+        ("as a parameter", 4),
+        ("deep inside", 2),
+        ("as a name", 4),
+    ],
 )
-@pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize(("value", "named"), ASKED.values(), ids=ASKED)
 def test_whatever_else_a_file_asks_for_is_refused_by_name_and_not_done(
     value: Any,
@@ -357,7 +363,7 @@ def test_a_file_cut_off_anywhere_is_an_error(
 def test_any_byte_may_be_another_without_another_exception(tmp_path: Path) -> None:
     dump(tmp_path / "a", WHOLE)
     for whole in ((tmp_path / "a").read_bytes(), pickle.dumps(WHOLE, 2)):
-        for offset in range(len(whole)):
+        for offset in range(0, len(whole), 1 if SOAK else 3):
             for value in (whole[offset] ^ 1, whole[offset] ^ 128):
                 outcome = result(whole[:offset] + bytes([value]) + whole[offset + 1 :], tmp_path)
                 assert outcome is None or all(
@@ -375,18 +381,6 @@ def test_whatever_happens_to_a_file_it_is_an_error_or_arrays(
     )
     outcome = result(apply_edits(data, edits), tmp_path_factory.mktemp("edited"))
     assert outcome is None or all(array.dtype.kind in "iufb" for array in outcome.arrays.values())
-
-
-@EXAMPLES
-@given(data=st.binary(max_size=200))
-def test_any_bytes_are_an_error_or_arrays(
-    data: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    for begin in (b"", b"\x80\x04", b"\x80\x04}("):
-        outcome = result(begin + data, tmp_path_factory.mktemp("garbage"))
-        assert outcome is None or all(
-            array.dtype.kind in "iufb" for array in outcome.arrays.values()
-        )
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -264,6 +264,7 @@ def test_resnet50_at_its_own_size_is_recognised_with_velocities_and_step(tmp_pat
     assert np.abs(actual - expected).max() < 1e-5 * np.abs(expected).max()
 
 
+@in_a_soak
 def test_resnext_at_its_own_size_is_written_and_recognised(tmp_path: Path) -> None:
     recipe = resnet50_tensorflow_90ep().replace(model="resnext101-32x4d")
     state = State(7, initial_tensors(recipe), {})

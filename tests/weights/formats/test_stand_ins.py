@@ -49,14 +49,12 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_pointer_is_named_whatever_its_own_name_is(name: str, tmp_path: Path) -> None:
+def test_a_pointer_and_a_web_page_are_named_whatever_their_own_name_is(
+    name: str, tmp_path: Path
+) -> None:
     (tmp_path / name).write_bytes(POINTER)
     with pytest.raises(CheckpointError, match=rf"/{name} is a Git LFS pointer.*git lfs pull"):
         open_weights(tmp_path / name)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_web_page_is_named_whatever_its_own_name_is(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(PAGES["doctype"])
     with pytest.raises(CheckpointError, match=rf"/{name} is a web page \(HTML\), not weights"):
         open_weights(tmp_path / name)

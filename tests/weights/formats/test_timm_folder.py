@@ -19,7 +19,7 @@ from lockstep.system.errors import CheckpointError
 from lockstep.weights import Weights
 from lockstep.weights.formats import timm_folder
 from lockstep.weights.weights_choice import WeightsChoice
-from tests.weights.formats.cases import assert_canonical, list_names
+from tests.weights.formats.cases import assert_canonical
 
 CLASSES = ("cat", "owl", "bee")
 RECIPE = Recipe(
@@ -206,8 +206,17 @@ def test_a_setting_that_inference_could_need_is_refused_or_left_out(
     assert read(folder, None, pattern).ignored
 
 
-@pytest.mark.parametrize("prefix", ["timm_model.", "model.", "module.", "_orig_mod.", "net.body."])
-@pytest.mark.parametrize("name", timm_folder.FILES)
+@pytest.mark.parametrize(
+    ("name", "prefix"),
+    [
+        ("model.safetensors", "timm_model."),
+        ("model.safetensors", "model."),
+        ("model.safetensors", "net.body."),
+        ("pytorch_model.bin", "module."),
+        ("pytorch_model.bin", "_orig_mod."),
+        ("pytorch_model.bin", ""),
+    ],
+)
 def test_a_prefix_is_taken_off(name: str, prefix: str, state: State, tmp_path: Path) -> None:
     values = {f"{prefix}{key}": value for key, value in convert_state(state).items()}
     folder = save_folder(tmp_path, state)
@@ -290,16 +299,6 @@ def test_whole_numbers_as_weights_are_refused(state: State, tmp_path: Path) -> N
         read(tmp_path)
 
 
-def test_pytorchs_weights_of_a_folder_are_read_as_its_safetensors(
-    state: State, tmp_path: Path
-) -> None:
-    pytest.importorskip("lockstep.weights.formats.torch_file")
-    torch.save(convert_state(state), save_folder(tmp_path, state) / "pytorch_model.bin")
-    weights = timm_folder.read(tmp_path / "pytorch_model.bin")
-    assert_canonical(weights.state.tensors, state.tensors)
-    assert weights.classes == CLASSES
-
-
 def test_a_written_folder_has_the_files_and_tensors_that_timm_loads(
     state: State, tmp_path: Path
 ) -> None:
@@ -379,35 +378,7 @@ def test_a_state_of_another_model_is_not_written(state: State, tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_of_the_user_next_to_the_target_stays_as_it_is(
-    state: State, tmp_path: Path
-) -> None:
-    (tmp_path / "unfinished-a").mkdir()
-    (tmp_path / "unfinished-a" / "thesis.txt").write_text("mine")
-    timm_folder.write(tmp_path / "a", RECIPE, state, CLASSES)
-    assert (tmp_path / "unfinished-a" / "thesis.txt").read_text() == "mine"
-    assert sorted(list_names(tmp_path.iterdir())) == ["a", "unfinished-a"]
-
-
 def test_a_written_folder_has_the_permissions_of_any_new_one(state: State, tmp_path: Path) -> None:
     timm_folder.write(tmp_path / "a", RECIPE, state, CLASSES)
     (tmp_path / "other").mkdir()
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "other").stat().st_mode
-
-
-def test_a_writer_that_fails_leaves_the_folder_of_another_alone(
-    state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_json = timm_folder.write_json
-
-    def other_writer_fails_first(path: Path, value: object) -> None:
-        monkeypatch.setattr(
-            timm_folder, "write_json", lambda *_: write_json(tmp_path / "a" / "none", value)
-        )
-        with pytest.raises(CheckpointError, match="cannot be written"):
-            timm_folder.write(tmp_path / "a", RECIPE, state, CLASSES)
-        write_json(path, value)
-
-    monkeypatch.setattr(timm_folder, "write_json", other_writer_fails_first)
-    timm_folder.write(tmp_path / "a", RECIPE, state, CLASSES)
-    assert read(tmp_path / "a").classes == CLASSES

@@ -22,7 +22,7 @@ CHANNELS: dict[Place, int] = {
 CASES = list(product(PLACES, INSERTED))
 
 
-@pytest.mark.parametrize(("place", "kind"), sample(CASES, 5), ids=lambda text: text)
+@pytest.mark.parametrize(("place", "kind"), sample(CASES, 7), ids=lambda text: text)
 def test_a_module_more_is_computed_or_refused_by_name(
     place: Place, kind: str, tmp_path: Path
 ) -> None:

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import dtype_name, numbers
 from lockstep.weights.formats.torch_file import is_torch_file, load, save
 from lockstep.weights.formats.torch_pickle import Opaque
 from lockstep.weights.recognition import read_head
+from tests.soak import EXAMPLES
 from tests.weights.formats.cases import EDITS, apply_edits
 from tests.weights.formats.torch_file_cases import (
     BASE,
@@ -284,7 +285,7 @@ def test_a_file_cut_off_anywhere_is_an_error(container: dict[str, bool], tmp_pat
 
 
 @CONTAINERS
-@settings(max_examples=150)
+@EXAMPLES
 @given(edits=EDITS)
 def test_whatever_happens_to_a_file_it_is_an_error_or_values(
     edits: list[tuple[float, int, bytes]],

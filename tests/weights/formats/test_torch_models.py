@@ -22,6 +22,7 @@ from lockstep.weights.formats.torch_models import find, matches, read
 from lockstep.weights.recognition import read_head
 from lockstep.weights.weights_choice import WeightsChoice
 from tests.lines import check_lines
+from tests.soak import in_a_soak
 from tests.weights.formats.cases import assert_canonical
 from tests.weights.formats.torch_cases import (
     OfNvidia,
@@ -51,9 +52,8 @@ def test_a_state_dict_is_read_as_it_is(model: str, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("key", ["state_dict", "model"])
 @pytest.mark.parametrize(
-    "prefix", ["", "module.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod."]
+    ("key", "prefix"), [("state_dict", "_orig_mod.module."), ("model", "module._orig_mod.")]
 )
 def test_names_may_begin_as_ranks_and_compilers_write_them(
     prefix: str, key: str, tmp_path: Path
@@ -186,7 +186,7 @@ def test_another_blur_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["resnet50", "resnext101-32x4d"])
+@pytest.mark.parametrize("model", ["resnet50", pytest.param("resnext101-32x4d", marks=in_a_soak)])
 def test_the_files_that_nvidia_published_get_the_published_recipe(
     model: str, tmp_path: Path
 ) -> None:
