@@ -25,7 +25,6 @@ from lockstep.models.accuracy_interval import format_accuracy
 from lockstep.models.metrics import describe_metrics, list_metrics
 from lockstep.recipes.best_evaluation import describe_best
 from lockstep.recipes.field_validation import format_value, shorten_text
-from lockstep.recipes.published_accuracies import describe_comparison
 from lockstep.runs.events import (
     Event,
     FinishEvent,
@@ -92,7 +91,10 @@ def _list_accuracies(report: Report, out: str) -> list[tuple[str, str]]:
     if report["final"]:
         final = report["final"]["trained"]
         rows += describe_metrics(final, len(report["classes"]))
-        rows += describe_comparison(report.get("published"))
+        if report.get("published") is not None:
+            from lockstep.recipes.published_accuracies import describe_comparison
+
+            rows += describe_comparison(report["published"])
     else:
         rows.append(("top-1", "not evaluated"))
     best = report["best"]

@@ -16,9 +16,9 @@ from lockstep.data.index import Index, open_index, relabel_index
 from lockstep.data.sources import FOLDER, Source
 from lockstep.models.accuracy_interval import format_accuracy, wilson
 from lockstep.models.metrics import Scores
+from lockstep.system.text import escape_halves
 from lockstep.weights import Weights
 from lockstep.weights.class_names import are_imagenet, assume_classes, find_imagenet
-from lockstep.weights.opening import escape_halves
 
 _BY_POSITION = "labels are matched by position"
 

@@ -98,6 +98,12 @@ class Recipe(
         """What is set apart for validation: a share of the images, or a fold of them; 0.0: none."""
         return Fold(self.fold, self.folds, self.seed) if self.folds else self.validation_share
 
+    @property
+    def needs_weights(self) -> bool:
+        """Whether a run with it starts from trained weights."""
+        is_compressed = self.sparsity != "none" or self.quantisation != "none"
+        return bool(self.frozen) or self.linear_probe or is_compressed
+
     def preprocessing(self) -> dict[str, Any]:
         """Return the fields `PREPROCESSING`."""
         fields = self.fields()

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.models.state import State
-from lockstep.runs import starting_weights
 from lockstep.runs.context import RunContext
 from lockstep.runs.environment import (
     describe_environment,
@@ -13,11 +12,9 @@ from lockstep.runs.environment import (
     list_changed_plug_ins,
 )
 from lockstep.runs.evaluate import evaluate, lacks_evaluation
-from lockstep.runs.linear_probe import answer_first
 from lockstep.runs.notes import collect_notes
 from lockstep.runs.report import find_changed_fields
 from lockstep.runs.save import call_hooks
-from lockstep.runs.scale_calibration import quantise
 from lockstep.runs.trust import list_names, remember
 from lockstep.system.files import write_json
 from lockstep.system.ranks import find_restart
@@ -38,15 +35,23 @@ def begin(run: RunContext, state: State, damaged: list[str]) -> None:
     _open_log(run, state.step, damaged, evaluates_again)
     if evaluates_again:
         evaluate(run, state.step)
-    answer_first(run)
+    if run.probe_began is not None:
+        from lockstep.runs.linear_probe import answer_first
+
+        answer_first(run, run.probe_began)
 
 
 def load_state(run: RunContext, state: State) -> None:
     """Give the engine a state, and the masks and scales that belong to it."""
     run.engine.write(state)
     if run.recipe.sparsity != "none":
-        run.engine.mask(starting_weights.read_masks(run.out))
-    run.scales = quantise(run, state.step)
+        from lockstep.runs.starting_weights import read_masks
+
+        run.engine.mask(read_masks(run.out))
+    if run.recipe.quantisation != "none":
+        from lockstep.runs.scale_calibration import quantise
+
+        run.scales = quantise(run, state.step)
 
 
 def _open_log(run: RunContext, step: int, damaged: list[str], evaluates_again: bool) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
@@ -13,17 +13,18 @@ from lockstep.backends import Engine, World
 from lockstep.data import Batch
 from lockstep.data.split import Sets
 from lockstep.models.metrics import Scores, Throughput
-from lockstep.models.quantisation import Scales
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.best_evaluation import find_best
 from lockstep.recipes.order import steps_per_epoch
 from lockstep.runs.hooks import Hook
 from lockstep.runs.recorder import Recorder
-from lockstep.runs.run_copies import keep_copies
-from lockstep.runs.starting_weights import Start
 from lockstep.system.errors import DivergedError, Interrupted
 from lockstep.system.event_log import DivergedEvent, EvaluateEvent
 from lockstep.system.signals import StopRequests
+
+if TYPE_CHECKING:
+    from lockstep.models.quantisation import Scales
+    from lockstep.runs.starting_weights import Start
 
 
 @dataclass
@@ -40,7 +41,7 @@ class RunContext:
     recorder: Recorder
     rates: np.ndarray
     """The learning rates of all steps."""
-    start: Start | None = None
+    start: "Start | None" = None
     """The weights that a new run starts from, on rank 0; None if they are the recipe's."""
     probe_began: float | None = None
     """`time.perf_counter` when this process began a linear probe; None if it fitted none."""
@@ -50,7 +51,7 @@ class RunContext:
     """Rank 0 calls them after each checkpoint."""
     copy: Callable[[], None] = lambda: None
     """Asks for a copy of the folder in an object store."""
-    scales: Scales = field(default_factory=dict)
+    scales: "Scales" = field(default_factory=dict)
     """The scales of a quantised run's inputs."""
     scores: dict[str, Scores] = field(default_factory=dict)
     """The newest evaluation in this process, by weights, on rank 0. Row i is sample i of the index.
@@ -95,7 +96,12 @@ class RunContext:
     def keep_copies(self) -> Iterator[None]:
         """Copy the folder after each save and at the end of the block, on rank 0, if the execution
         says where."""
-        url = self.execution.checkpoint_store if self.leads else ""
+        url = self.execution.checkpoint_store
+        if not self.leads or not url:
+            yield
+            return
+        from lockstep.runs.run_copies import keep_copies
+
         with keep_copies(url, self.out, self.recorder.warn, self.recorder.note) as self.copy:
             yield
 

@@ -14,7 +14,6 @@ from lockstep.runs import divergence
 from lockstep.runs.context import RunContext
 from lockstep.runs.finish import explain_early_stop
 from lockstep.runs.image_results import BEST_FILE, Results, write_results
-from lockstep.runs.starting_weights import starts_as_classifier
 from lockstep.runs.step_intervals import plan_intervals
 from lockstep.system import heartbeat
 from lockstep.system.event_log import EvaluateEvent, read_log
@@ -113,7 +112,11 @@ def lacks_evaluation(run: RunContext, step: int) -> bool:
 
 def _is_due(run: RunContext, step: int) -> bool:
     if step == 0:
-        return not run.execution.train_only and starts_as_classifier(run.out)
+        if run.execution.train_only or not (run.out / "start.json").exists():
+            return False
+        from lockstep.runs.starting_weights import starts_as_classifier
+
+        return starts_as_classifier(run.out)
     intervals = plan_intervals(step - 1, run.total_steps, run.steps_per_epoch, run.execution)
     interval = next(intervals, None)
     return interval is not None and interval.stop == step and interval.evaluates

@@ -8,10 +8,8 @@ from lockstep.models.metrics import Scores
 from lockstep.recipes.best_evaluation import describe_best
 from lockstep.runs import last_step
 from lockstep.runs.context import RunContext
-from lockstep.runs.linear_probe import MOST_IMAGES
 from lockstep.runs.report import Evaluation, Report, compare_with_published, read_report
 from lockstep.runs.save import drop_old_checkpoints
-from lockstep.runs.starting_weights import starts_from_probe
 from lockstep.runs.worst_mistakes import load_worst_mistakes
 from lockstep.system import heartbeat
 from lockstep.system.event_log import EvaluateEvent, LogEvent, read_log
@@ -61,10 +59,14 @@ def explain_early_stop(run: RunContext, log: Sequence[LogEvent], step: int) -> s
     if step == run.total_steps:
         return None
     recipe = run.recipe
-    if step == 0 and leaves_only_probe(run) and starts_from_probe(run.out):
-        return (
-            "no training improves a linear probe on fixed features of images without augmentation"
-        )
+    if step == 0 and leaves_only_probe(run):
+        from lockstep.runs.starting_weights import starts_from_probe
+
+        if starts_from_probe(run.out):
+            return (
+                "no training improves a linear probe on fixed features of images without"
+                " augmentation"
+            )
     epochs = recipe.early_stopping_epochs
     return last_step.explain_early_stop(log, step, run.steps_per_epoch, epochs, recipe.selection)
 
@@ -77,10 +79,13 @@ def leaves_only_probe(run: RunContext) -> bool:
     is_exact = not recipe.dropout and not recipe.stochastic_depth and recipe.quantisation == "none"
     is_augmented = recipe.varies_images or recipe.mixes_images
     is_weighted = recipe.class_weights != "none" or recipe.sampling != "plain"
-    fits_all = len(run.sets.training) <= MOST_IMAGES
     if recipe.loss != "cross_entropy" or is_augmented or is_weighted:
         return False
-    return trains_classifier and is_exact and fits_all
+    if not (trains_classifier and is_exact):
+        return False
+    from lockstep.runs.linear_probe import MOST_IMAGES
+
+    return len(run.sets.training) <= MOST_IMAGES
 
 
 @heartbeat.saving()

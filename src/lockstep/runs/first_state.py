@@ -2,26 +2,30 @@
 initial one."""
 
 import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lockstep.data.split import UNREAD, same_images
 from lockstep.models.state import State
 from lockstep.recipes.initial_weights import initial_state
-from lockstep.runs import starting_weights
 from lockstep.runs.context import RunContext
 from lockstep.runs.image_list import compare_images, list_images, read_sample
-from lockstep.runs.linear_probe import start_from_probe
 from lockstep.runs.save import open_hooks, write_checkpoint
-from lockstep.runs.scale_calibration import calibrate
-from lockstep.runs.starting_weights import Start
 from lockstep.system.errors import CheckpointError, DataError
 from lockstep.weights import checkpoint
+
+if TYPE_CHECKING:
+    from lockstep.runs.starting_weights import Start
 
 
 def find_state(run: RunContext) -> tuple[State, list[str]]:
     """Return the state that a run begins or resumes with, and the reasons why newer checkpoints
     were skipped."""
     _require_same_images(run)
-    start_from_probe(run)
+    if run.recipe.linear_probe:
+        from lockstep.runs.linear_probe import start_from_probe
+
+        start_from_probe(run)
     if run.leads:
         open_hooks(run)
         _write_first_checkpoint(run, run.start)
@@ -45,14 +49,18 @@ def _require_same_images(run: RunContext) -> None:
         )
 
 
-def _write_first_checkpoint(run: RunContext, start: Start | None) -> None:
+def _write_first_checkpoint(run: RunContext, start: "Start | None") -> None:
     """Write what a new run starts from given weights; of a resumed run, refuse weights it was not
     started from."""
-    if checkpoint.steps(run.checkpoints):
-        starting_weights.refuse_other_weights(run.out, start)
-        return
-    starting_weights.remove_unstarted(run.out)
+    is_started = bool(checkpoint.steps(run.checkpoints))
+    if not is_started:
+        _remove_unstarted(run.out)
     if start is None:
+        return
+    from lockstep.runs import starting_weights
+
+    if is_started:
+        starting_weights.refuse_other_weights(run.out, start)
         return
     if start.folded_norms:
         from lockstep.runs.unfolding import unfold_start
@@ -65,9 +73,19 @@ def _write_first_checkpoint(run: RunContext, start: Start | None) -> None:
     )
     run.notes += notes + more_notes
     if run.recipe.quantisation != "none":
+        from lockstep.runs.scale_calibration import calibrate
+
         run.engine.write(state)
         run.scales = calibrate(run)
     write_checkpoint(run, state)
+
+
+def _remove_unstarted(run: Path) -> None:
+    """Remove the files of a command that was killed before its run was started."""
+    for name in ("start.json", "masks.safetensors"):
+        # older versions wrote to the last of these names
+        for leftover in (name, f".{name}.partial", f"{name}.partial"):
+            (run / leftover).unlink(missing_ok=True)
 
 
 def _read_state(run: RunContext) -> tuple[State, list[str]]:

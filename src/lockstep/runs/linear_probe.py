@@ -20,8 +20,8 @@ from lockstep.runs.features import feature_recipe, load_features
 from lockstep.runs.starting_weights import Start
 from lockstep.system import heartbeat
 from lockstep.system.errors import CheckpointError
+from lockstep.system.text import make_printable_names
 from lockstep.weights import checkpoint
-from lockstep.weights.opening import make_printable_names
 
 MOST_IMAGES = 10_000
 """With more training images, the classifier is fitted on about this many (`choose_images`):
@@ -144,10 +144,10 @@ def _count_hits(logits: np.ndarray, labels: np.ndarray) -> int:
     return int((logits.argmax(axis=1) == labels).sum())
 
 
-def answer_first(run: RunContext) -> None:
-    """Send the listener the accuracy of the linear probe on the validation images, if this process
-    fitted it and they are evaluated."""
-    if run.probe_began is None or not run.recorder.evaluations:
+def answer_first(run: RunContext, began: float) -> None:
+    """Send the listener the accuracy of the linear probe, which this process fitted from `began`
+    on, on the validation images if they are evaluated."""
+    if not run.recorder.evaluations:
         return
     first = run.recorder.evaluations[0]
     run.recorder.send(
@@ -155,6 +155,6 @@ def answer_first(run: RunContext) -> None:
             "kind": "linear_probe",
             "top1_percent": first["top1_percent"],
             "images": first["images"],
-            "seconds": time.perf_counter() - run.probe_began,
+            "seconds": time.perf_counter() - began,
         }
     )

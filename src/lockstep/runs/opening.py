@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,15 +24,16 @@ from lockstep.runs.folder import (
     refuse_another_recipe,
 )
 from lockstep.runs.loggers import check_installed
-from lockstep.runs.recipe_from_images import choose_from_images
 from lockstep.runs.recorder import Recorder
 from lockstep.runs.resuming import RunSettings
-from lockstep.runs.starting_weights import Start, StartSource, fit_start
 from lockstep.system.errors import DataError, RecipeError
 from lockstep.system.signals import StopRequests
 
+if TYPE_CHECKING:
+    from lockstep.runs.starting_weights import Start, StartSource
 
-def check_paths(settings: RunSettings, source: StartSource | None) -> None:
+
+def check_paths(settings: RunSettings, source: "StartSource | None") -> None:
     """Raise `DataError` or `CheckpointError` if images or weights are missing, before a framework
     is imported."""
     validates = not settings.execution.train_only
@@ -43,7 +45,7 @@ def check_paths(settings: RunSettings, source: StartSource | None) -> None:
 @contextmanager
 def open_run(
     settings: RunSettings,
-    source: StartSource | None,
+    source: "StartSource | None",
     world: World,
     recorder: Recorder,
     stop: StopRequests,
@@ -86,12 +88,12 @@ def open_run(
 
 def _settle_recipe(
     settings: RunSettings,
-    source: StartSource | None,
+    source: "StartSource | None",
     execution: Execution,
     world: World,
     recorder: Recorder,
     stop: StopRequests,
-) -> tuple[Recipe, Sets, Start | None, list[str]]:
+) -> "tuple[Recipe, Sets, Start | None, list[str]]":
     """Return the recipe, which the images may decide, the images, the weights to start from, on
     rank 0, and notes."""
     out = settings.out
@@ -106,6 +108,8 @@ def _settle_recipe(
             recipe, notes = _count_classes(recipe, sets)
             start = _fit_start(recipe, source, world, out)
     else:
+        from lockstep.runs.recipe_from_images import choose_from_images
+
         wanted = settings.wanted.load_plug_ins()
         sets = _open_sets(settings, wanted, recorder, stop, execution)
         recipe = choose_from_images(
@@ -137,9 +141,15 @@ def _check_recipe(recipe: Recipe, execution: Execution, world: World) -> None:
     backends.check_options(execution.backend, recipe, on_gpu=world.on_gpu)
 
 
-def _fit_start(recipe: Recipe, source: StartSource | None, world: World, out: Path) -> Start | None:
+def _fit_start(
+    recipe: Recipe, source: "StartSource | None", world: World, out: Path
+) -> "Start | None":
     """Return the weights to start from, on rank 0. Raises an error if they do not fit."""
-    return fit_start(source, recipe, out) if world.rank == 0 else None
+    if world.rank != 0 or (source is None and not recipe.needs_weights):
+        return None
+    from lockstep.runs.starting_weights import fit_start
+
+    return fit_start(source, recipe, out)
 
 
 def _count_classes(recipe: Recipe, sets: Sets) -> tuple[Recipe, list[str]]:

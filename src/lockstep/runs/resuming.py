@@ -27,7 +27,6 @@ from lockstep.recipes.recipe import GEOMETRY, eval_fields
 from lockstep.recipes.schedule import learning_rates
 from lockstep.runs.environment import read_environment
 from lockstep.runs.folder import holds_run, refuse_another_recipe
-from lockstep.runs.run_copies import FIELD, find_newer_copy
 from lockstep.runs.trust import accept, list_names, require_word
 from lockstep.system.errors import CheckpointError, DataError, RecipeError
 from lockstep.weights import checkpoint
@@ -154,14 +153,31 @@ def _find_store(
     """Return the address of the run's copy in an object store; "" if it has none."""
     if execution is not None:
         return execution.checkpoint_store
-    if FIELD in how:
-        return how[FIELD] if isinstance(how[FIELD], str) else ""  # refused with the other fields
+    field = "checkpoint_store"
+    if field in how:
+        return how[field] if isinstance(how[field], str) else ""  # refused with the other fields
     last: dict[str, Any] = {}
     with suppress(CheckpointError):  # of a damaged file, which not every command needs
         last = last_execution(out) if holds_run(out) else {}
-    url = str(last.get(FIELD, ""))
-    require(out, list_names({FIELD: url}))
+    url = str(last.get(field, ""))
+    require(out, list_names({field: url}))
     return url
+
+
+def find_newer_copy(
+    url: str, folder: Path, check: Callable[[Path], None], is_trusted: bool
+) -> dict[str, str]:
+    """Return what `fetch_run` took, as in `RunSettings.origins`. Raises `DataError` also where the
+    folder cannot be written to."""
+    if not url:
+        return {}
+    from lockstep.runs.run_copies import fetch_run
+
+    try:
+        step = fetch_run(url, folder, check, is_trusted)
+    except OSError as error:
+        raise DataError(f"the run in {url} cannot be fetched into {folder}: {error}") from None
+    return {} if step is None else {"copy": f"the checkpoint of step {step} in {url}"}
 
 
 def _list_unusual(execution: Mapping[str, Any]) -> dict[str, str]:

@@ -106,10 +106,7 @@ def keep_copies(
     url: str, folder: Path, warn: Callable[[str], None], note: Callable[[str], None]
 ) -> Iterator[Callable[[], None]]:
     """Yield a function that asks for a copy of a run's folder. Make the last copy when the block
-    ends, however it ends. Without a URL nothing is copied. Raises as `RunCopies` does."""
-    if not url:
-        yield lambda: None
-        return
+    ends, however it ends. Raises as `RunCopies` does."""
     copies = RunCopies(url, folder)
     if copies.note:
         note(copies.note)
@@ -317,15 +314,3 @@ def _give_names(hidden: Path, folder: Path) -> None:
         target = folder / _CHECKPOINTS / path.name
         if not target.exists():
             path.rename(target)
-
-
-def find_newer_copy(
-    url: str, folder: Path, check: Callable[[Path], None], is_trusted: bool
-) -> dict[str, str]:
-    """Return what `fetch_run` took, as in `RunSettings.origins`. Raises `DataError` also where the
-    folder cannot be written to."""
-    try:
-        step = fetch_run(url, folder, check, is_trusted) if url else None
-    except OSError as error:
-        raise DataError(f"the run in {url} cannot be fetched into {folder}: {error}") from None
-    return {} if step is None else {"copy": f"the checkpoint of step {step} in {url}"}

@@ -54,13 +54,8 @@ def _watch(run: RunContext, batches: Iterator[Batch], count: int) -> Iterator[Ba
 
 
 def quantise(run: RunContext, step: int) -> Scales:
-    """Make the engine quantise with the scales of a step's checkpoint, and return them.
-
-    An engine of a recipe without quantisation is left as it is, and the scales are empty. Raises
-    `CheckpointError` if the checkpoint has no scales that fit.
-    """
-    if run.recipe.quantisation == "none":
-        return {}
+    """Make the engine of a quantised recipe quantise with the scales of a step's checkpoint, and
+    return them. Raises `CheckpointError` if the checkpoint has no scales that fit."""
     path = checkpoint.checkpoint_path(run.checkpoints, step) / "model.safetensors"
     scales = read_scales(checkpoint.read_metadata(path) or {}, run.recipe, path)
     if scales:

@@ -34,6 +34,7 @@ from lockstep.system.errors import CheckpointError, RecipeError, UserError
 from lockstep.system.files import appearing
 from lockstep.system.regular_files import TEXT, read_regular_text
 from lockstep.system.strict_json import parsed
+from lockstep.system.text import make_printable_names
 from lockstep.weights import (
     AnySource,
     Weights,
@@ -42,7 +43,6 @@ from lockstep.weights import (
     locate_weights,
     open_weights,
 )
-from lockstep.weights.opening import make_printable_names
 from lockstep.weights.recognition import check_exists
 from lockstep.weights.sparsity import make_masks, prune_tensors
 
@@ -374,19 +374,8 @@ def build_first_state(
     return State(step, initial.tensors, momentum, average, scaler, second_moments), notes
 
 
-def remove_unstarted(run: Path) -> None:
-    """Remove the files of a command that was killed before its run was started."""
-    for name in ("start.json", "masks.safetensors"):
-        # older versions wrote to the last of these names
-        for leftover in (name, f".{name}.partial", f"{name}.partial"):
-            (run / leftover).unlink(missing_ok=True)
-
-
-def refuse_other_weights(run: Path, start: Start | None) -> None:
-    """Raise `CheckpointError` if weights are given and the run to resume was not started from
-    them."""
-    if start is None:
-        return
+def refuse_other_weights(run: Path, start: Start) -> None:
+    """Raise `CheckpointError` if the run to resume was not started from the given weights."""
     if not (run / "start.json").is_file():
         raise CheckpointError(
             f"{run} was started from its recipe's initial weights, not from {start.name}: leave out"

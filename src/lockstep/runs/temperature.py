@@ -6,14 +6,7 @@ from dataclasses import replace
 
 from lockstep.data import Batch
 from lockstep.runs.context import RunContext
-from lockstep.runs.evaluation_images import watch_images
 from lockstep.weights import checkpoint
-from lockstep.weights.calibration import (
-    collect_logits,
-    describe_fit,
-    fit_temperature,
-    write_calibration,
-)
 
 
 def calibrate_best(run: RunContext, step: int) -> None:
@@ -32,6 +25,13 @@ def calibrate_best(run: RunContext, step: int) -> None:
 
 def _calibrate(run: RunContext) -> bool:
     """Return whether all was done before a stop was requested."""
+    from lockstep.weights.calibration import (
+        collect_logits,
+        describe_fit,
+        fit_temperature,
+        write_calibration,
+    )
+
     best = run.find_best()
     if best is None:
         return True
@@ -54,6 +54,8 @@ def _calibrate(run: RunContext) -> bool:
 
 def _load_batches(run: RunContext, weights: str) -> Iterator[Batch]:
     """Yield all validation images; end early if a stop is requested."""
+    from lockstep.runs.evaluation_images import watch_images
+
     what = f"calibrating {weights}"
     validation = run.sets.validation
     images = watch_images(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from lockstep import backends
 from lockstep.recipes import Execution, Recipe
@@ -16,9 +16,11 @@ from lockstep.runs.opening import check_paths, open_run
 from lockstep.runs.recorder import Recorder, show_progress
 from lockstep.runs.report import Report, add_best_checkpoint
 from lockstep.runs.resuming import RunSettings, complete_settings
-from lockstep.runs.starting_weights import find_start
 from lockstep.system.signals import StopRequests
-from lockstep.weights import AnySource
+
+if TYPE_CHECKING:
+    from lockstep.runs.starting_weights import StartSource
+    from lockstep.weights import AnySource
 
 
 def train(
@@ -28,7 +30,7 @@ def train(
     *,
     changes: Mapping[str, Any] | None = None,
     split: float | None = None,
-    weights: AnySource | None = None,
+    weights: "AnySource | None" = None,
     resume_from: str | Path | None = None,
     execution: Execution | None = None,
     listener: Listener | None = None,
@@ -85,13 +87,18 @@ def train(
 
 def run_training(
     settings: RunSettings,
-    weights: AnySource | None = None,
-    resume_from: AnySource | None = None,
+    weights: "AnySource | None" = None,
+    resume_from: "AnySource | None" = None,
     *,
     listener: Listener | None = None,
 ) -> Report:
     """Train with complete settings; the rest is as in `train`."""
-    source = find_start(weights, resume_from, settings.wanted.model)
+    model = settings.wanted.model
+    source: StartSource | None = None
+    if weights is not None or resume_from is not None:
+        from lockstep.runs.starting_weights import find_start
+
+        source = find_start(weights, resume_from, model)
     execution = settings.execution
     check_paths(settings, source)
     with StopRequests() as stop:

@@ -1,6 +1,6 @@
 """Text for people."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def format_count(number: int, noun: str, plural: str = "") -> str:
@@ -20,3 +20,13 @@ def list_first(names: Sequence[str], most: int = 10) -> str:
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
+
+
+def make_printable_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of classes as opened weights have them."""
+    return tuple(map(escape_halves, names))
+
+
+def escape_halves(text: str) -> str:
+    """Return a text with half a UTF-16 character, which no encoding can write, spelled out."""
+    return text.encode(errors="backslashreplace").decode()

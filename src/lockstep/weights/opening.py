@@ -1,6 +1,5 @@
 """Open trained weights of any origin: a run, a checkpoint, or a file of another program."""
 
-from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 from lockstep.models.architectures import ModelSpec, model_spec
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError
-from lockstep.system.text import list_first
+from lockstep.system.text import escape_halves, list_first, make_printable_names
 from lockstep.weights.choosing import choose_weights
 from lockstep.weights.formats import lockstep_files
 from lockstep.weights.opened_weights import LOCKSTEP, Weights
@@ -147,16 +146,6 @@ def _make_printable(weights: Weights) -> Weights:
         stored=tuple(stored),
         parts=tuple(parts),
     )
-
-
-def make_printable_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of classes as opened weights have them."""
-    return tuple(map(escape_halves, names))
-
-
-def escape_halves(text: str) -> str:
-    """Return a text with half a UTF-16 character, which no encoding can write, spelled out."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 def _describe_not_finite(weights: Weights) -> tuple[str, ...]:
