@@ -138,16 +138,7 @@ def find_fault(
     running = [rank for rank in ranks if rank.code is None]
     failed = [rank for rank in ranks if _has_failed(rank)]
     if failed:
-        began = min(rank.ended_at for rank in failed)
-        first = min(failed, key=_blame)
-        if running and now <= began + TO_END_ALONE_SEC:
-            return None
-        # Some frameworks watch ranks, too, and end those that wait for one that hangs.
-        hung = [rank for rank in running if rank.heard_at < min(began, now - _HUNG_SEC)]
-        if hung and first.reported not in _EXPLAINED:
-            quietest = min(hung, key=_get_heard_at)
-            return Fault("silent", quietest.heard_at, quietest)
-        return Fault("ended", began, first)
+        return _judge_failed(failed, running, now)
     if not running:
         return None
     quietest = min(running, key=_get_heard_at)
@@ -160,6 +151,19 @@ def find_fault(
     if stalls:
         return Fault("stalled", began, min(running, key=lambda rank: rank.beat.moves))
     return None
+
+
+def _judge_failed(failed: list[Rank], running: list[Rank], now: float) -> Fault | None:
+    began = min(rank.ended_at for rank in failed)
+    first = min(failed, key=_blame)
+    if running and now <= began + TO_END_ALONE_SEC:
+        return None
+    # Some frameworks watch ranks, too, and end those that wait for one that hangs.
+    hung = [rank for rank in running if rank.heard_at < min(began, now - _HUNG_SEC)]
+    if hung and first.reported not in _EXPLAINED:
+        quietest = min(hung, key=_get_heard_at)
+        return Fault("silent", quietest.heard_at, quietest)
+    return Fault("ended", began, first)
 
 
 def _has_failed(rank: Rank) -> bool:

@@ -73,16 +73,32 @@ def read_velocities(
     kept = optimizer.get("state") if groups else None
     if not isinstance(kept, dict) or not kept:
         return {}, [f"there are no velocities ({OPTIMIZER})"]
-    slots = [group["params"] for group in groups]
+    try:
+        velocities = _order_velocities(kept, [group["params"] for group in groups], trained)
+    except ValueError as error:
+        return {}, [f"the velocities were left out: {error}"]
+    names = [tensor.name for tensor in trained]
+    missing = [name for name in names if name not in velocities]
+    if missing:
+        return {}, list(describe_missing_velocities(missing, len(names), _VELOCITY))
+    remarks = []
+    if any(group.get("nesterov") is True for group in groups):
+        remarks.append("its optimizer used Nesterov momentum: resume it with --set nesterov=true")
+    return {name: np.array(velocities[name], np.float32, order="C") for name in names}, remarks
+
+
+def _order_velocities(
+    kept: dict[Any, Any], slots: list[list[Any]], trained: list[Tensor]
+) -> dict[str, np.ndarray]:
+    """Return the velocities that an optimizer keeps, by canonical name. Raises `ValueError` if it
+    is another optimizer, or if the order of its parameters is unknown."""
     sizes = list(map(len, slots))
-    shapes = map_shapes(trained)
-    order: tuple[list[str], ...] = (list(shapes),)
+    order: tuple[list[str], ...] = ([tensor.name for tensor in trained],)
     for is_first in _FIRST_GROUPS:
         if list(map(len, order)) != sizes:
             order = _split(trained, is_first)
     if list(map(len, order)) != sizes:
-        problem = f"the optimizer's groups of {sizes} parameters are of no known program"
-        return {}, [f"the velocities were left out: {problem}"]
+        raise ValueError(f"the optimizer's groups of {sizes} parameters are of no known program")
     velocities = {}
     keys: set[str] = set()
     for name, slot in zip(chain(*order), chain(*slots), strict=True):
@@ -93,20 +109,15 @@ def read_velocities(
         value = entry.get(_VELOCITY)
         if isinstance(value, np.ndarray) and numbers(value).dtype.kind == "f":
             velocities[name] = numbers(value)
-    if others := sorted(keys - {_VELOCITY}):
-        problem = f"the optimizer is not SGD, it also keeps {', '.join(others[:3])}"
-        return {}, [f"the velocities were left out: {problem}"]
-    for name, value in velocities.items():
-        if value.shape != shapes[name]:
-            problem = f"{name} is {list(value.shape)}, expected {list(shapes[name])}"
-            return {}, [f"the velocities were left out: their order is unknown, {problem}"]
-    missing = [name for name in shapes if name not in velocities]
-    if missing:
-        return {}, list(describe_missing_velocities(missing, len(shapes), _VELOCITY))
-    remarks = []
-    if any(group.get("nesterov") is True for group in groups):
-        remarks.append("its optimizer used Nesterov momentum: resume it with --set nesterov=true")
-    return {name: np.array(velocities[name], np.float32, order="C") for name in shapes}, remarks
+    others = sorted(keys - {_VELOCITY})
+    if others:
+        raise ValueError(f"the optimizer is not SGD, it also keeps {', '.join(others[:3])}")
+    shapes = map_shapes(trained)
+    for name, velocity in velocities.items():
+        if velocity.shape != shapes[name]:
+            problem = f"{name} is {list(velocity.shape)}, expected {list(shapes[name])}"
+            raise ValueError(f"their order is unknown, {problem}")
+    return velocities
 
 
 def _read_number(value: Any) -> float | None:
