@@ -18,9 +18,9 @@ import lockstep
 from lockstep.recipes.field_validation import Settings
 
 GROUPS = {
-    "Train, evaluate, predict": (
+    "Train, and use models": (
         *("train", "load", "Model", "Evaluation", "Prediction", "Int8"),
-        *("convert", "export", "serve", "report", "verify"),
+        *("report", "verify"),
     ),
     "Recipes": ("load_recipe", "Recipe", "Execution", "Augmentation"),
     "Errors": ("LockstepError", "UserError"),

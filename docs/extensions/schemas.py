@@ -75,7 +75,7 @@ def describe_certificate() -> str:
 
 def title(kind: type, file: str) -> str:
     """Return the heading of a type: `kind` of an event, words for others."""
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, localns=vars(published_accuracies))
     if "kind" in hints and get_origin(hints["kind"]) is Literal:
         return f"`{get_args(hints['kind'])[0]}`"
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.__name__)
@@ -85,7 +85,7 @@ def title(kind: type, file: str) -> str:
 def make_table(kind: Any) -> str:
     """Return a table with a row for each field."""
     meanings = read_meanings(kind)
-    hints = get_type_hints(kind, include_extras=True)
+    hints = get_type_hints(kind, localns=vars(published_accuracies), include_extras=True)
     rows = []
     for name in hints:
         values = name_type(hints[name])
