@@ -10,7 +10,7 @@ import io
 import json
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -18,15 +18,7 @@ from threading import Event
 from typing import NamedTuple
 
 from lockstep.data.class_folders import EMPTY_CLASS, EXTRA_IMAGE, HIDDEN, LINK, STRAY_FILE, Skipped
-from lockstep.data.containers import (
-    NO_LABEL,
-    Appended,
-    Bytes,
-    Damage,
-    Sample,
-    Stored,
-    split_path,
-)
+from lockstep.data.containers import NO_LABEL, Appended, Bytes, Damage, Sample, Stored, split_path
 from lockstep.data.containers.places import Places
 from lockstep.data.decoding.image_formats import BEGINS_AS_IMAGE, FORMAT_OF
 from lockstep.data.stores.places import PlacesStream, open_pass
@@ -86,44 +78,49 @@ def members(file: Places, start: int = 0) -> Iterator[tarfile.TarInfo | Damage]:
     rest = _Rest(file)
     with io.BufferedReader(PlacesStream(file), _BUFFER_BYTES) as stream:
         while start < file.size:
-            last = None
-            end = start
-            torn = False
-            reason = f"no member of a tar begins at byte {start}"
-            stream.seek(start)
-            try:
-                has_magic = _check_header(file, start)
-                with tarfile.open(fileobj=stream, mode="r:") as tar:
-                    while has_magic and (member := tar.next()) is not None:
-                        # Otherwise tarfile keeps all of them.
-                        tar.members.clear()  # type: ignore[attr-defined]
-                        torn = not 0 <= member.size <= file.size - member.offset_data
-                        if torn:
-                            reason = f"the file ends at byte {file.size} within {member.name}"
-                            break
-                        if member.issparse():
-                            raise ValueError(_SPARSE)
-                        if last is not None:
-                            yield last
-                        last = member
-                        end = tar.offset
-                        reason = f"no member of a tar begins at byte {end}"
-                        has_magic = _check_header(file, end)
-            except (*_SENSELESS, tarfile.TarError) as error:
-                reason += f": {str(error) or type(error).__name__}"
-            ended = not torn and rest.is_zero(end)
+            last, end, is_torn, reason = yield from _follow(file, stream, start)
+            ended = not is_torn and rest.is_zero(end)
             if ended:
                 start = file.size
-            elif torn or last is None:
-                start = _next_member(file, end + 1)
             else:
-                start = _next_member(file, last.offset_data)
+                start = _next_member(file, end + 1 if is_torn or not last else last.offset_data)
             is_end = ended and end <= start and (start - end) % _BLOCK == 0
-            if last is not None and (torn or is_end):
+            if last is not None and (is_torn or is_end):
                 yield last
                 last = None
             if last is not None or not ended:
                 yield Damage(end if last is None else last.offset, start, reason)
+
+
+def _follow(
+    file: Places, stream: "io.BufferedReader[PlacesStream]", start: int
+) -> Generator[tarfile.TarInfo, None, tuple[tarfile.TarInfo | None, int, bool, str]]:
+    """Yield members that follow each other from a header on, except for the last. Return this one,
+    where it ends, whether the file ends within the next, and why no other follows."""
+    last = None
+    end = start
+    reason = f"no member of a tar begins at byte {start}"
+    stream.seek(start)
+    try:
+        has_magic = _check_header(file, start)
+        with tarfile.open(fileobj=stream, mode="r:") as tar:
+            while has_magic and (member := tar.next()) is not None:
+                # Otherwise tarfile keeps all of them.
+                tar.members.clear()  # type: ignore[attr-defined]
+                if not 0 <= member.size <= file.size - member.offset_data:
+                    reason = f"the file ends at byte {file.size} within {member.name}"
+                    return last, end, True, reason
+                if member.issparse():
+                    raise ValueError(_SPARSE)
+                if last is not None:
+                    yield last
+                last = member
+                end = tar.offset
+                reason = f"no member of a tar begins at byte {end}"
+                has_magic = _check_header(file, end)
+    except (*_SENSELESS, tarfile.TarError) as error:
+        reason += f": {str(error) or type(error).__name__}"
+    return last, end, False, reason
 
 
 def _check_header(file: Places, offset: int) -> bool:
