@@ -6,16 +6,18 @@ import sys
 from contextlib import AbstractContextManager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from lockstep.backends.frameworks import FRAMEWORKS, Options
 from lockstep.backends.protocol import Backend, Engine, World
 from lockstep.backends.shared.joining import join
-from lockstep.launch.nodes import Start, Table
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError, nearest
+
+if TYPE_CHECKING:
+    from lockstep.launch.nodes import Start, Table
 
 
 class LoadedBackend:
@@ -58,7 +60,7 @@ class LoadedBackend:
         check_options(self.name, execution, on_gpu=world.on_gpu)
         return self._module.engine(recipe, learning_rates, world, execution)
 
-    def prepare_ranks(self, table: Table, distributed: str) -> AbstractContextManager[Start]:
+    def prepare_ranks(self, table: "Table", distributed: str) -> "AbstractContextManager[Start]":
         """Return a context within which the ranks of a table can run."""
         if FRAMEWORKS[self.name].addresses is None:
             raise _refuse_ranks(self.name)

@@ -11,15 +11,17 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from lockstep.data import Batch
-from lockstep.launch.nodes import Start, Table
 from lockstep.models.metrics import Counts, Scores
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
+
+if TYPE_CHECKING:
+    from lockstep.launch.nodes import Start, Table
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,7 @@ class Backend(Protocol):
     def products(self, on_gpu: bool) -> Products:
         """Return how the framework multiplies matrices, to measure the ceiling of a machine."""
 
-    def prepare_ranks(self, table: Table, distributed: str) -> AbstractContextManager[Start]:
+    def prepare_ranks(self, table: "Table", distributed: str) -> "AbstractContextManager[Start]":
         """Return a context within which the ranks of a table can run. It yields how those of this
         machine are started.
 

@@ -98,9 +98,10 @@ Checkpoint = Annotated[
 def _check_model(text: str | None) -> str | None:
     """Return a text that means a network. Raises an error for another one, before anything is read
     or downloaded."""
-    from lockstep.weights import WeightsChoice
+    if text is not None:
+        from lockstep.weights import WeightsChoice
 
-    WeightsChoice(model=text)
+        WeightsChoice(model=text)
     return text
 
 

@@ -13,6 +13,7 @@ from lockstep.data.sources import (
     BUNDLE,
     CACHE,
     CLASSES,
+    MEMBERS,
     QUARANTINE,
     STORE_FILES,
     find_store_folder,
@@ -20,7 +21,6 @@ from lockstep.data.sources import (
     is_folder,
     shorten_list,
 )
-from lockstep.data.stores.bundles import MEMBERS, is_image, read_members
 from lockstep.system.errors import DataError
 from lockstep.system.regular_files import IMAGE, open_regular
 
@@ -163,6 +163,8 @@ def read_class_folder(root: Path, name: str) -> ClassFolder:
 
 def _sort_objects(root: Path, name: str, contents: ClassFolder) -> None:
     """Add what a class folder of an object store holds to its contents."""
+    from lockstep.data.stores.bundles import is_image, read_members
+
     for member in read_members(root / name):
         inner, slash, _ = member.name.partition("/")
         if is_image(member.name):

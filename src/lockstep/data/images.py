@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from lockstep.data.containers import CONTAINERS
-from lockstep.data.containers.places import Places
 from lockstep.data.decoding.orientation import shown_sizes
 from lockstep.data.sources import FOLDER, Source, name_folder
-from lockstep.data.stores.eviction import Reads
-from lockstep.data.stores.places import StoredPlaces, open_places
-from lockstep.data.stores.transfer import Part
 from lockstep.system.errors import DataError
 from lockstep.system.regular_files import IMAGE, explain_failure, open_descriptor, read_descriptor
+
+if TYPE_CHECKING:
+    from lockstep.data.containers.places import Places
+    from lockstep.data.stores.eviction import Reads
+    from lockstep.data.stores.places import StoredPlaces
 
 ROW = np.dtype(
     [
@@ -52,6 +52,14 @@ def add_up(progress: Progress | None, total: int) -> Callable[[int], None]:
             progress(done, total)
 
     return advance
+
+
+def encode_name(name: str) -> bytes:
+    """Return a name as bytes of the file system."""
+    try:
+        return name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # JSON allows names that file systems do not
+        return name.encode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
@@ -192,6 +200,8 @@ class Images:
         offset = int(row["offset"])
         places = self._places(int(row["file"]))
         if offset < 0:
+            from lockstep.data.containers import CONTAINERS
+
             image: bytes = CONTAINERS["recordio"].load().image_in_parts(places, ~offset)
             return image
         return places.read(offset, int(row["length"]))
@@ -199,7 +209,14 @@ class Images:
     @cached_property
     def is_stored(self) -> bool:
         """Whether the images are in an object store."""
-        return bool(self.source.files) and isinstance(self._places(0), StoredPlaces)
+        return bool(self.source.files) and self._stored_places(0) is not None
+
+    def _stored_places(self, file: int) -> "StoredPlaces | None":
+        """Return a file that is an object of a store; None for one of this machine."""
+        from lockstep.data.stores.places import StoredPlaces
+
+        places = self._places(file)
+        return places if isinstance(places, StoredPlaces) else None
 
     def prefetch(self, samples: np.ndarray, most_gap: int) -> None:
         """Begin to fetch images of an object store, and what is between them if that is at most
@@ -213,8 +230,10 @@ class Images:
         ):
             by_file.setdefault(file, []).append((begin, end))
         for file, ranges in by_file.items():
-            places = self._places(file)
-            if isinstance(places, StoredPlaces):
+            places = self._stored_places(file)
+            if places is not None:
+                from lockstep.data.stores.transfer import Part
+
                 parts = [Part(places.item, begin, end) for begin, end in ranges]
                 places.transfer.prefetch(parts, most_gap)
 
@@ -230,8 +249,8 @@ class Images:
 
         `list_steps` returns the step of each image, int32 [images], `NEVER` if it is not known.
         """
-        places = self._places(0)
-        assert isinstance(places, StoredPlaces)
+        places = self._stored_places(0)
+        assert places is not None
         transfer = places.transfer
         transfer.list_reads = lambda: self._list_reads(list_steps())
         try:
@@ -239,10 +258,12 @@ class Images:
         finally:
             transfer.list_reads = tuple
 
-    def _list_reads(self, steps: np.ndarray) -> Iterator[Reads]:
+    def _list_reads(self, steps: np.ndarray) -> "Iterator[Reads]":
+        from lockstep.data.stores.eviction import Reads
+
         for file, samples in enumerate(self._samples_by_file):
-            places = self._places(file)
-            if isinstance(places, StoredPlaces):
+            places = self._stored_places(file)
+            if places is not None:
                 yield Reads(places.item.name, *self._find_ranges(samples), steps[samples])
 
     @cached_property
@@ -255,8 +276,8 @@ class Images:
     def stop_prefetch(self) -> None:
         """Fetch no more of what is not needed yet."""
         if self.is_stored:
-            places = self._places(0)
-            if isinstance(places, StoredPlaces):
+            places = self._stored_places(0)
+            if places is not None:
                 places.transfer.cancel()
 
     def read_together(self, samples: Sequence[int], memory: memoryview) -> list[memoryview] | None:
@@ -282,7 +303,9 @@ class Images:
         ]
 
     @cached_property
-    def _places(self) -> Callable[[int], Places]:
+    def _places(self) -> "Callable[[int], Places]":
+        from lockstep.data.stores.places import open_places
+
         # A data set may have more files than a process may keep open.
         root = self.source.root
         files = self.source.files

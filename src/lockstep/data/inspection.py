@@ -14,8 +14,7 @@ from lockstep.data.decoding.image_formats import MISSING, readable_formats
 from lockstep.data.decoding.orientation import UPRIGHT, read_orientation
 from lockstep.data.images import Images, Names, Progress, Quarantined, read_file
 from lockstep.data.listing import Listing, list_images
-from lockstep.data.sources import FOLDER, QUARANTINE, Source
-from lockstep.data.stores.mirror import find_mirror
+from lockstep.data.sources import FOLDER, QUARANTINE, Source, find_store_folder
 from lockstep.system.crc import compute_crc
 from lockstep.system.machine import cores
 from lockstep.system.regular_files import explain_failure, is_failure
@@ -45,7 +44,7 @@ def list_and_inspect(
 ) -> tuple[Listing, Facts]:
     """Return the images of a source as `list_images` does, with lengths, heights and widths, and
     the facts about them."""
-    if source.format == FOLDER or find_mirror(source.root / source.files[0]) is None:
+    if source.format == FOLDER or find_store_folder(source.root / source.files[0]) is None:
         listing = list_images(source, quarantine=quarantine, progress=progress)
         return listing, inspect_images(listing, progress)
     # A store may be larger than its cache: what is listed is decoded before more is fetched.

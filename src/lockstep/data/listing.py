@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from threading import Event
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,21 +23,14 @@ from lockstep.data.class_folders import (
     read_class_folder,
 )
 from lockstep.data.class_order import are_numbers, sort_classes
-from lockstep.data.images import ROW, Images, Names, Progress, Quarantined, relabel
+from lockstep.data.images import ROW, Images, Names, Progress, Quarantined, encode_name, relabel
 from lockstep.data.sources import ALIASES, CLASSES, FOLDER, LABELS, Source
-from lockstep.data.stored_files import (
-    MOST_CLASSES,
-    Inspect,
-    StoredFile,
-    add_name,
-    encode_name,
-    list_file,
-    name_classes,
-)
-from lockstep.data.stores.bundles import explain_new_list
 from lockstep.system.errors import DataError
 from lockstep.system.machine import cores
 from lockstep.system.regular_files import TEXT, read_regular_text
+
+if TYPE_CHECKING:
+    from lockstep.data.stored_files import Inspect, StoredFile
 
 _PROGRESS_SEC = 0.2
 _IS_NUMBER = re.compile(rb"\d+(?:\.\w+)?")
@@ -62,7 +56,7 @@ def list_images(
     first_label: int = 0,
     quarantine: Mapping[str, str] | None = None,
     progress: Progress | None = None,
-    inspect: Inspect | None = None,
+    inspect: "Inspect | None" = None,
 ) -> Listing:
     """Return the images of a source, without those whose places are keys of `quarantine`; its
     values are the reasons.
@@ -169,6 +163,8 @@ def _place_objects(
     for row, name in zip(rows, names, strict=True):
         folder, _, file = os.fsdecode(name).partition("/")
         if folder not in numbers:
+            from lockstep.data.stores.bundles import explain_new_list
+
             raise explain_new_list(source.root / folder)
         row["file"] = numbers[folder]
         row["offset"], row["length"] = contents[folder].places[file]
@@ -179,8 +175,10 @@ def _list_files(
     first_label: int,
     quarantine: Mapping[str, str],
     progress: Progress | None,
-    inspect: Inspect | None,
+    inspect: "Inspect | None",
 ) -> Listing:
+    from lockstep.data.stored_files import add_name, name_classes
+
     files = _read_files(source, first_label, quarantine, progress, inspect)
     name_classes(source, files)
     skipped: list[Skipped] = []
@@ -227,8 +225,10 @@ def _read_files(
     first_label: int,
     quarantine: Mapping[str, str],
     progress: Progress | None,
-    inspect: Inspect | None,
-) -> list[StoredFile]:
+    inspect: "Inspect | None",
+) -> "list[StoredFile]":
+    from lockstep.data.stored_files import list_file
+
     read = [0] * len(source.files)
     stopped = Event()
     total = sum((source.root / path).stat().st_size for path in source.files)
@@ -301,6 +301,8 @@ def _find_class_list(source: Source) -> Path | None:
 
 
 def _parse_classes(path: Path) -> tuple[str, ...]:
+    from lockstep.data.stored_files import MOST_CLASSES
+
     text = read_regular_text(path, TEXT, errors="surrogateescape").removeprefix("\ufeff")
     if text.count("\n") > MOST_CLASSES:
         raise DataError(f"{path} lists more than {MOST_CLASSES} classes")

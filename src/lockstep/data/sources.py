@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.data.stores.objects import find_url
 from lockstep.system.errors import DataError
 from lockstep.system.files import user_cache
 from lockstep.system.regular_files import (
@@ -21,6 +20,7 @@ from lockstep.system.regular_files import (
 )
 from lockstep.system.strict_json import is_count, parsed
 
+_URL = re.compile(r"(s3|gs|az|https?)://?(?=[^/])")
 FOLDER = "folder"
 ALIASES = {"train": ("train",), "val": ("val", "validation")}
 """The splits, and the words for them in names of files and folders."""
@@ -57,6 +57,9 @@ STORE_FILES = (".store.json", ".listing.lock", ".parts")
 objects, a lock, and the folder of what processes have fetched."""
 STORES = "stores"
 """The folder of the user's cache in which folders stand for object stores."""
+MEMBERS = f"{BUNDLE}.jsonl"
+"""A file next to a bundle with a line for each object of the class folder, in the order of their
+names: its name in the folder, its size in bytes and its ETag."""
 DALI_INDEXES = "idx"
 """The folder of DALI's indexes next to TFRecord files."""
 
@@ -168,6 +171,24 @@ def find_source(root: Path) -> Source:
     if source is None:
         refuse_compressed(root)
     return source or Source(FOLDER, root)
+
+
+def find_url(path: str | Path) -> str | None:
+    """Return the URL of an object store, or of files of a web server, that a path stands for; None
+    if it is a path of this machine. `Path` makes one slash of two.
+
+    >>> find_url(Path("s3://bucket/images")), find_url("images")
+    ('s3://bucket/images', None)
+    """
+    text = os.fspath(path)
+    scheme = _URL.match(text)
+    return None if scheme is None else f"{scheme[1]}://{text[scheme.end() :].rstrip('/')}"
+
+
+def name_data(folder: Path) -> str:
+    """Return how a data set is named in another command: the address that a folder stands for, or
+    the folder's absolute path."""
+    return read_store_field(folder, "address") or str(folder.resolve())
 
 
 def require_folder(path: Path, purpose: str) -> None:

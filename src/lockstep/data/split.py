@@ -34,10 +34,11 @@ from lockstep.data.sources import (
     Source,
     find_source,
     find_split,
+    find_url,
     holds_split,
+    name_data,
     name_folder,
 )
-from lockstep.data.stores.mirror import find_folder, name_data
 from lockstep.recipes.folds import Fold
 from lockstep.system.errors import DataError
 
@@ -148,10 +149,19 @@ class RunSources(NamedTuple):
     """Messages about arguments that are read differently than written."""
 
 
+def _find_folder(data: Path) -> Path:
+    """Return the folder of a data set, which may be in a store that few runs read."""
+    if find_url(data) is None:
+        return data
+    from lockstep.data.stores.mirror import find_folder
+
+    return find_folder(data)
+
+
 def find_run_sources(data: Path, division: float | Fold, *, validates: bool = True) -> RunSources:
     """Return where the images are that `open_sets` opens. Raises the same errors, before an image
     is read."""
-    data = find_folder(data)
+    data = _find_folder(data)
     if division:
         notes = []
         if isinstance(division, Fold) and holds_split(data, "val"):
@@ -245,7 +255,7 @@ def find_validation_index(
 ) -> Index | None:
     """Return the index of a run's validation images, or None if no index fits; see
     `lockstep.data.index.find_index`."""
-    data = find_folder(data)
+    data = _find_folder(data)
     if not division:
         return find_index(find_split(data, "val"), classes=classes)
     whole = find_index(whole_source(data, division), classes=classes)

@@ -18,7 +18,7 @@ from lockstep.data.class_folders import (
     Tally,
 )
 from lockstep.data.containers import CONTAINERS, NO_LABEL, Damage, Stored, split_path
-from lockstep.data.images import ROW, Quarantined
+from lockstep.data.images import ROW, Quarantined, encode_name
 from lockstep.data.sources import BEGIN_BYTES, Source, explain_compression
 from lockstep.data.stores.places import open_places
 from lockstep.data.tar_folders import TarClasses, find_classes_of_tars, list_unused
@@ -37,14 +37,6 @@ heights and widths."""
 _AT_ONCE = 2**10
 _MOST_DAMAGED = 100
 """This many damaged places of a file are listed one by one, and more are counted."""
-
-
-def encode_name(name: str) -> bytes:
-    """Return a name as bytes of the file system."""
-    try:
-        return name.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # JSON allows names that file systems do not
-        return name.encode("utf-8", "replace")
 
 
 @dataclass

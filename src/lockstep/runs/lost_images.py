@@ -5,8 +5,8 @@ from typing import Any
 
 from lockstep.data.inspection import FAILURES
 from lockstep.data.listing import list_images
+from lockstep.data.sources import find_url
 from lockstep.data.split import find_run_sources
-from lockstep.data.stores.objects import find_url
 from lockstep.recipes import load_recipe
 from lockstep.runs.environment import read_environment
 from lockstep.runs.resuming import find_last_data

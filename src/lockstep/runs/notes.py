@@ -18,7 +18,6 @@ from lockstep.runs import last_step
 from lockstep.runs.context import RunContext
 from lockstep.system.text import list_first
 from lockstep.weights import checkpoint
-from lockstep.weights.known_weights import read_known_weights
 
 _STEP_FIELDS = ("compile", "layout", "fused", "cuda_graph", "recompute")
 """Fields of the execution that change what a GPU computes in a step."""
@@ -116,6 +115,8 @@ def suggest_weights(recipe: Recipe, images: int) -> list[str]:
     """
     if recipe.based_on not in RECIPES or recipe.based_on == "demo" or images >= FEW_IMAGES:
         return []
+    from lockstep.weights.known_weights import read_known_weights
+
     known = read_known_weights()
     names = [
         name for name, weights in known.items() if weights.model == recipe.model and weights.is_free

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.images import printable
-from lockstep.data.stores.objects import find_url
+from lockstep.data.sources import find_url
 from lockstep.recipes import Execution, Recipe, difference, load_recipe
 from lockstep.recipes.field_validation import format_value
 from lockstep.recipes.my_images import OWN_IMAGES, check_changes

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from lockstep.data.stores.objects import ObjectStore, StoredObject, find_url, is_web
+from lockstep.data.sources import find_url
+from lockstep.data.stores.objects import ObjectStore, StoredObject, is_web
 from lockstep.system.errors import CheckpointError, DataError, RecipeError
 from lockstep.system.files import staging
 from lockstep.system.locks import hold_lock

@@ -12,10 +12,10 @@ import pytest
 from lockstep.data.class_folders import NESTED_FOLDER, STRAY_FILE, Skipped
 from lockstep.data.index import open_index
 from lockstep.data.listing import list_images
-from lockstep.data.sources import Source, find_source, find_split
+from lockstep.data.sources import Source, find_source, find_split, name_data
 from lockstep.data.split import note_skipped
 from lockstep.data.stores import mirror, web
-from lockstep.data.stores.mirror import find_folder, name_data
+from lockstep.data.stores.mirror import find_folder
 from lockstep.data.stores.objects import StoredObject
 from lockstep.system.errors import DataError
 from tests.data.stores.cases import Store, forget_parts, forget_stores, load_batches

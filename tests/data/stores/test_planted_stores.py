@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.data.sources import find_store_folder
-from lockstep.data.stores.bundles import MEMBERS
+from lockstep.data.sources import MEMBERS, find_store_folder
 from lockstep.system.files import user_cache
 from tests.cli.cases import call
 from tests.data.cases import image_folder, jpeg, sample, write

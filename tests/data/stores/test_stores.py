@@ -16,10 +16,10 @@ from lockstep.data.containers import recordio
 from lockstep.data.index import open_index
 from lockstep.data.listing import list_images
 from lockstep.data.loading.loaders import plan_training
-from lockstep.data.sources import find_split
+from lockstep.data.sources import find_split, name_data
 from lockstep.data.stores import mirror, objects, places
 from lockstep.data.stores.cached_object import BLOCK_BYTES, CachedObject
-from lockstep.data.stores.mirror import find_folder, name_data
+from lockstep.data.stores.mirror import find_folder
 from lockstep.data.stores.objects import ObjectStore, StoredObject
 from lockstep.recipes.next_steps import NEVER
 from lockstep.system.errors import DataError

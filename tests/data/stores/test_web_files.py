@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from lockstep.data.index import Index, open_index
-from lockstep.data.sources import find_split
+from lockstep.data.sources import find_split, name_data
 from lockstep.data.stores import mirror
-from lockstep.data.stores.mirror import find_folder, name_data
+from lockstep.data.stores.mirror import find_folder
 from lockstep.data.stores.objects import connect, may_be_plain
 from lockstep.data.stores.web import expand_braces
 from lockstep.system.errors import DataError

@@ -8,12 +8,15 @@ import atexit
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, TypeAlias
 
 from lockstep.backends.frameworks import name_rank
-from lockstep.launch.nodes import Start, Table
 from lockstep.system.ranks import count_ranks, listen_address
 
-PrepareRanks = Callable[[Table, str], AbstractContextManager[Start]]
+if TYPE_CHECKING:
+    from lockstep.launch.nodes import Start, Table
+
+PrepareRanks: TypeAlias = "Callable[[Table, str], AbstractContextManager[Start]]"
 """The function `prepare_ranks` of a backend."""
 
 _while_running = ExitStack()

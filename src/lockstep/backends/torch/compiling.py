@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from lockstep.models.operations import work
 from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError
 from lockstep.system.files import own_folder
@@ -76,6 +75,8 @@ def pays_on_cpu(
 def training_sec(recipe: Recipe, steps: int, cores: int) -> float:
     """Return the approximate seconds of `steps` steps on `cores` cores with AVX2, in fp32 and not
     compiled."""
+    from lockstep.models.operations import work
+
     batch = recipe.global_batch_images
     image = work(
         recipe.spec,

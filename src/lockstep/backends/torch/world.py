@@ -18,8 +18,6 @@ from torch.distributed.rendezvous import rendezvous
 
 from lockstep.backends import HostQuestions
 from lockstep.backends.shared.device import choose_gpu
-from lockstep.backends.shared.listening import refuse_open_sockets
-from lockstep.launch.nodes import find_address, find_interface
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, UserError
 from lockstep.system.ranks import count_ranks, listen_address, make_rank_error
@@ -46,6 +44,8 @@ class TorchWorld(HostQuestions):
                 raise BackendError(
                     f"the ranks cannot meet at {_place_and_advice(error)}"
                 ) from error
+            from lockstep.backends.shared.listening import refuse_open_sockets
+
             refuse_open_sockets()
 
     def _meet(self, backend: str) -> dist.ProcessGroup:
@@ -130,6 +130,8 @@ def choose_interface(store: Any, rank: int, ranks: int, leading: str) -> None:
     store.set(places[rank], _own_address(leading))
     store.wait(places, COMING)
     addresses = [store.get(place).decode() for place in places]
+    from lockstep.launch.nodes import find_interface
+
     interface = find_interface([leading, *filter(None, addresses)])
     if IFNAME not in os.environ and interface is not None:
         os.environ[IFNAME] = interface
@@ -141,6 +143,8 @@ IFNAME = "GLOO_SOCKET_IFNAME"
 
 def _own_address(leading: str) -> str:
     """Return this machine's address on the way to a host; "" if it is not known."""
+    from lockstep.launch.nodes import find_address
+
     try:
         return find_address(leading)
     except UserError:

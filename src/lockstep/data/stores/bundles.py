@@ -15,17 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from lockstep.data.decoding.image_formats import is_image_name
-from lockstep.data.sources import BUNDLE, name_folder
+from lockstep.data.sources import BUNDLE, MEMBERS, name_folder
 from lockstep.data.stores.cached_object import BLOCK_BYTES
 from lockstep.data.stores.objects import RangeReader, StoredObject, hash_version
 from lockstep.system.errors import DataError
 from lockstep.system.files import write_bytes
 from lockstep.system.regular_files import RECORDS, read_regular
 from lockstep.system.strict_json import parsed
-
-MEMBERS = f"{BUNDLE}.jsonl"
-"""A file next to a bundle with a line for each object of the class folder, in the order of their
-names: its name in the folder, its size in bytes and its ETag."""
 
 
 class Member(NamedTuple):

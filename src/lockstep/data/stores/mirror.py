@@ -28,12 +28,12 @@ from lockstep.data.sources import (
     STORE_FILES,
     STORES,
     find_store_folder,
+    find_url,
     group_by_format,
     list_visible,
-    read_store_field,
 )
 from lockstep.data.stores.bundles import BundleReader, make_bundle, write_members
-from lockstep.data.stores.objects import ObjectStore, StoredObject, find_url, hash_version
+from lockstep.data.stores.objects import ObjectStore, StoredObject, hash_version
 from lockstep.data.stores.transfer import Transfer, name_file
 from lockstep.system.errors import DataError
 from lockstep.system.files import replacing, user_cache, write_bytes, write_text
@@ -274,9 +274,3 @@ def _claim_folder(mirror: Path, items: dict[str, StoredObject]) -> tuple[Path, i
     os.truncate(lock, 0)
     os.pwrite(lock, boot, 0)
     return folder, lock
-
-
-def name_data(folder: Path) -> str:
-    """Return how a data set is named in another command: the address that a folder stands for, or
-    the folder's absolute path."""
-    return read_store_field(folder, "address") or str(folder.resolve())

@@ -16,7 +16,6 @@ from lockstep.system.errors import BackendError, DataError
 from lockstep.system.regular_files import ANY_SIZE, open_regular
 
 INSTALL = "pip install obstore==0.12.1"
-_URL = re.compile(r"(s3|gs|az|https?)://?(?=[^/])")
 _RETRY: Any = {"max_retries": 8, "retry_timeout": timedelta(minutes=2)}
 """A store that asks for patience (503) or does not answer gets it."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
@@ -66,18 +65,6 @@ class RangeReader(Protocol):
 
     def read_range(self, item: StoredObject, begin: int, end: int) -> memoryview:
         """See `ObjectStore.read_range`."""
-
-
-def find_url(path: str | Path) -> str | None:
-    """Return the URL of an object store, or of files of a web server, that a path stands for; None
-    if it is a path of this machine. `Path` makes one slash of two.
-
-    >>> find_url(Path("s3://bucket/images")), find_url("images")
-    ('s3://bucket/images', None)
-    """
-    text = os.fspath(path)
-    scheme = _URL.match(text)
-    return None if scheme is None else f"{scheme[1]}://{text[scheme.end() :].rstrip('/')}"
 
 
 def is_web(url: str) -> bool:

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lockstep.system.registry import make_table
-from lockstep.weights.opened_weights import Weights
-from lockstep.weights.weights_choice import WeightsChoice
+
+if TYPE_CHECKING:
+    from lockstep.weights.opened_weights import Weights
+    from lockstep.weights.weights_choice import WeightsChoice
 
 
 class Format(Protocol):
@@ -24,7 +26,7 @@ class Format(Protocol):
         """Return the file or prefix to read if the name of a path is one of this format; None
         otherwise. The path may be a file, a folder, or a prefix of several files."""
 
-    def read(self, path: Path, *, momentum: bool, choice: WeightsChoice) -> Weights:
+    def read(self, path: Path, *, momentum: bool, choice: "WeightsChoice") -> "Weights":
         """Return the weights of a file or prefix, with velocities and moving average if `momentum`
         is true and the format has them. Of `choice` a reader uses `model` and `ignore`."""
 
