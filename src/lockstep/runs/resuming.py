@@ -99,43 +99,44 @@ def complete_settings(
     how = how or {}
     require = accept if trust_run else require_word
     require(out, ())  # refuses checkpoints of two runs
-    last: dict[str, Any] = {}
-    chosen = recipe if isinstance(recipe, str) and recipe in OWN_IMAGES else ""
+    name = recipe if isinstance(recipe, str) else ""
+    chosen = name if name in OWN_IMAGES else ""
+    counts_classes = name in RECIPES and "logits" not in changes
     own = None if recipe is None or chosen else load_recipe(recipe)
     store = _find_store(out, execution, how, require)
     origins = find_newer_copy(store, out, partial(_refuse_copy, own, changes), trust_run)
-    if own is None and holds_run(out):
-        own = load_recipe(out / "recipe.yaml")
-    if own is not None and recipe is None:
-        name = f" ({printable(own.based_on)})" if own.based_on else ""
-        origins["recipe"] = f"its recipe{name}"
-        last = last_execution(out) if execution is None else {}
-    kept = {name: value for name, value in last.items() if name not in how}
-    require(out, list_names(kept))
-    if own is not None and "augmentations" not in changes:
-        _require_modules(own, out if chosen or recipe is None else recipe, require)
-    settled = None if own is None else own.replace(**changes).load_plug_ins()
-    counts_classes = isinstance(recipe, str) and recipe in RECIPES and "logits" not in changes
-    if settled is not None and isinstance(recipe, str | Path) and holds_run(out):
+    there = None
+    if not isinstance(recipe, Recipe) and holds_run(out):
         there = load_recipe(out / "recipe.yaml")
-        if counts_classes:
-            settled = settled.replace(logits=min(settled.logits, there.logits))
-        settled, geometry = _keep_geometry(there, settled, changes)
-        if geometry:
-            origins["evaluation"] = f"its evaluation ({geometry})"
+    kept: dict[str, Any] = {}
+    if recipe is None and there is not None:
+        based_on = f" ({printable(there.based_on)})" if there.based_on else ""
+        origins["recipe"] = f"its recipe{based_on}"
+        if execution is None:
+            kept = {name: value for name, value in last_execution(out).items() if name not in how}
+    require(out, list_names(kept))
+    settled = own or there
+    if settled is not None:
+        _require_modules(settled, out if own is None else recipe, changes, require)
+        settled = settled.replace(**changes).load_plug_ins()
+        if recipe is not None and there is not None:
+            settled, geometry = _keep_shape(there, settled, changes, counts_classes)
+            origins |= geometry
     if data is None:
         data = find_last_data(out, require)
         origins["data"] = f"its images ({printable(str(data))})"
     if execution is None:
         execution = Execution.of(kept | dict(how))
         origins |= _list_unusual(kept)
-    is_counted = counts_classes and not holds_run(out)
+    is_counted = counts_classes and there is None
     return RunSettings(out, settled, chosen, is_counted, changes, Path(data), execution, origins)
 
 
-def _require_modules(own: Recipe, source: str | Path | Recipe, require: Require) -> None:
+def _require_modules(
+    own: Recipe, source: object, changes: Mapping[str, Any], require: Require
+) -> None:
     """Require the user's word for the modules that a recipe from a folder imports."""
-    if not isinstance(source, Recipe) and Path(source).is_dir():
+    if isinstance(source, str | Path) and Path(source).is_dir() and "augmentations" not in changes:
         require(Path(source), list_names({}, recipe=own))
 
 
@@ -192,19 +193,24 @@ def _list_unusual(execution: Mapping[str, Any]) -> dict[str, str]:
     return {"execution": unusual} if unusual else {}
 
 
-def _keep_geometry(there: Recipe, new: Recipe, changes: Mapping[str, Any]) -> tuple[Recipe, str]:
-    """Return the new recipe with the geometry of evaluation of the run's recipe, `there`, and what
-    differs, in words.
+def _keep_shape(
+    there: Recipe, new: Recipe, changes: Mapping[str, Any], counts_classes: bool
+) -> tuple[Recipe, dict[str, str]]:
+    """Return the new recipe with the geometry of evaluation of the run's recipe, `there`, and with
+    `counts_classes` at most its logits; and what the geometry keeps, as in `RunSettings.origins`.
 
-    Fields that `changes` set stay as they are. So do all if the run cannot resume with this recipe
-    for another reason.
+    Fields that `changes` set stay as they are. So does all geometry if the run cannot resume with
+    this recipe for another reason.
     """
+    if counts_classes:
+        new = new.replace(logits=min(new.logits, there.logits))
     free = {"eval_antialias", *GEOMETRY} - changes.keys() - eval_fields(dict(changes)).keys()
     changed = difference(there, new)
     kept = {name: before for name, (before, _) in changed.items() if name in free}
-    if changed.keys() - kept.keys() - set(RESUMABLE):
-        return new, ""
-    return new.replace(**kept), ", ".join(f"{name}={value}" for name, value in kept.items())
+    if not kept or changed.keys() - kept.keys() - set(RESUMABLE):
+        return new, {}
+    geometry = ", ".join(f"{name}={value}" for name, value in kept.items())
+    return new.replace(**kept), {"evaluation": f"its evaluation ({geometry})"}
 
 
 def last_execution(out: Path) -> dict[str, Any]:
