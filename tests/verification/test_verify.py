@@ -407,8 +407,11 @@ def test_a_loader_that_mirrors_images_drops_no_blocks_and_rotates_none_is_caught
     wrong_python: Any,
 ) -> None:
     wrong_python(
-        "sound = host.decode_into\nhost.decode_into = lambda *a, flip, **k: sound(*a, flip=not"
-        " flip, **k)\nfrom lockstep.recipes import order\norder.keep_blocks = lambda *_: None\n"
+        "from dataclasses import replace\nsound = host.decode_into\n"
+        "def mirror(data, size, square, out):\n"
+        "    sound(data, size, replace(square, flip=not square.flip), out)\n"
+        "host.decode_into = mirror\n"
+        "from lockstep.recipes import order\norder.keep_blocks = lambda *_: None\n"
         "from lockstep.recipes.pixel_operators import OPERATORS\n"
         "OPERATORS['rotate'] = OPERATORS['identity']"
     )

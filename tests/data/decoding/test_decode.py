@@ -13,7 +13,7 @@ import simplejpeg
 from PIL import Image
 
 from lockstep.data.decoding import decode as module
-from lockstep.data.decoding.augment import decode_into
+from lockstep.data.decoding.augment import Square, decode_into
 from lockstep.data.decoding.decode import check, decode, decode_undamaged
 
 Use = Callable[[bytes], object]
@@ -400,9 +400,8 @@ def transform(*, flip: bool = False, antialias: bool = False, cut: str) -> np.nd
     file = io.BytesIO()
     Image.fromarray(PIXELS).save(file, "PNG")
     size = PIXELS.shape[:2]
-    decode_into(
-        file.getvalue(), size, window, resized, offset, flip=flip, antialias=antialias, out=out
-    )
+    how = Square(window, resized, offset, flip=flip, antialias=antialias)
+    decode_into(file.getvalue(), size, how, out)
     return out
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lockstep.data.decoding.augment import decode_into
+from lockstep.data.decoding.augment import Square, decode_into
 from lockstep.data.decoding.jpeg import Window
 from tests.data.pictures import encode, picture
 
@@ -27,7 +27,7 @@ def transform(
     window, resized = CUTS[cut]
     out = np.full((32, 32, 3), 77, np.uint8)
     how = {"flip": False, "antialias": antialias, "interpolation": interpolation, **more}
-    decode_into(data, PIXELS.shape[:2], window, resized, corner(resized), **how, out=out)
+    decode_into(data, PIXELS.shape[:2], Square(window, resized, corner(resized), **how), out)
     return out
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lockstep.data.decoding import _jpeg, jpeg
-from lockstep.data.decoding.augment import decode_into
+from lockstep.data.decoding.augment import Square, decode_into
 from lockstep.data.decoding.decode import decode
 from lockstep.data.decoding.jpeg import Window, decode_window
 from tests.data.decoding.fuzz_jpeg import damage, draw_case, judge
@@ -246,16 +246,7 @@ def test_a_crop_has_the_same_pixels_whatever_decodes_it(monkeypatch: pytest.Monk
 
     def crop() -> np.ndarray:
         out = np.zeros((32, 32, 3), np.uint8)
-        decode_into(
-            data,
-            (130, 170),
-            (33, 41, 70, 90),
-            (40, 36),
-            (3, 2),
-            flip=True,
-            antialias=False,
-            out=out,
-        )
+        decode_into(data, (130, 170), Square((33, 41, 70, 90), (40, 36), (3, 2), flip=True), out)
         return out
 
     ours = crop()

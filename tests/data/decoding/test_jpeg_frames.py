@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lockstep.data.decoding.augment import decode_into
+from lockstep.data.decoding.augment import Square, decode_into
 from lockstep.data.decoding.decode import (
     check,
     check_ends,
@@ -47,7 +47,7 @@ def reduce(data: bytes) -> np.ndarray:
     """Return an image as a recipe with DCT scaling has it at a quarter of its size."""
     out = np.zeros((8, 8, 3), np.uint8)
     how = {"flip": False, "antialias": True, "dct_scaling": True}
-    decode_into(data, (HEIGHT, WIDTH), (0, 0, 32, 32), (8, 8), (0, 0), **how, out=out)
+    decode_into(data, (HEIGHT, WIDTH), Square((0, 0, 32, 32), (8, 8), (0, 0), **how), out)
     return out
 
 

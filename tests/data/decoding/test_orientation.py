@@ -4,12 +4,13 @@
 import io
 import struct
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from lockstep.data.decoding.augment import decode_into
+from lockstep.data.decoding.augment import Square, decode_into
 from lockstep.data.decoding.decode import decode
 from lockstep.data.decoding.orientation import (
     add_orientation,
@@ -274,12 +275,11 @@ def test_a_crop_is_that_of_the_image_turned_before(format: str, orientation: int
         window = any_window(rng, *whole.shape[:2])
         outs = np.zeros((3, 32, 32, 3), np.uint8)
         how = {"flip": flip, "antialias": antialias, "sampling": sampling}
-        geometry = (window, (40, 36), (3, 2))
-        decode_into(whole, whole.shape[:2], *geometry, **how, out=outs[0])
-        decode_into(data, (HEIGHT, WIDTH), *geometry, **how, orientation=orientation, out=outs[1])
-        decode_into(
-            decode(data), (HEIGHT, WIDTH), *geometry, **how, orientation=orientation, out=outs[2]
-        )
+        square = Square(window, (40, 36), (3, 2), **how)
+        decode_into(whole, whole.shape[:2], square, outs[0])
+        square = replace(square, orientation=orientation)
+        decode_into(data, (HEIGHT, WIDTH), square, outs[1])
+        decode_into(decode(data), (HEIGHT, WIDTH), square, outs[2])
         np.testing.assert_array_equal(outs[1], outs[0])
         np.testing.assert_array_equal(outs[2], outs[0])
 
@@ -299,11 +299,11 @@ def test_a_crop_in_reduced_size_is_that_of_the_reduced_image_turned_before(
     width = 61
     part = np.ascontiguousarray(whole[top // 2 :, left // 2 :][: height // 2, : width // 2])
     how = {"flip": False, "antialias": True}
-    decode_into(part, part.shape[:2], (0, 0, *part.shape[:2]), (30, 30), (4, 6), **how, out=outs[0])
+    square = Square((0, 0, *part.shape[:2]), (30, 30), (4, 6), **how)
+    decode_into(part, part.shape[:2], square, outs[0])
     how |= {"dct_scaling": True, "orientation": orientation}
-    decode_into(
-        data, (HEIGHT, WIDTH), (top, left, height, width), (30, 30), (4, 6), **how, out=outs[1]
-    )
+    square = Square((top, left, height, width), (30, 30), (4, 6), **how)
+    decode_into(data, (HEIGHT, WIDTH), square, outs[1])
     np.testing.assert_array_equal(*outs)
 
 

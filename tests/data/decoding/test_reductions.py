@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lockstep.data.decoding.augment import decode_into
+from lockstep.data.decoding.augment import Square, decode_into
 from lockstep.data.decoding.decode import decode
 from lockstep.data.decoding.jpeg import Window
 from tests.data.pictures import encode, picture
@@ -35,12 +35,14 @@ def test_with_dct_scaling_a_large_window_is_taken_from_a_reduced_image(
     data = encode(picture(np.random.default_rng(6), 150, 170), "420")
     outs = np.zeros((2, 32, 32, 3), np.uint8)
     how = {"flip": False, "antialias": antialias, "sampling": sampling}
-    decode_into(data, (150, 170), window, (32, 32), (0, 0), **how, dct_scaling=True, out=outs[0])
+    square = Square(window, (32, 32), (0, 0), **how, dct_scaling=True)
+    decode_into(data, (150, 170), square, outs[0])
     smaller = decode(data, reduction)
     top, left, height, width = (length // reduction for length in window)
     part = smaller[top : top + height, left : left + width]
     file = io.BytesIO()
     Image.fromarray(part).save(file, "PNG")
     whole = (0, 0, *part.shape[:2])
-    decode_into(file.getvalue(), part.shape[:2], whole, (32, 32), (0, 0), **how, out=outs[1])
+    square = Square(whole, (32, 32), (0, 0), **how)
+    decode_into(file.getvalue(), part.shape[:2], square, outs[1])
     assert np.array_equal(*outs)

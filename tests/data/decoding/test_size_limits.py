@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lockstep.data.decoding import jpeg_frames, size_limits
-from lockstep.data.decoding.augment import decode_into
+from lockstep.data.decoding.augment import Square, decode_into
 from lockstep.data.decoding.decode import check, decode, decode_undamaged, header_size
 from lockstep.data.decoding.file_parts import count_parts
 from lockstep.data.decoding.jpeg_frames import check_frame
@@ -140,12 +140,12 @@ def test_a_jpeg_with_more_scans_than_allowed_is_refused_wherever_images_are_deco
     usual = {"RGB": 10, "CMYK": 18}[mode]  # as in libjpeg's own scripts
     decode(progressive_jpeg(mode, MOST_SCANS - usual, without_data))
     hostile = progressive_jpeg(mode, MOST_SCANS - usual + 1, without_data)
-    window = {"flip": False, "antialias": False, "out": out}
+    square = Square((0, 0, 8, 8), (8, 8), (0, 0), flip=False)
     for use in (
         check,
         decode,
         decode_undamaged,
-        lambda data: decode_into(data, (16, 24), (0, 0, 8, 8), (8, 8), (0, 0), **window),
+        lambda data: decode_into(data, (16, 24), square, out),
     ):
         with pytest.raises(OverBudget, match="more than 100 scans are too many"):
             use(hostile)
@@ -357,9 +357,8 @@ def test_a_strip_is_refused_wherever_it_would_be_resized(
     resized = (round(height * shorter), round(width * shorter))
 
     def evaluate(data: bytes) -> None:
-        window = (0, 0, height, width)
-        how = {"flip": False, "antialias": False}
-        decode_into(data, (height, width), window, resized, (0, 0), **how, out=out)
+        square = Square((0, 0, height, width), resized, (0, 0), flip=False)
+        decode_into(data, (height, width), square, out)
 
     for use in (
         check,

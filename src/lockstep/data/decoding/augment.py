@@ -6,6 +6,7 @@ decoded whole.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import cv2
@@ -28,7 +29,6 @@ from lockstep.data.decoding.size_limits import check_ratio, decoding
 from lockstep.recipes import Recipe
 from lockstep.recipes.augmentation import Augmentation
 from lockstep.recipes.order import BatchPlan, centre_plan
-from lockstep.recipes.plug_ins import naming
 from lockstep.system.errors import RecipeError
 
 _FILTERS = {
@@ -41,9 +41,32 @@ _FILTERS = {
 cv2.setNumThreads(1)
 
 
+@dataclass(frozen=True)
+class Square:
+    """Which square of an image is shown, and how it is resized."""
+
+    window: Window
+    resized: tuple[int, int]
+    """Height and width of the window after it is resized."""
+    offset: tuple[int, int]
+    """The square's corner in the resized window. What it shows outside is reflected at the border.
+    """
+    flip: bool
+    """Whether it is mirrored left to right."""
+    vertical_flip: bool = False
+    antialias: bool = False
+    """This and the next two are fields of `Recipe`."""
+    interpolation: str = "bilinear"
+    dct_scaling: bool = False
+    """It does not apply to images that are decoded."""
+    sampling: str = "half_pixel"
+    """As `Recipe.eval_sampling`."""
+    orientation: int = UPRIGHT
+    """The EXIF orientation. The window is one of the turned image."""
+
+
 def resampling(recipe: Recipe, *, evaluation: bool) -> dict[str, Any]:
-    """Return how a recipe resizes images in training or in evaluation, as arguments of
-    `decode_into`.
+    """Return how a recipe resizes images in training or in evaluation, as fields of `Square`.
 
     The interpolation "random" is one of each image's plan.
     """
@@ -59,7 +82,7 @@ def resampling(recipe: Recipe, *, evaluation: bool) -> dict[str, Any]:
 
 
 def cutting(plan: BatchPlan, i: int) -> dict[str, Any]:
-    """Return how a plan cuts, flips and resizes its image `i`, as arguments of `decode_into`."""
+    """Return how a plan cuts, flips and resizes its image `i`, as fields of `Square`."""
     how: dict[str, Any] = {
         "window": tuple(plan.windows[i].tolist()),
         "resized": tuple(plan.resized[i].tolist()),
@@ -86,69 +109,63 @@ def prepare_square(
     size = shown_size(stored, orientation)
     plan = centre_plan(recipe, np.zeros(1, np.int64), np.array([size]))
     how = {**cutting(plan, 0), **resampling(recipe, evaluation=True)}
-    decode_into(data, stored, **how, orientation=orientation, out=out)
+    decode_into(data, stored, Square(**how, orientation=orientation), out)
 
 
 def decode_into(
-    data: bytes | np.ndarray,
-    size: tuple[int, int],
-    window: Window,
-    resized: tuple[int, int],
-    offset: tuple[int, int],
-    *,
-    flip: bool,
-    vertical_flip: bool = False,
-    antialias: bool,
-    interpolation: str = "bilinear",
-    dct_scaling: bool = False,
-    sampling: str = "half_pixel",
-    orientation: int = UPRIGHT,
-    out: np.ndarray,
+    data: bytes | np.ndarray, size: tuple[int, int], square: Square, out: np.ndarray
 ) -> None:
-    """Decode a window of an image, resize it, and write the square at `offset` to `out`.
+    """Decode a window of an image, resize it, and write the square to `out`.
 
-    `data` is an encoded image, or one that is decoded: uint8 [height, width, 3]. DCT scaling does
-    not apply to the latter. `size` is height and width of the stored image; `out` is uint8 [size,
-    size, 3]. What the square shows outside the resized window is reflected at its border. `flip`
-    mirrors left to right, `vertical_flip` upside down. `antialias`, `interpolation` and
-    `dct_scaling` are fields of `Recipe`, `sampling` is its `eval_sampling` (see `resampling`). The
-    image is turned by the EXIF `orientation` first, and the window is one of the turned image.
-    Raises `ValueError` if the bytes are not an image, or if it has another size or is a long strip.
+    `data` is an encoded image, or one that is decoded: uint8 [height, width, 3]. `size` is height
+    and width of the stored image; `out` is uint8 [size, size, 3]. Raises `ValueError` if the bytes
+    are not an image, or if it has another size or is a long strip.
     """
-    check_ratio(*resized, window[2:])
+    check_ratio(*square.resized, square.window[2:])
     reduction = 1
-    if dct_scaling and isinstance(data, bytes) and is_plain_jpeg(data):
-        reduction = _reduction(window, resized)
-    filtering, interpolating = _FILTERS[interpolation]
-    if sampling != "half_pixel":
-        _, _, *source = _reduce_window(window, reduction)
-        where = stretches(source, resized, offset, len(out), sampling)
-        if not antialias and reduction == 1:
-            window, where = crop_to_needed(window, where, len(out))
-        part = _decode_window(data, size, window, reduction, orientation)
-        if antialias:
-            pixels = filter_square(part, where, len(out), filtering)
-        else:
-            pixels = sample_square(part, where, len(out), interpolation)
-    else:
-        part = _decode_window(data, size, window, reduction, orientation)
-        if antialias:
-            pixels = np.asarray(Image.fromarray(part).resize((resized[1], resized[0]), filtering))
-        else:
-            # OpenCV writes directly to `out` if nothing is cropped or flipped.
-            is_cropped = resized != out.shape[:2] or offset != (0, 0)
-            direct = None if is_cropped or flip or vertical_flip else out
-            pixels = cv2.resize(
-                part, (resized[1], resized[0]), dst=direct, interpolation=interpolating
-            )
-            if pixels is direct:
-                return
-        pixels = _cut_square(pixels, offset, len(out))
-    if flip or vertical_flip:
+    if square.dct_scaling and isinstance(data, bytes) and is_plain_jpeg(data):
+        reduction = _reduction(square.window, square.resized)
+    resize = _resize_window if square.sampling == "half_pixel" else _sample_window
+    pixels = resize(data, size, square, reduction, out)
+    if square.flip or square.vertical_flip:
         # many times faster than a reversed copy by NumPy
-        cv2.flip(pixels, FLIPS[flip, vertical_flip], dst=out)
-    else:
+        cv2.flip(pixels, FLIPS[square.flip, square.vertical_flip], dst=out)
+    elif pixels is not out:
         out[:] = pixels
+
+
+def _sample_window(
+    data: bytes | np.ndarray, size: tuple[int, int], square: Square, reduction: int, out: np.ndarray
+) -> np.ndarray:
+    """Return a square of a window that is not resized from half pixels."""
+    window = square.window
+    _, _, *source = _reduce_window(window, reduction)
+    where = stretches(source, square.resized, square.offset, len(out), square.sampling)
+    if not square.antialias and reduction == 1:
+        window, where = crop_to_needed(window, where, len(out))
+    part = _decode_window(data, size, window, reduction, square.orientation)
+    if square.antialias:
+        return filter_square(part, where, len(out), _FILTERS[square.interpolation][0])
+    return sample_square(part, where, len(out), square.interpolation)
+
+
+def _resize_window(
+    data: bytes | np.ndarray, size: tuple[int, int], square: Square, reduction: int, out: np.ndarray
+) -> np.ndarray:
+    """Return a square of a window that is resized from half pixels; `out` itself if nothing is
+    cropped or flipped, and OpenCV writes directly to it."""
+    part = _decode_window(data, size, square.window, reduction, square.orientation)
+    height, width = square.resized
+    filtering, interpolating = _FILTERS[square.interpolation]
+    if square.antialias:
+        pixels = np.asarray(Image.fromarray(part).resize((width, height), filtering))
+    else:
+        is_whole = square.resized == out.shape[:2] and square.offset == (0, 0)
+        direct = out if is_whole and not (square.flip or square.vertical_flip) else None
+        pixels = cv2.resize(part, (width, height), dst=direct, interpolation=interpolating)
+        if pixels is direct:
+            return out
+    return _cut_square(pixels, square.offset, len(out))
 
 
 def _cut_square(pixels: np.ndarray, offset: tuple[int, int], size: int) -> np.ndarray:
@@ -215,6 +232,8 @@ def augment(
     Raises `RecipeError` if one returns something else than such an image, or if one of the user's
     own fails.
     """
+    from lockstep.recipes.plug_ins import naming
+
     pixels = out
     for augmentation, what in zip(augmentations, parameters, strict=True):
         with naming(augmentation, "apply"):

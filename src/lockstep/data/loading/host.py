@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.data import Batch
-from lockstep.data.decoding.augment import augment, cutting, decode_into
+from lockstep.data.decoding.augment import Square, augment, cutting, decode_into
 from lockstep.data.decoding.orientation import UPRIGHT
 from lockstep.data.index import Index
 from lockstep.data.loading.prefetch import NEAR_BYTES, fetch_ahead
@@ -21,7 +21,7 @@ from lockstep.system.machine import share_of_cores
 
 
 class HostLoader(AbstractContextManager["HostLoader"]):
-    """Turns plans into batches; a context manager.
+    """Turns plans into batches; a context manager. `how` are fields of `Square`.
 
     It holds at most `ahead` batches that are being decoded, and the one that it yielded last.
     """
@@ -30,22 +30,18 @@ class HostLoader(AbstractContextManager["HostLoader"]):
         self,
         index: Index,
         *,
-        antialias: bool,
-        interpolation: str = "bilinear",
-        dct_scaling: bool = False,
-        sampling: str = "half_pixel",
         exif_orientation: bool = False,
         augmentations: Sequence[Augmentation] = (),
         threads: int = 0,
         ahead: int = 2,
         most_gap: int = NEAR_BYTES,
+        **how: Any,
     ) -> None:
         assert ahead >= 1
         self._most_gap = most_gap
         self._index = index
         self._ahead = ahead
-        self._how: dict[str, Any] = {"antialias": antialias, "interpolation": interpolation}
-        self._how |= {"dct_scaling": dct_scaling, "sampling": sampling}
+        self._how = how
         self._turns = exif_orientation
         self._augmentations = augmentations
         self._threads = threads or share_of_cores()
@@ -97,13 +93,9 @@ class HostLoader(AbstractContextManager["HostLoader"]):
             orientation = int(self._index.orientations[sample]) if self._turns else UPRIGHT
             data = self._index.read(sample)
             try:
-                decode_into(
-                    data,
-                    self._index.rows[["height", "width"]][sample].item(),
-                    orientation=orientation,
-                    **self._how | cutting(plan, i),
-                    out=images[i],
-                )
+                square = Square(**self._how | cutting(plan, i), orientation=orientation)
+                size = self._index.rows[["height", "width"]][sample].item()
+                decode_into(data, size, square, images[i])
             except ValueError as error:
                 raise self._index.explain_change(sample, str(error)) from None
             if self._augmentations and plan.augmentations is not None:
