@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -31,11 +32,13 @@ def test_an_evaluation_agrees_with_predictions_one_by_one(
     )
     images = sorted((textures / "val").rglob("*.jpg"))
     model = lockstep.load(source).on(execution=Execution(metrics=("mrr", "top3")))
-    result = model.evaluate(textures).to_json()
+    evaluation = model.evaluate(textures)
+    result = evaluation.to_json()
+    assert re.match(r"Evaluation\(top-1 \d+\.00 % \(.*\) of 20 images of ", repr(evaluation))
     losses = []
     ranks = []
     guesses = []
-    for prediction in list(lockstep.load(source).predict(images, top=10)):
+    for prediction in lockstep.load(source).predict(images, top=10):
         place = prediction.classes.index(prediction.path.parent.name)
         losses.append(-math.log(prediction.probabilities[place]))
         ranks.append(place)

@@ -65,7 +65,7 @@ def test_a_prediction_is_the_softmax_of_the_module_on_the_preprocessed_image(
 
 def test_probabilities_fall_and_sum_to_one(save_weights: SaveWeights, textures: Path) -> None:
     images = sorted((textures / "val").rglob("*.jpg"))
-    for prediction in list(lockstep.load(save_weights()).predict(images, top=10)):
+    for prediction in lockstep.load(save_weights()).predict(images, top=10):
         assert list(prediction.probabilities) == sorted(prediction.probabilities, reverse=True)
         assert sum(prediction.probabilities) == pytest.approx(1, abs=1e-12)
         assert sorted(prediction.classes) == sorted(CLASSES)

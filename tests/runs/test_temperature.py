@@ -86,7 +86,11 @@ def test_an_evaluation_stores_the_same_temperature_if_it_is_asked_to(
     plain = lockstep.load(run).evaluate(learnt).to_json()
     assert "calibration" not in plain
     (best / FILE).unlink()
-    result = lockstep.load(run).evaluate(learnt, calibrate=True).to_json()
+    model = lockstep.load(run)
+    photo = np.zeros((40, 40, 3), np.uint8)
+    uncalibrated = model.predict(photo)
+    result = model.evaluate(learnt, calibrate=True).to_json()
+    assert model.predict(photo) == lockstep.load(run).predict(photo) != uncalibrated
     assert result["loss"] == pytest.approx(plain["loss"], rel=1e-5)
     assert result["top1_percent"] == plain["top1_percent"]
     after = json.loads((best / FILE).read_text())

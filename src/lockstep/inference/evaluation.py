@@ -22,7 +22,7 @@ from lockstep.inference.runtimes import NATIVE
 from lockstep.inference.runtimes.scoring import Pace, Speed, compute_scores
 from lockstep.inference.session import Session, SessionOptions, open_session
 from lockstep.inference.source import ModelSource
-from lockstep.models.accuracy_interval import wilson
+from lockstep.models.accuracy_interval import format_accuracy, wilson
 from lockstep.models.class_metrics import summarise_classes
 from lockstep.models.metrics import Scores, measure
 from lockstep.recipes import Execution, Recipe
@@ -34,7 +34,7 @@ from lockstep.system.ranks import count_ranks
 from lockstep.weights import LOCKSTEP, Weights
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """The result of an evaluation. Every image counts once."""
 
@@ -75,6 +75,10 @@ class Evaluation:
     def top1(self) -> float:
         """The share of images whose likeliest class is their label, in percent."""
         return float(self.metrics["top1_percent"])
+
+    def __repr__(self) -> str:
+        accuracy = format_accuracy(self.top1, self.images)
+        return f"Evaluation(top-1 {accuracy} of {self.images} images of {self.data})"
 
     def to_json(self) -> dict[str, Any]:
         """Return what `lockstep evaluate --json` prints."""

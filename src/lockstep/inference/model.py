@@ -17,7 +17,7 @@ from lockstep.inference.source import ModelSource
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import show_progress
-from lockstep.weights import Classes, Preprocessing, WeightsChoice
+from lockstep.weights import Classes, Preprocessing, Weights, WeightsChoice
 from lockstep.weights.remote_weights import locate_weights
 
 if TYPE_CHECKING:
@@ -94,7 +94,11 @@ class Model:
         self._predictors: dict[tuple[bool, bool], Predictor] = {}
         self._stack = ExitStack()
         weakref.finalize(self, self._stack.close)
-        self._about = source.about
+        source.about  # noqa: B018  # what is wrong with the source is an error now
+
+    @property
+    def _about(self) -> Weights:
+        return self._source.about
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -297,7 +301,7 @@ class Model:
         from lockstep.inference.evaluation import evaluate
 
         with show_progress(self._options.listener, progress=progress) as listener:
-            return evaluate(
+            result = evaluate(
                 self._source,
                 data,
                 replace(self._options, listener=listener),
@@ -305,6 +309,10 @@ class Model:
                 calibrate=calibrate,
                 precision_at=precision_at,
             )
+        if result.calibration:
+            self._source.forget()
+            self.close()
+        return result
 
     def save(
         self, target: str | Path, *, to: str = "safetensors", certificate: bool = True

@@ -76,6 +76,11 @@ class ModelSource:
                 raise
             return export.about.apply_choice(self.choice)
 
+    def forget(self) -> None:
+        """Forget the weights, so that they are read again: something was stored with them."""
+        for name in ("weights", "about"):
+            self.__dict__.pop(name, None)
+
     def find_exported_model(self, options: SessionOptions) -> "ExportedModel | None":
         """Return the exported ONNX model to run as it is; None if there is none, or if the native
         runtime computes with its weights."""
