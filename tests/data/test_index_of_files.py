@@ -7,23 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.data import inspection
 from lockstep.data.index import Index, open_index
 from lockstep.data.packing.splits import shard_name
 from lockstep.data.sources import find_split
 from lockstep.system.errors import DataError
-from tests.data.cases import check_two_processes, jpeg, sample, write
+from tests.data.cases import jpeg, sample, write
 from tests.data.indexes import both, labels
 from tests.data.sets import CONTAINERS
-
-
-@pytest.fixture
-def list_decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The images that were decoded to build an index."""
-    seen: list[bytes] = []
-    check = inspection.check
-    monkeypatch.setattr(inspection, "check", lambda data: seen.append(data) or check(data))
-    return seen
 
 
 def longer(path: Path) -> None:
@@ -61,7 +51,7 @@ def left_out(path: Path) -> None:
     ids=lambda change: change.__name__,
 )
 def test_a_change_of_the_files_is_noticed_and_only_that_split_is_indexed_again(
-    change: Callable[[Path], None], tmp_path: Path, list_decoded: list[bytes]
+    change: Callable[[Path], None], tmp_path: Path, decodings: list[bytes]
 ) -> None:
     for i in range(2):
         write(
@@ -74,33 +64,23 @@ def test_a_change_of_the_files_is_noticed_and_only_that_split_is_indexed_again(
         return [training, open_index(find_split(tmp_path, "val"), classes=training.classes)]
 
     open_both()
-    assert len(list_decoded) == 5
-    list_decoded.clear()
+    assert len(decodings) == 5
+    decodings.clear()
     open_both()
-    assert list_decoded == []
+    assert decodings == []
     change(tmp_path / "train-000000.tar")
     training, _ = open_both()
     of_val = 1 if change in (write_list, left_out) else 0
-    assert len(list_decoded) == len(training) + of_val
-    list_decoded.clear()
+    assert len(decodings) == len(training) + of_val
+    decodings.clear()
     open_both()
-    assert list_decoded == []
+    assert decodings == []
 
 
 def test_both_splits_keep_an_index_beside_their_files(tmp_path: Path) -> None:
     both("recordio", tmp_path, [sample(i, i) for i in range(3)], [sample(0, 2)])
     for split, images in (("train", 3), ("val", 1)):
         assert (tmp_path / ".lockstep" / split / "rows").stat().st_size == images * 24
-
-
-def test_of_two_processes_at_once_one_indexes_the_files_and_the_other_waits(tmp_path: Path) -> None:
-    for i in range(2):
-        write(
-            "tfrecord",
-            tmp_path / "data" / f"train-0000{i}-of-00002",
-            [sample(j, 0, jpeg(200, 300, j)) for j in range(75)],
-        )
-    check_two_processes(tmp_path / "data", tmp_path / "log")
 
 
 def test_more_files_are_read_than_are_kept_open(tmp_path: Path) -> None:

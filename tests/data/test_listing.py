@@ -2,7 +2,6 @@
 built again."""
 
 import io
-import json
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -182,13 +181,6 @@ def test_a_number_beyond_trainings_classes_is_refused(format: str, tmp_path: Pat
         both(format, tmp_path, [sample(i, i) for i in range(3)], [sample(0, 3)])
 
 
-def test_an_image_of_a_class_beyond_the_list_is_refused(tmp_path: Path) -> None:
-    write("recordio", tmp_path / "train.rec", [sample(0, 3)])
-    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
-    with pytest.raises(DataError, match=r"class 3, but classes.txt .* lists 3 classes"):
-        open_index(tmp_path)
-
-
 def test_a_shuffled_recordio_file_comes_in_the_order_of_its_numbers(tmp_path: Path) -> None:
     order = np.random.default_rng(0).permutation(50).tolist()
     write("recordio", tmp_path / "train.rec", [sample(i, i // 10) for i in order])
@@ -272,17 +264,6 @@ def test_damaged_images_and_damaged_records_are_listed_and_the_rest_is_kept(tmp_
         f"train.rec@{data.find(images[2]) - frame}",
     }
     assert [index.read(i) for i in range(3)] == [images[i] for i in heights(index)]
-
-
-def test_an_image_in_quarantine_is_left_out_by_its_place(tmp_path: Path) -> None:
-    path = write("recordio", tmp_path / "train.rec", [sample(i, 0) for i in range(3)])
-    place = f"train.rec@{path.read_bytes().find(jpeg(9, 8))}"
-    (tmp_path / "quarantine.json").write_text(json.dumps({"images": {place: "blurred"}}))
-    index = open_index(tmp_path)
-    assert heights(index) == [0, 2]
-    assert [(bad.file, bad.reason) for bad in index.quarantined] == [
-        (place, "left out by quarantine.json: blurred")
-    ]
 
 
 def tfrecord_of(names: dict[str, int], path: Path) -> Path:

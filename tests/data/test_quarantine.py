@@ -5,47 +5,29 @@ import os
 import warnings
 from pathlib import Path
 
-import numpy as np
 import pytest
-import simplejpeg
 from PIL import Image
 
-from lockstep.data.containers import Sample, recordio
 from lockstep.data.index import open_index
 from lockstep.data.listing import list_images
 from lockstep.data.sources import find_source
 from lockstep.system.errors import DataError
-
-
-def jpeg(level: int) -> bytes:
-    return simplejpeg.encode_jpeg(np.full((12, 16, 3), level, np.uint8))
+from tests.data.cases import image_folder, jpeg, sample, write
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for i, name in enumerate(("cat/a.jpg", "cat/b.jpg", "dog/c.jpg")):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(jpeg(40 * i))
-    return tmp_path
+    return image_folder(
+        tmp_path, {name: jpeg() for name in ("cat/a.jpg", "cat/b.jpg", "dog/c.jpg")}
+    )
 
 
 def records(folder: Path, labels: list[int]) -> Path:
-    with recordio.Writer(folder / "train.rec") as writer:
-        for number, label in enumerate(labels):
-            writer.extend(
-                [
-                    writer.record(
-                        Sample(
-                            number, f"{label}/{number}.jpg", label, str(label), jpeg(number), 12, 16
-                        )
-                    )
-                ]
-            )
-        writer.describe(
-            (number, label, f"{label}/{number}.jpg") for number, label in enumerate(labels)
-        )
-        writer.finish()
-    return folder
+    samples = [
+        sample(i, label, name=f"{label}/{i}.jpg", class_name=str(label))
+        for i, label in enumerate(labels)
+    ]
+    return write("recordio", folder / "train.rec", samples)
 
 
 def leave_out(folder: Path, *places: str) -> None:

@@ -56,7 +56,7 @@ def test_images_keep_their_part_when_others_are_added(tmp_path: Path) -> None:
     assert [names(a) <= names(b) for a, b in zip(few, more, strict=True)] == [True, True]
 
 
-@pytest.mark.parametrize("count", range(2, 12))
+@pytest.mark.parametrize("count", [2, 3, 11])
 @pytest.mark.parametrize("share", [0.001, 0.999])
 def test_a_class_of_two_images_or_more_has_one_on_either_side(
     count: int, share: float, tmp_path: Path

@@ -11,13 +11,9 @@ from lockstep.data.containers import Sample, recordio, tfrecord, webdataset
 from lockstep.data.index import Index, open_index
 from lockstep.data.listing import list_images
 from lockstep.data.sources import ALIASES, find_split
+from tests.data.cases import WRITERS, image_folder
 
 Images = dict[str, bytes]
-WRITERS = {
-    "recordio": recordio.Writer,
-    "tfrecord": tfrecord.Writer,
-    "webdataset": webdataset.Writer,
-}
 STORED = {
     "recordio": recordio.scan_images,
     "tfrecord": tfrecord.scan_images,
@@ -56,14 +52,6 @@ SOUND: Images = {
 }
 
 
-def write_folder(root: Path, images: Images) -> Path:
-    for name, data in images.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    return root
-
-
 def write_file(format: str, path: Path, samples: list[Sample]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with WRITERS[format](path) as writer:
@@ -89,7 +77,7 @@ def samples_of(images: Images, split: str) -> list[Sample]:
 def write(format: str, data: Path, images: Images) -> Path:
     """Write a data set of files `split/class/image`."""
     if format == "folder":
-        return write_folder(data, images)
+        return image_folder(data, images)
     for split in sorted({name.partition("/")[0] for name in images}):
         write_file(format, data / FILES[format].format(split), samples_of(images, split))
     return data

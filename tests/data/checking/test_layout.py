@@ -11,6 +11,7 @@ from lockstep.data.containers import Sample
 from lockstep.data.index import open_index
 from lockstep.data.sources import UNFINISHED, find_split
 from lockstep.system.errors import DataError
+from tests.data.cases import image_folder
 from tests.data.checking.cases import (
     CLASSES,
     FORMATS,
@@ -22,7 +23,6 @@ from tests.data.checking.cases import (
     samples_of,
     write,
     write_file,
-    write_folder,
     write_labelled,
 )
 
@@ -31,7 +31,7 @@ def test_a_flat_folder_of_validation_images_is_found_and_its_images_examined(
     tmp_path: Path,
 ) -> None:
     train = {name: data for name, data in SOUND.items() if name.startswith("train")}
-    write_folder(
+    image_folder(
         tmp_path,
         train
         | {"val/a.jpg": picture(90), "val/b.jpg": b"", "val/c.jpg": SOUND["train/cat/train1.jpg"]},
@@ -50,7 +50,7 @@ def test_no_quarantine_is_written_into_a_flat_folder_where_it_would_pass_for_an_
     tmp_path: Path,
 ) -> None:
     lists = {"quarantine.json": b'{"images": {}}', "classes.txt": b"ant"}
-    write_folder(tmp_path, {"a.jpg": picture(1), "b.jpg": b""} | lists)
+    image_folder(tmp_path, {"a.jpg": picture(1), "b.jpg": b""} | lists)
     report = examine(tmp_path)
     assert kinds(report) == ["flat", "empty"]
     assert report.write_quarantine() == []
@@ -58,12 +58,12 @@ def test_no_quarantine_is_written_into_a_flat_folder_where_it_would_pass_for_an_
 
 
 def test_empty_and_nested_class_folders_are_found_and_the_rest_examined(tmp_path: Path) -> None:
-    write_folder(
+    image_folder(
         tmp_path,
         SOUND
         | {"train/bee/more/x.jpg": picture(90), "train/cat/x.jpg": b"", "train/dog/.keep": b""},
     )
-    write_folder(tmp_path, {"train/cat/y.jpg": SOUND["train/bee/train0.jpg"]})
+    image_folder(tmp_path, {"train/cat/y.jpg": SOUND["train/bee/train0.jpg"]})
     problems = [(finding.kind, finding.place) for finding in examine(tmp_path).findings]
     assert problems == [
         ("nested-folder", "bee/more"),
@@ -75,7 +75,7 @@ def test_empty_and_nested_class_folders_are_found_and_the_rest_examined(tmp_path
 
 
 def test_a_list_of_classes_is_not_for_folders_that_are_not_in_it(tmp_path: Path) -> None:
-    write_folder(
+    image_folder(
         tmp_path,
         {
             "0/a.jpg": picture(1),
@@ -92,7 +92,7 @@ def test_a_list_of_classes_is_not_for_folders_that_are_not_in_it(tmp_path: Path)
 
 
 def test_an_empty_split_is_found(tmp_path: Path) -> None:
-    write_folder(tmp_path, {name: data for name, data in SOUND.items() if name.startswith("train")})
+    image_folder(tmp_path, {name: data for name, data in SOUND.items() if name.startswith("train")})
     (tmp_path / "val").mkdir()
     finding = only(examine(tmp_path), "no-images")
     assert (finding.split, finding.place) == ("val", ".")
@@ -134,7 +134,7 @@ def test_a_class_folder_that_cannot_be_read_is_found(
         return scandir(path)
 
     scandir = os.scandir
-    write_folder(tmp_path, SOUND)
+    image_folder(tmp_path, SOUND)
     monkeypatch.setattr(os, "scandir", refuse)
     problems = [
         (finding.kind, finding.split, finding.place) for finding in examine(tmp_path).findings

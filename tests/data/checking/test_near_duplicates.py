@@ -11,7 +11,8 @@ from PIL import Image
 
 from lockstep.data.checking import examine
 from lockstep.data.checking.near_duplicates import find_candidates, hash_image
-from tests.data.checking.cases import kinds, picture, write_folder
+from tests.data.cases import image_folder
+from tests.data.checking.cases import kinds, picture
 from tests.docs.pages import ROOT
 
 Change = Callable[[Image.Image], Image.Image]
@@ -64,7 +65,7 @@ def test_a_photo_in_another_encoding_size_or_crop_is_found(tmp_path: Path) -> No
         files[f"train/cat/other{seed}.jpg"] = save(photo(100 + seed))
     likenesses = {
         finding.place: finding.detail
-        for finding in examine(write_folder(tmp_path, files)).findings
+        for finding in examine(image_folder(tmp_path, files)).findings
         if finding.kind not in ("rotated", "another-format")
     }
     assert likenesses == {f"cat/{name}": f"cat/{seed}.jpg" for seed, name in enumerate(CHANGES)}
@@ -74,7 +75,7 @@ def test_a_photo_in_another_encoding_size_or_crop_is_found(tmp_path: Path) -> No
 def test_equal_images_are_no_near_duplicates_too(tmp_path: Path) -> None:
     files = {f"{split}/cat/equal.jpg": save(photo(0)) for split in ("train", "val")}
     files |= {"train/cat/a.jpg": save(photo(1)), "val/cat/b.jpg": save(photo(2))}
-    report = examine(write_folder(tmp_path, files))
+    report = examine(image_folder(tmp_path, files))
     assert kinds(report) == ["in-train-and-val"]
 
 
@@ -96,7 +97,7 @@ def test_images_that_show_nothing_are_named_and_are_not_like_each_other(tmp_path
         }
     for i in range(3):
         files |= {f"train/cat/{i}.jpg": picture(i), f"val/cat/{i}.jpg": picture(10 + i)}
-    report = examine(write_folder(tmp_path, files))
+    report = examine(image_folder(tmp_path, files))
     expected = {(f"cat/{name}", f"blank: {kind}") for name, (_, kind) in FLAT.items()}
     assert {
         (finding.place[:-4], f"{finding.kind}: {finding.detail}") for finding in report.findings
@@ -109,7 +110,7 @@ def test_many_images_that_show_nothing_are_a_finding_of_the_split(tmp_path: Path
     for i in range(9):
         image = Image.new("RGB", (40, 40), (20 * i, 0, 0))
         files |= {f"cat/blank{i}.png": save(image, "PNG"), f"cat/{i}.jpg": picture(i)}
-    findings = examine(write_folder(tmp_path, files)).findings
+    findings = examine(image_folder(tmp_path, files)).findings
     assert [finding.kind for finding in findings] == ["many-blank"] + ["blank"] * 9
     assert findings[0].detail == "9 images, 50.0 % of them"
 

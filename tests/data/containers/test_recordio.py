@@ -32,7 +32,7 @@ from tests.data.containers.shared import (
     unlike,
     write,
 )
-from tests.soak import EXAMPLES
+from tests.soak import EXAMPLES, SOAK
 
 
 def join_record(payload: bytes) -> bytes:
@@ -192,16 +192,6 @@ def test_an_index_with_a_line_that_is_no_place_is_refused(line: str, tmp_path: P
     path.write_text(f"0\t0\n1\t400\n{line}\n4\t1600\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"line 3 of train\.idx .*; expected a number"):
         recordio.read_index(path)
-
-
-@EXAMPLES
-@given(payloads=PAYLOADS)
-def test_payloads_are_read_as_they_were_written(
-    payloads: list[bytes], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.mktemp("written") / "any.rec"
-    path.write_bytes(b"".join(map(join_record, payloads)))
-    assert [recordio.read_payload(Places(path), record) for record in records_of(path)] == payloads
 
 
 IMAGES = pytest.mark.parametrize(
@@ -441,7 +431,7 @@ def test_a_killed_writer_continues_to_the_same_file(tmp_path: Path) -> None:
         sample(i, i, data)
         for i, data in enumerate((b"", b"a", b"ab", b"abcd" + MAGIC + b"e", b"abcde"))
     ]
-    for whole, continued in continue_cut(recordio, tmp_path, samples):
+    for whole, continued in continue_cut(recordio, tmp_path, samples, 1 if SOAK else 5):
         for ending in ("", ".idx", ".lst"):
             assert (
                 continued.with_suffix(ending).read_bytes() == whole.with_suffix(ending).read_bytes()

@@ -20,6 +20,7 @@ from tests.data.containers.shared import (
     unlike,
     write,
 )
+from tests.soak import SOAK
 
 SAMPLES = five()[:3]
 
@@ -284,7 +285,7 @@ def test_a_flipped_byte_costs_its_sample_and_the_one_in_front_of_it_at_most(file
     """Headers have checksums, contents do not: flips in a class, a JSON or an image are not tested
     here."""
     places = spans(file)
-    for i, damaged in flips(file.read_bytes(), contents(file), stride=11):
+    for i, damaged in flips(file.read_bytes(), contents(file), stride=11 if SOAK else 31):
         file.write_bytes(damaged)
         left, damages = check_damaged(webdataset, file, SAMPLES)
         hit = find_touched(places, range(i, i + 1)) or {len(places)}
@@ -318,8 +319,12 @@ def test_missing_and_added_bytes_cost_the_samples_they_touch_and_those_in_front_
     """
     data = file.read_bytes()
     places = spans(file)
-    blocks = (case for case in shifts(data, (512,), stride=89) if case[0].stop <= places[-1][0])
-    for bytes_, damaged in (*shifts(data, (1, 7, 300, 1500), stride=113), *blocks):
+    blocks = (
+        case
+        for case in shifts(data, (512,), stride=89 if SOAK else 267)
+        if case[0].stop <= places[-1][0]
+    )
+    for bytes_, damaged in (*shifts(data, (1, 7, 300, 1500), stride=113 if SOAK else 331), *blocks):
         file.write_bytes(damaged)
         left, _ = check_damaged(webdataset, file, SAMPLES)
         hit = find_touched(places, bytes_) or {len(places)}

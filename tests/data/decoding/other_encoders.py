@@ -2,6 +2,7 @@
 liblj92 and CharLS. All show `PIXELS`, or its red alone, at the depth that the name says."""
 
 from base64 import b85decode
+from zlib import decompress
 
 import numpy as np
 
@@ -11,45 +12,32 @@ PIXELS = np.stack([5 * _ROWS + _COLUMNS, 6 * _COLUMNS, _COLUMNS * _ROWS // 8 + 6
 )
 
 FILES = {
-    "lossless": b85decode(
-        "|JeWT01iQ9Z(?NtWB>pF0095P01*fPC;%h_QV{@05dcCF0RO}Q7ytnQ0RaI30000000000000010|*EI+5ij"
-        "#QUFH)LI4B+0O$UH^SiR_yDrPJ?7J?@vh2Gq%d+gdF3Ym)yDrPJ?7J?@vh2Gq%d+gdF3Ym)yEOm+08jt`6aW"
-        "AP0003%8h`?T005u>04M+e3IG5NKng%m04V`L0Hg%~0+18{3#bZ0fB-"
-        "29005*Y00NMp018b&04WLp0Hi1Y0+65p3POMepaldd02C0Q08m1J0YM4?1=IinfB*oX001Ze015yAY7_tf1p"
-        "oj6KmY(x000yXKmY&~000F500BS%08j>?0H6Q>C;$Ko0007j00U40kQ4w4Ku`cF0YCtx1por-"
-        "0+65p3POMYDGC4pq$mIalTZK(LVy4%3IG74C;$SGpaG}>K?(o`1SkL$5TF21LVy8v005u>04M+e3IG5CfB+h"
-        "W0003%002+`02BZK1p`n300jU50YCr%PyhfF0jK~d000UA00Mvj0H6Q>)BvOf00NK{017}*04V`L0J?yrC;$"
-        "SGpa2R&fB-29005-a00NMp0185Y04WLp0Hi1YY5-6|fB``Y00jgn02C0Q09`-"
-        ";C;$Ko0007j005u>2BAOz08jt`6aWAP0003%)BpehKmY(x000yK00jVQ015yA0)PMjpa1|U001=rDFHwLqy+"
-        "#1kQ4w4Ku`cKpeYIf0Hi1Y0+65p3POMYDK!89q$mIake~nxLVy4%3IG~_6cC^QP(pwKK?(o`1SkL(Pyh-"
-        "500Mvj0H6Q>C;$PdPyhfF000F500BS%08ljm002+`02BZK1poj6KpKDofB*oX001Ze015yA4L}M&Pyi_bKme"
-        "o#00NK{01K!JLVy4%3IG74C;$SGpa2R@KmaKU005*Y00NMp0185Y2A~B5C;$`?pa4)pfB``Y00q<l0)PMjpa"
-        "1|U000UA0Du44"
+    "lossless": decompress(
+        b85decode(
+            "c-qC1F;BxV5QU$crc{O^B1HmaW=NK9+1)IikgV=3s4QKWnCpcdi9cYZ4w)J02pek#;13`n#KK;4p-r7*V&eu&KKt"
+            "JH?rit$KCwTVUYwm{iaOi_qCQd_2a^cn2t@?<h$DzP&<YXscib!Xf(gbb&;{OB^RMOI$8z}ew<RYP4a7i5aw;($1"
+            "6U9o5*R3{G%}&E2+_HYv0KW*Afuy2N(l>jqS&@DJsWmY#0M6-Fk&PTR$!vD2DT;-l*d!1XZ=ko3v`WbyLjJlw%8j"
+            "DZc3Ct*p`b+Fwx}7<B1$-W=NF&W?fb_%{MOYjqi4it?<j#Y}@?C#i?SVy<5fRUNJ*d?(tNXx1XSPF|>T<$a21wNK"
+            "E?)$i<;%qN3Dn?*H%+=I-Si`IV90"
+        )
     ),
-    "lossless, grey": b85decode(
-        "|JeV;02crO0RaI30000000000000020|5yC!vG5i04M+?0RRyI|Jncu0RR97008Ix-QC^Y-QC^Y-QC^Y-"
-        "QC^Y-"
-        "K%Z3+ikYnZMNHOw%cy4w%cvC+ikYnZMNHOy0+VGw%cvC+ikYnZMN#$ZMNHOw%cvC+ikYnt8KR1ZMNHOw%cvC"
-        "+itD4+ikYnZMNHOw%cvGw%cvC+ikYnZMNHOw(8q$w%cvC+ikYnZMNI1ZMNHOw%cvC+ikYnZmqW4ZMNHOw%cv"
-        "C+ikkG+ikYnZMNHOw%cvC>f3F$+ikYnZMNHOw%e<1w%cvC+ikYnZMNHPt+v~3w%cvC+ikYnZMwGGZMNHOw%c"
-        "vC+ikY$+ikYnZMNHOw%cvC+pBH1+ikYnZMNHOw%cy4w%cvC+ikYnZMNHOy0+VGw%cvC+ikYnZMN#$ZMNHOw%"
-        "cvC+ikYnt8KR1ZMNHOw%cvC+itD4+ikYnZMNHOw%cvGw%cvC+ikYnZMNHOw(8q$w%cvC+ikYnZMNI1ZMNHOw"
-        "%cvC+ikYnZmqW4ZMNHOw%cvC+ikkG+ikYnZMNHOw%cvC>f3F$+ikYnZMNHOw%e<1w%cvC+ikYnZMNHPt+v~3"
-        "w%cvC+ikYnZMwGGZMNHOw%cvC+ikY$+ikYnZMNHOw%cvC+pBH1+ikYnZMNHOw%cy4w%cvC+ikYnZMNHOy0+V"
-        "Gw%cvC+ikYnZMN#$ZMNHOw%cvC+ikYnt8KR1ZMNHOw%cvC+itD4+ikYnZMNHOw%cvGw%cvC+ikYnZMNHOw!r"
-        "_{"
+    "lossless, grey": decompress(
+        b85decode(
+            "c-s4a<Npx`aRx>pU_b&)%#0lW4>NFcFlaESFfs@-{J+J(0aU@p!0`O<U39QIciU|^%3F)X$=!v_+4c&Vb9+?VFxP"
+            "hA|4jfv0)gl"
+        )
     ),
-    "baseline": b85decode(
-        "|JeWF01!$>Nk#wx0RR9200961|JwjV00RO70|EjA0|NsD0|NvF2n7WM1O*BQ2L=cX3JeSj3JVJj4iXRz4iOF"
-        "u3lJ6%5fc;@6%`B*7Z?^47!ni}6#v@*LjeN>1O)^I2?YfS6b%av6ciK`6ciK`6ciK`6ciK`6ciK`6ciK`6ci"
-        "K`6ciK`6ciK`6ciK`6ciK`6ciK`6cqo!01*fPC;%h_0TBQK5di}c0sq7R6#xMN000000000000000000LG|H"
-        "J?u5C8!M00RL50000000000000C91|c#65hM~K|HJ?q0RaF500RI3000000000000smF2mt~I|HJ?v5dZ=L0"
-        "R;g80000000000000C75dr}rA~9hS6aU%(3<CiG0ucid06zeo(Zo2RvpLxrl{^%qh%-"
-        "S}b+DT%cqzvl`}v@=IM`8@1t{Zpe>4?lI|;I=j)k|)#)Gm$$TcFoiNza3nlz00*|%C#y@goX4ADbAwh?Jh1z"
-        "6jDD4?Gk2{fmItZlm=l7eXLB+{Zf7VkG2DRYN##ESAJ)M*YV_L(!YakQs`ylDm~tCL#@G@!8>Z^adIV_^oA@"
-        "K=pDckxABk=Q|{M3fD_ZZubA4&iwf<V_gL98u^QXJ+bYPX(yT3{e*?Y#h>p)MdXEM#~!qG^n!~Zp9I@j={|<"
-        "*qDL0&BloO!WNNUT@xNKhZI|V*}Pj*y@kla3{l$b7}}l-"
-        "k%s(H&&`7ySG|SU!*(d=^RR1b_9mch^6{g$;uMiyT_6A1"
+    "baseline": decompress(
+        b85decode(
+            "c-s4a<NpH&0WUXCHwH#V1_nkTWcYuZ!I^=Xi3x;&fCY$HIapa)SXjB(+1WUFxOjNDxwyG``Gf>``2_j6xdp@o1cg"
+            "OJMMZh|#U;c<B!omnML>oyG6VInuyV4pa*FVB^NNrR{vTiv<Y3TXP+?{iWMC3xWEN!ne}q94>{MjH&IuHj6JTIuW"
+            "ne~@V_{`eG-47|5mExmO95q=fe-=Mfc|1+Vh75}1C3{5WJS@-EXc&DsAQNZB>evt0}nGJ&;iVX4E79jFCMX2xY_c"
+            "i<Ww7x#T~|uVWk^pYgK3-m;U{8!Dfpafm2yE9+%gfh^AR{Zd%dTy8Z02=1tBgOqKR@9+h^UWzzHW=Ju%Iy{!?qcr"
+            "H5IZ4=D&XN|aBr?FtZG^fe(rZu^{<tH^|yivKd$V%+Jxs+ycd%=;ePij{(`82-GG~QgeWqH${Og4?xlcPCI7HpKt"
+            "KPp<3oX9riLwK)w`A657i8maVx=i8SmuC{5%J;BR^og&;DVe|*lIdx$fEKMd#S<v5n<I0n=}PK;5x3LQ>?SKVOXe"
+            "LF+|+mQtoDr=jX=kC{5m8yF)mhE&Y)c+y7uOtXrNn99O4PQ^+w{>Jno5Ye*({+ZI%w-+j`@0na1<a8?v*$sV&I;^"
+            "l|a_M<PId^8arF0F1(^s{"
+        )
     ),
     "arithmetic": b85decode(
         "|JeWF01!$>Nk#wx0RR9200961|JwjV00RO70|EjA0|NsD0|NvF2n7WM1O*BQ2L=cX3JeSj3JVJj4iXRz4iOF"
@@ -61,94 +49,40 @@ FILES = {
         "YpNM_;&AzEH9WO3fM($M_g$#e|y8X;@PDb=Q!QjZkB+``e&0&M$%@s9=qK{lOh`&D>{spHu$L)&(U>u8j)GC"
         "lZEJEoCNA`r1Z$gS!xSfw>>tiT`U|%xi?&Pe$q0pbI<AxFpTBv>|4CbVgXZ<M?RkhV9gV85LjAt@!X;?!2j6"
     ),
-    "arithmetic, progressive": b85decode(
-        "|JeWF01!$>Nk#wx0RR9200961|JwjV00RO70|EjA0|NsD0|NvF2n7WM1O*BQ2L=cX3JeSj3JVJj4iXRz4iOF"
-        "u3lJ6%5fc;@6%`B*7Z?^47!ni}6#v@*LjeN>1O)^I2?YfS6b%av6ciK`6ciK`6ciK`6ciK`6ciK`6ciK`6ci"
-        "K`6ciK`6ciK`6ciK`6ciK`6ciK`6cqo;01*fPC;%h_0TBQK5di}c0sqVZ1^^HN5dYc$3<CiG0uTcb000610N"
-        "E>n4}~=2Qz79PkMS6PqzcXoT791R6sHxn-"
-        "~Rw2^S*SV8Ya&)0~OwK3`GZ`Gx`uE4MswQ{>UH!qDlsUQTmV1o!}h1pXmS000a;P|Jncu0RaF31p*Z;QTXhi"
-        "ArMbV9aKlt+!hzt4(iIIq>En<WtfR)CI8F-1Q7-"
-        "Q+5iXv0|5a)0YoNqf5n(y&me<BhoAI%K@=eT;G#hP%m4%t1^?Or2mt~C0Y3pl5~MSzRS#s&#e#ZM-"
-        "3nYgqH}j>m^lB;00a;P|Jncu0RaF8KLW7-"
-        "%m4%s1^?Or2mt{A0Y4$tbkkVi5$Ok~pKlX2v|q;m+5ij#0RRF30{{R35X)12Zys}vq$7a;%m4%t1^?Or2mu2"
-        "D0Y4DaK!XH!+JyxME%)_aH<xLOmMS3s%m4%t1^?Or2mt~C0Y4Dh&r108NSSauZHCkoAwd7k00a;P|Jncu0Ra"
-        "F3KM<)3NpQ*eWNIKUks`}9braBT?lU>y|Je"
+    "arithmetic, progressive": decompress(
+        b85decode(
+            "c-s4a<NpH&0WUXCHwH#V1_nkTWcYuZ!I^=Xi3x;&fCY$HIapa)SXjB(+1WUFxOjNDxwyG``Gf>``2_j6xdp@o1cg"
+            "OJMMZh|#U;c<B!omnML>oyG6VInuyV4pa*FVB^NNrR{-0tH<Y3TXP+?{iWMC3xWEN!ne};jLL4Z-<|1Aa{W<~}k0"
+            "cHW9v;Q;P)NbT&HF+GY_)wz%qeT4@u5(;bwex<8EEnB+|38D$=Y1uMq}0xvFpJ(R;&EkPWc*7&mDkOw<=+Vf#zkI"
+            "i4S~P<&(D1zvwQvvpam=ftU%*AfC0kD$|R~2_~XrdMFD?L*%0^3cf`c6^SwH?cu99Wf9j0RbXAaYL5Ol@Mn-!^7q"
+            "#O0qch^pD>OT`&;L^8D5CJ^!6FAFRZJjN&O%F!SA_DXoIBc76?~T~#(Gh4dBzM26ua5%nKqz0#$NGi$>oR#f-l*Z"
+            "&(9Y&-4cHc777f^3=9kcr-N(r<%)ZkC^w+FO5n0XGfUa6R#rCM?_cB0r)PFe(^5cllfbR>UO&Eg%q+0ZZM!0(=zw"
+            "Omz)CL9f|EZ}vJ~_uDxEed6~2)7&e-z7|C<1jBc>$"
+        )
     ),
-    "12 bits": b85decode(
-        "|JeWF01!$>Nk#wx0RR9200961|JwjV00IF40RaI50RaI50s;a81OoyB0s;jD1Oo&H1qKEN1qKEN2MGuU2MGr"
-        "T1_%oX2?`1d3JL}Y3k(Yi3<(Mf3je_X3k(1#03-"
-        "nc5di<h02TlN0RaF200000000000000A2@U_m03r|o00jdC0{{R300000000002@5DiG*aRL1P3QkVPgN<00"
-        ";pA002J##Xl{ylV}??u^5B^TWKcHHfv%r2mrRyO`vSn#9|NuZKRt(*{z7gTMi0IH?8(fo6JY8K0;6}w3BEXH"
-        "L)0k09$D$&^BvgF$e&*(oLXj*2H2E0d1t4K-"
-        "sN`#9IyuNjI(bO`FU|tv*6fEwqzp8#S>QgaBJ<CeSu(VlfB+w$e?YY}UkL5CLtZn?TvEh{RhC3Q0Gu_D!42N"
-        "3A|WP%X5RXd5-"
-        "L7=!>@X(rG%Yhp170JhRiplsH}Vh{msq?<t5t%$^14hl&(t@cfu%tx(0LQpNVlV}??u^5B^TWKcHHfv%r2mr"
-        "RyO`vSn#9|NuZKRt(*{z7gTMi0IH?8(fo6JY8K1cuA"
+    "12 bits": decompress(
+        b85decode(
+            "c-s4a<NpH&0WUXCHwH#V1_nkTWcYuZ!I^=H5d=Ua69}*{gGg2u7G@SURyH;;X6NJpVs<t*4sH%kE)W2+c(}QEK%D"
+            ";v8Mt{EG#FGE83h^sA7Ky!nh!J^32<@p0>zaC7#LWYS(uR|IJq@kO@baVvaqWMCMNyA#lQj5Y0q%fUU$pn3~AGi5"
+            "-kkTnQ9lzvXcxs7`9#VU66C_NRj|!?vmLKH`jI?iRR<-G++D8clH_gwRTPc!%vg@|C<15%7tD"
+        )
     ),
-    "lossless, 12 bits": b85decode(
-        "|JeV;02crO0RaI30000000000000062L%lO!vG5m04M+?0RRyI|Jncu0RR97008Iz0MO9T(9qD((9qD((9qD"
-        "((9qD((9qD((9qD((9qD((9qD(s3=gOLWK$xC{Uq7g$fiXP@zJF3KS?%p+bcU6ev)lprJyA3KS?%p+bcU6ev"
-        ")kLWK$xC{Uq7g$fiXP@zJKf`tkcC{Uq7g$fiXP@zJF3KS?%p+bcU6ev)kLWK${3KS?%p+bcU6ev)kLWK$xC{"
-        "Uq7g$fiXP@zJF3KS@)C{Uq7g$fiXP@zJF3KS?%p+bcU6ev)kLWK$xC{UuHp+bcU6ev)kLWK$xC{Uq7g$fiXP"
-        "@zJF3KS?%p+bs+g$fiXP@zJF3KS?%p+bcU6ev)kLWK$xC{Uq7g$gPP6ev)kLWK$xC{Uq7g$fiXP@zJF3KS?%"
-        "p+bcU6ey@DP@zJF3KS?%p+bcU6ev)kLWK$xC{Uq7g$fiXP@<rrLWK$xC{Uq7g$fiXP@zJF3KS?%p+bcU6ev)"
-        "kLW+Wg3KS?%p+bcU6ev)kLWK$xC{Uq7g$fiXP@zJF3MvW|C{Uq7g$fiXP@zJF3KS?%p+bcU6ev)kLWK$xD5x"
-        "k<p+bcU6ev)kLWK$xC{Uq7g$fiXP@zJF3KS?%qM)Hdg$fiXP@zJF3KS?%p+bcU6ev)kLWK$xC{Uq7ih_j-"
-        "6ev)kLWK$xC{Uq7g$fiXP@zJF3KS?%p+bcUDhd=RP@zJF3KS?%p+bcU6ev)kLWK$xC{Uq7g$fiXs3=gOLWK$"
-        "xC{Uq7g$fiXP@zJF3KS?%p+bcU6ev)lprJyA3KS?%p+bcU6ev)kLWK$xC{Uq7g$fiXP@zJKf`tkcC{Uq7g$f"
-        "iXP@zJF3KS?%p+bcU6ev)kLWK${3KS?%p+bcU6ev)kLWK$xC{Uq7g$fiXP@zJF3KS@)C{Uq7g$fiXP@zJF3K"
-        "S?%p+bcU6ev)kLWK$xC{UuHp+bcU6ev)kLWK$xC{Uq7g$fiXP@zJF3KS?%p+bs+g$fiXP@zJF3KS?%p+bcU6"
-        "ev)kLWK$xC{Uq7g$gPP6ev)kLWK$xC{Uq7g$fiXP@zJF3KS?%p+bcU6ey@DP@zJF3KS?%p+bcU6ev)kLWK$x"
-        "C{Uq7g$fiXP@<rrLWK$xC{Uq7g$fiXP@zJF3KS?%p+bcU6ev)kLW+Wg3KS?%p+bcU6ev)kLWK$xC{Uq7g$fi"
-        "XP@zJF3MvW|C{Uq7g$fiXP@zJF3KS?%p+bcU6ev)kLWK$xD5xk<p+bcU6ev)kLWK$xC{Uq7g$fiXP@zJF3KS"
-        "?%qM)Hdg$fiXP@zJF3KS?%p+bcU6ev)kLWK$xC{Uq7ih_j-"
-        "6ev)kLWK$xC{Uq7g$fiXP@zJF3KS?%p+bcUDhd=RP@zJF3KS?%p+bcU6ev)kLWK$xC{Uq7g$fiXs3=gOLWK$"
-        "xC{Uq7g$fiXP@zJF3KS?%p+bcU6ev)lprJyA3KS?%p+bcU6ev)kLWK$xC{Uq7g$fiXP@zJKf`tkcC{Uq7g$f"
-        "iXP@zJF3KS?%p+bcU6ev)kLWK${3KS?%p+bcU6ev)kLWK$xC{Uq7g$fiXP@zJF3KS@)C{Uq7g$fiXP@zJF3K"
-        "S?%p+bcU6ev)kLWK$xC{UuHp+bcU6ev)kLWK$xC{Uq7g$fiXP@zJF3KS?%p+bs+g$fiXP@zJF3KS?%p+bcU6"
-        "ev)kLWK$xC{Uq7g$e-w*#"
+    "lossless, 12 bits": decompress(
+        b85decode(
+            "c-s4a<Npx`aRx>pU_b(F?5sTh4>NG{FlaESFfs@-{J+J(0aU@p!0`M(!v(@%g+{<ar&cZz9Mqx(_+%G4bv5CWZRO"
+            "I!D=VTgYW=A7qt=gFPi5;F{@(-u-=34G"
+        )
     ),
-    "JPEG-LS": b85decode(
-        "|JeWN03cIPNk&Eh0ssI30000e0000a3J3-"
-        "P0003j0003j|L6b+00001|JeWc01F5JC;%h@0TBTI+5iXv0RR910IjzDzyE*xfB%2x(!c+I|8c+nfB$|X|9}"
-        "5~?*D)PfB8TEfB%2K|9}5~zyE*#f4~2K|9`*#fB%2K|9}5~KmULKe?R|!|9^k~fB$~}fB%2||9}5~`~QFcfA"
-        "{}?|9|iQfB%2q|9}5~zyE*#e}Dgf|9<~}|9}1efB%2~fB%2~fB%2~fB%2~fB%2~fB%2~fB%2~fB%2~fB%2~f"
-        "B%2~fB%2~fB%2~fB%2~fB%2~fB%2~fB%2~fB%2~fB%2~fB%2~fB%2~VE@?"
+    "JPEG-LS": decompress(
+        b85decode(
+            "c-s4a<Npf=h2Q{BH#Y_*1_nk31_livR^j4c1F{))Kp3ck11QG$|Hl9C4BQ+*1uBe;f(-v}F>o+~G%&2)_ILmP`rq"
+            "~c>z`c$GX58Wh&p8;QU4A^{Imy=`*9KWaH1Zh55)KjB7TF2?;zqmh`0~efU1nDFya4A08+T8Z2"
+        )
     ),
-    "lossless, 16 bits": b85decode(
-        "|JeV;02crO0RaI300000000000000A3keYa!vG5q04M+?0RRyI|Jncu0RR97008X(&<z044FJ#$0MHEp&<z0"
-        "44FJ#$0MHEp&<z044FJ#$0MHEp&<z044FJ#$0MHEp&<y~n0)S8o0YE4P0H72CfKUnnKqv(OpcDdtPznJ+C<O"
-        "qZ6as)y3IRYU1puHF0)S8o0-"
-        "y>3Kqv(OpcDdtPznJ+C<OqZ6as)y3IRYU1puHF0)S8o0YE4P0H72CfKUnnKqv};C<OqZ6as)y3IRYU1puHF0"
-        ")S8o0YE4P0H72CfKUnnKqv(OpcDdtPznJ+C<OqZDgdAq0)S8o0YE4P0H72CfKUnnKqv(OpcDdtPznJ+C<OqZ"
-        "6as)y3IRYU1puHF0)VIjfKUnnKqv(OpcDdtPznJ+C<OqZ6as)y3IRYU1puHF0)S8o0YE4P0H72CfKUnopb7y"
-        "%C<OqZ6as)y3IRYU1puHF0)S8o0YE4P0H72CfKUnnKqv(OpcDdtPznJ+C<=fm1puHF0)S8o0YE4P0H72CfKU"
-        "nnKqv(OpcDdtPznJ+C<OqZ6as)y3IRYU1puHb0H72CfKUnnKqv(OpcDdtPznJ+C<OqZ6as)y3IRYU1puHF0)"
-        "S8o0YE4P0H72CfT#k1PznJ+C<OqZ6as)y3IRYU1puHF0)S8o0YE4P0H72CfKUnnKqv(OpcDdtPznN|3IRYU1"
-        "puHF0)S8o0YE4P0H72CfKUnnKqv(OpcDdtPznJ+C<OqZ6as)y3IRYU3V<jD0H72CfKUnnKqv(OpcDdtPznJ+"
-        "C<OqZ6as)y3IRYU1puHF0)S8o0YE4P0H7)WpcDdtPznJ+C<OqZ6as)y3IRYU1puHF0)S8o0YE4P0H72CfKUn"
-        "nKqv(OpcDdtr~-"
-        "gc3IRYU1puHF0)S8o0YE4P0H72CfKUnnKqv(OpcDdtPznJ+C<OqZ6as)y3Id=C0YE4P0H72CfKUnnKqv(Opc"
-        "DdtPznJ+C<OqZ6as)y3IRYU1puHF0)S8o0YE4UfG7n3pcDdtPznJ+C<OqZ6as)y3IRYU1puHF0)S8o0YE4P0"
-        "H72CfKUnnKqv(Opeg{M6as)y3IRYU1puHF0)S8o0YE4P0H72CfKUnnKqv(OpcDdtPznJ+C<OqZ6as*#0)S8o"
-        "0YE4P0H72CfKUnnKqv(OpcDdtPznJ+C<OqZ6as)y3IRYU1puHF0)S8o0-"
-        "y>3Kqv(OpcDdtPznJ+C<OqZ6as)y3IRYU1puHF0)S8o0YE4P0H72CfKUnnKqv};C<OqZ6as)y3IRYU1puHF0"
-        ")S8o0YE4P0H72CfKUnnKqv(OpcDdtPznJ+C<OqZDgdAq0)S8o0YE4P0H72CfKUnnKqv(OpcDdtPznJ+C<OqZ"
-        "6as)y3IRYU1puHF0)VIjfKUnnKqv(OpcDdtPznJ+C<OqZ6as)y3IRYU1puHF0)S8o0YE4P0H72CfKUnopb7y"
-        "%C<OqZ6as)y3IRYU1puHF0)S8o0YE4P0H72CfKUnnKqv(OpcDdtPznJ+C<=fm1puHF0)S8o0YE4P0H72CfKU"
-        "nnKqv(OpcDdtPznJ+C<OqZ6as)y3IRYU1puHb0H72CfKUnnKqv(OpcDdtPznJ+C<OqZ6as)y3IRYU1puHF0)"
-        "S8o0YE4P0H72CfT#k1PznJ+C<OqZ6as)y3IRYU1puHF0)S8o0YE4P0H72CfKUnnKqv(OpcDdtPznN|3IRYU1"
-        "puHF0)S8o0YE4P0H72CfKUnnKqv(OpcDdtPznJ+C<OqZ6as)y3IRYU3V<jD0H72CfKUnnKqv(OpcDdtPznJ+"
-        "C<OqZ6as)y3IRYU1puHF0)S8o0YE4P0H7)WpcDdtPznJ+C<OqZ6as)y3IRYU1puHF0)S8o0YE4P0H72CfKUn"
-        "nKqv(OpcDdtr~-"
-        "gc3IRYU1puHF0)S8o0YE4P0H72CfKUnnKqv(OpcDdtPznJ+C<OqZ6as)y3Id=C0YE4P0H72CfKUnnKqv(Opc"
-        "DdtPznJ+C<OqZ6as)y3IRYU1puHF0)S8o0YE4UfG7n3pcDdtPznJ+C<OqZ6as)y3IRYU1puHF0)S8o0YE4P0"
-        "H72CfKUnnKqv(Opeg{M6as)y3IRYU1puHF0)S8o0YE4P0H72CfKUnnKqv(OpcDdtPznJ+C<OqZ6as*#0)S8o"
-        "0YE4P0H72CfKUnnKqv(OpcDdtPznJ+C<OqZ6as)y3IRYU1puHF0)S8o0-"
-        "y>3Kqv(OpcDdtPznJ+C<OqZ6as)y3IRYU1puHF0)S8o0YE4P0H72CfKUnnKqv};C<OqZ6as)y3IRYU1puHF0"
-        ")S8o0YE4P0H72CfKUnnKqv(OpcDdtPznJ+C<OqZDgdAq0)S8o0YE4P0H72CfKUnnKqv(OpcDdtPznJ+C<OqZ"
-        "6as)y3IRYU1puHF0)VIjfKUnnKqv(OpcDdtPznJ+C<OqZ6as)y3IRYU1puHF0)S8o0YE4P0H72CfKUnopb7y"
-        "%C<OqZ6as)y3IRYU1puHF0)S8o0YE4P0H72CfKUnnKqv(OpcDdtPznJ+C<=fm1puHF0)S8o0YE4P0H72CfKU"
-        "nnKqv(OpcDdtPznJ+C<OqZ6as)y3IRYU1puG`|Je"
+    "lossless, 16 bits": decompress(
+        b85decode(
+            "c-s4a<Npx`aRx>pU_b&~+?)dc4>NEJFlaESFfs@-{J+J(0aU@p!0?vg0x!vE1ye%+7o&p)E5ia2qL@qzNKy`Day5"
+            "{o9LUrnO*xP`>WxuvjCy0#8>8MB^~R9*2E+fG0J9*35C"
+        )
     ),
 }

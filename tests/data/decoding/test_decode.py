@@ -15,6 +15,7 @@ from PIL import Image
 from lockstep.data.decoding import decode as module
 from lockstep.data.decoding.augment import Square, decode_into
 from lockstep.data.decoding.decode import check, decode, decode_undamaged
+from tests.soak import SOAK
 
 Use = Callable[[bytes], object]
 
@@ -349,7 +350,7 @@ FUZZED = {
 @pytest.mark.parametrize("data", FUZZED.values(), ids=FUZZED)
 def test_a_damaged_file_is_an_image_of_one_size_or_a_value_error(data: bytes) -> None:
     random = np.random.default_rng(4)
-    for case in range(300):
+    for case in range(300 if SOAK else 100):
         damaged = bytearray(data)
         reach = len(data) if case % 2 else 200
         for place in random.integers(0, reach, random.integers(1, 6)):

@@ -226,22 +226,6 @@ def test_a_replaced_orientation_is_the_only_exif_data(orientation: int) -> None:
     np.testing.assert_array_equal(decode(replaced), decode(data))
 
 
-def test_exif_data_behind_the_pixels_of_a_png_counts() -> None:
-    file = io.BytesIO()
-    Image.fromarray(PIXELS).save(file, "PNG")
-    exif = tiff(">", 3, 8)
-    chunk = (
-        struct.pack(">I", len(exif))
-        + b"eXIf"
-        + exif
-        + struct.pack(">I", zlib.crc32(b"eXIf" + exif))
-    )
-    data = file.getvalue()[:-12] + chunk + file.getvalue()[-12:]
-    np.testing.assert_array_equal(
-        turn_image(decode(data), read_orientation(data)), shown(PIXELS, 8)
-    )
-
-
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 def test_a_turned_window_is_the_window_of_the_turned_image(orientation: int) -> None:
     rng = np.random.default_rng(orientation)

@@ -1,6 +1,5 @@
 """DALI's operators give the pixels of the host loader's augmentations, or are refused."""
 
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,12 @@ import numpy as np
 import pytest
 
 from lockstep.data.index import Index, open_index
-from lockstep.data.loading.dali import DaliLoader, import_dali
+from lockstep.data.loading.dali import DaliLoader
 from lockstep.data.loading.host import HostLoader
 from lockstep.data.loading.loaders import make_loader
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.augmentation_list import list_augmentations
-from lockstep.recipes.augmentations.colour_jitter import NO_GEOMETRY, rotate_hue
-from lockstep.recipes.augmentations.gaussian_blur import blur_by_boxes
 from lockstep.recipes.order import BatchPlan, training_plans
-from lockstep.recipes.pixel_operators import equalise, rotate
 from lockstep.system.errors import RecipeError
 
 SIZE = 48
@@ -105,41 +101,3 @@ def test_dali_refuses_augmentations_with_other_pixels_by_name(
     with pytest.raises(RecipeError, match=r": randaugment \(.*\), augmix \(.*--loader host"):
         make_loader(index, recipe, Execution(loader="dali"))
     make_loader(index, recipe, Execution(loader="dali"), evaluation=True)
-
-
-def run_dali(images: list[np.ndarray], apply: Callable[[Any], Any]) -> np.ndarray:
-    """Return what DALI's operators make of images: uint8 [N, size, size, 3]."""
-    fn, _, pipeline_def = import_dali()
-
-    @pipeline_def(batch_size=len(images), num_threads=1, device_id=None)  # type: ignore[untyped-decorator]
-    def build_graph() -> Any:
-        return apply(fn.external_source(source=lambda: images, layout="HWC", batch=True))
-
-    pipeline = build_graph()
-    pipeline.build()
-    (output,) = pipeline.run()
-    return np.asarray(output.as_tensor())
-
-
-@pytest.mark.parametrize(
-    ("operator", "apply"),
-    [
-        ("equalise", lambda fn, images: fn.equalize(images)),
-        ("rotate", lambda fn, images: fn.rotate(images, angle=20, keep_size=True, interp_type=0)),
-        ("hue", lambda fn, images: fn.hue(images, hue=0.1 * 360)),
-        ("blur", lambda fn, images: fn.gaussian_blur(images, sigma=1.0)),
-    ],
-)
-def test_what_dali_refuses_has_other_pixels(operator: str, apply: Callable[..., Any]) -> None:
-    random = np.random.default_rng(0)
-    images = list(random.integers(0, 256, (8, 5, 5, 3), dtype=np.uint8).repeat(9, 1).repeat(9, 2))
-    changes: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-        "equalise": lambda image: equalise(image, 0, NO_GEOMETRY),
-        "rotate": lambda image: rotate(image, 20, NO_GEOMETRY),
-        "hue": lambda image: rotate_hue(image, 0.1),
-        "blur": lambda image: blur_by_boxes(image, 1.0),
-    }
-    fn, _, _ = import_dali()
-    made = run_dali(images, lambda batch: apply(fn, batch))
-    expected = np.stack([changes[operator](image) for image in images])
-    assert np.abs(made.astype(int) - expected).max() > 1

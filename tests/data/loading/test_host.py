@@ -5,7 +5,7 @@ import dataclasses
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from itertools import islice, product
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +131,7 @@ def test_a_batch_is_what_its_plan_says_done_by_hand(
         )
 
 
-@pytest.mark.parametrize(("threads", "ahead"), list(product([1, 2, 5], [1, 2, 7])))
+@pytest.mark.parametrize(("threads", "ahead"), [(1, 1), (1, 7), (2, 2), (5, 2), (5, 7)])
 def test_batches_do_not_depend_on_threads_or_on_how_far_ahead(
     index: Index, plans: list[BatchPlan], threads: int, ahead: int
 ) -> None:
@@ -322,11 +322,6 @@ def test_all_cores_are_used_unless_a_number_is_given(
     with loader(few, threads=0) as one:
         list(one.batches([whole(0, 1, 2, 3)] * 5))
         assert len(threads_of_loaders()) == 3
-
-
-def test_a_batch_cannot_be_exchanged_after_it_was_made(few: Index) -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        load_batches(few, [whole(0)])[0].labels = np.zeros(1)
 
 
 def test_an_augmentation_may_change_what_the_one_before_it_returned(

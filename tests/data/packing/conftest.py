@@ -4,11 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.sets import (
-    CONTAINERS,
-    data_set,
-    pack_as,
-)
+from tests.data.sets import CONTAINERS, data_set, pack_as
 
 
 @pytest.fixture(scope="module")

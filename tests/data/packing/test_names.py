@@ -4,18 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.data.containers import Sample, recordio, tfrecord, webdataset
+from lockstep.data.containers import Sample
 from lockstep.data.packing.splits import shard_name
 from lockstep.system.errors import DataError
-from tests.data.cases import jpeg
-from tests.data.sets import (
-    pack_as,
-)
-
-MODULES = {"recordio": recordio, "tfrecord": tfrecord, "webdataset": webdataset}
-
-
-# Hostile names
+from tests.data.cases import jpeg, write
+from tests.data.sets import pack_as
 
 HOSTILE = [
     "../../x.jpg",
@@ -39,15 +32,11 @@ def test_no_name_of_an_image_leads_out_of_the_target(
 ) -> None:
     source = tmp_path / "in/source"
     images = {"a": jpeg(8, 8), "b": jpeg(9, 9)}
-    source.mkdir(parents=True)
-    write_samples(
-        format,
-        source,
-        [
-            Sample(i, name, i, class_name, data, 8, 8)
-            for i, (class_name, data) in enumerate(images.items())
-        ],
-    )
+    samples = [
+        Sample(i, name, i, class_name, data, 8, 8)
+        for i, (class_name, data) in enumerate(images.items())
+    ]
+    write(format, source / shard_name(format, "", 0, 1), samples)
     target = pack_as(source, tmp_path / "out/deep/target", "folder")
     for class_name, data in images.items():
         assert [path.read_bytes() for path in (target / class_name).iterdir()] == [data]
@@ -68,14 +57,8 @@ def test_a_class_that_would_lead_out_of_the_target_is_refused(
     format: str, name: str, tmp_path: Path
 ) -> None:
     source = tmp_path / "source"
-    source.mkdir()
-    write_samples(format, source, [Sample(0, "x.jpg", 0, name, jpeg(), 8, 8)])
+    samples = [Sample(0, "x.jpg", 0, name, jpeg(), 8, 8)]
+    write(format, source / shard_name(format, "", 0, 1), samples)
     with pytest.raises(DataError, match=r"class 0 .* cannot be .*(folder|classes\.txt)"):
         pack_as(source, tmp_path / "target", "folder")
     assert not (tmp_path / "target").exists()
-
-
-def write_samples(format: str, root: Path, samples: list[Sample]) -> None:
-    with MODULES[format].Writer(root / shard_name(format, "", 0, 1)) as writer:
-        writer.extend(map(writer.record, samples))
-        writer.finish()

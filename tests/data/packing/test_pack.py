@@ -4,12 +4,13 @@ elsewhere."""
 import json
 import os
 import threading
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lockstep.data.containers import Bytes, Sample, recordio, tfrecord, webdataset
+from lockstep.data.containers import Bytes, Sample, tfrecord
 from lockstep.data.images import Quarantined
 from lockstep.data.index import open_index
 from lockstep.data.listing import list_images
@@ -17,7 +18,8 @@ from lockstep.data.packing import Packing, pack, samples, writing
 from lockstep.data.packing.splits import shard_name
 from lockstep.data.sources import find_source, find_split
 from lockstep.system.errors import DataError
-from tests.data.cases import image_folder, jpeg
+from tests.data.cases import image_folder, jpeg, sample, write
+from tests.data.checking.cases import STORED
 from tests.data.sets import (
     CLASSES,
     CONTAINERS,
@@ -31,12 +33,13 @@ from tests.data.sets import (
     read_all,
     sort_images,
 )
+from tests.soak import SOAK
 
-MODULES = {"recordio": recordio, "tfrecord": tfrecord, "webdataset": webdataset}
+PAIRS = list(product(FORMATS, FORMATS))
+"""`make soak` packs from any format to any, `make test` from each and to each."""
 
 
-@pytest.mark.parametrize("source", FORMATS)
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("source", "format"), PAIRS[:: 1 if SOAK else 3])
 def test_images_names_classes_and_order_survive_from_any_format_to_any(
     source: str, format: str, sets: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -162,7 +165,7 @@ def test_the_images_of_a_split_are_divided_evenly_among_as_many_files_as_asked_f
     target = pack_as(folder, tmp_path / "target", format, shards=4)
     names = [shard_name(format, "train", i, 4) for i in range(4)]
     assert list(find_split(target, "train").files) == names
-    assert [len(list(MODULES[format].scan_images(target / name))) for name in names] == [3, 4, 4, 4]
+    assert [len(list(STORED[format](target / name))) for name in names] == [3, 4, 4, 4]
 
 
 def test_there_are_no_more_files_than_images(folder: Path, tmp_path: Path) -> None:
@@ -214,26 +217,14 @@ def test_images_whose_names_cannot_keep_their_order_are_numbered(
         "falling": [f"{11 - i:02d}.jpg" for i in range(12)],
     }.items():
         source = tmp_path / case
-        source.mkdir()
-        write_recordio(
-            source / "x.rec", [(i, i // 4, image, names[i]) for i, image in enumerate(images)]
-        )
+        stored = [sample(i, i // 4, image, names[i]) for i, image in enumerate(images)]
+        write("recordio", source / "x.rec", stored)
         target = pack_as(source, tmp_path / f"{case} packed", format)
         splits = read_all(list_images(find_source(target)))
         assert [data for _, _, data in splits] == images
         if format != "recordio" or case == "no names":
             assert [name for _, name, _ in splits] == [f"{i:08d}.jpg" for i in range(12)]
         assert open_index(target).digest == open_index(source).digest
-
-
-def write_recordio(path: Path, images: list[tuple[int, int, bytes, str]]) -> None:
-    """Write images with these numbers, labels and names, in this order."""
-    with recordio.Writer(path) as writer:
-        for number, label, data, _ in images:
-            writer.extend([writer.record(Sample(number, "", label, "", data, 0, 0))])
-        if any(name for *_, name in images):
-            writer.describe((number, label, name) for number, label, _, name in images)
-        writer.finish()
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -243,21 +234,16 @@ def test_a_name_may_be_as_long_as_the_file_system_allows(format: str, tmp_path: 
     assert read_all(list_images(find_source(target))) == sort_images(files, ("a",))
 
 
-@pytest.mark.parametrize("format", CONTAINERS)
-def test_a_source_without_splits_becomes_files_called_images(
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_source_without_splits_becomes_class_folders_or_files_called_images(
     format: str, folder: Path, tmp_path: Path
 ) -> None:
     counts = pack(folder / "train", tmp_path / "target", Packing(format))
     assert counts == {"images": len(TRAIN)}
     source = find_source(tmp_path / "target")
-    assert source.files[0].startswith("images")
+    assert all(name.startswith("images") for name in source.files)
+    assert bool(source.files) == (format != "folder")
     assert read_all(list_images(source)) == sort_images(TRAIN)
-
-
-def test_a_source_without_splits_becomes_class_folders(folder: Path, tmp_path: Path) -> None:
-    assert read_all(
-        list_images(find_source(pack_as(folder / "train", tmp_path / "target", "folder")))
-    ) == sort_images(TRAIN)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -281,10 +267,7 @@ def test_the_quarantine_of_a_file_names_first_bytes(sets: dict[str, Path], tmp_p
 
 
 def test_labels_that_begin_with_one_are_counted_from_nought_when_it_is_said(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    write_recordio(
-        tmp_path / "source" / "train.rec", [(i, i + 1, jpeg(8 + i, 8), "") for i in range(3)]
-    )
+    write("recordio", tmp_path / "source" / "train.rec", [sample(i, i + 1) for i in range(3)])
     (tmp_path / "source" / "classes.txt").write_text("ant\nnewt\nowl\n")
     with pytest.raises(DataError, match=r"class 3, but .* lists 3 .*--first-label 1"):
         pack_as(tmp_path / "source", tmp_path / "target", "tfrecord")
@@ -303,14 +286,8 @@ def test_a_finished_pack_started_again_changes_no_file(
 ) -> None:
     """Test a source whose images keep their names, and one whose images are numbered."""
     nameless = tmp_path / "nameless"
-    nameless.mkdir()
-    write_recordio(
-        nameless / "x.rec",
-        [
-            (i, 0, data, "")
-            for i, data in enumerate([jpeg(), encode_blank("PNG"), encode_blank("BMP")])
-        ],
-    )
+    images = [jpeg(), encode_blank("PNG"), encode_blank("BMP")]
+    write("recordio", nameless / "x.rec", [sample(i, 0, data) for i, data in enumerate(images)])
     for number, source in enumerate((sets["folder"], nameless)):
         target = tmp_path / str(number)
         pack(source, target, Packing(format, resize=resize))

@@ -20,6 +20,7 @@ from lockstep.data.stores.eviction import NEVER, Reads, await_part, choose_block
 from lockstep.data.stores.objects import StoredObject
 from lockstep.data.stores.transfer import Part, Transfer
 from lockstep.system.errors import DataError
+from tests.soak import EXAMPLES, SOAK
 
 ITEMS = [StoredObject("a.tar", 40 * BLOCK_BYTES + 100, "1", 0), StoredObject("b.tar", 9000, "2", 0)]
 CONTENTS = {
@@ -123,7 +124,7 @@ def _count_fewest_fetches(reads: list[int], capacity: int) -> int:
     return min(costs.values())
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(8 if SOAK else 2))
 @pytest.mark.parametrize("capacity", [1, 2, 4])
 def test_a_known_plan_is_read_with_the_fewest_fetches(
     tmp_path: Path, seed: int, capacity: int
@@ -155,6 +156,7 @@ PARTS = st.tuples(st.sampled_from(ITEMS), st.floats(0, 1), st.integers(1, 5 * BL
 )
 
 
+@EXAMPLES
 @given(
     st.lists(st.lists(PARTS, min_size=1, max_size=4), min_size=1, max_size=12), st.integers(1, 9)
 )
