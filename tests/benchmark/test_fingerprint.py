@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import stat
 from pathlib import Path
 
 import pytest
@@ -58,34 +57,17 @@ def test_pytorchs_own_onednn_is_noted() -> None:
     assert f"v{fingerprint('torch')['onednn']} " in torch.__config__.show()
 
 
-def driver_says(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\necho '{text}'\n")
-    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-
-
-def test_nvidias_driver_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver_says(
-        "NVIDIA A100-SXM4-40GB, 535.54.03, 40960 MiB, 1410 MHz, 1410 MHz, 400.00 W",
-        tmp_path,
-        monkeypatch,
-    )
-    (gpu,) = query_gpus()
-    assert (gpu["gpu"], gpu["driver"], gpu["gpu_clock"]) == (
-        "NVIDIA A100-SXM4-40GB",
-        "535.54.03",
-        "1410 MHz",
-    )
-
-
-def test_a_driver_without_a_gpu_names_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver_says("No devices were found", tmp_path, monkeypatch)
-    assert query_gpus() == []
-
-
-def test_without_the_driver_there_is_no_gpu(
+def test_gpus_are_those_that_nvidias_driver_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    assert query_gpus() == [], "without the driver"
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'No devices were found'\n")
+    tool.chmod(0o755)
     assert query_gpus() == []
+    known = "NVIDIA A100-SXM4-40GB, 535.54.03, 40960 MiB, 1410 MHz, 1410 MHz, 400.00 W"
+    tool.write_text(f"#!/bin/sh\necho '{known}'\n")
+    (gpu,) = query_gpus()
+    about = (gpu["gpu"], gpu["driver"], gpu["gpu_clock"])
+    assert about == ("NVIDIA A100-SXM4-40GB", "535.54.03", "1410 MHz")

@@ -221,7 +221,7 @@ def test_numbers_that_are_none_are_no_invalid_json(recipe: Recipe, tmp_path: Pat
     )
 
 
-@pytest.mark.parametrize("word", ["null", "NaN", "Infinity"])
+@pytest.mark.parametrize("word", ["null", "NaN"])
 def test_losses_that_are_not_finite_are_said_in_words(
     word: str, recipe: Recipe, tmp_path: Path
 ) -> None:
