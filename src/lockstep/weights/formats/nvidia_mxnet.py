@@ -15,7 +15,7 @@ gluon/model_zoo/vision/resnet.py.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,12 @@ from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import replacing
 from lockstep.system.regular_files import TEXT
 from lockstep.weights.formats import common, mxnet_params, naming_target
-from lockstep.weights.formats.account import account_for_constants, refuse_leftover, split_ignored
+from lockstep.weights.formats.account import (
+    Part,
+    account_for_constants,
+    refuse_leftover,
+    split_ignored,
+)
 from lockstep.weights.formats.mxnet_graph import (
     are_gluons,
     assume_graph,
@@ -124,11 +129,8 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
     shapes, ignored = split_ignored({name: v.shape for name, v in arrays.items()}, choice)
     arrays = {name: arrays[name] for name in shapes}
     graph = path.with_name(re.sub(r"-[0-9]{4,9}$", "", path.stem) + _SYMBOL)
-    origin = "NVIDIA MXNet"
-    recipe = resnet50_mxnet_90ep()
-    if are_gluons(arrays):
-        origin = "Gluon"
-        recipe = Recipe()
+    is_gluons = are_gluons(arrays)
+    recipe = Recipe() if is_gluons else resnet50_mxnet_90ep()
     remarks = []
     if graph.is_file():
         text = read_whole(graph, TEXT)
@@ -141,35 +143,34 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
     if channels != 3:
         remarks.append(common.FOURTH_CHANNEL)
     remarks += [*common.describe_converted(common.find_converted(arrays, arrays)), *network.remarks]
-    used = {name for _, name in sources}
-    labels = symbol.graph.name_users()
-    users = {place: labels[name] for name, place in symbol.graph.places.items()}
+    write = partial(write_original, symbol, network.head.output, arrays, channels)
     weights = Weights(
-        _change_recipe(recipe, network),
-        State(0, network.build_tensors(), {}),
-        (),
-        path,
-        origin,
-        (*remarks, *network.describe_units()),
-        _count_epochs(path),
+        recipe=_change_recipe(recipe, network),
+        state=State(0, network.build_tensors(), {}),
+        classes=(),
+        source=path,
+        origin="Gluon" if is_gluons else "NVIDIA MXNet",
+        remarks=(*remarks, *network.describe_units()),
+        epochs=_count_epochs(path),
         stated=network.stated,
         assumed_as=_choose_assumption(network, sources),
-        original=Original(
-            NAME,
-            partial(write_original, symbol, network.head.output, arrays, channels),
-            network.takes,
-            symbol.channels_last,
-            network.head.kind,
-        ),
-        parts=(*ignored, *network.parts, *account_for_constants(arrays, used, users)),
+        original=Original(NAME, write, network.takes, symbol.channels_last, network.head.kind),
+        parts=(*ignored, *network.parts, *_account_for_rest(symbol, arrays, sources)),
         stored=list_arrays(
             describe_arrays(stored), ((tensor, full_names[name]) for tensor, name in sources)
         ),
         others=tuple(filter(Path.is_file, [graph])),
     )
-    if not momentum:
-        return weights
-    return _add_velocities(weights)
+    return _add_velocities(weights) if momentum else weights
+
+
+def _account_for_rest(
+    symbol: Symbol, names: Iterable[str], sources: Sequence[tuple[str, str]]
+) -> Iterator[Part]:
+    """Yield the account of the variables that no tensor is made of."""
+    labels = symbol.graph.name_users()
+    users = {place: labels[name] for name, place in symbol.graph.places.items()}
+    return account_for_constants(names, {name for _, name in sources}, users)
 
 
 def _add_velocities(weights: Weights) -> Weights:
@@ -341,11 +342,8 @@ def _name_arrays(
     """Return the state's weights and velocities by the original's names. Raises `CheckpointError`
     if the state is of another model than the recipe's."""
     weights, velocities = name_arrays(OIHW, name_tensors(recipe.spec), recipe, state)
-    return {f"{_name_kind(name)}:{name}": value for name, value in weights.items()}, velocities
-
-
-def _name_kind(name: str) -> str:
-    return "aux" if "_moving_" in name else "arg"
+    kinds = {name: ("arg", "aux")["_moving_" in name] for name in weights}
+    return {f"{kinds[name]}:{name}": value for name, value in weights.items()}, velocities
 
 
 def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:

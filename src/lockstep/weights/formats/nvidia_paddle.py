@@ -18,8 +18,8 @@ model_zoo/resnext.py.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -145,40 +145,23 @@ def read(prefix: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT
     is_rounded = any(value.dtype != np.float32 for value in arrays.values())
     optimizer = _read_optimizer(prefix) if momentum or is_rounded else {}
     parameters = {name: contents.parameters.get(name, name) for name in arrays}
-    trained = set(parameters.values())
-
-    def find_copy(name: str) -> str:
-        copy = f"{parameters[name]}{_MASTER}"
-        return copy if copy in optimizer else name
-
-    def name_velocity(name: str) -> str:
-        slot = f"{parameters[name]}{_MASTER}{_VELOCITY}"
-        return slot if slot in optimizer else f"{parameters[name]}{_VELOCITY}"
-
-    def explain(name: str, shape: common.Shape) -> str:
-        match = _OF_PARAMETER.fullmatch(name)
-        if name not in arrays and name in optimizer:
-            return table.OPTIMIZER
-        if match and match[1] != name and match[1] in trained:
-            return table.OPTIMIZER
-        return table.COUNTER if _OF_RUN.fullmatch(name) and math.prod(shape) == 1 else ""
-
+    stored = _Stored(parameters, set(parameters.values()), optimizer.keys())
     format = table.Format(
         program=NAME,
         layout=_LAYOUT,
         list_names=lambda spec, shapes: _list_names(spec, list(shapes)),
-        explain=explain,
-        name_velocity=name_velocity,
+        explain=stored.explain,
+        name_velocity=stored.name_velocity,
         velocities=f"*{_VELOCITY}",
-        find_source=find_copy,
+        find_source=stored.find_copy,
     )
-    stored = table.Table.of(prefix, optimizer | arrays, contents.others)
-    weights, names = table.read(stored, format, resnet50_paddle_90ep(), choice, momentum=momentum)
+    tensors = table.Table.of(prefix, optimizer | arrays, contents.others)
+    weights, names = table.read(tensors, format, resnet50_paddle_90ep(), choice, momentum=momentum)
     folder = prefix.absolute().parent.name
     step = "no step is stored"
     if folder.isdecimal():
         step += f"; its folder names epoch {folder}, counted from 0"
-    copies = [find_copy(name) for name in names.values() if find_copy(name) != name]
+    copies = [stored.find_copy(name) for name in names.values() if stored.find_copy(name) != name]
     if copies:
         weights = weights.add_remarks(
             f"{len(copies)} weights are the float32 copies that the optimizer keeps, such as"
@@ -191,6 +174,35 @@ def read(prefix: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT
         remarks=((step,) if momentum else ()) + weights.remarks,
         epochs=int(folder) + 1 if folder.isdecimal() else None,
     )
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What a checkpoint has, by name."""
+
+    parameters: Mapping[str, str]
+    """The parameters of its arrays, as the optimizer names them."""
+    trained: Collection[str]
+    """All of these parameters."""
+    optimizer: Collection[str]
+
+    def find_copy(self, name: str) -> str:
+        """Return the optimizer's float32 copy of an array; the array itself without one."""
+        copy = f"{self.parameters[name]}{_MASTER}"
+        return copy if copy in self.optimizer else name
+
+    def name_velocity(self, name: str) -> str:
+        """Return the velocity of an array: that of its copy, if there is one."""
+        slot = f"{self.parameters[name]}{_MASTER}{_VELOCITY}"
+        return slot if slot in self.optimizer else f"{self.parameters[name]}{_VELOCITY}"
+
+    def explain(self, name: str, shape: common.Shape) -> str:
+        """Return why an array has no effect on inference; "" if it may have one."""
+        match = _OF_PARAMETER.fullmatch(name)
+        of_parameter = match and match[1] != name and match[1] in self.trained
+        if of_parameter or (name not in self.parameters and name in self.optimizer):
+            return table.OPTIMIZER
+        return table.COUNTER if _OF_RUN.fullmatch(name) and math.prod(shape) == 1 else ""
 
 
 def _read_scaler(optimizer: Mapping[str, np.ndarray]) -> dict[str, float]:
