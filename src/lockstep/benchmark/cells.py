@@ -176,9 +176,8 @@ def grid(
             raise BackendError(f"there is no backend {name!r}. {nearest(name, FRAMEWORKS)}")
     if min(*ranks, *batches) < 1:
         raise UserError("ranks (-n) and batches (-b) must be at least 1")
-    for name in runtimes:
-        if name != NATIVE:
-            find_row(name)
+    foreign = [name for name in runtimes if name != NATIVE]
+    run_onnx = {name: find_row(name).runs_onnx for name in foreign}
     names = list(map(full_name, models))
     cells = []
     if NATIVE in runtimes:
@@ -188,8 +187,8 @@ def grid(
                 place = (compiler, layout, data)
                 cells.append(Cell(what, backend, model, dtype, batch, count, *place))
     if INFERENCE in whats and 1 in ranks:
-        for name, model, dtype, batch in product(runtimes, names, dtypes, batches):
-            if name != NATIVE and (dtype != INT8 or find_row(name).runs_onnx):
+        for name, model, dtype, batch in product(foreign, names, dtypes, batches):
+            if dtype != INT8 or run_onnx[name]:
                 own = {"data": data, "runtime": name}
                 cells.append(Cell(INFERENCE, backends[0], model, dtype, batch, 1, "auto", **own))
     if not cells:

@@ -360,22 +360,30 @@ def _flatten(path: Path, graph: Any) -> FlatGraph:
 def _find_keys(graph: FlatGraph) -> Iterator[tuple[str, str]]:
     """Yield the variables that a SavedModel restores, and their names in its bundle."""
     makers = {node.output: node for node in graph.nodes}
-    keys: dict[str, str] = {}
+    keys = _name_restored(graph, makers)
     for node in graph.nodes:
+        if node.op not in _ASSIGNMENTS or len(node.inputs) < 2:
+            continue
+        variable = makers.get(graph.actual(node.inputs[0]))
+        place = graph.actual(node.inputs[1])
+        value = makers.get(place)
+        if value is not None and value.op == "Identity" and value.inputs:
+            place = graph.actual(value.inputs[0])
+        if variable is not None and variable.op in VARIABLES and place in keys:
+            yield variable.name, keys[place]
+
+
+def _name_restored(graph: FlatGraph, makers: Mapping[str, Node]) -> dict[str, str]:
+    """Return the names in the bundle of the values that are restored."""
+    keys = {}
+    for node in graph.nodes:
+        names = None
         if node.op == "RestoreV2" and len(node.inputs) > 1:
             names = makers.get(graph.actual(node.inputs[1]))
-            if names is not None and names.op == "Const":
-                for number, text in enumerate(_get_tensor(names).string_val):
-                    keys[f"{node.name}:{number}"] = text.decode(errors="replace")
-    for node in graph.nodes:
-        if node.op in _ASSIGNMENTS and len(node.inputs) > 1:
-            variable = makers.get(graph.actual(node.inputs[0]))
-            place = graph.actual(node.inputs[1])
-            value = makers.get(place)
-            if value is not None and value.op == "Identity" and value.inputs:
-                place = graph.actual(value.inputs[0])
-            if variable is not None and variable.op in VARIABLES and place in keys:
-                yield variable.name, keys[place]
+        if names is not None and names.op == "Const":
+            for number, text in enumerate(_get_tensor(names).string_val):
+                keys[f"{node.name}:{number}"] = text.decode(errors="replace")
+    return keys
 
 
 def _get_tensor(node: Node) -> Any:

@@ -228,9 +228,7 @@ def find_network(path: Path, stored: Mapping[Any, Any], choice: WeightsChoice) -
             f"{path} has no tensors besides what --ignore leaves out; leave out fewer of them"
         )
     prefix, copies = _find_prefix(path, plain.values())
-    children: dict[str, str] = {}
-    if f"{prefix}4.0.conv1.weight" in plain.values():
-        children = _CHILDREN
+    children = _CHILDREN if f"{prefix}4.0.conv1.weight" in plain.values() else {}
     modules = getattr(stored, "modules", ())
     network = Network(prefix, {}, {}, [], not modules, [])
     names, parts = network.names, network.parts
