@@ -7,7 +7,6 @@ import pickle
 import struct
 import subprocess
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,14 @@ from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import paddle_pickle
 from lockstep.weights.formats.format_list import HEAD_BYTES
 from lockstep.weights.formats.paddle_pickle import Contents, dump, load
-from tests.soak import EXAMPLES, SOAK
+from tests.soak import EXAMPLES
 from tests.weights.formats.cases import (
     ARRANGED,
-    EDITS,
-    apply_edits,
     assert_stored,
     list_names,
     zeros,
 )
+from tests.weights.formats.torch_file_cases import Ask
 
 KINDS = [np.float16, np.float32, np.float64, np.int8, np.int32, np.int64, np.uint16, np.bool_]
 VALUES = st.sampled_from(KINDS).flatmap(
@@ -42,16 +40,6 @@ WHOLE: dict[str, np.ndarray] = {
     "batch_norm_0.w_1": np.linspace(0, 1, 3, dtype=np.float16),
     "num_good_steps_0": np.array([7], np.int32),
 }
-
-
-class Ask:
-    """An object whose pickle asks for a call of a function."""
-
-    def __init__(self, function: Any, *arguments: Any) -> None:
-        self.reduced = function, arguments
-
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return self.reduced
 
 
 def read(data: bytes, folder: Path) -> Contents:
@@ -339,48 +327,6 @@ def test_arrays_that_share_their_bytes_may_not_take_more_than_the_file(tmp_path:
     shared = np.zeros(1000)
     with pytest.raises(CheckpointError, match="its arrays have more bytes than its own"):
         read(pickle.dumps({str(i): shared for i in range(100)}, 4), tmp_path)
-
-
-def result(data: bytes, folder: Path) -> Contents | None:
-    try:
-        return read(data, folder)
-    except CheckpointError:
-        return None
-
-
-@pytest.mark.parametrize(
-    "write", [lambda v: pickle.dumps(v, 2), lambda v: pickle.dumps(v, 4)], ids=["2", "4"]
-)
-def test_a_file_cut_off_anywhere_is_an_error(
-    write: Callable[[object], bytes], tmp_path: Path
-) -> None:
-    whole = write(WHOLE)
-    assert_stored(read(whole, tmp_path).arrays, WHOLE)
-    for length in range(len(whole)):
-        assert result(whole[:length], tmp_path) is None
-
-
-def test_any_byte_may_be_another_without_another_exception(tmp_path: Path) -> None:
-    dump(tmp_path / "a", WHOLE)
-    for whole in ((tmp_path / "a").read_bytes(), pickle.dumps(WHOLE, 2)):
-        for offset in range(0, len(whole), 1 if SOAK else 3):
-            for value in (whole[offset] ^ 1, whole[offset] ^ 128):
-                outcome = result(whole[:offset] + bytes([value]) + whole[offset + 1 :], tmp_path)
-                assert outcome is None or all(
-                    isinstance(array, np.ndarray) for array in outcome.arrays.values()
-                )
-
-
-@EXAMPLES
-@given(edits=EDITS, protocol=st.sampled_from([2, 4]))
-def test_whatever_happens_to_a_file_it_is_an_error_or_arrays(
-    edits: list[tuple[float, int, bytes]], protocol: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    data = pickle.dumps(
-        WHOLE | {"a": Ask(tuple, ("b", ARRAY)), "UnpackBigParamInfor@@": {}}, protocol
-    )
-    outcome = result(apply_edits(data, edits), tmp_path_factory.mktemp("edited"))
-    assert outcome is None or all(array.dtype.kind in "iufb" for array in outcome.arrays.values())
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
