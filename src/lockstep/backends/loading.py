@@ -1,20 +1,22 @@
 """Finding and importing a backend, and checking what it supports before it is used."""
 
+import atexit
 import importlib
 import os
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from lockstep.backends.frameworks import FRAMEWORKS, Options
+from lockstep.backends.frameworks import FRAMEWORKS, Options, name_rank
 from lockstep.backends.protocol import Backend, Engine, World
-from lockstep.backends.shared.joining import join
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError, nearest
+from lockstep.system.ranks import count_ranks, listen_address
 
 if TYPE_CHECKING:
     from lockstep.launch.nodes import Start, Table
@@ -41,7 +43,7 @@ class LoadedBackend:
             able = [name for name, other in FRAMEWORKS.items() if other.on_gpu is not None]
             raise _refuse_value(self.name, "device", "cuda", ("auto", "cpu"), able)
         if row.addresses is not None:
-            join(self.name, self._module.prepare_ranks, execution.distributed, row.addresses)
+            _join(self.name, self._module.prepare_ranks, execution.distributed, row.addresses)
         elif os.environ.get("WORLD_SIZE", "1") != "1":
             raise _refuse_ranks(self.name)
         world = self._module.world(execution)
@@ -66,6 +68,48 @@ class LoadedBackend:
             raise _refuse_ranks(self.name)
         _check_option(self.name, "distributed", distributed, on_gpu=False)
         return self._module.prepare_ranks(table, distributed)
+
+
+_while_running = ExitStack()
+atexit.register(_while_running.close)
+
+
+def _join(
+    backend: str,
+    prepare_ranks: "Callable[[Table, str], AbstractContextManager[Start]]",
+    distributed: str,
+    addresses: str,
+) -> None:
+    """Name this rank. If it is one of several that do not know each other's addresses, let them
+    meet and set the variables. They meet as launchers on several machines do, each as a node of one
+    rank.
+
+    `addresses` is the environment variable that tells addresses if another launcher has. Ranks meet
+    at LOCKSTEP_RENDEZVOUS, in a Slurm step at its first host. Without a place nothing happens, and
+    the framework reports what it lacks. Raises `UserError` or `LockstepError` if the ranks cannot
+    meet.
+    """
+    name_rank(backend)
+    if (
+        {addresses, "HOROVOD_RANK"} & os.environ.keys()
+        or listen_address() is not None
+        or distributed != "native"
+        or count_ranks() == 1
+    ):
+        return
+    from lockstep.launch.meeting import find_rank_meeting
+    from lockstep.launch.rendezvous import MEET_SEC, agree, meet
+
+    meeting = find_rank_meeting(os.environ)
+    if meeting is None:
+        return
+    with meet(meeting, MEET_SEC) as (link, address):
+        table = agree(link, meeting, address, 1, [])
+    start = _while_running.enter_context(prepare_ranks(table, distributed))
+    os.environ.update(
+        {name: value for name, value in table.variables(0).items() if name not in os.environ}
+    )
+    os.environ.update(start.environment(0))
 
 
 def check_options(name: str, settings: Execution | Recipe, *, on_gpu: bool) -> None:

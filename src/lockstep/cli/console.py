@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.progress import (
     BarColumn,
@@ -25,22 +25,24 @@ from lockstep.models.accuracy_interval import format_accuracy
 from lockstep.models.metrics import describe_metrics, list_metrics
 from lockstep.recipes.best_evaluation import describe_best
 from lockstep.recipes.field_validation import format_value, shorten_text
-from lockstep.runs.events import (
-    Event,
-    FinishEvent,
-    LinearProbeEvent,
-    MessageEvent,
-    PauseEvent,
-    ProgressEvent,
-    SettingsEvent,
-    SettledEvent,
-    TraceEvent,
-)
 from lockstep.runs.report import Report
 from lockstep.system.event_log import EvaluateEvent, RestartEvent, StartEvent, TrainEvent
 from lockstep.system.ranks import is_leading
 from lockstep.system.text import format_count
 from lockstep.weights.choosing import explain_lost_best
+
+if TYPE_CHECKING:
+    from lockstep.runs.events import (
+        Event,
+        FinishEvent,
+        LinearProbeEvent,
+        MessageEvent,
+        PauseEvent,
+        ProgressEvent,
+        SettingsEvent,
+        SettledEvent,
+        TraceEvent,
+    )
 
 
 class _TimeLeft(TimeRemainingColumn):
@@ -157,7 +159,7 @@ class Reporter:
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: "Event") -> None:
         """Show an event."""
         if self._is_quiet:
             return
@@ -200,7 +202,7 @@ class Reporter:
         if done == total:
             self._bar.remove_task(self._tasks.pop(what))
 
-    def _show_progress(self, event: ProgressEvent) -> None:
+    def _show_progress(self, event: "ProgressEvent") -> None:
         self._advance(event["what"], event["done"], event["total"])
         # Without a terminal, a long task prints one line for each tenth, to show that it is
         # running.
@@ -215,15 +217,15 @@ class Reporter:
             self._tenths[event["what"]] = tenth
             self.say(f"{event['what']}: {done} of {total}")
 
-    def _show_settled(self, event: SettledEvent) -> None:
+    def _show_settled(self, event: "SettledEvent") -> None:
         for line in event["lines"]:
             self.say(line)
 
-    def _show_linear_probe(self, event: LinearProbeEvent) -> None:
+    def _show_linear_probe(self, event: "LinearProbeEvent") -> None:
         accuracy = format_accuracy(event["top1_percent"], event["images"])
         self.say(f"linear probe: {accuracy} after {format_time_left(event['seconds'])}")
 
-    def _show_settings(self, event: SettingsEvent) -> None:
+    def _show_settings(self, event: "SettingsEvent") -> None:
         self.say(f"resuming {event['out']} with {'; '.join(event['origins'].values())}")
 
     def _show_start(self, event: StartEvent) -> None:
@@ -328,30 +330,30 @@ class Reporter:
             f"step {event['step']}{name}: {', '.join(parts)} on {event['images']} images{outlook}"
         )
 
-    def _show_trace(self, event: TraceEvent) -> None:
+    def _show_trace(self, event: "TraceEvent") -> None:
         self.say(f"traced steps {event['first_step']} to {event['last_step']}: {event['path']}")
 
-    def _show_warning(self, event: MessageEvent) -> None:
+    def _show_warning(self, event: "MessageEvent") -> None:
         self.say(f"warning: {event['message']}")
 
-    def _show_pause(self, event: PauseEvent) -> None:
+    def _show_pause(self, event: "PauseEvent") -> None:
         self.say(
             f"stopped after step {event['step']} of {event['total']} as requested; saved in"
             f" {event['out']}. The same command resumes there; to train to the end: lockstep train"
             f" --out {shlex.quote(event['out'])}"
         )
 
-    def _show_already_finished(self, event: FinishEvent) -> None:
+    def _show_already_finished(self, event: "FinishEvent") -> None:
         line = f"this run is finished (step {event['report']['steps']})"
         if "stopped_early" not in event["report"]:
             line += "; nothing is left to do"
         self.say(line)
         self._summary(event)
 
-    def _show_finish(self, event: FinishEvent) -> None:
+    def _show_finish(self, event: "FinishEvent") -> None:
         self._summary(event)
 
-    def _summary(self, event: FinishEvent) -> None:
+    def _summary(self, event: "FinishEvent") -> None:
         report = event["report"]
         speed = report["images_per_sec"]
         if "stopped_early" in report:

@@ -178,18 +178,20 @@ def choose_start(
 ) -> "WeightsChoice | None":
     """Return the weights that a run starts from; None without a name. Errors of the data come
     before a download. Raises `UserError` for options that say how weights are read, without any."""
-    from lockstep.runs.opening import check_paths
-    from lockstep.system.errors import UserError
-    from lockstep.weights.remote_weights import is_remote
-
     if name is None and (model or ignore):
+        from lockstep.system.errors import UserError
+
         raise UserError(
             "--model and --ignore say how --weights are read; add --weights, or set the network of"
             " the run with --set model=NAME"
         )
     if name is None:
         return None
+    from lockstep.weights.remote_weights import is_remote
+
     if is_remote(name):
+        from lockstep.runs.opening import check_paths
+
         check_paths(settings, None)
     return choose_weights(str(name), model=model, ignore=ignore)
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, PlainSerializer
 
 from lockstep.recipes.augmentation import BUILT_IN, Augmentation
-from lockstep.recipes.plug_ins import PlugIn
 from lockstep.system.errors import RecipeError, nearest
 
 
@@ -88,6 +87,8 @@ def read_augmentation(entry: Any) -> Augmentation:
     name = parameters.pop("name")
     try:
         if ":" in name:
+            from lockstep.recipes.plug_ins import PlugIn
+
             return PlugIn.named(name, parameters)
         kind = import_augmentation(name)
     except RecipeError as error:
@@ -116,6 +117,8 @@ Augmentations = Annotated[
 def load_plug_ins(augmentations: tuple[Augmentation, ...]) -> tuple[Augmentation, ...]:
     """Return augmentations with the user's own imported, and so with all of their fields. Raises
     `RecipeError`."""
+    from lockstep.recipes.plug_ins import PlugIn
+
     loaded = []
     for augmentation in augmentations:
         if isinstance(augmentation, PlugIn):

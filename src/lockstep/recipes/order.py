@@ -24,7 +24,6 @@ from lockstep.recipes.epoch_order import SampleOrder, order_samples
 from lockstep.recipes.image_sizes import find_size, list_sizes
 from lockstep.recipes.mixing import draw_mixing
 from lockstep.recipes.philox import Numbers, Purpose, uniform
-from lockstep.recipes.plug_ins import naming
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.stochastic_depth import drop_rates
 from lockstep.system.errors import RecipeError
@@ -257,6 +256,8 @@ def _draw_augmentations(recipe: Recipe, numbers: Numbers) -> np.ndarray | None:
     """
     if not recipe.augmentations:
         return None
+    from lockstep.recipes.plug_ins import naming
+
     parameters = np.empty((numbers.count, len(recipe.augmentations)), object)
     for place, augmentation in enumerate(recipe.augmentations):
         drawn = uniform(numbers.rows(Purpose.AUGMENTATION, augmentation.numbers, place))

@@ -8,7 +8,6 @@ from typing import Any, TypedDict, cast
 
 from lockstep.backends import FRAMEWORKS
 from lockstep.recipes import Recipe
-from lockstep.recipes.plug_ins import find_module_file
 from lockstep.system.errors import CheckpointError
 from lockstep.system.machine import cores, memory_bytes, processor
 from lockstep.system.regular_files import TEXT, read_regular
@@ -64,6 +63,8 @@ def describe_plug_ins(recipe: Recipe) -> dict[str, dict[str, str]]:
     """Return what a run records of the augmentations that are the user's own: see `Environment`."""
     files = {}
     for augmentation in recipe.augmentations:
+        from lockstep.recipes.plug_ins import find_module_file
+
         file = find_module_file(augmentation)
         if file is not None and file.is_file():
             digest = hashlib.sha256(read_regular(file, TEXT)).hexdigest()

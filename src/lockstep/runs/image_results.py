@@ -14,7 +14,6 @@ import numpy as np
 from lockstep.models.metrics import Scores
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import replacing
-from lockstep.system.npz import NUMBERS, read_npz
 from lockstep.system.regular_files import RECORDS, open_regular
 
 FILE = "validation.npz"
@@ -68,6 +67,8 @@ def read_records(path: Path) -> dict[str, np.ndarray]:
     Raises `OSError` or `ValueError` if it cannot be read or expands to more than the limit of
     records.
     """
+    from lockstep.system.npz import NUMBERS, read_npz
+
     with open_regular(path, RECORDS) as file:
         most = RECORDS.most_bytes
         return read_npz(file, most_members=_MOST_ARRAYS, most_bytes=most, kinds=f"{NUMBERS}U")

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TextIO, TypeVar
 
 import numpy as np
 
-from lockstep.runs.events import Event, Listener, PauseEvent
 from lockstep.runs.loggers import Loggers, Opening, Outcome, Picture
 from lockstep.system import heartbeat
 from lockstep.system.errors import Interrupted
@@ -19,6 +18,9 @@ from lockstep.system.event_log import EvaluateEvent, LogEvent, compute_seconds, 
 from lockstep.system.files import write_text
 from lockstep.system.ranks import is_leading
 from lockstep.system.strict_json import to_json
+
+if TYPE_CHECKING:
+    from lockstep.runs.events import Event, Listener, PauseEvent
 
 T = TypeVar("T")
 
@@ -28,7 +30,7 @@ class Recorder:
     only to the listener."""
 
     def __init__(
-        self, listener: Listener | None, loggers: Sequence[str] = ("tensorboard",)
+        self, listener: "Listener | None", loggers: Sequence[str] = ("tensorboard",)
     ) -> None:
         self._listener = listener
         self._log: TextIO | None = None
@@ -99,12 +101,12 @@ class Recorder:
             self.restarts += 1
 
     @heartbeat.saving()  # a terminal that is held, or a pipe that nobody reads
-    def send(self, event: Event) -> None:
+    def send(self, event: "Event") -> None:
         """Send the listener an event that is not logged."""
         if self._listener is not None:
             self._listener(event)
 
-    def pause(self, event: PauseEvent) -> None:
+    def pause(self, event: "PauseEvent") -> None:
         """Send the listener the event that this command ends before the run; loggers are closed as
         for a stopped run."""
         self._paused = True
@@ -180,7 +182,7 @@ def _format_line(entry: LogEvent) -> str:
 
 
 @contextmanager
-def show_progress(listener: Listener | None, *, progress: bool) -> Iterator[Listener | None]:
+def show_progress(listener: "Listener | None", *, progress: bool) -> "Iterator[Listener | None]":
     """Yield the listener. Without one, yield one that shows a bar if `progress` asks for it, this
     is the leading rank, and standard error is a terminal or this is a notebook."""
     is_notebook = "ipykernel" in sys.modules
@@ -198,7 +200,7 @@ def show_progress(listener: Listener | None, *, progress: bool) -> Iterator[List
         tasks: dict[str, TaskID] = {}
         steps = 0
 
-        def show(event: Event) -> None:
+        def show(event: "Event") -> None:
             nonlocal steps
             if event["kind"] == "start":
                 steps = event["total"]

@@ -8,7 +8,6 @@ from lockstep import backends
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.begin import begin
 from lockstep.runs.context import RunContext
-from lockstep.runs.events import Listener
 from lockstep.runs.finish import is_finished, report_again
 from lockstep.runs.first_state import find_state
 from lockstep.runs.loop import train_from
@@ -19,6 +18,7 @@ from lockstep.runs.resuming import RunSettings, complete_settings
 from lockstep.system.signals import StopRequests
 
 if TYPE_CHECKING:
+    from lockstep.runs.events import Listener
     from lockstep.runs.starting_weights import StartSource
     from lockstep.weights import AnySource
 
@@ -33,7 +33,7 @@ def train(
     weights: "AnySource | None" = None,
     resume_from: str | Path | None = None,
     execution: Execution | None = None,
-    listener: Listener | None = None,
+    listener: "Listener | None" = None,
     trust_run: bool = False,
     progress: bool = True,
 ) -> Report:
@@ -90,7 +90,7 @@ def run_training(
     weights: "AnySource | None" = None,
     resume_from: "AnySource | None" = None,
     *,
-    listener: Listener | None = None,
+    listener: "Listener | None" = None,
 ) -> Report:
     """Train with complete settings; the rest is as in `train`."""
     model = settings.wanted.model

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,26 +22,25 @@ from lockstep.backends import Interval
 from lockstep.backends.shared.batch_columns import name_columns
 from lockstep.backends.shared.device import build_memory_error
 from lockstep.backends.shared.host_memory import keep_freed_memory
-from lockstep.backends.torch.batch_norm import synchronise
 from lockstep.backends.torch.compiling import pays_on_cpu, settle_cache
-from lockstep.backends.torch.freezing import freeze, set_training_mode
 from lockstep.backends.torch.fused_batch_norm import fuse_batch_norms
 from lockstep.backends.torch.handle import EndTimes, TorchHandle
 from lockstep.backends.torch.inputs import Inputs
 from lockstep.backends.torch.kernels import uses_update_kernel
 from lockstep.backends.torch.losses import ImageLosses, mix_images
 from lockstep.backends.torch.model import Model
-from lockstep.backends.torch.quantisation import largest_inputs, set_scales
-from lockstep.backends.torch.step_graph import Capturer, StepGraph, make_capturer
 from lockstep.backends.torch.updating import Update
 from lockstep.backends.torch.world import TorchWorld
 from lockstep.data import Batch
 from lockstep.models.metrics import Scores
-from lockstep.models.quantisation import check_scales, layers
 from lockstep.models.state import State, check_fit
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.image_sizes import list_sizes
+from lockstep.recipes.trained_tensors import frozen_norms, rate_factors
 from lockstep.system.machine import arithmetic, share_of_cores
+
+if TYPE_CHECKING:
+    from lockstep.backends.torch.step_graph import Capturer, StepGraph
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -55,7 +54,7 @@ class TorchEngine:
         learning_rates: np.ndarray,
         world: TorchWorld,
         execution: Execution,
-        capturer: Capturer | None = None,
+        capturer: "Capturer | None" = None,
     ) -> None:
         """Take what captures steps; None: what `execution` asks for."""
         self._recipe = recipe
@@ -73,9 +72,11 @@ class TorchEngine:
         layout = torch.contiguous_format if execution.layout == "nchw" else torch.channels_last
         self.model.to(memory_format=layout)  # type: ignore[call-overload]
         if recipe.batch_norm == "synchronised" and world.ranks > 1:
+            from lockstep.backends.torch.batch_norm import synchronise
+
             self.model = synchronise(self.model, self._device)
         fuse_batch_norms(self.model, recipe, execution, self._device, world.ranks)
-        self._frozen_norms = freeze(self.model, recipe)
+        self._frozen_norms = _freeze(self.model, recipe)
         self._tensors = canonical_tensors(self.model)
         self._loss_module = _TrainingLoss(self.model, recipe, layout).to(self._device)
         self._distributed = self._distribute(execution)
@@ -89,8 +90,7 @@ class TorchEngine:
         self._scale = self._update.scale
         self._velocity = self._update.velocity
         self._ema = self._update.ema
-        capturer = capturer or make_capturer(execution, world)
-        self._graph = StepGraph(self._compute, capturer, self._update.finish_capture)
+        self._graph = self._make_graph(execution, capturer)
         self._inputs = Inputs(self._device)
         self._end_times = EndTimes()
 
@@ -100,10 +100,24 @@ class TorchEngine:
     def __exit__(self, *error: object) -> None:
         self._inputs.close()
         self._update.forget_gradients()
-        self._graph.forget()
+        self._forget_graph()
         # What it made refers to it: without this, memory would wait for Python's collector, and the
         # process group could not end.
         vars(self).clear()
+
+    def _make_graph(self, execution: Execution, capturer: "Capturer | None") -> "StepGraph | None":
+        """Return what takes steps by a graph; None on a CPU, where every step is computed as it
+        is."""
+        if capturer is None and not self._world.on_gpu and execution.cuda_graph != "on":
+            return None
+        from lockstep.backends.torch.step_graph import StepGraph, make_capturer
+
+        capturer = capturer or make_capturer(execution, self._world)
+        return StepGraph(self._compute, capturer, self._update.finish_capture)
+
+    def _forget_graph(self) -> None:
+        if self._graph is not None:
+            self._graph.forget()
 
     def _distribute(self, execution: Execution) -> DistributedDataParallel | None:
         if self._world.ranks == 1:
@@ -150,15 +164,16 @@ class TorchEngine:
 
     def train(self, batches: Iterable[Batch], first: int) -> TorchHandle:
         """Enqueue one optimizer step for every batch, numbered from `first`."""
-        set_training_mode(self.model, self._frozen_norms)
+        _set_training_mode(self.model, self._frozen_norms)
         self._update.begin(first)
         sums = []
+        take_step = self._graph or self._compute
         images = self._recipe.global_batch_images // self._world.ranks
         with self._world.explain_errors():
             try:
                 for step, (batch, columns) in enumerate(self._inputs.upload(batches), first):
                     images = len(batch.labels)
-                    sums.append(self._graph(columns))
+                    sums.append(take_step(columns))
                     self._done = step + 1
             except RuntimeError as error:
                 if not _is_lack_of_memory(error):
@@ -197,7 +212,8 @@ class TorchEngine:
                 loss, part_sums = self._loss(*inputs)
                 (loss * (self._scale.value / self._parts)).backward()
             sums.append(part_sums)
-        self._update.take(is_captured=self._graph.is_capturing)
+        is_captured = self._graph is not None and self._graph.is_capturing
+        self._update.take(is_captured=is_captured)
         return sums[0] if self._parts == 1 else torch.stack(sums).sum(dim=0)
 
     def _without_reduction(self) -> Any:
@@ -275,6 +291,9 @@ class TorchEngine:
     @torch.inference_mode()
     def calibrate(self, batches: Iterable[Batch]) -> dict[str, float]:
         """Return the largest magnitude of the input of every quantised layer, over all images."""
+        from lockstep.backends.torch.quantisation import largest_inputs
+        from lockstep.models.quantisation import layers
+
         plain = Model(self._spec, self._recipe).to(self._device).eval()
         for name, tensor in canonical_tensors(plain).items():
             tensor.copy_(self._tensors[name])
@@ -286,6 +305,9 @@ class TorchEngine:
 
     def quantise(self, scales: Mapping[str, float]) -> None:
         """Quantise the inputs of layers with these scales from here on."""
+        from lockstep.backends.torch.quantisation import set_scales
+        from lockstep.models.quantisation import check_scales
+
         check_scales(self._spec, scales)
         set_scales(self.model, scales)
 
@@ -313,8 +335,28 @@ class TorchEngine:
 
     def mask(self, masks: Mapping[str, np.ndarray]) -> None:
         """Keep weights at 0 where a mask is False. The masks replace all masks set before."""
-        self._graph.forget()
+        self._forget_graph()
         self._update.mask(masks)
+
+
+def _freeze(model: nn.Module, recipe: Recipe) -> list[nn.Module]:
+    """Turn off the gradients of a model's frozen parameters. Return its frozen batch norms.
+
+    Nothing is computed backwards below the lowest trained tensor, and the activations there are not
+    kept.
+    """
+    trained = rate_factors(recipe)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trained)
+    return [model.get_submodule(name) for name in frozen_norms(recipe)]
+
+
+def _set_training_mode(model: nn.Module, frozen: Iterable[nn.Module]) -> None:
+    """Set a model to training mode, and its frozen batch norms to evaluation mode, in which they
+    compute with their running statistics and leave them as they are."""
+    model.train()
+    for norm in frozen:
+        norm.eval()
 
 
 class _TrainingLoss(nn.Module):

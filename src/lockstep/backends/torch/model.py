@@ -1,6 +1,6 @@
 """A `ModelSpec` as PyTorch modules, with torchvision's names."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import Literal
 
@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.backends.torch.fused_batch_norm import activate, activate_sum, drop_images
-from lockstep.backends.torch.quantisation import QuantisedConv, QuantisedLinear
-from lockstep.backends.torch.recomputing import recompute_block
+from lockstep.backends.torch.padding import same_padding
 from lockstep.models.architectures import Block, Conv, ModelSpec, Squeeze
 from lockstep.recipes import Recipe
 from lockstep.recipes.stochastic_depth import drop_rates
@@ -28,7 +27,11 @@ class Model(nn.Module):
         self, spec: ModelSpec, recipe: Recipe, *, quantised: bool = False, recompute: bool = False
     ) -> None:
         super().__init__()
-        self._recomputes = recompute
+        self._recompute_block: Callable[..., Tensor] | None = None
+        if recompute:
+            from lockstep.backends.torch.recomputing import recompute_block
+
+            self._recompute_block = recompute_block
         self._dropout = recipe.dropout
         *firsts, last = spec.list_stem()
         self.conv1 = (
@@ -51,7 +54,12 @@ class Model(nn.Module):
         for name, modules in stages.items():
             self.add_module(name, nn.Sequential(*modules))
         self._stages = list(stages)
-        self.fc = (QuantisedLinear if quantised else nn.Linear)(spec.features, recipe.logits)
+        linear: type[nn.Linear] = nn.Linear
+        if quantised:
+            from lockstep.backends.torch.quantisation import QuantisedLinear
+
+            linear = QuantisedLinear
+        self.fc = linear(spec.features, recipe.logits)
 
     def forward(
         self,
@@ -78,8 +86,9 @@ class Model(nn.Module):
         self, blocks: Iterable[nn.Module], x: Tensor, kept_blocks: Tensor | None
     ) -> Tensor:
         columns = repeat(None) if kept_blocks is None else kept_blocks.unbind(dim=1)
+        recompute = self._recompute_block
         for block, kept in zip(blocks, columns, strict=False):
-            x = recompute_block(block, x, kept) if self._recomputes else block(x, kept)
+            x = block(x, kept) if recompute is None else recompute(block, x, kept)
         return x
 
     def stage(self, number: int) -> nn.Module:
@@ -212,13 +221,6 @@ class _SameConv(nn.Conv2d):
         )
 
 
-class _SameQuantisedConv(QuantisedConv):
-    """A quantised convolution with TensorFlow's SAME padding."""
-
-    def pad(self, input: Tensor) -> Tensor:
-        return F.pad(input, same_padding(input, self.kernel_size[0], self.stride[0]))
-
-
 class _MaxPool(nn.Module):
     """A 3x3 max pool of stride 2."""
 
@@ -232,31 +234,19 @@ class _MaxPool(nn.Module):
         return F.max_pool2d(x, 3, stride=2, padding=1)
 
 
-def same_padding(x: Tensor, kernel: int, stride: int) -> tuple[int, int, int, int]:
-    """Return left, right, top and bottom padding so that a length n becomes ceil(n / stride). An
-    odd pixel comes last."""
-
-    def both(length: int) -> tuple[int, int]:
-        total = max((-(-length // stride) - 1) * stride + kernel - length, 0)
-        return total // 2, total - total // 2
-
-    return both(x.shape[3]) + both(x.shape[2])
-
-
 def _conv(conv: Conv, recipe: Recipe, quantised: bool) -> nn.Conv2d:
-    kind: type[nn.Conv2d]
-    if recipe.choose_padding(conv.kernel) == "same" and conv.stride > 1:
-        kind = _SameQuantisedConv if quantised else _SameConv
-        pad = 0
-    else:
-        kind = QuantisedConv if quantised else nn.Conv2d
-        pad = conv.kernel // 2
+    is_same = recipe.choose_padding(conv.kernel) == "same" and conv.stride > 1
+    kind: type[nn.Conv2d] = _SameConv if is_same else nn.Conv2d
+    if quantised:
+        from lockstep.backends.torch.quantisation import QuantisedConv, SameQuantisedConv
+
+        kind = SameQuantisedConv if is_same else QuantisedConv
     return kind(
         conv.inputs,
         conv.outputs,
         conv.kernel,
         stride=conv.stride,
-        padding=pad,
+        padding=0 if is_same else conv.kernel // 2,
         groups=conv.groups,
         bias=False,
     )

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.backends.torch.padding import same_padding
 from lockstep.models.quantisation import LARGEST, LOWEST, SMALLEST_SCALE
 
 
@@ -83,6 +84,14 @@ class QuantisedConv(nn.Conv2d):
         """Return the input as the convolution expects it, with zeros around it if its own padding
         is not symmetric."""
         return input
+
+
+class SameQuantisedConv(QuantisedConv):
+    """A quantised convolution with TensorFlow's SAME padding."""
+
+    def pad(self, input: Tensor) -> Tensor:
+        """Return the input with zeros around it."""
+        return F.pad(input, same_padding(input, self.kernel_size[0], self.stride[0]))
 
 
 class QuantisedLinear(nn.Linear):

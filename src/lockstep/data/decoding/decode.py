@@ -17,7 +17,6 @@ from lockstep.data.decoding import jpeg
 from lockstep.data.decoding.file_parts import JPEG_START, check_start, sift_png
 from lockstep.data.decoding.image_formats import explain_unreadable, readable_formats
 from lockstep.data.decoding.jpeg_frames import check_frame
-from lockstep.data.decoding.samples import check_tiff, load_colours, read_tiff_tags, scale_grey
 from lockstep.data.decoding.size_limits import (
     MOST_HEADER_BYTES,
     OverBudget,
@@ -172,6 +171,8 @@ def convert_to_rgb(image: Image.Image, source: Image.Image | None = None) -> np.
 
     Raises `ValueError` if its values have no known range.
     """
+    from lockstep.data.decoding.samples import scale_grey
+
     image = scale_grey(image, source or image)
     image.info.pop("transparency", None)  # otherwise Pillow warns that it is dropped
     return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
@@ -197,6 +198,8 @@ def open_by_pillow(data: bytes | memoryview, chunks: Sequence[bytes] = ()) -> Im
 @contextmanager
 def _load_by_pillow(data: bytes) -> Iterator[Image.Image]:
     """Yield an image with its pixels loaded. Errors in the block are raised as `ValueError`."""
+    from lockstep.data.decoding.samples import check_tiff, load_colours, read_tiff_tags
+
     try:
         check_start(data)
         image = open_by_pillow(data)

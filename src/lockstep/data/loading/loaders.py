@@ -9,7 +9,6 @@ from lockstep.data.decoding.augment import resampling
 from lockstep.data.index import Index
 from lockstep.data.loading.host import HostLoader
 from lockstep.data.loading.prefetch import NEAR_BYTES, WINDOW_GAP_BYTES
-from lockstep.data.loading.synthetic import SyntheticLoader
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.next_steps import foresee_steps
 from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
@@ -18,8 +17,9 @@ from lockstep.system.ranks import count_ranks
 
 if TYPE_CHECKING:
     from lockstep.data.loading.dali import DaliLoader
+    from lockstep.data.loading.synthetic import SyntheticLoader
 
-Loader = Union[HostLoader, SyntheticLoader, "DaliLoader"]
+Loader = Union[HostLoader, "SyntheticLoader", "DaliLoader"]
 
 
 def make_loader(
@@ -32,6 +32,8 @@ def make_loader(
     `RecipeError` if the loader cannot do what the recipe says.
     """
     if execution.loader == "synthetic":
+        from lockstep.data.loading.synthetic import SyntheticLoader
+
         return SyntheticLoader(index)
     how: dict[str, Any] = {
         "threads": execution.loader_threads,
