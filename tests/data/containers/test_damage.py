@@ -12,13 +12,14 @@ from tests.data.containers.shared import (
     MAGIC,
     PAYLOADS,
     PIECES,
+    continue_cut,
     five,
     list_images,
     read,
     sample,
     write,
 )
-from tests.soak import EXAMPLES
+from tests.soak import EXAMPLES, SOAK
 
 Edit = tuple[float, int, bytes]
 """The place in the file, how many bytes are removed there, and the bytes that are inserted."""
@@ -116,3 +117,23 @@ def test_whatever_happens_to_a_tfrecord_its_images_are_right_or_not_listed(
         if isinstance(item, Stored)
     }
     assert items.items() <= {item.data: item.label for item in five()}.items()
+
+
+def list_files(folder: Path, name: str) -> dict[str, bytes]:
+    """Return a written file and what stands beside it, by paths without its name."""
+    paths = [path for path in folder.rglob(f"{name}*") if path.is_file()]
+    return {str(path.relative_to(folder)).replace(name, ""): path.read_bytes() for path in paths}
+
+
+def test_a_killed_writer_continues_to_the_same_files(format: ModuleType, tmp_path: Path) -> None:
+    contents = (b"", b"a", b"ab", b"abcd" + MAGIC + b"e", b"a" * 512)
+    samples = [sample(i, i, data) for i, data in enumerate(contents)]
+    # Between the members of a tar are only zeros. A stride of 31 reaches every position in a block.
+    stride = 31 if format is webdataset else 1 if SOAK else 13
+    for _ in continue_cut(format, tmp_path, samples, stride):
+        assert list_files(tmp_path, "cut") == list_files(tmp_path, "whole")
+
+
+def test_an_empty_file_holds_nothing(format: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "any").touch()
+    assert list(format.scan_images(tmp_path / "any")) == []

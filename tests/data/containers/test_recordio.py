@@ -24,7 +24,6 @@ from tests.data.containers.shared import (
     MAGIC,
     PAYLOADS,
     check_damaged,
-    continue_cut,
     five,
     list_images,
     sample,
@@ -32,7 +31,7 @@ from tests.data.containers.shared import (
     unlike,
     write,
 )
-from tests.soak import EXAMPLES, SOAK
+from tests.soak import EXAMPLES
 
 
 def join_record(payload: bytes) -> bytes:
@@ -311,11 +310,6 @@ def test_what_is_no_such_file_is_damage_as_a_whole(tmp_path: Path) -> None:
     assert damage.reason.startswith("no record begins at byte 0: expected 0xced7230a, found 0x")
 
 
-def test_an_empty_file_holds_nothing(tmp_path: Path) -> None:
-    (tmp_path / "any.rec").touch()
-    assert list(recordio.scan_images(tmp_path / "any.rec")) == []
-
-
 def find_touched(records: Sequence[Record], bytes_: range) -> set[int]:
     """Return the records in which bytes were changed, and those before them."""
     hit = {
@@ -424,15 +418,3 @@ def test_a_hole_of_zeros_costs_what_was_there(file: Path) -> None:
     left, [damage] = check_damaged(recordio, file, five(MAGIC))
     assert left == [0, 4]
     assert (damage.begin, damage.end) == (records[1].offset, records[4].offset)
-
-
-def test_a_killed_writer_continues_to_the_same_file(tmp_path: Path) -> None:
-    samples = [
-        sample(i, i, data)
-        for i, data in enumerate((b"", b"a", b"ab", b"abcd" + MAGIC + b"e", b"abcde"))
-    ]
-    for whole, continued in continue_cut(recordio, tmp_path, samples, 1 if SOAK else 5):
-        for ending in ("", ".idx", ".lst"):
-            assert (
-                continued.with_suffix(ending).read_bytes() == whole.with_suffix(ending).read_bytes()
-            )

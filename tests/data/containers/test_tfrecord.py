@@ -11,7 +11,6 @@ from lockstep.data.containers.tfrecord import frame_record
 from lockstep.system.crc import masked_crc
 from tests.data.containers.shared import (
     check_damaged,
-    continue_cut,
     five,
     flips,
     sample,
@@ -322,19 +321,6 @@ def test_what_is_no_such_file_is_damage_as_a_whole(tmp_path: Path) -> None:
     assert list(tfrecord.scan_images(path)) == [
         Damage(0, 1000, "no record begins at byte 0: the checksum of its length is wrong")
     ]
-
-
-def test_an_empty_file_holds_nothing(tmp_path: Path) -> None:
-    assert only(tmp_path / "any") == []
-
-
-def test_a_killed_writer_continues_to_the_same_file(tmp_path: Path) -> None:
-    samples = [sample(i, i, data) for i, data in enumerate((b"", b"a", b"abc", b"abcde"))]
-    for whole, continued in continue_cut(tfrecord, tmp_path, samples, 1 if SOAK else 7):
-        assert continued.read_bytes() == whole.read_bytes()
-        assert (tmp_path / "idx" / continued.name).read_bytes() == (
-            tmp_path / "idx" / whole.name
-        ).read_bytes()
 
 
 def test_a_writer_continues_behind_the_last_record_that_is_right(tmp_path: Path) -> None:
