@@ -27,32 +27,27 @@ LARGEST_PIXELS = 160
 class ImagesGone(Exception):
     """The images a run was evaluated on cannot be shown; the message says why."""
 
+    def __init__(self, why: object) -> None:
+        super().__init__(f"The images are not shown: {printable(str(why))}")
+
 
 def open_images(run: Run) -> Index:
     """Return the index of the images that a run was evaluated on. Raises `ImagesGone` if they are
     gone."""
     assert run.results is not None
     if run.environment.get("execution", {}).get("loader") == "synthetic":
-        raise ImagesGone(
-            "The images are not shown: the run was evaluated on noise (loader: synthetic)."
-        )
+        raise ImagesGone("the run was evaluated on noise (loader: synthetic).")
     data = run.environment.get("data")
     if data is None:
-        raise ImagesGone("The images are not shown: environment.json does not say where they are.")
+        raise ImagesGone("environment.json does not say where they are.")
     try:
         index = find_validation_index(Path(data), run.recipe.division, run.class_folders)
     except (DataError, OSError) as error:
-        raise ImagesGone(f"The images are not shown: {printable(str(error))}") from None
+        raise ImagesGone(error) from None
     if index is None:
-        raise ImagesGone(
-            f"The images are not shown: {printable(data)} has changed since the run, or its index"
-            " is missing."
-        )
+        raise ImagesGone(f"{data} has changed since the run, or its index is missing.")
     if index.digest != run.results.digest:
-        raise ImagesGone(
-            f"The images are not shown: {printable(data)} holds other images than the run was"
-            " evaluated on."
-        )
+        raise ImagesGone(f"{data} holds other images than the run was evaluated on.")
     return index
 
 
@@ -62,7 +57,7 @@ def encode_images(run: Run, index: Index, samples: list[int]) -> dict[int, str]:
     try:
         images = load_evaluated_images(index, run.recipe, np.array(samples, np.int64))
     except DataError as error:
-        raise ImagesGone(f"The images are not shown: {printable(str(error))}") from None
+        raise ImagesGone(error) from None
     return dict(zip(samples, map(_encode_image, images), strict=True))
 
 
@@ -84,7 +79,7 @@ def explain_images(
         classes = results.scores[weights].predictions[samples].astype(np.int64)
         pictures = overlay(images, make_explainer(opened, backend, world).heat(images, classes))
     except DataError as error:
-        raise ImagesGone(f"The images are not shown: {printable(str(error))}") from None
+        raise ImagesGone(error) from None
     finally:
         world.close()
     return dict(zip(samples, map(_encode_image, pictures), strict=True))

@@ -187,30 +187,19 @@ def compare_speeds(
     for speed in speeds:
         ours = _describe_speed(runs[speed.run], speed)
         if ours is not None:
-            like = [row for row in read_speeds() if row.images_per_sec and _is_like(ours, row)]
-            rows += [(speed.run, row, ours.ratio(row)) for row in like]
+            for row in read_speeds():
+                is_alike = ours.is_of_same_model(row) and ours.is_on_same_hardware(row)
+                if row.images_per_sec and is_alike and ours.is_in_same_precision(row):
+                    rows.append((speed.run, row, ours.ratio(row)))
     return rows
-
-
-def _is_like(ours: Measured, row: Row) -> bool:
-    return (
-        ours.is_of_same_model(row)
-        and ours.is_on_same_hardware(row)
-        and ours.is_in_same_precision(row)
-    )
 
 
 def _describe_speed(run: Run, speed: Speed) -> Measured | None:
     """Return the speed of a run in training; None if there is none, or if its model or number of
     ranks is unknown."""
     recipe = run.recipe
-    ranks = run.environment.get("ranks")
-    if (
-        speed.images_per_sec is None
-        or not isinstance(recipe.model, str)
-        or ranks is None
-        or not is_positive(ranks)
-    ):
+    ranks = run.environment.get("ranks", 0)
+    if speed.images_per_sec is None or not isinstance(recipe.model, str) or not is_positive(ranks):
         return None
     batch, rest = divmod(recipe.global_batch_images, ranks)
     return Measured(

@@ -42,15 +42,13 @@ _USED_SLOTS = {
 """Slots that a kind of command always uses. Slots that are texts are used if the text is a word of
 the command."""
 _ENGINE = {"precision", "layout", "compile", "device"}
-_USED_FIELDS: dict[str, set[str]] = {
+_USED_FIELDS = {
     "evaluate": {*_ENGINE, *_LOADER, *_PREPROCESSING, "global_batch_images"},
     "predict": {*_ENGINE, *_PREPROCESSING},
-    "convert": set(),
-    "export": set(),
     "benchmark": {*_ENGINE, *_LOADER, *_WORK, "global_batch_images", "model"},
-    PACK: set(),
 }
-"""Fields of the recipe and of the execution that a kind of command uses. Training uses all."""
+"""Fields of the recipe and of the execution that a kind of command uses; others use none. Training
+uses all."""
 _REASONS = (
     (_ON_RANKS, _MACHINES, "the processes of one machine meet by themselves", False),
     ({"train"}, {"--weights"}, "the checkpoint that is resumed has the weights", True),
@@ -133,7 +131,7 @@ class Command:
         if name.startswith("@"):
             return name != "@unit" and text in words
         if not name.startswith("-"):
-            return self.kind == "train" or name in _USED_FIELDS[self.kind]
+            return self.kind == "train" or name in _USED_FIELDS.get(self.kind, ())
         if name == "--model-prefix" and "@epoch" in used:
             return any(word.startswith(text) for word in words)
         if name == "--out" and text in (".", "./"):
