@@ -2,6 +2,7 @@
 into the page."""
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ from lockstep.weights import open_weights
 
 LARGEST_PIXELS = 160
 """Longest side of an image on the page; larger images are reduced."""
+_TOGETHER = 8
+"""At most this many images are in memory as the model saw them."""
 
 
 class ImagesGone(Exception):
@@ -54,11 +57,23 @@ def open_images(run: Run) -> Index:
 def encode_images(run: Run, index: Index, samples: list[int]) -> dict[int, str]:
     """Return images as the model saw them, as `data:` addresses. Raises `ImagesGone` if one was
     overwritten."""
-    try:
-        images = load_evaluated_images(index, run.recipe, np.array(samples, np.int64))
-    except DataError as error:
-        raise ImagesGone(error) from None
-    return dict(zip(samples, map(_encode_image, images), strict=True))
+    pictures: dict[int, str] = {}
+    for part, images in _load_images(run, index, samples):
+        pictures |= zip(part, map(_encode_image, images), strict=True)
+    return pictures
+
+
+def _load_images(
+    run: Run, index: Index, samples: list[int]
+) -> Iterator[tuple[list[int], np.ndarray]]:
+    """Yield images as `load_evaluated_images` returns them, with their samples, a few at a time: a
+    recipe may have large ones."""
+    for first in range(0, len(samples), _TOGETHER):
+        part = samples[first : first + _TOGETHER]
+        try:
+            yield part, load_evaluated_images(index, run.recipe, np.array(part, np.int64))
+        except DataError as error:
+            raise ImagesGone(error) from None
 
 
 def explain_images(
@@ -74,15 +89,16 @@ def explain_images(
     opened = open_weights(run.folder, checkpoint=str(results.step), ema=weights == "ema")
     backend = next(name for name, framework in backends.FRAMEWORKS.items() if framework.explains)
     world = backends.load(backend).world(Execution(backend=backend))
+    predictions = results.scores[weights].predictions.astype(np.int64)
+    explanations: dict[int, str] = {}
     try:
-        images = load_evaluated_images(index, run.recipe, np.array(samples, np.int64))
-        classes = results.scores[weights].predictions[samples].astype(np.int64)
-        pictures = overlay(images, make_explainer(opened, backend, world).heat(images, classes))
-    except DataError as error:
-        raise ImagesGone(error) from None
+        explainer = make_explainer(opened, backend, world)
+        for part, images in _load_images(run, index, samples):
+            pictures = overlay(images, explainer.heat(images, predictions[part]))
+            explanations |= zip(part, map(_encode_image, pictures), strict=True)
     finally:
         world.close()
-    return dict(zip(samples, map(_encode_image, pictures), strict=True))
+    return explanations
 
 
 def _encode_image(pixels: np.ndarray) -> str:
