@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from lockstep import backends
+from lockstep.weights import Weights
 from tests.edges import PLACES, Place
 
 SIZE = 64
@@ -41,6 +43,14 @@ def run(graph: Any, output: str, images: np.ndarray = IMAGES) -> np.ndarray:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         tf.import_graph_def(graph, name="")
         return np.asarray(session.run(f"{output}:0", {"images:0": images}))
+
+
+def compute_as_read(weights: Weights) -> np.ndarray:
+    """Return the reference's logits of what was read."""
+    recipe = weights.recipe
+    images = (IMAGES - np.array(recipe.mean)) / np.array(recipe.std)
+    module = backends.load("reference").load_module(recipe, weights.tensors)
+    return module(images.transpose(0, 3, 1, 2))
 
 
 class Basic:

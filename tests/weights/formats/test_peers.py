@@ -20,7 +20,7 @@ from lockstep.weights.formats import nvidia_tensorflow, tensor_bundle, tensorflo
 from lockstep.weights.formats.tensor_bundle import Bundle
 from tests.soak import in_a_soak
 from tests.weights.formats.cases import EVALUATION, RESNET, RESNEXT, assert_canonical
-from tests.weights.formats.peer_cases import run_peer
+from tests.weights.formats.peer_cases import run_peer, save_images
 
 pytestmark = pytest.mark.slow
 NAMES = ("resnet", "resnext")
@@ -40,16 +40,9 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "many",
     ):  # TensorFlow does not create this folder
         (folder / name).mkdir()
-    save_images(folder, 4)
+    save_images(folder, 4, 64, 64, 3)
     tensorflow("make", folder)
     return folder
-
-
-def save_images(folder: Path, count: int) -> None:
-    np.save(
-        folder / "images.npy",
-        np.random.default_rng(5).standard_normal((count, 64, 64, 3)).astype(np.float32),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +237,7 @@ def test_an_index_of_several_blocks_is_read(theirs: Path) -> None:
 @in_a_soak
 def test_resnet50_at_its_own_size_is_recognised_with_velocities_and_step(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
-    save_images(tmp_path, 1)
+    save_images(tmp_path, 1, 64, 64, 3)
     tensorflow("full", tmp_path)
     original = nvidia_tensorflow.read(tmp_path / "full" / "model.ckpt-112590")
     assert original.remarks == ()

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lockstep import backends
 from lockstep.backends.tensorflow import export
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import Weights
@@ -22,6 +21,7 @@ from tests.weights.formats.insertions_tensorflow import (
     SCOPE,
     Basic,
     Insertion,
+    compute_as_read,
     freeze,
     insert,
     list_insertions,
@@ -33,14 +33,6 @@ from tests.weights.formats.onnx_cases import describe, recipe_of
 
 REFUSALS = ("its classifier has one output", "MatMul 'MatMul:0' ")
 """What messages say that name no inserted node. The second is the node behind."""
-
-
-def compute_as_read(weights: Weights) -> np.ndarray:
-    """Return the reference's logits of what was read."""
-    recipe = weights.recipe
-    images = (IMAGES - np.array(recipe.mean)) / np.array(recipe.std)
-    module = backends.load("reference").load_module(recipe, weights.tensors)
-    return module(images.transpose(0, 3, 1, 2))
 
 
 def read_graph(graph: Any, folder: Path) -> Weights:

@@ -11,11 +11,10 @@ import tensorflow as tf
 from keras import layers
 from keras.src.applications.resnet import ResNet, stack_residual_blocks_v1
 
-from lockstep import backends
 from lockstep.weights import Weights, open_weights
 from lockstep.weights.formats.network_walk import KERAS_ASSUMPTION, KERAS_MEAN
 from tests.edges import is_same_answer
-from tests.weights.formats.insertions_tensorflow import IMAGES
+from tests.weights.formats.insertions_tensorflow import IMAGES, compute_as_read
 
 prepare = keras.applications.resnet.preprocess_input
 Layers = Callable[[Any], Any]
@@ -63,14 +62,6 @@ def open_frozen(model: Any, folder: Path) -> Weights:
     graph = convert_variables_to_constants_v2(function).graph.as_graph_def()
     (folder / "graph.pb").write_bytes(graph.SerializeToString())
     return open_weights(folder / "graph.pb")
-
-
-def compute_as_read(weights: Weights) -> np.ndarray:
-    """Return the reference's logits of what was read."""
-    recipe = weights.recipe
-    images = (IMAGES - np.array(recipe.mean)) / np.array(recipe.std)
-    module = backends.load("reference").load_module(recipe, weights.tensors)
-    return module(images.transpose(0, 3, 1, 2))
 
 
 def test_an_export_of_keras_takes_what_its_preprocessing_gives(tmp_path: Path) -> None:
