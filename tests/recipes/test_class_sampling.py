@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.recipes.class_sampling import draw_by_class
-from lockstep.recipes.epoch_order import order_samples
+from lockstep.recipes.epoch_order import draw_by_class, order_samples
 from lockstep.recipes.order import training_plans
 from tests.recipes.cases import RECIPE, sizes_of
 from tests.soak import EXAMPLES

@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.recipes.epoch_order import order_samples
+from lockstep.recipes.epoch_order import Permutation, order_samples
 from lockstep.recipes.order import training_plans
-from lockstep.recipes.permutation import Permutation
 from lockstep.system.errors import RecipeError
 from tests.recipes.cases import RECIPE, sizes_of
 

@@ -5,9 +5,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from lockstep.recipes.epoch_order import order_samples
+from lockstep.recipes.epoch_order import Permutation, order_samples
 from lockstep.recipes.order import steps_per_epoch, unit_positions
-from lockstep.recipes.permutation import Permutation
 from lockstep.recipes.recipe import Recipe
 
 NEVER = 2**31 - 1

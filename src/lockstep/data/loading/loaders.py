@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Union
 from lockstep.data import Batch
 from lockstep.data.decoding.augment import resampling
 from lockstep.data.index import Index
-from lockstep.data.loading.host import HostLoader
-from lockstep.data.loading.prefetch import NEAR_BYTES, WINDOW_GAP_BYTES
+from lockstep.data.loading.host import NEAR_BYTES, WINDOW_GAP_BYTES, HostLoader
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.next_steps import foresee_steps
 from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
