@@ -122,23 +122,13 @@ class DivergedEvent(TypedDict):
 LogEvent = StartEvent | RestartEvent | TrainEvent | EvaluateEvent | DivergedEvent
 
 _CHECKS: dict[str, Check] = {
-    "step": is_count,
-    "first_step": is_count,
-    "total": is_count,
-    "images": is_positive,
-    "batches": is_positive,
+    **dict.fromkeys(("step", "first_step", "total", "restart"), is_count),
+    **dict.fromkeys(("images", "batches"), is_positive),
     "images_per_sec": is_rate,
-    "data_wait_share": is_number,
-    "loss": is_figure,
+    **dict.fromkeys(("data_wait_share", "elapsed_sec"), is_number),
+    **dict.fromkeys(("loss", "loss_scale", "lr"), is_figure),
     "losses": is_list_of(is_figure),
-    "loss_scale": is_figure,
-    "lr": is_figure,
-    "elapsed_sec": is_number,
-    "weights": is_text,
-    "restart": is_count,
-    "reason": is_text,
-    "message": is_text,
-    "run": is_text,
+    **dict.fromkeys(("weights", "reason", "message", "run"), is_text),
 }
 _NEEDED_TO_RESUME = {"train": {"first_step", "images", "images_per_sec"}, "evaluate": {"weights"}}
 _WHOLE = {
