@@ -39,6 +39,9 @@ LAYOUTS = {
     "train_0.tfrecords": ("tfrecord", "", ("train_0.tfrecords",)),
     "imagenet-train-000000.tar": ("webdataset", "", ("imagenet-train-000000.tar",)),
     "train/000000.tar": ("webdataset", "train", ("000000.tar",)),
+    "TRAIN-0.TAR": ("webdataset", "", ("TRAIN-0.TAR",)),
+    "train/x.TFRecord": ("tfrecord", "train", ("x.TFRecord",)),
+    "train/IMAGES.REC": ("recordio", "train", ("IMAGES.REC",)),
     "train/images.rec": ("recordio", "train", ("images.rec",)),
     "train/00000-of-00001": ("folder", "train", ()),
 }

@@ -33,7 +33,7 @@ IS_OF: dict[str, Callable[[str], bool]] = {
     ),
     "webdataset": lambda name: name.endswith(".tar"),
 }
-"""Whether a name is that of a file of a format, for each format."""
+"""Whether a name in lower case is that of a file of a format, for each format."""
 FORMATS = (FOLDER, *IS_OF)
 QUARANTINE = "quarantine.json"
 """The images to leave out, next to class folders or files: {"images": {"class/image" or "file@first
@@ -290,7 +290,9 @@ def list_visible(root: Path) -> tuple[list[str], list[str]]:
 
 def group_by_format(names: list[str]) -> dict[str, tuple[str, ...]]:
     """Return the names of files by the storage format that they are of, if any."""
-    groups = {format: tuple(filter(is_of, names)) for format, is_of in IS_OF.items()}
+    groups: dict[str, tuple[str, ...]] = {}
+    for format, is_of in IS_OF.items():
+        groups[format] = tuple(name for name in names if is_of(name.lower()))
     return {format: files for format, files in groups.items() if files}
 
 

@@ -124,10 +124,13 @@ def test_tiles_that_reach_beyond_the_image_are_scaled() -> None:
     np.testing.assert_array_equal(decode(data), scaled(COLOURS, 65535))
 
 
-def png(samples: bytes, depth: int, colour: int, *chunks: tuple[bytes, bytes]) -> bytes:
-    """Return a PNG, written from the specification, with chunks before its pixels."""
-    rows = np.frombuffer(samples, np.uint8).reshape(HEIGHT, -1)
-    filtered = np.pad(rows, ((0, 0), (1, 0))).tobytes()
+def png(
+    samples: bytes, depth: int, colour: int, *chunks: tuple[bytes, bytes], rows: int = HEIGHT
+) -> bytes:
+    """Return a PNG, written from the specification, with chunks before its pixels, and some rows of
+    them."""
+    pixels = np.frombuffer(samples, np.uint8).reshape(HEIGHT, -1)[:rows]
+    filtered = np.pad(pixels, ((0, 0), (1, 0))).tobytes()
     header = struct.pack(">IIBBBBB", WIDTH, HEIGHT, depth, colour, 0, 0, 0)
     data = b"\x89PNG\r\n\x1a\n"
     for name, body in (
@@ -265,6 +268,43 @@ def test_a_wrong_checksum_of_an_ancillary_chunk_is_listed(chunk: tuple[bytes, by
 
 def test_a_png_without_its_end_is_decoded() -> None:
     np.testing.assert_array_equal(decode(PNG[:-12]), scaled(GREY, 255))
+
+    flat = png(np.zeros_like(GREY).tobytes(), 8, 0)[:-12]
+    assert check(flat) == (HEIGHT, WIDTH)
+
+
+APPLE = (b"CgBI", bytes(4))
+PALETTE = (b"PLTE", bytes(range(255, -1, -1)) * 3)
+
+
+@pytest.mark.parametrize(
+    ("colour", "chunks"),
+    [(0, [APPLE]), (3, []), (3, [TEXT]), (3, [PALETTE, PALETTE]), (3, [(b"plTE", PALETTE[1])])],
+    ids=["unknown", "no palette", "text alone", "two palettes", "no real palette"],
+)
+def test_critical_chunks_that_libpng_refuses_refuse_a_png(
+    colour: int, chunks: list[tuple[bytes, bytes]]
+) -> None:
+    data = png(GREY.tobytes(), 8, colour, *chunks)
+    assert cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED) is None
+    for use in (check, decode, decode_undamaged):
+        with pytest.raises(ValueError, match="other critical chunks"):
+            use(data)
+    with_palette = png(GREY.tobytes(), 8, 3, TEXT, PALETTE, TEXT)
+    read = cv2.imdecode(np.frombuffer(with_palette, np.uint8), cv2.IMREAD_COLOR_RGB)
+    np.testing.assert_array_equal(decode_undamaged(with_palette), read)
+
+
+@pytest.mark.parametrize("rows", [1, HEIGHT - 1])
+@pytest.mark.parametrize("value", [0, 200])
+def test_a_png_that_lacks_rows_is_refused(rows: int, value: int) -> None:
+    grey = np.full_like(GREY, value)
+    whole = png(grey.tobytes(), 8, 0)
+    assert check(whole) == decode_undamaged(whole).shape[:2] == (HEIGHT, WIDTH)
+    part = png(grey.tobytes(), 8, 0, rows=rows)
+    for use in (check, decode_undamaged):
+        with pytest.raises(ValueError, match="not enough image data"):
+            use(part)
 
 
 PHOTO = picture(np.random.default_rng(0), 64, 96)

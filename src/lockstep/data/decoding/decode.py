@@ -64,12 +64,15 @@ def decode_undamaged(data: bytes) -> np.ndarray:
 
     The array is valid until the same thread decodes again.
     """
+    from lockstep.data.decoding.samples import check_last_rows
+
     if not data:
         raise ValueError("empty file")
     size = _jpeg_size(data)
     if size is None:
         whole = decode(data)  # Pillow finds damage
         check_ratio(*whole.shape[:2])
+        check_last_rows(data, whole[-2:])
         return whole
     check_ratio(*size)
     # Our decoder reads up to the last pixel, and not whether the file ends there.
@@ -158,10 +161,14 @@ def _jpeg_size(data: bytes | memoryview) -> tuple[int, int] | None:
 
 
 def _check_by_pillow(data: bytes) -> tuple[int, int]:
+    from lockstep.data.decoding.samples import check_last_rows
+
     with _load_by_pillow(data) as image:
         # A pixel tests the conversion; converting all of them takes twice the memory.
         convert_to_rgb(image.crop((0, 0, 1, 1)), image)
         check_ratio(image.height, image.width)
+        rows = image.crop((0, max(image.height - 2, 0), image.width, image.height))
+        check_last_rows(data, np.asarray(rows))
         return image.height, image.width
 
 

@@ -20,7 +20,13 @@ _WITHOUT_LENGTH = (0xD8, 0xD9)
 """Markers that start and end an image. libjpeg refuses a second start."""
 PNG_START = b"\x89PNG\r\n\x1a\n"
 _LAST_CHUNK = b"IEND"
-_END = b"\0\0\0\0IEND\xaeB`\x82"
+_CRITICAL_CHUNKS = re.compile(rb"IHDR(?:PLTE)?(?:IDAT)*(?:IEND)?")
+_PALETTE_CHUNKS = re.compile(rb"IHDR(?:PLTE(?:IDAT)*(?:IEND)?)?")
+"""The names of a PNG's critical chunks, joined; of one whose pixels are numbers of a palette."""
+_COLOUR_TYPE_AT = 25
+_PALETTE = 3
+PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
+"""The last chunk of every PNG."""
 _IS_ANCILLARY = 0x20
 """The bit of a chunk's first letter that is set if a decoder may do without the chunk."""
 _TIFF_ORDERS = {b"II": "<", b"MM": ">"}
@@ -81,9 +87,10 @@ def sift_png(data: bytes | memoryview, names: Sequence[bytes] = ()) -> tuple[byt
     their names. With `names`, it has only chunks of these names; others are not checked.
 
     Other formats are returned unchanged. Raises `ValueError` with the name of a critical chunk that
-    fails its checksum.
+    fails its checksum, and if the critical chunks are others than a decoder knows.
     """
     damaged: list[str] = []
+    critical = []
     if data[: len(PNG_START)] != PNG_START:
         return bytes(data), damaged
     view = memoryview(data)
@@ -101,10 +108,19 @@ def sift_png(data: bytes | memoryview, names: Sequence[bytes] = ()) -> tuple[byt
                 )
         else:
             kept.append(view[start - 8 : end + 4])
+            if not name[0] & _IS_ANCILLARY:
+                critical.append(name)
+    has_palette = data[_COLOUR_TYPE_AT : _COLOUR_TYPE_AT + 1] == bytes([_PALETTE])
+    chunks = _PALETTE_CHUNKS if has_palette else _CRITICAL_CHUNKS
+    if not names and not chunks.fullmatch(b"".join(critical)):
+        raise ValueError(
+            "a PNG with other critical chunks than IHDR, PLTE (once, and always where the pixels"
+            " have a palette), IDAT and IEND in this order; save the image again"
+        )
     if not damaged and not names:
         return bytes(data), damaged
     if names:
-        kept.append(memoryview(_END))
+        kept.append(memoryview(PNG_END))
     return b"".join(kept), damaged
 
 

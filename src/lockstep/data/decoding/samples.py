@@ -15,6 +15,8 @@ import numpy as np
 from PIL import Image, ImageFile, TiffImagePlugin
 from PIL.ExifTags import Base
 
+from lockstep.data.decoding.file_parts import PNG_END, PNG_START
+
 _FORMATS = {2: "signed integers", 3: "floating-point numbers", 5: "complex", 6: "complex numbers"}
 """What a TIFF's samples are, by its tag; others are unsigned integers."""
 _KNOWN_BITS = {1, 2, 4, 8, 12, 16}
@@ -111,6 +113,17 @@ def load_colours(image: ImageFile.ImageFile, reopen: Callable[[], ImageFile.Imag
             low = low[:, :, 1:2].repeat(4, 2)
         levels = high + (cv2.subtract(low, high) > 128) - (cv2.subtract(high, low) > 128)
         image.paste(Image.frombytes(image.mode, high.shape[1::-1], levels.tobytes()), box)
+
+
+def check_last_rows(data: bytes, rows: np.ndarray) -> None:
+    """Raise `ValueError` if a PNG ends before its last two rows, `rows`: Pillow leaves
+    missing rows at 0, and libpng refuses the file. The last row to be read is one of the two.
+    """
+    varied = (rows != rows[:, :1]).reshape(len(rows), -1).any(1)
+    if not data.startswith(PNG_START) or varied.all():
+        return
+    if cv2.imdecode(np.frombuffer(data + PNG_END, np.uint8), cv2.IMREAD_GRAYSCALE) is None:
+        raise ValueError("not enough image data: a PNG ends before its last row")
 
 
 def _swap_bytes(tile: Any) -> Any:
