@@ -281,6 +281,9 @@ def test_layers_called_as_in_training_are_refused(tmp_path: Path) -> None:
     model = transfer(lambda x: layers.Dropout(0.5, name="always")(x, training=True))
     with pytest.raises(CheckpointError, match="layer Dropout as in training 'always'"):
         read(save(model, tmp_path))
+    model = transfer(before=lambda x: layers.RandomFlip(name="always")(x, training=True))
+    with pytest.raises(CheckpointError, match="layer RandomFlip as in training 'always'"):
+        read(save(model, tmp_path))
 
 
 def test_a_network_with_names_of_its_own_is_assumed_to_take_the_usual_images(

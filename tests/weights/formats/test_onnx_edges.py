@@ -296,6 +296,35 @@ def test_the_order_of_colours_is_that_of_the_mean(
     assert is_same_answer(compute(edited, images), compute_as_read(weights))
 
 
+@pytest.mark.parametrize(
+    ("mean", "variance", "scale", "takes"),
+    [
+        (0.45, 0.07, 0.1, "unit"),
+        (115.0, 4000.0, 100.0, "bytes"),
+        (0.1, 0.9, 1.0, ""),
+        (-0.1, 1.1, 1.0, ""),
+    ],
+    ids=["from 0 to 1", "from 0 to 255", "normalised", "normalised, below 0"],
+)
+def test_a_norm_before_the_stem_knows_the_range_of_its_images(
+    mean: float, variance: float, scale: float, takes: str, tmp_path: Path
+) -> None:
+    edited = insert(bare_model(), ("before the stem", "BatchNormalization"), CHANNELS)
+    constants = {constant.name: constant for constant in edited.graph.initializer}
+    for name, number in (("n0", scale), ("n1", 0.2), ("n2", mean), ("n3", variance)):
+        numbers = np.full(3, number, np.float32)
+        constants[name].CopyFrom(onnx.numpy_helper.from_array(numbers, name))
+    file = save(edited, tmp_path)
+    if not takes:
+        with pytest.raises(CheckpointError, match="'y' before the first convolution was trained"):
+            read(file)
+        return
+    weights = read(file)
+    assert weights.original is not None
+    assert weights.original.takes == takes
+    assert is_same_answer(compute(edited, prepare(weights)), compute_as_read(weights))
+
+
 def reduce(kind: str, value: str) -> list[Any]:
     return [MAKE(kind, [value], [f"{kind} of {value}"], axes=[1], keepdims=1)]
 

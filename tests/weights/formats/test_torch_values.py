@@ -170,6 +170,8 @@ def test_mean_and_std_next_to_the_weights_are_used(values: Any, tmp_path: Path) 
     [
         ({"config": COLOURS, "mean": [0, 0, 0], "std": [1, 1, 1]}, "has several means"),
         ({"mean": [0.5, 0.5, 0.5], "std": [57, 57, 57]}, "mean and 1 more; it normalises images"),
+        ({"mean": [0.406, 0.456, 0.485], "std": [1, 1, 1]}, "mean and 1 more; it"),
+        ({"PIXEL_MEAN": [103.53, 116.28, 123.675], "PIXEL_STD": [1, 1, 1]}, "PIXEL_MEAN and"),
         ({"config": {"backbone": "resnetaa50"}}, "its network is 'resnetaa50'"),
         ({"hyper_parameters": {"model_name": "tv_resnet50"}}, "resnet50, does not fit:"),
     ],

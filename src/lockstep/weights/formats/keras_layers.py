@@ -130,10 +130,10 @@ class Translation:
         if is_plain and call.name and self._choice.is_ignored(call.name):
             self.parts.append(Part(call.name, "ignored"))
             return []
-        is_random = "dropout" in kind or "noise" in kind
-        if call.config.get("training") and (is_random or kind in (*_TRANSLATIONS, *MODELS)):
+        is_in_training = IN_TRAINING.fullmatch(kind) is not None
+        if call.config.get("training") and (is_in_training or kind in (*_TRANSLATIONS, *MODELS)):
             label += " as in training"
-        elif is_plain and IN_TRAINING.fullmatch(kind):
+        elif is_plain and is_in_training:
             name = f"{label} {call.name!r}"
             self.parts.append(Part(name, "without effect", "only in training"))
             return []

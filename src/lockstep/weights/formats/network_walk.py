@@ -70,6 +70,8 @@ class _Walk:
         self._mean = np.zeros(3)
         self._std = np.ones(3)
         self._order = np.arange(3)
+        self._range: Literal["bytes", "unit"] | None = None
+        """The range of images that a batch norm before the stem was trained with."""
         self._takes_channels_last = False
 
     def follow(self) -> Network:
@@ -236,12 +238,29 @@ class _Walk:
             self._order = self._order[places]
             reason = "into the order of the stem's input channels"
         elif kind == "BatchNormalization":
-            factors, terms, _ = read_norm(self._graph, node, 3)
+            factors, terms, names = read_norm(self._graph, node, 3)
+            self._range = self._read_range(node, *names[2:])
             self._std = self._std / _refuse_zeros(node, factors)
             self._mean = self._mean - terms * self._std
         else:
             self._apply_constant(node, read_constant(self._graph, node, channel, 3))
         self._parts.append(Part(label_node(node), "folded", reason))
+
+    def _read_range(self, node: Any, mean: str, variance: str) -> Literal["bytes", "unit"]:
+        """Return the range of images whose mean and variance a batch norm has. Raises `ValueError`
+        if neither fits, as for images that were normalised before the graph."""
+        means = self._mean + self._graph.floats(mean, "a running mean") * self._std
+        deviations = np.sqrt(self._graph.floats(variance, "a running variance")) * np.abs(self._std)
+        if means.min() >= 0 and means.max() <= 1 and deviations.max() <= 0.5:
+            return "unit"
+        if means.min() >= 0 and 1 < means.max() <= 255 and deviations.max() <= 127.5:
+            return "bytes"
+        numbers = ", ".join(f"{number:.3g}" for number in means)
+        raise ValueError(
+            f"{label_node(node)} before the first convolution was trained with images whose mean is"
+            f" {numbers}, so they are not from 0 to 255 or from 0 to 1, and the file does not say"
+            " how they were prepared; export the model with mean and std before this norm"
+        )
 
     def _apply_constant(self, node: Any, constant: tuple[np.ndarray, str, bool] | None) -> None:
         """Note arithmetic of images with a constant."""
@@ -278,7 +297,10 @@ class _Walk:
             self._note_order("RGB")
             default = Recipe()
             return default.mean, default.std, "normalised"
-        if max(*np.abs(mean), *std) <= 1 and not self._graph.takes_bytes:
+        is_small = max(*np.abs(mean), *std) <= 1
+        if self._range is not None:
+            is_small = self._range == "unit"
+        if is_small and not self._graph.takes_bytes:
             takes = "unit"
             self._remarks.append(
                 "its mean and std are for images from 0 to 1; the recipe's are 255 times as large"

@@ -180,7 +180,8 @@ def _read_colours(path: Path, values: Values) -> tuple[Changes, list[str]]:
 
 def scale_colours(colours: Mapping[str, Any]) -> Changes:
     """Return mean and standard deviation of images on the scale 0 to 255; none unless each has
-    three numbers. Both are of images from 0 to 1 unless one is larger than 1."""
+    three numbers, and for ImageNet's mean in the order blue, green, red, whose images are not RGB.
+    Both are of images from 0 to 1 unless one is larger than 1."""
     triples = {}
     for name, value in colours.items():
         if isinstance(value, np.ndarray):
@@ -198,6 +199,8 @@ def scale_colours(colours: Mapping[str, Any]) -> Changes:
         scale = 1
         if 0 < triples["mean"].max() <= 1 or triples["std"].max() < 1:
             return {}
+    if np.allclose(scale * triples["mean"][::-1], KNOWN["torchvision-v1"]["mean"], rtol=0.02):
+        return {}
     return {name: tuple((scale * triple).round(9).tolist()) for name, triple in triples.items()}
 
 
