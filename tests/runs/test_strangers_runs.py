@@ -67,6 +67,28 @@ def test_what_a_folder_names_needs_the_users_word(
     assert not (tmp_path / "outside").exists()
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "checkpoints/step-00000001"])
+def test_folders_behind_links_need_the_users_word(run: Path, tmp_path: Path, name: str) -> None:
+    (run / name).mkdir(exist_ok=True)
+    outside = (run / name).rename(tmp_path / "outside")
+    (outside / "step-00000001").mkdir()
+    (outside / "step-00000001/mine.txt").write_text("mine")
+    (run / name).symlink_to(outside)
+    before = sorted(outside.rglob("*"))
+    with pytest.raises(CheckpointError, match=f"link={name} -> .* no command of yours"):
+        lockstep.train(out=run)
+    assert sorted(outside.rglob("*")) == before
+
+
+def test_a_link_that_the_user_trusted_is_known(run: Path, tmp_path: Path) -> None:
+    (run / "checkpoints").rename(tmp_path / "large disk")
+    (run / "checkpoints").symlink_to("../large disk")
+    one = EXECUTION.replace(stop_after_steps=1)
+    lockstep.train(out=run, execution=one, trust_run=True)
+    lockstep.train(out=run, execution=one)
+    assert checkpoint.checkpoint_path(tmp_path / "large disk", 5).is_dir()
+
+
 def test_images_that_a_folder_names_need_the_users_word(run: Path, tmp_path: Path) -> None:
     (tmp_path / "others").mkdir()
     for data in (str(tmp_path / "others"), "s3://strangers-bucket/images"):

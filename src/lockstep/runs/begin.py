@@ -15,7 +15,7 @@ from lockstep.runs.evaluate import evaluate, lacks_evaluation
 from lockstep.runs.notes import collect_notes
 from lockstep.runs.report import find_changed_fields
 from lockstep.runs.save import call_hooks
-from lockstep.runs.trust import list_names, remember
+from lockstep.runs.trust import list_links, list_names, remember
 from lockstep.system.files import write_json
 from lockstep.system.ranks import find_restart
 from lockstep.weights.run_identity import read_identity
@@ -58,7 +58,8 @@ def _open_log(run: RunContext, step: int, damaged: list[str], evaluates_again: b
     """Open the log and record where training starts."""
     environment = _describe(run)
     identity = read_identity(run.out)
-    remember(run.out, list_names(run.execution.fields(), run.sets.name, run.recipe))
+    names = list_names(run.execution.fields(), run.sets.name, run.recipe)
+    remember(run.out, (*names, *list_links(run.out)))
     if identity is not None and identity.adopted_step == step >= 0:
         run.notes.append(f"the run had no id; it is run {identity.id} from here on")
     if run.leads:

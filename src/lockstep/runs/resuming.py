@@ -27,7 +27,7 @@ from lockstep.recipes.recipe import GEOMETRY, eval_fields
 from lockstep.recipes.schedule import learning_rates
 from lockstep.runs.environment import read_environment
 from lockstep.runs.folder import holds_run, refuse_another_recipe
-from lockstep.runs.trust import accept, list_names, require_word
+from lockstep.runs.trust import accept, list_links, list_names, require_word
 from lockstep.system.errors import CheckpointError, DataError, RecipeError
 from lockstep.weights import checkpoint
 
@@ -98,7 +98,7 @@ def complete_settings(
     changes = changes or {}
     how = how or {}
     require = accept if trust_run else require_word
-    require(out, ())  # refuses checkpoints of two runs
+    require(out, list_links(out) if holds_run(out) else ())  # refuses checkpoints of two runs
     name = recipe if isinstance(recipe, str) else ""
     chosen = name if name in OWN_IMAGES else ""
     counts_classes = name in RECIPES and "logits" not in changes

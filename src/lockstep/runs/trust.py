@@ -1,9 +1,9 @@
 """The user's word for what a run's folder names.
 
 A folder can be anyone's. What it names outside of itself is used only if a command on this machine
-named it before for this run, or trusts the folder: files to write, images to read, addresses to
-send to, and modules to import. Commands leave what they used in `lockstep/runs/ID` in the user's
-state folder (`XDG_STATE_HOME`), a JSON text on each line.
+named it before for this run, or trusts the folder: files to write, links to folders, images to
+read, addresses to send to, and modules to import. Commands leave what they used in
+`lockstep/runs/ID` in the user's state folder (`XDG_STATE_HOME`), a JSON text on each line.
 """
 
 import json
@@ -41,6 +41,14 @@ def list_names(
     for augmentation in () if recipe is None else recipe.augmentations:
         if ":" in augmentation.name:
             yield f"augmentation={augmentation.name}"
+
+
+def list_links(folder: Path) -> Iterator[str]:
+    """Yield the links in a run's folder that lead to folders, as `link=name -> target`. A run
+    writes to these folders, and removes old checkpoints from them."""
+    for path in sorted((*folder.glob("*"), *folder.glob("checkpoints/*"))):
+        if path.is_symlink() and path.is_dir():
+            yield f"link={path.relative_to(folder)} -> {path.readlink()}"
 
 
 def require_word(folder: Path, names: Iterable[str]) -> None:
