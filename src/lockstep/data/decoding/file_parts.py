@@ -20,9 +20,10 @@ _WITHOUT_LENGTH = (0xD8, 0xD9)
 """Markers that start and end an image. libjpeg refuses a second start."""
 PNG_START = b"\x89PNG\r\n\x1a\n"
 _LAST_CHUNK = b"IEND"
-_CRITICAL_CHUNKS = re.compile(rb"IHDR(?:PLTE)?(?:IDAT)*(?:IEND)?")
-_PALETTE_CHUNKS = re.compile(rb"IHDR(?:PLTE(?:IDAT)*(?:IEND)?)?")
-"""The names of a PNG's critical chunks, joined; of one whose pixels are numbers of a palette."""
+_CRITICAL_CHUNKS = re.compile(rb"(?:IHDR(?:PLTE)?(?:IDAT)*(?:IEND)?)?")
+_PALETTE_CHUNKS = re.compile(rb"(?:IHDR(?:PLTE(?:IDAT)*(?:IEND)?)?)?")
+"""The names of a PNG's undamaged critical chunks, joined; of one whose pixels are numbers of a
+palette."""
 _COLOUR_TYPE_AT = 25
 _PALETTE = 3
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
@@ -108,7 +109,7 @@ def sift_png(data: bytes | memoryview, names: Sequence[bytes] = ()) -> tuple[byt
                 )
         else:
             kept.append(view[start - 8 : end + 4])
-            if not name[0] & _IS_ANCILLARY:
+            if len(checksum) == 4 and not name[0] & _IS_ANCILLARY:
                 critical.append(name)
     has_palette = data[_COLOUR_TYPE_AT : _COLOUR_TYPE_AT + 1] == bytes([_PALETTE])
     chunks = _PALETTE_CHUNKS if has_palette else _CRITICAL_CHUNKS
