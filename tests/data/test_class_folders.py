@@ -114,6 +114,19 @@ def test_a_strict_reader_refuses_all_of_it_in_one_message(is_indexed: bool, tmp_
     assert is_indexed or not (data / "train" / ".lockstep").exists()
 
 
+def test_a_link_to_a_class_folder_that_is_missing_is_an_empty_class(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        image_folder(tmp_path / split, {"cat/1.jpg": jpeg(), "dog/1.jpg": jpeg()})
+        (tmp_path / split / "ant").symlink_to(tmp_path / "unmounted")
+        (tmp_path / split / "notes.md").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(DataError, match="train/ant: empty class folder") as refusal:
+        open_sets(tmp_path, 0.0, silent, is_strict=True)
+    assert "notes.md" not in str(refusal.value)
+    index = open_index(tmp_path / "train")
+    kinds = {item.place: item.kind for item in list_skipped(index)}
+    assert kinds == {"ant": "empty-class", "notes.md": "stray-file"}
+
+
 @pytest.mark.parametrize("open_it", [open_index, lambda data: open_sets(data, 0.5, silent)])
 def test_a_folder_around_the_classes_is_named(
     open_it: Callable[[Path], object], tmp_path: Path

@@ -129,6 +129,8 @@ def list_beside_classes(root: Path) -> list[Skipped]:
             kind = HIDDEN
         elif is_folder(entry):
             continue
+        elif entry.is_symlink() and not is_file(entry) and "." not in entry.name:
+            kind = EMPTY_CLASS  # its folder may be on an unmounted disk
         else:
             kind = STRAY_FILE
         if entry.name not in _OWN_FILES:

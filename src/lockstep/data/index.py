@@ -208,7 +208,7 @@ def check_layouts(sources: Iterable[Source]) -> None:
     for source in sources:
         if source.format == FOLDER:
             index = load_index(source)
-            skipped = list_images(source).skipped if index is None else index.skipped
+            skipped = list_skipped(list_images(source) if index is None else index)
             contents.append((source.root, skipped))
     check_layout(contents)
 

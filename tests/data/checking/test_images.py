@@ -118,7 +118,7 @@ def test_links_to_nothing_and_in_a_circle_and_a_pipe_are_unreadable(tmp_path: Pa
         for finding in examine(tmp_path).findings
     ]
     assert problems == [
-        ("stray-file", "val", "loop", "left out"),
+        ("empty-class", "val", "loop", "no images"),
         ("unreadable", "val", "bee/loop.jpg", "Too many levels of symbolic links"),
         ("unreadable", "val", "ant/gone.jpg", "No such file or directory"),
         ("unreadable", "val", "bee/pipe.jpg", "it is a pipe, not a regular file"),
