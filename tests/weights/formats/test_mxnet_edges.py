@@ -28,7 +28,7 @@ ABOUT = (
 )
 """What is said of outputs, or of what follows a softmax, in place of its name."""
 FOLDED = (
-    *("before the stem: BatchNorm", "before the stem: broadcast_sub", "before the stem: reverse"),
+    *("before the stem: broadcast_sub", "before the stem: reverse"),
     *("before the classifier: BatchNorm", "before the classifier: FullyConnected"),
     *("after it: take", "after it: slice_axis", "after it: broadcast_add", "after it: x / number"),
     *("after it: softmax with a temperature", "after it: one sigmoid"),

@@ -325,6 +325,16 @@ def test_a_norm_before_the_stem_knows_the_range_of_its_images(
     assert is_same_answer(compute(edited, prepare(weights)), compute_as_read(weights))
 
 
+def test_images_from_minus_1_to_1_are_refused(tmp_path: Path) -> None:
+    edited = insert(bare_model(), ("before the stem", "Add of channels"), CHANNELS)
+    numbers = np.array([1.0, 1.0, 1.0], np.float32).reshape(3, 1, 1)
+    for constant in edited.graph.initializer:
+        if constant.name == "c":
+            constant.CopyFrom(onnx.numpy_helper.from_array(numbers, "c"))
+    with pytest.raises(CheckpointError, match="convolution expect images whose mean is below 0"):
+        read(save(edited, tmp_path))
+
+
 def reduce(kind: str, value: str) -> list[Any]:
     return [MAKE(kind, [value], [f"{kind} of {value}"], axes=[1], keepdims=1)]
 

@@ -297,6 +297,13 @@ class _Walk:
             self._note_order("RGB")
             default = Recipe()
             return default.mean, default.std, "normalised"
+        if mean.max() < 0 and self._range is None and not self._graph.takes_bytes:
+            names = " and ".join(part.name for part in self._parts[:4])
+            raise ValueError(
+                f"{names} before the first convolution expect images whose mean is"
+                " below 0, so they are not from 0 to 255 or from 0 to 1, and the file does not say"
+                " how they were prepared; export the model with an input of such images"
+            )
         is_small = max(*np.abs(mean), *std) <= 1
         if self._range is not None:
             is_small = self._range == "unit"
