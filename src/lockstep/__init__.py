@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from lockstep.inference.evaluation import Evaluation
+    from lockstep.inference.int8 import Int8
     from lockstep.inference.model import Model, load
     from lockstep.inference.prediction import Prediction
-    from lockstep.inference.quantising import Int8
     from lockstep.recipes import Execution, Recipe, load_recipe
     from lockstep.recipes.augmentation import Augmentation
     from lockstep.reporting import report
@@ -42,7 +42,7 @@ _HOME = {
     "Augmentation": "recipes.augmentation",
     "Evaluation": "inference.evaluation",
     "Execution": "recipes",
-    "Int8": "inference.quantising",
+    "Int8": "inference.int8",
     "LockstepError": "system.errors",
     "Model": "inference.model",
     "Prediction": "inference.prediction",

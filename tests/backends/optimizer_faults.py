@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import numpy as np
 
-from lockstep.backends.reference import updating
+from lockstep.backends.reference import update
 from lockstep.backends.reference.engine import ReferenceEngine
-from lockstep.backends.reference.updating import Pace, Values
+from lockstep.backends.reference.update import Pace, Values
 from lockstep.recipes import Recipe
 from tests.backends import test_optimizers
 from tests.backends.fault_finders import Test
@@ -25,7 +25,7 @@ def change_rule(change: Callable[[Rule, Recipe, Values, Array, Pace], Values]) -
 
     class Wrong(ReferenceEngine):
         def _update(self, gradients: dict[str, Array], step: int) -> None:
-            with patch.object(updating, "step", partial(change, updating.step)):
+            with patch.object(update, "step", partial(change, update.step)):
                 super()._update(gradients, step)
 
     return Wrong
@@ -63,7 +63,7 @@ def adapt_every_tensor(
 
 def adapt_none(rule: Rule, recipe: Recipe, values: Values, gradient: Array, pace: Pace) -> Values:
     """Take AdamW for LAMB."""
-    with patch.dict(updating.OPTIMIZERS, lamb=updating.OPTIMIZERS["adamw"]):
+    with patch.dict(update.OPTIMIZERS, lamb=update.OPTIMIZERS["adamw"]):
         return rule(recipe, values, gradient, pace)
 
 
@@ -107,14 +107,14 @@ class ClipsEveryTensor(ReferenceEngine):
     """Limits the norm of every tensor instead of that of all."""
 
     def _step(self, *arguments: Any) -> Any:
-        right = updating.clip
+        right = update.clip
 
         def clip(gradients: dict[str, Array], largest: float) -> dict[str, Array]:
             return {
                 name: right({name: gradient}, largest)[name] for name, gradient in gradients.items()
             }
 
-        with patch.object(updating, "clip", clip):
+        with patch.object(update, "clip", clip):
             return super()._step(*arguments)
 
 
@@ -122,12 +122,12 @@ class ClipsTheScaled(ReferenceEngine):
     """Limits the norm of the gradient with its loss scale."""
 
     def _step(self, *arguments: Any) -> Any:
-        right = updating.clip
+        right = update.clip
 
         def clip(gradients: dict[str, Array], largest: float) -> dict[str, Array]:
             return right(gradients, largest * self._scale.value)
 
-        with patch.object(updating, "clip", clip):
+        with patch.object(update, "clip", clip):
             return super()._step(*arguments)
 
 

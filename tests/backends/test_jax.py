@@ -16,7 +16,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from lockstep.backends import World
 from lockstep.backends.jax import compile_cache
 from lockstep.backends.jax.programs import find_programs
-from lockstep.backends.jax.updating import drop_numbers
+from lockstep.backends.jax.update import drop_numbers
 from lockstep.recipes import Execution, Recipe
 from tests.backends.cases import BASIC, Step
 from tests.backends.compiled_steps import check_compiled_step

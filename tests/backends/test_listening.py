@@ -10,7 +10,7 @@ import struct
 import pytest
 
 from lockstep.backends.shared import bind_replacement
-from lockstep.backends.shared.listening import (
+from lockstep.backends.shared.bound_sockets import (
     find_listening_sockets,
     is_loopback,
     refuse_open_sockets,

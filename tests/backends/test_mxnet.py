@@ -21,8 +21,8 @@ from lockstep.backends import mxnet as mxnet_backend
 # isort: split
 import mxnet as mx
 
-from lockstep.backends.mxnet.launching import worker
 from lockstep.backends.mxnet.model import Pass, variables
+from lockstep.backends.mxnet.rank_setup import worker
 from lockstep.backends.mxnet.world import MxnetWorld
 from lockstep.launch.nodes import one_machine
 from lockstep.recipes import Execution, Recipe
@@ -187,7 +187,7 @@ def test_where_horovod_is_missing_it_is_told_how_to_get_it(tmp_path: Path) -> No
 
 LAUNCH = """
 import os, sys, time
-from lockstep.backends.mxnet.launching import prepare_ranks
+from lockstep.backends.mxnet.rank_setup import prepare_ranks
 from lockstep.launch.nodes import one_machine
 with prepare_ranks(one_machine(2), "native"):
     rank = os.fork()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.backends.reference import updating
+from lockstep.backends.reference import update
 from lockstep.recipes import Recipe
 from lockstep.recipes.schedule import find_corrections
 from lockstep.verification.bounds import distance
@@ -68,18 +68,18 @@ RECORDED: dict[str, tuple[dict[str, Any], list[list[float]], float]] = {
 """Fields of the recipe, the first two weights of every tensor, and how far they may differ."""
 
 
-def start_at(recipe: Recipe, weight: np.ndarray) -> updating.Values:
+def start_at(recipe: Recipe, weight: np.ndarray) -> update.Values:
     """Return a weight with what the optimizer keeps before the first step."""
     first = float(recipe.optimizer == "rmsprop_tf")
-    return updating.Values(weight, 0 * weight, np.full_like(weight, first))
+    return update.Values(weight, 0 * weight, np.full_like(weight, first))
 
 
 def take_step(
-    recipe: Recipe, values: updating.Values, gradient: np.ndarray, step: int, decay: float
-) -> updating.Values:
+    recipe: Recipe, values: update.Values, gradient: np.ndarray, step: int, decay: float
+) -> update.Values:
     corrections = {name: table[step] for name, table in find_corrections(recipe, 6).items()}
-    pace = updating.Pace(RATES[step], decay, corrections)
-    return updating.step(recipe, values, gradient, pace)
+    pace = update.Pace(RATES[step], decay, corrections)
+    return update.step(recipe, values, gradient, pace)
 
 
 @pytest.mark.parametrize("optimizer", RECORDED)
@@ -93,7 +93,7 @@ def test_six_steps_are_those_of_pytorch_and_timm(optimizer: str) -> None:
     steps[2] = [20 * gradient for gradient in steps[2]]
     values = [start_at(recipe, weight) for weight in weights]
     for step, gradients in enumerate(steps):
-        limited = updating.clip(dict(zip("abcd", gradients, strict=True)), recipe.clip_norm)
+        limited = update.clip(dict(zip("abcd", gradients, strict=True)), recipe.clip_norm)
         for i, gradient in enumerate(limited.values()):
             values[i] = take_step(recipe, values[i], gradient, step, DECAYS[i])
     ends = [value.weight.ravel()[:2].tolist() for value in values]

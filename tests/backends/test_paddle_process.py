@@ -13,7 +13,7 @@ from lockstep.backends import paddle as paddle_backend
 # isort: split
 import paddle
 
-from lockstep.backends.paddle.launching import trainer
+from lockstep.backends.paddle.rank_setup import trainer
 from lockstep.launch.nodes import one_machine
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import LockstepError
@@ -124,7 +124,7 @@ def test_trainers_divide_the_cores_among_them(
 
 SHARE = """
 import os
-from lockstep.backends.paddle.launching import trainer
+from lockstep.backends.paddle.rank_setup import trainer
 from lockstep.launch.nodes import one_machine
 print(trainer(one_machine(int(os.environ["RANKS"])), 0)["OMP_NUM_THREADS"])
 """
@@ -242,7 +242,7 @@ def test_paddle_is_not_imported_after_tensorflow() -> None:
 
 SUMS = """
 import sys
-from lockstep.backends.paddle.launching import prepare_ranks
+from lockstep.backends.paddle.rank_setup import prepare_ranks
 from lockstep.launch.launcher import launch_ranks
 from lockstep.launch.nodes import one_machine
 

@@ -4,7 +4,7 @@ uses."""
 import numpy as np
 import pytest
 
-from lockstep.backends.shared.resizing import crop_centre, read_geometry
+from lockstep.backends.shared.resize import crop_centre, read_geometry
 from lockstep.inference.images import read_square
 from lockstep.inference.preprocessing_file import write_preprocessing
 from lockstep.recipes import Recipe

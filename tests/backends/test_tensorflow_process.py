@@ -18,7 +18,7 @@ from lockstep.backends import tensorflow as tensorflow_backend
 # isort: split
 import tensorflow as tf
 
-from lockstep.backends.tensorflow.launching import worker
+from lockstep.backends.tensorflow.rank_setup import worker
 from lockstep.launch.nodes import one_machine
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import LockstepError

@@ -19,7 +19,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.backends import torch as torch_backend
-from lockstep.backends.torch.compiling import pays_on_cpu, settle_cache
+from lockstep.backends.torch.compiled_step import pays_on_cpu, settle_cache
 from lockstep.backends.torch.model import Model
 from lockstep.models.architectures import MODELS
 from lockstep.recipes import Execution, Recipe

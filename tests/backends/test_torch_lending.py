@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.backends.torch import lending
-from lockstep.backends.torch.lending import Borrower
+from lockstep.backends.torch import dlpack
+from lockstep.backends.torch.dlpack import Borrower
 
 
 class Memory:
@@ -78,7 +78,7 @@ def test_the_memory_is_held_until_it_is_copied_and_the_host_never_waits(
         lent.append(weakref.ref(memory))
         return memory
 
-    monkeypatch.setattr(lending, "from_dlpack", borrow)
+    monkeypatch.setattr(dlpack, "from_dlpack", borrow)
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: steps)
     borrower: Any = Borrower(torch.device("cuda"), uploads)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep.backends.torch.batch_norm import synchronise
-from lockstep.backends.torch.recomputing import recompute_block
+from lockstep.backends.torch.recomputation import recompute_block
 from lockstep.models.architectures import MODELS, ModelSpec, narrow_model
 from lockstep.recipes import Recipe
 from tests.backends.cases import BASIC, all_bits

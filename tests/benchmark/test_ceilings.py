@@ -80,14 +80,14 @@ def test_mxnets_products_are_of_the_ranks_own_gpu(monkeypatch: pytest.MonkeyPatc
     modules = {
         "mxnet": mx,
         "lockstep.backends.mxnet": package,
-        "lockstep.backends.mxnet.loading": loading,
+        "lockstep.backends.mxnet.framework_import": loading,
     }
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("LOCAL_RANK", "3")
-    monkeypatch.delitem(sys.modules, "lockstep.backends.mxnet.measuring", raising=False)
-    importlib.import_module("lockstep.backends.mxnet.measuring").products(True).tensor(
+    monkeypatch.delitem(sys.modules, "lockstep.backends.mxnet.timer", raising=False)
+    importlib.import_module("lockstep.backends.mxnet.timer").products(True).tensor(
         np.zeros((2, 2)), "fp32"
     )
-    monkeypatch.delitem(sys.modules, "lockstep.backends.mxnet.measuring")
+    monkeypatch.delitem(sys.modules, "lockstep.backends.mxnet.timer")
     assert placed == ["GPU 3"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lockstep import backends
-from lockstep.benchmark import ceilings, measuring
+from lockstep.benchmark import ceilings, measurement
 from lockstep.benchmark.cells import Cell, Plan, grid
 from lockstep.data import Batch
 
@@ -88,7 +88,7 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     clock = Clock()
     made = Device(clock)
-    monkeypatch.setattr(measuring, "time", clock)
+    monkeypatch.setattr(measurement, "time", clock)
     monkeypatch.setattr(backends, "load", lambda name: made)
     monkeypatch.setattr(ceilings, "gemm_gflops", lambda name, dtype, on_gpu, ranks: 7.0)
     monkeypatch.setattr(ceilings, "copy_gb_per_sec", lambda name, on_gpu, ranks: 5.0)
@@ -97,14 +97,14 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 def measure(
     what: str, plan: Plan = PLAN, data: str = "synthetic", batch: int = 4
-) -> measuring.Measured:
+) -> measurement.Measured:
     cell: Cell = grid((what,), batches=(batch,), models=("resnet18",), data=data)[0]
-    return measuring.measure(
+    return measurement.measure(
         cell, plan, plan.make_recipe(cell), plan.make_execution(cell), lambda done, total: None
     )
 
 
-def times(timeline: measuring.Timeline) -> list[float]:
+def times(timeline: measurement.Timeline) -> list[float]:
     return np.diff([timeline.began, *timeline.ends]).tolist()
 
 
@@ -181,7 +181,7 @@ def test_waiting_for_a_batch_is_counted_apart(
                 device.clock.now += 4
                 yield Batch(np.zeros((len(plan.samples), 32, 32, 3), np.uint8), plan.samples)
 
-    monkeypatch.setattr(measuring, "make_loader", Slow)
+    monkeypatch.setattr(measurement, "make_loader", Slow)
     measured = measure("train", data=str(textures))
     assert measured.counted.waited_sec == [4.0] * 4
     assert measured.warmup.waited_sec == [4.0] * 2
@@ -194,7 +194,7 @@ def test_so_many_examples_are_gone_through_again_and_again_without_padding(
     device: Device, textures: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[np.ndarray] = []
-    real = measuring.make_loader
+    real = measurement.make_loader
 
     def noting(*arguments: Any, **more: Any) -> Any:
         loader = real(*arguments, **more)
@@ -206,7 +206,7 @@ def test_so_many_examples_are_gone_through_again_and_again_without_padding(
         seen.append(plan.samples)
         return plan
 
-    monkeypatch.setattr(measuring, "make_loader", noting)
+    monkeypatch.setattr(measurement, "make_loader", noting)
     measure(what, dataclasses.replace(PLAN, num_examples=5), str(textures))
     samples = np.concatenate(seen)
     images = 60 if what == "train" else 20
@@ -271,7 +271,7 @@ def test_progress_is_told_seldom_and_at_the_end(
 
     monkeypatch.setattr(device, "predict", predict)
     plan = dataclasses.replace(PLAN, iterations=10)
-    measuring.measure(
+    measurement.measure(
         cell,
         plan,
         plan.make_recipe(cell),
@@ -279,4 +279,4 @@ def test_progress_is_told_seldom_and_at_the_end(
         lambda *now: progress.append(now),
     )
     assert progress[-1] == (30, 30)
-    assert len(progress) == pytest.approx(30 * 0.05 / measuring.TELL_SEC, abs=3)
+    assert len(progress) == pytest.approx(30 * 0.05 / measurement.TELL_SEC, abs=3)

@@ -51,7 +51,7 @@ def test_plain_paddle_launch_works(arguments: list[object], tmp_path: Path) -> N
 @in_a_soak  # `lockstep launch` sets the same variables
 @pytest.mark.skipif("tensorflow" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")
 def test_plain_tf_config_works(arguments: list[object], tmp_path: Path) -> None:
-    from lockstep.backends.tensorflow.launching import worker
+    from lockstep.backends.tensorflow.rank_setup import worker
 
     arguments += ["--backend", "tensorflow", *set_fields(epochs=1), "--out", tmp_path / "run"]
     command = [sys.executable, "-m", "lockstep", *map(str, arguments)]

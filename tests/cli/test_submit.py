@@ -15,7 +15,7 @@ import yaml
 
 from lockstep.cli import app
 from lockstep.launch.job import Job
-from lockstep.launch.meeting import Meeting, Options, find_meeting
+from lockstep.launch.rendezvous_address import Meeting, Options, find_meeting
 from lockstep.launch.slurm import Slurm, write_script
 
 Run = Callable[..., tuple[int, str, str]]

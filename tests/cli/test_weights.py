@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.weights import known_preprocessing, remote_weights
+from lockstep.weights import hub, known_preprocessing
 from lockstep.weights.known_weights import read_known_weights
 from tests.weights.file_server import serve
 from tests.weights.small_models import plain_state, recipe_of, use_narrow_models, zip_file
@@ -37,7 +37,7 @@ def test_a_command_downloads_weights_by_their_name(
     content = (tmp_path / "a.pth").read_bytes()
     with serve(content, f"a-{hashlib.sha256(content).hexdigest()[:8]}.pth") as server:
         row = read_known_weights()[NAME].model_copy(update={"address": server.address})
-        for module in (known_preprocessing, remote_weights):
+        for module in (known_preprocessing, hub):
             monkeypatch.setattr(module, "read_known_weights", lambda: {NAME: row})
         target = tmp_path / "b.safetensors"
         code, _, errors = answer("convert", NAME, target, "--no-certificate")

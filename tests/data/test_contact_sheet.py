@@ -19,7 +19,7 @@ from lockstep.data.loading.host import HostLoader
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import evaluation_plans, training_plans
 from lockstep.system.errors import DataError
-from lockstep.system.plotting import find_font, list_families
+from lockstep.system.plots import find_font, list_families
 from tests.data.cases import image_folder, jpeg
 from tests.data.sets import CONTAINERS, pack_as
 

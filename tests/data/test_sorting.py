@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.data.index import open_index
-from lockstep.data.sorting import sort_into_classes
+from lockstep.data.sorted_folders import sort_into_classes
 from lockstep.system.errors import DataError
 from tests.data.cases import jpeg
 

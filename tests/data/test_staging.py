@@ -11,11 +11,11 @@ from typing import BinaryIO
 
 import pytest
 
-from lockstep.data import staging
+from lockstep.data import staged_copy
 from lockstep.data.index import open_index
 from lockstep.data.packing import Packing, pack
 from lockstep.data.sources import find_sources, find_split
-from lockstep.data.staging import Staged, stage
+from lockstep.data.staged_copy import Staged, stage
 from lockstep.system.errors import DataError
 from tests.data.cases import image_folder, jpeg
 from tests.data.sets import CONTAINERS, NOT_UTF8
@@ -114,7 +114,7 @@ def test_of_two_processes_one_copies_and_the_other_waits(data: Path, tmp_path: P
 import sys
 from pathlib import Path
 from typing import BinaryIO
-from lockstep.data.staging import stage
+from lockstep.data.staged_copy import stage
 print(stage(*map(Path, sys.argv[1:])).copied)
 """
     command = [sys.executable, "-c", code, str(data), str(tmp_path / "copy")]
@@ -152,13 +152,13 @@ def test_the_copy_is_of_the_moment_when_it_began(data: Path, tmp_path: Path) -> 
 def test_a_file_that_changes_while_it_is_copied_is_an_error(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = staging.shutil.copyfileobj
+    real = staged_copy.shutil.copyfileobj
 
     def copy_file(source: BinaryIO, target: BinaryIO, part: int) -> None:
         real(source, target, part)
         target.write(b"more")  # as if the source had grown
 
-    monkeypatch.setattr(staging.shutil, "copyfileobj", copy_file)
+    monkeypatch.setattr(staged_copy.shutil, "copyfileobj", copy_file)
     with pytest.raises(DataError, match=r"has changed while it was copied"):
         stage(data, tmp_path / "copy")
 
@@ -177,7 +177,7 @@ def test_what_cannot_be_copied_is_an_error(
     with pytest.raises(DataError, match="Not a directory"):
         stage(data, tmp_path / "file" / "copy")
     monkeypatch.setattr(
-        staging.shutil, "disk_usage", lambda path: staging.shutil._ntuple_diskusage(9, 8, 1)
+        staged_copy.shutil, "disk_usage", lambda path: staged_copy.shutil._ntuple_diskusage(9, 8, 1)
     )
     with pytest.raises(DataError, match=r"0.0 GB free, and 0.0 GB are missing"):
         stage(data, tmp_path / "copy")

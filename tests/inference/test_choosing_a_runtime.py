@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep.inference.runtimes import NATIVE, RUNTIMES, choosing, list_installed
-from lockstep.inference.runtimes.choosing import choose_fastest
+from lockstep.inference.runtimes import NATIVE, RUNTIMES, fastest, list_installed
+from lockstep.inference.runtimes.fastest import choose_fastest
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.recorder import Recorder
@@ -53,7 +53,7 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, float]]:
             raise difference
         return LOGITS + difference * 2.0, rate
 
-    monkeypatch.setattr(choosing, "_measure_one", measure)
+    monkeypatch.setattr(fastest, "_measure_one", measure)
     for name in (
         "onnxruntime",
         "openvino",
@@ -97,9 +97,9 @@ def test_the_fastest_runtime_within_the_bound_is_chosen_and_said(
 @pytest.mark.usefixtures("rates")
 def test_a_runtime_of_another_framework_is_not_considered(weights: Weights) -> None:
     assert RUNTIMES["paddle-inference"].framework not in ("", EXECUTION.backend)
-    assert choosing._list_candidates(weights, EXECUTION) == [NATIVE, "onnxruntime", "openvino"]
+    assert fastest._list_candidates(weights, EXECUTION) == [NATIVE, "onnxruntime", "openvino"]
     own = Execution(backend=RUNTIMES["paddle-inference"].framework, device="cpu")
-    assert "paddle-inference" in choosing._list_candidates(weights, own)
+    assert "paddle-inference" in fastest._list_candidates(weights, own)
 
 
 @pytest.mark.parametrize("difference", [float("nan"), RuntimeError("no such instruction")])

@@ -120,7 +120,7 @@ def test_the_tensorflow_recipe_evaluates_as_tensorflow_1_in_the_loader_and_in_a_
 ) -> None:
     import tensorflow as tf
 
-    from lockstep.backends.shared.resizing import crop_centre, read_geometry
+    from lockstep.backends.shared.resize import crop_centre, read_geometry
     from lockstep.backends.tensorflow.export import _Operations
 
     published = RECIPES["resnet50-tensorflow-90ep"]()

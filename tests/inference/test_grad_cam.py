@@ -8,7 +8,7 @@ import torch
 
 import lockstep
 from lockstep import backends
-from lockstep.backends.shared.explaining import choose_stage
+from lockstep.backends.shared.explained_stage import choose_stage
 from lockstep.inference.grad_cam import make_explainer, overlay
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep.inference.exporting import _plan_program, _remark_on_precision
+from lockstep.inference.export import _plan_program, _remark_on_precision
 from lockstep.inference.targets import find_target
 from lockstep.models.quantisation import layers
 from lockstep.recipes import Execution, Recipe

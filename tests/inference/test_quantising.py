@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 import lockstep
-from lockstep.inference.quantising import quantise_for_speed
+from lockstep.inference.int8 import quantise_for_speed
 from lockstep.models.quantisation import layers
 from lockstep.models.state import State
 from lockstep.recipes import Recipe

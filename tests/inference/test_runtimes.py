@@ -12,7 +12,7 @@ import pytest
 from lockstep.inference import onnx_model, runtimes
 from lockstep.inference.runtimes import NATIVE, RUNTIMES, list_installed, open_runtime, tensorrt
 from lockstep.inference.runtimes import onnxruntime as runtime
-from lockstep.inference.runtimes.scoring import Pace, compute_scores
+from lockstep.inference.runtimes.scores import Pace, compute_scores
 from lockstep.models.metrics import Scores
 from lockstep.models.quantisation import layers
 from lockstep.models.state import State
@@ -287,7 +287,7 @@ def test_the_first_batch_of_an_evaluation_is_not_part_of_its_speed(
     # the first batch.
     clock = iter([0.0, 10.0, 20.0, 22.0, 24.0, 30.0])
     monkeypatch.setattr(
-        "lockstep.inference.runtimes.scoring.time",
+        "lockstep.inference.runtimes.scores.time",
         SimpleNamespace(perf_counter=lambda: next(clock)),
     )
     assert len(list(pace.watch([batch] * 3))) == 3

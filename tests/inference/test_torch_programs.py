@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import lockstep
-from lockstep.backends.shared.resizing import crop_centre, read_geometry
+from lockstep.backends.shared.resize import crop_centre, read_geometry
 from lockstep.backends.torch.export import _Operations
 from lockstep.recipes import Recipe
 from lockstep.weights import open_weights

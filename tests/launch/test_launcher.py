@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch import watching
+from lockstep.launch import watch
 from lockstep.launch.launcher import Watch, read_code
 from tests.launch.programs import launch_programs
 from tests.processes import wait_until
@@ -96,7 +96,7 @@ def test_when_a_rank_fails_the_others_are_asked_to_stop(
 def test_a_rank_that_hears_no_signal_is_killed_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "GRACE_SEC", 0.5)
+    monkeypatch.setattr(watch, "GRACE_SEC", 0.5)
     deaf = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 (folder / f"deaf {rank}").touch()
@@ -141,7 +141,7 @@ def run_until_hung(folder: Path, program: str, monkeypatch: pytest.MonkeyPatch) 
     Of ranks that stall, one without a beat for half of the patience counts as silent: a busy
     machine must not take as long.
     """
-    monkeypatch.setattr(watching, "GRACE_SEC", 0.3)
+    monkeypatch.setattr(watch, "GRACE_SEC", 0.3)
     messages: list[str] = []
     assert (
         launch_programs(

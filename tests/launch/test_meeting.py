@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 
 from lockstep.launch import nodes
-from lockstep.launch.meeting import Meeting, Options, find_meeting, find_rank_meeting, read_secret
 from lockstep.launch.nodes import (
     find_interface,
     find_reachable_address,
     list_addresses,
     resolve_bind,
+)
+from lockstep.launch.rendezvous_address import (
+    Meeting,
+    Options,
+    find_meeting,
+    find_rank_meeting,
+    read_secret,
 )
 from lockstep.system.errors import UserError
 

@@ -15,9 +15,9 @@ import pytest
 
 from lockstep.launch import rendezvous
 from lockstep.launch.connections import Line, admit, reach, receive, send
-from lockstep.launch.meeting import Meeting
 from lockstep.launch.nodes import Table
 from lockstep.launch.rendezvous import Link, agree, meet
+from lockstep.launch.rendezvous_address import Meeting
 from lockstep.system.errors import BackendError, LockstepError, UserError
 from lockstep.system.ranks import free_ports
 from tests.processes import wait_until

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.launch.watching import (
+from lockstep.launch.watch import (
     AFTER_CTRL_C_SEC,
     GRACE_SEC,
     TO_END_ALONE_SEC,

@@ -79,7 +79,7 @@ def list_readers(data: Path) -> dict[str, Callable[[Path], object]]:
     from lockstep.backends.jax import compile_cache
     from lockstep.data.index import open_index
     from lockstep.data.sources import find_split
-    from lockstep.inference.runtimes import choosing
+    from lockstep.inference.runtimes import fastest
     from lockstep.reporting import page
     from lockstep.runs import features, image_list, loggers
     from lockstep.runs.folder import hold_run
@@ -106,7 +106,7 @@ def list_readers(data: Path) -> dict[str, Callable[[Path], object]]:
 
     return {
         "features-0.npy": read_features,
-        "runtimes.json": lambda file: write_json(file, choosing._read(file)),
+        "runtimes.json": lambda file: write_json(file, fastest._read(file)),
         "images.npz": read_images,
         "loggers.json": lambda file: loggers.Loggers(
             (), loggers.Opening(file.parent, 0, {}, None), print

@@ -21,7 +21,7 @@ from lockstep.weights.formats import (
     nvidia_paddle,
     nvidia_tensorflow,
     timm_folder,
-    torch_writing,
+    torch_writer,
 )
 from tests.weights.formats.cases import state_of
 
@@ -110,7 +110,7 @@ def nvidia_pytorch(path: Path, state: State) -> None:
         state_of(recipe_of()).momentum,
         {name: value + 1 for name, value in state.tensors.items()},
     )
-    torch_writing.write_nvidia_pytorch(path, recipe_of(), full, epochs=3)
+    torch_writer.write_nvidia_pytorch(path, recipe_of(), full, epochs=3)
 
 
 def keras(path: Path, state: State) -> None:

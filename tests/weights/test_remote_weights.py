@@ -12,9 +12,10 @@ import pytest
 from lockstep.models.architectures import MODELS
 from lockstep.recipes.published import RECIPES
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import known_preprocessing, known_weights, open_weights, remote_weights
+from lockstep.weights import hub as remote
+from lockstep.weights import known_preprocessing, known_weights, open_weights
+from lockstep.weights.hub import fetch_weights, is_remote, locate_cached
 from lockstep.weights.known_weights import KnownWeights, read_known_weights
-from lockstep.weights.remote_weights import fetch_weights, is_remote, locate_cached
 from tests.weights.file_server import Server, serve, serve_hub
 from tests.weights.small_models import plain_state, recipe_of, use_narrow_models, zip_file
 
@@ -30,7 +31,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.chdir(tmp_path)
     with serve(CONTENT, f"w-{DIGEST[:8]}.pth") as server:
         row = read_known_weights()[NAME].model_copy(update={"address": server.address})
-        monkeypatch.setattr(remote_weights, "read_known_weights", lambda: {NAME: row})
+        monkeypatch.setattr(remote, "read_known_weights", lambda: {NAME: row})
         yield server
 
 
@@ -88,7 +89,7 @@ def test_known_weights_are_downloaded_once(server: Server) -> None:
 
 
 def test_a_file_put_into_the_cache_by_hand_is_used_if_it_is_the_right_one(server: Server) -> None:
-    path = locate_cached(remote_weights.find_known_weights(NAME))
+    path = locate_cached(remote.find_known_weights(NAME))
     path.parent.mkdir(parents=True)
     path.write_bytes(CONTENT)
     assert fetch_weights(NAME) == path
@@ -194,7 +195,7 @@ def test_weights_are_opened_by_name_and_recognised_by_their_sha256(
     digest = hashlib.sha256(content).hexdigest()
     with serve(content, f"a-{digest[:8]}.pth") as server:
         row = read_known_weights()[name].model_copy(update={"address": server.address})
-        for module in (known_preprocessing, remote_weights):
+        for module in (known_preprocessing, remote):
             monkeypatch.setattr(module, "read_known_weights", lambda: {name: row})
         for path in (name, tmp_path / "a.pth", f"{server.address}#sha256={digest}"):
             weights = open_weights(path)
@@ -207,7 +208,7 @@ def test_weights_are_opened_by_name_and_recognised_by_their_sha256(
 HUB = """
 import pathlib, sys
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.remote_weights import fetch_weights
+from lockstep.weights.hub import fetch_weights
 for name in sys.argv[1:]:
     try:
         folder = fetch_weights(name)

@@ -2,7 +2,7 @@
 loaded."""
 
 from lockstep.backends.frameworks import FRAMEWORKS, Framework, Options
-from lockstep.backends.loading import (
+from lockstep.backends.loaded_backend import (
     LoadedBackend,
     check_installed,
     check_options,

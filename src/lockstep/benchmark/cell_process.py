@@ -14,7 +14,7 @@ from lockstep import backends
 from lockstep.benchmark.cells import Cell, Plan
 from lockstep.benchmark.failures import describe_error
 from lockstep.benchmark.fingerprint import fingerprint
-from lockstep.benchmark.measuring import measure
+from lockstep.benchmark.measurement import measure
 from lockstep.launch.launcher import LOCKSTEP, launch_ranks
 from lockstep.launch.nodes import one_machine
 from lockstep.recipes import Execution, Recipe

@@ -53,7 +53,7 @@ def combine_times(timelines: list[dict[str, Any]]) -> list[float]:
 def compute_figures(
     cell: Cell, plan: Plan, recipe: Recipe, ranks: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return a cell's figures from the `lockstep.benchmark.measuring.Measured` of its ranks, as
+    """Return a cell's figures from the `lockstep.benchmark.measurement.Measured` of its ranks, as
     plain values."""
     counted = [rank["counted"] for rank in ranks]
     times = combine_times(counted)

@@ -25,7 +25,7 @@ from lockstep.benchmark.figures import NOTHING, compute_figures
 from lockstep.benchmark.fingerprint import query_gpus
 from lockstep.benchmark.report_file import KIND, VERSION, BenchmarkReport, read_benchmark
 from lockstep.data.sources import find_sources
-from lockstep.inference.quantising import quantise_for_speed
+from lockstep.inference.int8 import quantise_for_speed
 from lockstep.inference.runtimes import NATIVE, find_row
 from lockstep.inference.targets import TARGETS
 from lockstep.recipes import Recipe

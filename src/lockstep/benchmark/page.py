@@ -10,15 +10,15 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from lockstep.benchmark.describing import collect_remarks, describe_kind, format_interval
 from lockstep.benchmark.failures import OK
 from lockstep.benchmark.iteration_times import format_rate
+from lockstep.benchmark.labels import collect_remarks, describe_kind, format_interval
 from lockstep.benchmark.report_file import BenchmarkReport, find_environment, read_benchmark
 from lockstep.benchmark.roofline_plot import draw_roofline, share_of_machine
 from lockstep.system.errors import UserError
 from lockstep.system.files import write_text
 from lockstep.system.html import colours, data_address
-from lockstep.system.plotting import save
+from lockstep.system.plots import save
 from lockstep.system.version import version
 
 _SHOWN = ("processor", "device", "lockstep", "python")

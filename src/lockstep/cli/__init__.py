@@ -10,8 +10,8 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.core import TyperGroup
 
-from lockstep.cli.hints import Command
 from lockstep.cli.terminal import is_reader_gone, print
+from lockstep.cli.unknown_options import Command
 from lockstep.system import heartbeat
 from lockstep.system.errors import LockstepError, UserError
 from lockstep.system.ranks import follow_launcher, leave_exit_code

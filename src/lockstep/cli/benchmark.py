@@ -11,8 +11,8 @@ from lockstep.cli import (
     benchmark_published,
     options,
 )
-from lockstep.cli.hints import Command
 from lockstep.cli.terminal import print, print_json
+from lockstep.cli.unknown_options import Command
 
 app = typer.Typer(help="Measure training, inference and loaders.", no_args_is_help=True)
 for name, summary in benchmark_grid.COMMANDS.items():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.cli import options
-from lockstep.cli.interrupting import interrupt_on_signals
+from lockstep.cli.interrupt import interrupt_on_signals
 from lockstep.cli.terminal import print, print_json
 from lockstep.system.defaults import DEFAULT_BACKEND
 

@@ -6,15 +6,15 @@ from rich.console import Console
 from rich.table import Table
 
 from lockstep.benchmark.cells import name_computer
-from lockstep.benchmark.describing import (
+from lockstep.benchmark.failures import OK
+from lockstep.benchmark.iteration_times import format_rate
+from lockstep.benchmark.labels import (
     COMPILING,
     collect_remarks,
     describe_kind,
     format_interval,
     name_cell,
 )
-from lockstep.benchmark.failures import OK
-from lockstep.benchmark.iteration_times import format_rate
 from lockstep.benchmark.report_file import BenchmarkReport
 from lockstep.benchmark.speedups import Pair, compare_settings, pair_claims, pair_reports
 from lockstep.cli import terminal

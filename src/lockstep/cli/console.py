@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from lockstep.cli.outlook import Outlook, StepPace
+from lockstep.cli.best_so_far import Outlook, StepPace
 from lockstep.cli.terminal import escape_line, make_console
 from lockstep.data.images import printable
 from lockstep.models.accuracy_interval import format_accuracy
@@ -29,7 +29,7 @@ from lockstep.runs.report import Report
 from lockstep.system.event_log import EvaluateEvent, RestartEvent, StartEvent, TrainEvent
 from lockstep.system.ranks import is_leading
 from lockstep.system.text import format_count
-from lockstep.weights.choosing import explain_lost_best
+from lockstep.weights.checkpoint_choice import explain_lost_best
 
 if TYPE_CHECKING:
     from lockstep.runs.events import (

@@ -103,7 +103,7 @@ def stage(
     same data set.
     """
     from lockstep.cli.console import Reporter
-    from lockstep.data.staging import stage
+    from lockstep.data.staged_copy import stage
 
     with Reporter() as reporter:
         staged = stage(data, to, reporter.progress("copying"))
@@ -363,7 +363,7 @@ def _open_shown(
     wanted = my_images.check_changes(changes)
     division = wanted.division
     if name is None or name in my_images.OWN_IMAGES:
-        options.go_where_installed(DEFAULT_BACKEND)  # before anything is read or printed
+        options.switch_environment(DEFAULT_BACKEND)  # before anything is read or printed
         source = _find_source(data, name, weights, wanted.model)
     elif weights is not None:
         raise UserError(
@@ -440,7 +440,7 @@ def sort_val(
     ],
 ) -> None:
     """Move the images of a flat folder into one folder for each class."""
-    from lockstep.data.sorting import sort_into_classes
+    from lockstep.data.sorted_folders import sort_into_classes
 
     print(f"{sort_into_classes(folder, labels)} images sorted into classes in {folder}")
 

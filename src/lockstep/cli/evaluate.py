@@ -12,7 +12,7 @@ from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.text import list_first
 
 if TYPE_CHECKING:
-    from lockstep.inference.runtimes.scoring import Speed
+    from lockstep.inference.runtimes.scores import Speed
     from lockstep.runs.events import Event
     from lockstep.weights.calibration import Threshold
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.cli import options
-from lockstep.cli.hints import Command
-from lockstep.cli.interrupting import interrupt_on_signals
+from lockstep.cli.interrupt import interrupt_on_signals
 from lockstep.cli.terminal import print, print_json
+from lockstep.cli.unknown_options import Command
 from lockstep.system.defaults import DEFAULT_BACKEND
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from lockstep.cli.terminal import print
 if TYPE_CHECKING:
     from lockstep.launch.job import Job
     from lockstep.launch.launcher import Starting, Watch
-    from lockstep.launch.meeting import Options
     from lockstep.launch.nodes import Start, Table
     from lockstep.launch.rendezvous import Link
+    from lockstep.launch.rendezvous_address import Options
     from lockstep.recipes import Execution
 
 LEAST_PATIENCE = 5.0
@@ -122,7 +122,7 @@ def command(
     """
     from lockstep import backends
     from lockstep.launch.launcher import LOCKSTEP, Watch, launch_ranks
-    from lockstep.launch.meeting import Options
+    from lockstep.launch.rendezvous_address import Options
     from lockstep.system.errors import UserError
 
     if not context.args:
@@ -145,7 +145,7 @@ def command(
         _refuse_here(scheduler, dict(zip(_HERE, here, strict=True)))
         job = make_job("lockstep", nodes or 1, processes, gpus, arguments, patience, restarts)
         raise typer.Exit(_launch_on_ray(job, address, settled.out))
-    options.go_where_installed(settled.execution.backend)
+    options.switch_environment(settled.execution.backend)
     framework = backends.load(settled.execution.backend)
     others = tuple(hosts.split(",")) if hosts else ()
     meeting_options = Options(nodes, node_rank, rendezvous, bind, secret_file, others)
@@ -261,9 +261,9 @@ def _connect(
     """Yield how ranks are started, once the machines have met, and the link to the other machines
     if there are any. `start` starts this machine's ranks of a table."""
     from lockstep.launch import ssh
-    from lockstep.launch.meeting import STDIN, find_meeting
     from lockstep.launch.nodes import one_machine
     from lockstep.launch.rendezvous import agree, meet
+    from lockstep.launch.rendezvous_address import STDIN, find_meeting
 
     meeting = find_meeting(meeting_options, os.environ)
     if str(meeting_options.secret_file) == STDIN:

@@ -137,7 +137,7 @@ WEIGHTS = (
 
 def find_weights(name: str) -> Path:
     """Return the path of weights. Those that are somewhere else are downloaded, with a bar."""
-    from lockstep.weights.remote_weights import fetch_weights, is_remote
+    from lockstep.weights.hub import fetch_weights, is_remote
 
     if not is_remote(name):
         return Path(name)
@@ -187,7 +187,7 @@ def choose_start(
         )
     if name is None:
         return None
-    from lockstep.weights.remote_weights import is_remote
+    from lockstep.weights.hub import is_remote
 
     if is_remote(name):
         from lockstep.runs.opening import check_paths
@@ -282,7 +282,7 @@ def prepare(execution: "Execution", out: Path | None = None) -> None:
 
     if _stops_when_settled:
         raise CommandSettled(execution, out)
-    go_where_installed(execution.backend)
+    switch_environment(execution.backend)
     name_rank(execution.backend)  # before anything is printed: only rank 0 prints
 
 
@@ -316,7 +316,7 @@ def has_moved() -> bool:
     return _WENT in os.environ
 
 
-def go_where_installed(backend: str) -> None:
+def switch_environment(backend: str) -> None:
     """Run this command line with the Python that has a backend, if this Python does not have it and
     another one is found.
 

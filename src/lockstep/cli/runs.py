@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.hints import Command
 from lockstep.cli.terminal import escape_line, print
+from lockstep.cli.unknown_options import Command
 
 app = typer.Typer(help="Look after finished runs.", no_args_is_help=True)
 

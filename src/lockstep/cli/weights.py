@@ -18,8 +18,8 @@ def command(
     `convert`. The accuracies are the publishers' on ImageNet. hf:OWNER/MODEL and https:// addresses
     name others.
     """
+    from lockstep.weights.hub import locate_cached
     from lockstep.weights.known_weights import read_known_weights
-    from lockstep.weights.remote_weights import locate_cached
 
     known = read_known_weights()
     if as_json:

@@ -20,7 +20,7 @@ from lockstep.recipes.order import BatchPlan, evaluation_plans, steps_per_epoch
 from lockstep.system.errors import DataError
 from lockstep.system.files import write_text
 from lockstep.system.html import colours, data_address
-from lockstep.system.plotting import find_font
+from lockstep.system.plots import find_font
 
 _MARGIN = 8
 _LINE = 16

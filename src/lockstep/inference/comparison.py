@@ -14,8 +14,8 @@ import numpy as np
 
 from lockstep import backends
 from lockstep.backends import FRAMEWORKS
-from lockstep.inference.loaded_engine import load_engine
-from lockstep.inference.targets import Answers, Program, Target, Wanted
+from lockstep.inference.engines import load_engine
+from lockstep.inference.targets import Answers, Program, ProgramSpec, Target
 from lockstep.recipes import Execution
 from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import CheckpointError
@@ -62,7 +62,9 @@ class Comparison(TypedDict):
     """How long the comparison took."""
 
 
-def compare_program(target: Target, wanted: Wanted, folder: Path, precision: str) -> Comparison:
+def compare_program(
+    target: Target, wanted: ProgramSpec, folder: Path, precision: str
+) -> Comparison:
     """Compare the program in `folder` with an engine in fp32, which quantises if the weights have
     scales.
 

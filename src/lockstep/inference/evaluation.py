@@ -9,17 +9,17 @@ from typing import Any
 from lockstep.data import Batch
 from lockstep.data.index import Index
 from lockstep.data.loading.loaders import open_evaluation
-from lockstep.inference.calibrating import Calibrator
+from lockstep.inference.calibrator import Calibrator
+from lockstep.inference.engines import ADVICE
 from lockstep.inference.evaluation_images import (
     EvaluationImages,
     find_evaluation_images,
 )
 from lockstep.inference.label_matching import Matched, compare_orders, describe_orders
-from lockstep.inference.loaded_engine import ADVICE
 from lockstep.inference.photo_batches import group_photos, load_photos
 from lockstep.inference.programs import ExportedProgram
 from lockstep.inference.runtimes import NATIVE
-from lockstep.inference.runtimes.scoring import Pace, Speed, compute_scores
+from lockstep.inference.runtimes.scores import Pace, Speed, compute_scores
 from lockstep.inference.session import Session, SessionOptions, open_session
 from lockstep.inference.source import ModelSource
 from lockstep.models.accuracy_interval import format_accuracy, wilson
@@ -63,7 +63,7 @@ class Evaluation:
     speed: Speed
     remarks: list[str]
     calibration: dict[str, Any] = field(default_factory=dict)
-    """What was stored with the checkpoint (`inference.calibrating`); empty if that was not asked
+    """What was stored with the checkpoint (`inference.calibrator`); empty if that was not asked
     for."""
 
     @property

@@ -18,11 +18,11 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import show_progress
 from lockstep.weights import Classes, Preprocessing, Weights, WeightsChoice
-from lockstep.weights.remote_weights import locate_weights
+from lockstep.weights.hub import locate_weights
 
 if TYPE_CHECKING:
     from lockstep.inference.evaluation import Evaluation
-    from lockstep.inference.quantising import Int8
+    from lockstep.inference.int8 import Int8
     from lockstep.inference.serving import Limits
     from lockstep.runs.report import Report
 
@@ -378,7 +378,7 @@ class Model:
             CheckpointError: the format has no such option, or the program differs.
             BackendError: the framework or a package is missing.
         """
-        from lockstep.inference.exporting import export
+        from lockstep.inference.export import export
 
         return export(
             self._source.weights,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from lockstep.inference.embeddings import add_features, count_features
+from lockstep.inference.engines import ADVICE
 from lockstep.inference.grad_cam import Explainer, make_explainer, overlay
 from lockstep.inference.images import Image, find_path, list_images, read_square
-from lockstep.inference.loaded_engine import ADVICE
 from lockstep.inference.runtimes import NATIVE, start_import
 from lockstep.inference.session import SessionOptions, open_session
 from lockstep.inference.source import ModelSource

@@ -2,13 +2,13 @@
 as a program.
 
 The program needs NumPy and Pillow, and nothing of Lockstep. Its arithmetic is the source of
-`lockstep.backends.shared.resizing`.
+`lockstep.backends.shared.resize`.
 """
 
 import inspect
 from pathlib import Path
 
-from lockstep.backends.shared import resizing
+from lockstep.backends.shared import resize
 from lockstep.recipes import Recipe
 
 FILE = "preprocessing.py"
@@ -73,8 +73,8 @@ if __name__ == "__main__":
 def write_preprocessing(folder: Path, recipe: Recipe, *, normalises: bool) -> None:
     """Write the file. With `normalises`, the model takes normalised float32 [N, 3, S, S], else
     uint8 [N, S, S, 3]."""
-    source = inspect.getsource(resizing).split('"""', 2)[2]  # without the docstring of the module
-    geometry = resizing.read_geometry(recipe)
+    source = inspect.getsource(resize).split('"""', 2)[2]  # without the docstring of the module
+    geometry = resize.read_geometry(recipe)
     values = {
         "GEOMETRY": geometry,
         "MEAN": tuple(recipe.mean),

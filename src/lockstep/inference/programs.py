@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.inference.runtimes import NATIVE
-from lockstep.inference.targets import TARGETS, Inputs, Program, Target, Wanted
+from lockstep.inference.targets import TARGETS, Inputs, Program, ProgramSpec, Target
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError, CheckpointError, LockstepError, RecipeError
@@ -27,7 +27,7 @@ _SMALLEST_FLOAT32 = 1e-45
 """Smaller probabilities are replaced by this one: float32 has no numbers below it."""
 
 
-def write_description(folder: Path, target: Target, wanted: Wanted, precision: str) -> None:
+def write_description(folder: Path, target: Target, wanted: ProgramSpec, precision: str) -> None:
     """Write `export.json`: the target, what the program takes, its preprocessing, precision and
     classes."""
     recipe = wanted.weights.recipe

@@ -11,7 +11,7 @@ import numpy as np
 
 from lockstep import backends
 from lockstep.data import Batch
-from lockstep.inference.loaded_engine import choose_precision, load_engine
+from lockstep.inference.engines import choose_precision, load_engine
 from lockstep.inference.runtimes import (
     AUTO,
     NATIVE,
@@ -130,7 +130,7 @@ def open_session(
             weights = choose_precision(weights, None, execution, recorder, on_gpu=on_gpu)
         runtime = NATIVE
         if ranks == 1:
-            from lockstep.inference.runtimes.choosing import choose_fastest
+            from lockstep.inference.runtimes.fastest import choose_fastest
 
             runtime = choose_fastest(weights, execution, recorder)
     check_runtime(runtime, execution.backend)
@@ -152,7 +152,7 @@ def open_session(
         exported=None if exported is None else exported.model,
         shares_cores=shares_cores,
     )
-    from lockstep.inference.runtimes.scoring import compute_scores
+    from lockstep.inference.runtimes.scores import compute_scores
 
     with opening as opened:
         evaluate = partial(compute_scores, opened, flips=weights.recipe.eval_flips)

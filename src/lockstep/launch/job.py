@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.launch.launcher import LOCKSTEP
-from lockstep.launch.meeting import STDIN
+from lockstep.launch.rendezvous_address import STDIN
 from lockstep.system.errors import UserError
 
 SAVING_SEC = 300

@@ -1,7 +1,7 @@
 """Launching: this machine's ranks are started as processes, watched, ended together, and started
 again.
 
-What is decided is in `lockstep.launch.watching`; this file looks and acts.
+What is decided is in `lockstep.launch.watch`; this file looks and acts.
 """
 
 import json
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Self
 from lockstep.launch.nodes import Start, Table
 from lockstep.launch.rank_logs import RankLog, open_logs
 from lockstep.launch.rendezvous import Link
-from lockstep.launch.watching import (
+from lockstep.launch.watch import (
     PATIENCE_SEC,
     Elsewhere,
     Ending,
@@ -86,7 +86,7 @@ def launch_ranks(
     `starting` comes from the backend (`Backend.prepare_ranks`). `link` connects the other machines,
     whose ranks end with these. SIGTERM, SIGINT and SIGUSR1 are passed on to every rank. When one
     rank fails or hangs, the others are asked to stop, and killed if they do not. Then all are
-    started again, at most `watch.restarts` times (`lockstep.launch.watching`).
+    started again, at most `watch.restarts` times (`lockstep.launch.watch`).
 
     This process does not listen on any port, and reads only exit codes and heartbeats from the
     ranks.

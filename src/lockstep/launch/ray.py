@@ -20,8 +20,8 @@ from typing import Any
 
 from lockstep.launch.job import Job
 from lockstep.launch.launcher import LOCKSTEP, Signals
-from lockstep.launch.meeting import start_with_secret
-from lockstep.launch.watching import choose_code
+from lockstep.launch.rendezvous_address import start_with_secret
+from lockstep.launch.watch import choose_code
 from lockstep.system.errors import BackendError, LockstepError, UserError
 from lockstep.system.ranks import free_ports
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from lockstep.launch import connections
 from lockstep.launch.connections import Line, receive, send
-from lockstep.launch.meeting import Meeting
 from lockstep.launch.nodes import (
     Offer,
     Table,
@@ -24,6 +23,7 @@ from lockstep.launch.nodes import (
     is_misleading,
     make_node,
 )
+from lockstep.launch.rendezvous_address import Meeting
 from lockstep.system.errors import BackendError, LockstepError, UserError
 
 MEET_SEC = 600.0

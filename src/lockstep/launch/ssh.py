@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from lockstep.launch.meeting import start_with_secret
+from lockstep.launch.rendezvous_address import start_with_secret
 from lockstep.system.errors import LockstepError, UserError
 
 _SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15")

@@ -1,4 +1,4 @@
-"""The optimizers, as data. Their formulas for a framework are in `backends/<name>/updating.py`."""
+"""The optimizers, as data. Their formulas for a framework are in `backends/<name>/update.py`."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -10,7 +10,7 @@ from lockstep.reporting.curves import Chart, build_charts
 from lockstep.reporting.views import Matrix, View, build_views
 from lockstep.runs.reading import Run
 from lockstep.system.errors import UserError
-from lockstep.system.plotting import list_families, over_steps, plain, save
+from lockstep.system.plots import list_families, over_steps, plain, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 from lockstep.recipes.rate_range import DIVERGED, RateRange
-from lockstep.system.plotting import save
+from lockstep.system.plots import save
 
 
 def draw_curve(result: RateRange, path: Path) -> None:

@@ -13,7 +13,7 @@ from lockstep.recipes.rate_range import LEAST_STEPS, RateRange, has_diverged, ju
 from lockstep.runs.begin import load_state
 from lockstep.runs.context import RunContext, stop_before_training
 from lockstep.runs.events import Listener
-from lockstep.runs.first_state import find_state
+from lockstep.runs.initial_state import find_state
 from lockstep.runs.opening import check_paths, open_run
 from lockstep.runs.recorder import Recorder
 from lockstep.runs.resuming import RunSettings

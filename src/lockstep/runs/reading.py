@@ -19,7 +19,7 @@ from lockstep.runs.report import Evaluation, Report, read_report
 from lockstep.system.errors import CheckpointError
 from lockstep.system.event_log import EvaluateEvent, LogEvent, TrainEvent, read_log
 from lockstep.system.text import format_count
-from lockstep.weights.choosing import explain_lost_best
+from lockstep.weights.checkpoint_choice import explain_lost_best
 
 
 @dataclass(frozen=True)

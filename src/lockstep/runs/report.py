@@ -24,7 +24,7 @@ from lockstep.system.strict_json import (
     is_text,
     parsed,
 )
-from lockstep.weights.choosing import choose_weights
+from lockstep.weights.checkpoint_choice import choose_weights
 
 if TYPE_CHECKING:
     from lockstep.recipes.published_accuracies import Comparison

@@ -6,7 +6,7 @@ from lockstep.runs.folder import hold_run
 from lockstep.runs.report import read_report
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import checkpoint
-from lockstep.weights.choosing import choose_weights, explain_lost_best
+from lockstep.weights.checkpoint_choice import choose_weights, explain_lost_best
 
 
 def slim_run(folder: Path, *, keeps_newest: bool = False) -> tuple[list[int], list[int], int, str]:

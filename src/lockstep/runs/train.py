@@ -9,7 +9,7 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.runs.begin import begin
 from lockstep.runs.context import RunContext
 from lockstep.runs.finish import is_finished, report_again
-from lockstep.runs.first_state import find_state
+from lockstep.runs.initial_state import find_state
 from lockstep.runs.loop import train_from
 from lockstep.runs.opening import check_paths, open_run
 from lockstep.runs.recorder import Recorder, show_progress

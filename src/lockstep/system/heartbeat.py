@@ -3,7 +3,7 @@
 A thread beats while the rank compiles, evaluates or saves, since frameworks release Python's lock
 there. A call in C that holds the lock, such as loading a framework, stops the thread. The launcher
 therefore also counts the processor time that a rank uses as a sign of life
-(`lockstep.launch.watching`).
+(`lockstep.launch.watch`).
 """
 
 import os

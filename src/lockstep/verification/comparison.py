@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.backends.reference import updating
+from lockstep.backends.reference.update import clip
 from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.recipes import Recipe
 from lockstep.recipes.trained_tensors import rate_factors
@@ -152,7 +152,7 @@ def _define_optimizer_steps(actual: Arrays, workload: Workload) -> dict[str, Arr
         velocities = part(actual, f"{name} velocity")
         moments = part(actual, f"{name} moments")
         after = replace(before, momentum=velocities, second_moments=moments)
-        limited = updating.clip(part(actual, "gradient"), recipe.clip_norm)
+        limited = clip(part(actual, "gradient"), recipe.clip_norm)
         own = find_gradients(recipe, before, after, OPTIMIZER_RATE)
         by_limited = take_step(recipe, before, limited, OPTIMIZER_STEP, OPTIMIZER_RATE)
         by_own = take_step(recipe, before, own, OPTIMIZER_STEP, OPTIMIZER_RATE)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lockstep.backends.reference import updating
+from lockstep.backends.reference import update
 from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
@@ -29,9 +29,9 @@ def take_step(
     decays = find_decays(recipe)
     for name, factor in rate_factors(recipe).items():
         kept = (before.tensors, before.momentum, before.second_moments)
-        values = updating.Values(*(arrays[name].astype(np.float64) for arrays in kept if arrays))
-        pace = updating.Pace(rate * factor, decays[name], corrections)
-        moved = updating.step(recipe, values, gradients[name].astype(np.float64), pace)
+        values = update.Values(*(arrays[name].astype(np.float64) for arrays in kept if arrays))
+        pace = update.Pace(rate * factor, decays[name], corrections)
+        moved = update.step(recipe, values, gradients[name].astype(np.float64), pace)
         after.tensors[name] = moved.weight
         after.momentum[name] = moved.velocity
         if moved.second_moment is not None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.system.errors import UserError
-from lockstep.system.plotting import over_steps, save
+from lockstep.system.plots import over_steps, save
 
 
 def check_path(path: Path) -> None:

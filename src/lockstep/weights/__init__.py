@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lockstep.weights.class_names import Classes
+    from lockstep.weights.hub import locate_weights
     from lockstep.weights.opened_weights import LOCKSTEP, Weights
     from lockstep.weights.opening import open_weights
     from lockstep.weights.preprocessing import Preprocessing
-    from lockstep.weights.remote_weights import locate_weights
     from lockstep.weights.weights_choice import AnySource, WeightsChoice, choose
 
 __all__ = [
@@ -33,7 +33,7 @@ _HOME = {
     "Weights": "opened_weights",
     "WeightsChoice": "weights_choice",
     "choose": "weights_choice",
-    "locate_weights": "remote_weights",
+    "locate_weights": "hub",
     "open_weights": "opening",
 }
 

@@ -33,7 +33,7 @@ from lockstep.system.regular_files import TEXT, WEIGHTS, Limit, open_regular, re
 from lockstep.system.strict_json import Check, is_count, is_number, is_text, parsed
 from lockstep.weights.fingerprints import hash_file
 from lockstep.weights.formats import BFLOAT16, MOST_ARRAYS, numbers, refuse_existing, refuse_many
-from lockstep.weights.formats.stand_ins import refuse_stand_in
+from lockstep.weights.formats.lfs_pointers import refuse_stand_in
 
 Part = tuple[dict[str, np.ndarray], dict[str, Any] | None]
 """Tensors of a file by name, and Lockstep's metadata; None if the file has none."""

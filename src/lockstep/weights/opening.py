@@ -10,8 +10,9 @@ from lockstep.models.architectures import ModelSpec, model_spec
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError
 from lockstep.system.text import escape_halves, list_first, make_printable_names
-from lockstep.weights.choosing import choose_weights
+from lockstep.weights.checkpoint_choice import choose_weights
 from lockstep.weights.formats import lockstep_files
+from lockstep.weights.hub import locate_weights, removing_refused
 from lockstep.weights.opened_weights import LOCKSTEP, Weights
 from lockstep.weights.preprocessing import (
     FIELDS,
@@ -20,7 +21,6 @@ from lockstep.weights.preprocessing import (
     read_certified_preprocessing,
     set_preprocessing,
 )
-from lockstep.weights.remote_weights import locate_weights, removing_refused
 from lockstep.weights.weights_choice import DESCRIBED, AnySource, WeightsChoice, choose
 
 
@@ -28,7 +28,7 @@ def open_weights(
     source: AnySource, *, momentum: bool = False, needs_classifier: bool = True, **settings: Any
 ) -> Weights:
     """Return the weights of a run, a checkpoint folder, a file, or weights somewhere else by their
-    name (`lockstep.weights.remote_weights`).
+    name (`lockstep.weights.hub`).
 
     - `settings` are arguments of `choose`: fields of a `WeightsChoice`.
     - With `momentum`, the state also has the velocities, the moving average and the loss scale, as

@@ -5,7 +5,7 @@ from pathlib import Path
 from lockstep.system.errors import CheckpointError
 from lockstep.system.regular_files import WEIGHTS, open_regular
 from lockstep.weights.formats.format_list import FORMATS, HEAD_BYTES, Format, load_formats
-from lockstep.weights.formats.stand_ins import refuse_packed, refuse_stand_in
+from lockstep.weights.formats.lfs_pointers import refuse_packed, refuse_stand_in
 
 _ENDINGS = (
     *(".bin", ".h5", ".keras", ".msgpack", ".npz", ".onnx", ".pb", ".pt", ".pth", ".pth.tar"),

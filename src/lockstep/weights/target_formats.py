@@ -79,7 +79,7 @@ def _write_timm(target: Path, weights: Weights, certified: bool, folder: Path) -
 
 
 def _write_nvidia_pytorch(target: Path, weights: Weights, certified: bool, folder: Path) -> Written:
-    written: Written = _call("torch_writing", "write_nvidia_pytorch")(
+    written: Written = _call("torch_writer", "write_nvidia_pytorch")(
         target, weights.recipe, weights.state, folder, epochs=weights.epochs or 0
     )
     return written
@@ -123,7 +123,7 @@ TARGETS: dict[str, Target] = {
         missing_fields=(),
     ),
     "torchvision": Target(
-        _write_by("torch_writing", "write_torchvision"),
+        _write_by("torch_writer", "write_torchvision"),
         _call("torch_file", "load"),
         parts=PARTS,
         assumed="torchvision-v1",

@@ -13,7 +13,7 @@ from lockstep.backends.torch.engine import canonical_tensors
 from lockstep.backends.torch.kernels.update import Row, UpdateKernel
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.step_graph import WARM_UP, StepGraph
-from lockstep.backends.torch.updating import Update
+from lockstep.backends.torch.update import Update
 from lockstep.recipes import Recipe
 from tests.backends.capturer import CudaEvents, TapeCapturer
 from tests.backends.kernels.device import NARROW
@@ -242,7 +242,7 @@ def test_fused_steps_are_plain_steps(changes: dict[str, Any]) -> None:
                 parameter.grad = torch.empty_like(parameter).copy_(drawn)
                 if step == 2 and name == "fc.bias" and recipe.loss_scaling == "dynamic":
                     parameter.grad[-1] = torch.inf
-            update.take()
+            update.apply()
         states.append(read_all(update, model))
         scales.append(update.scale.read())
     assert scales[0] == scales[1]
@@ -264,7 +264,7 @@ def bytes_after(capturer: Any, columns: Sequence[Tensor]) -> dict[str, bytes]:
             [(parameter * columns[0]).square().sum() for parameter in model.parameters()]
         )
         (squares.sum() * update.scale.value).backward()
-        update.take(is_captured=graph.is_capturing)
+        update.apply(is_captured=graph.is_capturing)
         return squares.detach()
 
     graph = StepGraph(step, capturer, update.finish_capture)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.data.checking import KINDS, examine, parts
+from lockstep.data.checking import KINDS, examine, split_files
 from lockstep.data.containers import Sample
 from lockstep.data.index import open_index
 from lockstep.data.sources import UNFINISHED, find_split
@@ -257,7 +257,7 @@ def test_what_loaders_refuse_for_another_reason_is_found_in_their_words(
     def refuse(source: object) -> None:
         raise DataError("the names of 9 images take too many bytes")
 
-    monkeypatch.setattr(parts, "list_images", refuse)
+    monkeypatch.setattr(split_files, "list_images", refuse)
     assert only(
         examine(write_labelled("recordio", tmp_path, {"train": [0, 1]})), "refused"
     ).detail.startswith("the names of 9")

@@ -14,7 +14,7 @@ from lockstep.data.containers import Bytes, Sample, tfrecord
 from lockstep.data.images import Quarantined
 from lockstep.data.index import open_index
 from lockstep.data.listing import list_images
-from lockstep.data.packing import Packing, pack, samples, writing
+from lockstep.data.packing import Packing, pack, pack_writer, samples
 from lockstep.data.packing.splits import shard_name
 from lockstep.data.sources import find_source, find_split
 from lockstep.system.errors import DataError
@@ -63,7 +63,7 @@ def test_images_names_classes_and_order_survive_from_any_format_to_any(
 def test_images_larger_than_what_is_read_at_once_are_packed_too(
     source: str, format: str, sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.data.packing.writing.TASK_BYTES", 700)
+    monkeypatch.setattr("lockstep.data.packing.pack_writer.TASK_BYTES", 700)
     monkeypatch.setattr("lockstep.data.packing.samples.TASK_BYTES", 700)
     assert {len(data) > 700 for data in TRAIN.values()} == {True, False}
     target = pack_as(sets[source], tmp_path / "target", format, shards=2)
@@ -77,14 +77,14 @@ def test_a_task_holds_no_more_than_its_bytes(
     source: str, sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks: list[list[int]] = []
-    append = writing._append
+    append = pack_writer._append
 
     def noted(split: Any, packing: Any, writer: Any, numbers: Any, before: Any) -> int:
         tasks.append([len(split.listing.read_encoded(number)) for number in numbers])
         return append(split, packing, writer, numbers, before)
 
-    monkeypatch.setattr(writing, "TASK_BYTES", 2000)
-    monkeypatch.setattr(writing, "_append", noted)
+    monkeypatch.setattr(pack_writer, "TASK_BYTES", 2000)
+    monkeypatch.setattr(pack_writer, "_append", noted)
     pack_as(sets[source], tmp_path / "target", "tfrecord", shards=1)
     assert sum(map(len, tasks)) == sum(map(len, SPLITS.values()))
     assert any(len(task) > 1 for task in tasks)
@@ -106,7 +106,7 @@ def test_images_stand_in_order_whichever_thread_is_first(
             second_is_read.set()
         return record(sample)
 
-    monkeypatch.setattr(writing, "_TASK_IMAGES", 1)
+    monkeypatch.setattr(pack_writer, "_TASK_IMAGES", 1)
     monkeypatch.setattr(tfrecord.Writer, "record", staticmethod(later))
     pack(source, tmp_path / "two", Packing("tfrecord", workers=2))
     assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
@@ -120,7 +120,7 @@ def test_nothing_turns_round_and_round_while_the_first_image_is_slow(
     reads = []
     waits = []
     encoded = samples.read_images
-    wait = writing.wait
+    wait = pack_writer.wait
 
     def slow_at_first(split: Any, numbers: Any) -> Any:
         if 0 in numbers:
@@ -130,9 +130,9 @@ def test_nothing_turns_round_and_round_while_the_first_image_is_slow(
             threading.Timer(0.2, others_read.set).start()
         return encoded(split, numbers)
 
-    monkeypatch.setattr(writing, "_TASK_IMAGES", 1)
+    monkeypatch.setattr(pack_writer, "_TASK_IMAGES", 1)
     monkeypatch.setattr(samples, "read_images", slow_at_first)
-    monkeypatch.setattr(writing, "wait", lambda tasks: waits.append(tasks) or wait(tasks))
+    monkeypatch.setattr(pack_writer, "wait", lambda tasks: waits.append(tasks) or wait(tasks))
     assert pack(source, tmp_path / "target", Packing("folder", workers=4)) == {"images": 40}
     assert len(waits) < 200
 

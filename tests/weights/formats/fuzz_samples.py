@@ -30,7 +30,7 @@ from lockstep.weights.formats import (
     timm_config,
     timm_folder,
     torch_file,
-    torch_writing,
+    torch_writer,
 )
 from lockstep.weights.formats.leveldb_table import pack_table, read_pairs
 from tests.weights.formats.cases import state_of
@@ -238,7 +238,7 @@ def pytorch() -> list[Sample]:
     recipe = small_recipe()
     state = state_of(recipe)
     files = write_files(
-        lambda folder: torch_writing.write_nvidia_pytorch(folder / "a.pth", recipe, state, epochs=3)
+        lambda folder: torch_writer.write_nvidia_pytorch(folder / "a.pth", recipe, state, epochs=3)
     )
     files = {"a": files["a.pth"]}
 

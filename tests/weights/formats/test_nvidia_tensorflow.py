@@ -16,7 +16,7 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.from_nvidia import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights import Weights
-from lockstep.weights.formats import structure, tensor_bundle
+from lockstep.weights.formats import shape_matching, tensor_bundle
 from lockstep.weights.formats.nvidia_tensorflow import name_tensors, read, write
 from lockstep.weights.formats.tensor_bundle import Bundle
 from tests.lines import check_lines
@@ -429,4 +429,8 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_numbers_in_names_are_sorted_as_numbers() -> None:
-    assert sorted(["u10/a", "u9/b", "u9/a"], key=structure.natural) == ["u9/a", "u9/b", "u10/a"]
+    assert sorted(["u10/a", "u9/b", "u9/a"], key=shape_matching.natural) == [
+        "u9/a",
+        "u9/b",
+        "u10/a",
+    ]

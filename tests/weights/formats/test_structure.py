@@ -5,7 +5,7 @@ import random
 import pytest
 
 from lockstep.models.architectures import MODELS, ModelSpec
-from lockstep.weights.formats.structure import Shape, match
+from lockstep.weights.formats.shape_matching import Shape, match
 
 LEAVES = {
     "weight": "gamma",

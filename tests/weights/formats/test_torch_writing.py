@@ -14,7 +14,7 @@ from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import torch_file
 from lockstep.weights.formats.torch_models import read
-from lockstep.weights.formats.torch_writing import write_nvidia_pytorch, write_torchvision
+from lockstep.weights.formats.torch_writer import write_nvidia_pytorch, write_torchvision
 from tests.lines import check_lines
 from tests.weights.formats.cases import assert_canonical, assert_state, state_of
 from tests.weights.formats.torch_cases import OfNvidia, arrays, module_of, nvidias_groups, recipe_of

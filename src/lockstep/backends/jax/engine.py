@@ -25,7 +25,7 @@ from lockstep.backends.jax.model import (
     new_arrays,
 )
 from lockstep.backends.jax.programs import Rows
-from lockstep.backends.jax.updating import Values, make_table, read_numbers
+from lockstep.backends.jax.update import Values, make_table, read_numbers
 from lockstep.backends.jax.world import JaxWorld
 from lockstep.backends.shared.batch_columns import list_columns, name_columns
 from lockstep.backends.shared.device import build_memory_error

@@ -20,7 +20,7 @@ from safetensors.numpy import save as serialise
 
 from lockstep.backends.jax.model import Array, Arrays, Pass, convert_all, new_arrays
 from lockstep.backends.jax.programs import normalise
-from lockstep.backends.shared.resizing import Geometry, crop_centre, read_geometry
+from lockstep.backends.shared.resize import Geometry, crop_centre, read_geometry
 from lockstep.recipes import Recipe
 from lockstep.system.files import write_lines
 from lockstep.system.regular_files import WEIGHTS, read_regular
@@ -40,7 +40,7 @@ def export_stablehlo(
     `weights.safetensors` and `classes.txt`.
 
     The first takes `images`, uint8 RGB [N, H, W, 3] of any size, and returns squares, uint8
-    [N, S, S, 3], resized and cropped as in evaluation (`lockstep.backends.shared.resizing`). The
+    [N, S, S, 3], resized and cropped as in evaluation (`lockstep.backends.shared.resize`). The
     second takes a dictionary of the weights, float32, and squares, and returns a dictionary:
     `classes`, int32 [N], and `probabilities`, float32 [N, logits]. Raises `CheckpointError` if the
     tensors do not fit.
@@ -101,7 +101,7 @@ def _load(file: Path) -> Callable[..., Any]:
 
 
 class _Operations:
-    """`lockstep.backends.shared.resizing.Operations` of JAX. Lengths may be symbols."""
+    """`lockstep.backends.shared.resize.Operations` of JAX. Lengths may be symbols."""
 
     def length(self, images: Array, axis: int) -> Any:
         return images.shape[axis]

@@ -14,7 +14,7 @@ from jax import lax
 
 from lockstep.backends.jax.batch_norm import ALONE, OverRanks, count_values, normalise_batch
 from lockstep.backends.jax.convolutions import convolve
-from lockstep.backends.jax.pooling import pool_largest
+from lockstep.backends.jax.max_pool import pool_largest
 from lockstep.backends.jax.quantisation import fake_quantise, quantise_weight
 from lockstep.models.architectures import Block, Conv, Squeeze
 from lockstep.models.state import check_fit

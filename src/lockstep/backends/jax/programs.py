@@ -17,7 +17,7 @@ from lockstep.backends.jax.batch_norm import ALONE, OverRanks
 from lockstep.backends.jax.convolutions import keep_known_options, list_cpu_options
 from lockstep.backends.jax.losses import ImageLosses, mix_images, rank_labels, score_images
 from lockstep.backends.jax.model import COMPUTED_IN, Array, Arrays, Pass
-from lockstep.backends.jax.updating import (
+from lockstep.backends.jax.update import (
     Numbers,
     Pace,
     Update,
@@ -206,7 +206,7 @@ class Step:
             gradients = dict(zip(gradients, totals, strict=True))
             (sums,) = self._world.sum([sums])
         values = values._replace(tensors=values.tensors | statistics)
-        return self._update.take(values, gradients, removed, pace, numbers), sums
+        return self._update.apply(values, gradients, removed, pace, numbers), sums
 
     def _differentiate(
         self, values: Values, scales: Arrays, rows: Rows

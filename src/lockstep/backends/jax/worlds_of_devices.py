@@ -21,11 +21,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lockstep.backends.jax.connecting import COORDINATOR, connect, is_connected, leave_service
+from lockstep.backends.jax.connection import COORDINATOR, connect, is_connected, leave_service
 from lockstep.backends.jax.world import JaxWorld
 from lockstep.backends.shared import rank_connections
+from lockstep.backends.shared.bound_sockets import refuse_open_sockets
 from lockstep.backends.shared.import_side_effects import silence_output
-from lockstep.backends.shared.listening import refuse_open_sockets
 from lockstep.backends.shared.rank_connections import meet_ranks
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError

@@ -1,16 +1,16 @@
 """MXNet, which is retired and needs a separate environment. The functions of
 `lockstep.backends.Backend`."""
 
-from lockstep.backends.mxnet import loading  # before all modules that import the framework
+from lockstep.backends.mxnet import framework_import  # before all modules that import the framework
 
 # isort: split
 import os
 
 from lockstep.backends.mxnet.engine import MxnetEngine as engine
-from lockstep.backends.mxnet.launching import prepare_ranks
-from lockstep.backends.mxnet.measuring import libraries, products
 from lockstep.backends.mxnet.module import load_module
-from lockstep.backends.mxnet.tracing import profile
+from lockstep.backends.mxnet.rank_setup import prepare_ranks
+from lockstep.backends.mxnet.timer import libraries, products
+from lockstep.backends.mxnet.trace import profile
 from lockstep.backends.mxnet.world import MxnetWorld, Workers, devices
 from lockstep.recipes import Execution
 

@@ -21,8 +21,8 @@ from lockstep.backends import Interval
 from lockstep.backends.mxnet.loss_scale import Array
 from lockstep.backends.mxnet.losses import ImageLosses, log_sum_exp, mix_images
 from lockstep.backends.mxnet.model import Pass, variables
-from lockstep.backends.mxnet.updating import Update
-from lockstep.backends.mxnet.waiting import Result, run_in_thread
+from lockstep.backends.mxnet.update import Update
+from lockstep.backends.mxnet.wait_thread import Result, run_in_thread
 from lockstep.backends.mxnet.world import MxnetWorld
 from lockstep.backends.shared.device import build_memory_error
 from lockstep.backends.shared.handles import FutureHandle, Rows
@@ -115,7 +115,7 @@ class MxnetEngine:
                 self._world.sum(self._gradient, "gradient")
                 self._world.sum(sums, "sums")
                 rows.append(sums)
-                self._update.take(self._gradient, step)
+                self._update.apply(self._gradient, step)
         if rows:
             table = mx.nd.stack(*rows)
             scale = self._scale.value

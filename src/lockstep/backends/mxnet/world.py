@@ -12,10 +12,10 @@ import numpy as np
 from mxnet.base import _LIB, check_call
 
 from lockstep.backends import HostQuestions
-from lockstep.backends.mxnet import loading
+from lockstep.backends.mxnet import framework_import
 from lockstep.backends.shared import rank_connections
+from lockstep.backends.shared.bound_sockets import refuse_open_sockets
 from lockstep.backends.shared.device import choose_gpu
-from lockstep.backends.shared.listening import refuse_open_sockets
 from lockstep.backends.shared.rank_connections import RankConnections
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
@@ -189,7 +189,7 @@ def _context(execution: Execution, local_rank: int) -> Any:
 
 def _name(context: Any) -> str:
     return (
-        f"CPU, {loading.threads} threads"
+        f"CPU, {framework_import.threads} threads"
         if context.device_type == "cpu"
         else f"GPU {context.device_id}"
     )

@@ -1,15 +1,17 @@
 """PaddlePaddle. The functions of `lockstep.backends.Backend`: `world` and `engine` are classes."""
 
-from lockstep.backends.paddle import loading  # before all modules that import the framework
+from lockstep.backends.paddle import (
+    framework_import,
+)  # before all modules that import the framework
 
 # isort: split
 import numpy as np
 
 from lockstep.backends.paddle.engine import PaddleEngine as engine
-from lockstep.backends.paddle.launching import prepare_ranks
-from lockstep.backends.paddle.measuring import libraries, products
 from lockstep.backends.paddle.model import Model
-from lockstep.backends.paddle.tracing import profile
+from lockstep.backends.paddle.rank_setup import prepare_ranks
+from lockstep.backends.paddle.timer import libraries, products
+from lockstep.backends.paddle.trace import profile
 from lockstep.backends.paddle.world import PaddleWorld as world
 from lockstep.backends.paddle.world import devices
 from lockstep.recipes import Recipe

@@ -17,11 +17,11 @@ import paddle
 from paddle.autograd import PyLayer
 
 from lockstep.backends import Interval
-from lockstep.backends.paddle.lending import Borrower
+from lockstep.backends.paddle.dlpack import Borrower
 from lockstep.backends.paddle.losses import ImageLosses, mix_images
 from lockstep.backends.paddle.model import COMPUTED_IN, Pass
 from lockstep.backends.paddle.program import Compiled, Outputs, Tensors
-from lockstep.backends.paddle.updating import Update
+from lockstep.backends.paddle.update import Update
 from lockstep.backends.paddle.world import PaddleWorld, Tensor
 from lockstep.backends.shared.device import build_memory_error
 from lockstep.backends.shared.host_memory import keep_freed_memory
@@ -138,7 +138,7 @@ class PaddleEngine:
                 gradient, sums = self._gradient(batch)
             except MemoryError as error:
                 raise build_memory_error(len(batch.labels), self._parts, _reason(error)) from None
-            self._update.take(self._add_up(gradient), step)
+            self._update.apply(self._add_up(gradient), step)
             rows.append(sums)
         table = paddle.zeros([0, 4], dtype="float64")
         if rows:

@@ -13,7 +13,7 @@ from lockstep.backends.paddle.model import Pass
 from lockstep.backends.paddle.program import static_mode
 from lockstep.backends.paddle.world import Tensor
 from lockstep.backends.shared.operators import Operand
-from lockstep.backends.shared.resizing import crop_centre, read_geometry
+from lockstep.backends.shared.resize import crop_centre, read_geometry
 from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -31,7 +31,7 @@ def export(
     """Write `model.json`, the program, and `model.pdiparams`, its weights.
 
     The program takes `images`, uint8 RGB [N, H, W, 3] of any size, and resizes and crops them as in
-    evaluation (`lockstep.backends.shared.resizing`). It returns classes, int64 [N], and
+    evaluation (`lockstep.backends.shared.resize`). It returns classes, int64 [N], and
     probabilities, float32 [N, logits], in this order. Batch norm is not folded in the program;
     Paddle Inference folds it.
 
@@ -125,7 +125,7 @@ class _Number(Operand):
 
 
 class _Operations:
-    """`lockstep.backends.shared.resizing.Operations` of Paddle, in a static program."""
+    """`lockstep.backends.shared.resize.Operations` of Paddle, in a static program."""
 
     def length(self, images: _Number, axis: int) -> _Number:
         return _Number(paddle.shape(images.tensor)[axis].cast("int64"))

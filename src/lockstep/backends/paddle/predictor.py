@@ -11,7 +11,7 @@ import numpy as np
 import paddle
 from paddle import inference, static
 
-from lockstep.backends.paddle import loading
+from lockstep.backends.paddle import framework_import
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.system.errors import BackendError, CheckpointError
 
@@ -152,7 +152,7 @@ def _side(path: Path) -> int | None:
 def _configure_cpu(config: inference.Config, options: Options) -> None:
     keep_freed_memory()
     config.disable_gpu()
-    config.set_cpu_math_library_num_threads(loading.threads)
+    config.set_cpu_math_library_num_threads(framework_import.threads)
     if not options.onednn:
         config.disable_onednn()  # it is on by default
         return

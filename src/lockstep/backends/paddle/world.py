@@ -9,10 +9,10 @@ import paddle
 import paddle.distributed as dist
 
 from lockstep.backends import HostQuestions
-from lockstep.backends.paddle import loading
+from lockstep.backends.paddle import framework_import
+from lockstep.backends.shared.bound_sockets import confine_sockets, refuse_open_sockets
 from lockstep.backends.shared.device import choose_gpu
 from lockstep.backends.shared.import_side_effects import silence_output
-from lockstep.backends.shared.listening import confine_sockets, refuse_open_sockets
 from lockstep.launch.nodes import find_interface
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
@@ -124,5 +124,5 @@ def devices() -> list[str]:
 
 def _device_name(device: str) -> str:
     if device == "cpu":
-        return f"CPU, {loading.threads} threads"
+        return f"CPU, {framework_import.threads} threads"
     return paddle.device.cuda.get_device_name(int(device.removeprefix("gpu:")))

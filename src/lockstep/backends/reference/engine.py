@@ -13,10 +13,10 @@ import numpy as np
 
 from lockstep.backends import Interval, World
 from lockstep.backends.reference import functions as f
-from lockstep.backends.reference import updating
+from lockstep.backends.reference import update
 from lockstep.backends.reference.loss_scale import LossScale
 from lockstep.backends.reference.model import Network
-from lockstep.backends.reference.updating import Pace, Values
+from lockstep.backends.reference.update import Pace, Values
 from lockstep.backends.shared.device import build_memory_error
 from lockstep.data import Batch
 from lockstep.models.metrics import Counts, Scores
@@ -131,7 +131,7 @@ class ReferenceEngine:
         )
         if not overflow:
             if self._recipe.clip_norm:
-                gradients = updating.clip(gradients, self._recipe.clip_norm)
+                gradients = update.clip(gradients, self._recipe.clip_norm)
             self._update(gradients, step)
         if self._scale.is_dynamic:
             self._scale.adapt(overflow)
@@ -197,7 +197,7 @@ class ReferenceEngine:
             values = Values(*(v[name].astype(self._dtype) for v in kept if v))
             decay = self._recipe.weight_decay if name in self._decayed else 0.0
             pace = Pace(rate * self._rate_factors[name], decay, corrections)
-            moved = updating.step(self._recipe, values, gradient, pace)
+            moved = update.step(self._recipe, values, gradient, pace)
             for old, new in zip(kept, moved, strict=True):
                 if new is not None:
                     old[name] = new.astype(np.float32)

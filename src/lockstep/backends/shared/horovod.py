@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from threading import Thread
 from typing import Any
 
-from lockstep.backends.shared.listening import refuse_open_sockets
+from lockstep.backends.shared.bound_sockets import refuse_open_sockets
 from lockstep.launch.nodes import Table
 from lockstep.system.errors import BackendError
 

@@ -1,6 +1,8 @@
 """TensorFlow. The functions of `lockstep.backends.Backend`."""
 
-from lockstep.backends.tensorflow import loading  # before all modules that import the framework
+from lockstep.backends.tensorflow import (
+    framework_import,
+)  # before all modules that import the framework
 
 # isort: split
 import os
@@ -8,10 +10,10 @@ import os
 import numpy as np
 
 from lockstep.backends.tensorflow.engine import TensorflowEngine as engine
-from lockstep.backends.tensorflow.launching import prepare_ranks
-from lockstep.backends.tensorflow.measuring import libraries, products
 from lockstep.backends.tensorflow.model import Model
-from lockstep.backends.tensorflow.tracing import profile
+from lockstep.backends.tensorflow.rank_setup import prepare_ranks
+from lockstep.backends.tensorflow.timer import libraries, products
+from lockstep.backends.tensorflow.trace import profile
 from lockstep.backends.tensorflow.world import TensorflowWorld, Workers, devices
 from lockstep.recipes import Execution, Recipe
 

@@ -29,7 +29,7 @@ from lockstep.backends.tensorflow.model import (
     graph,
     new_variables,
 )
-from lockstep.backends.tensorflow.updating import Update
+from lockstep.backends.tensorflow.update import Update
 from lockstep.backends.tensorflow.world import TensorflowWorld
 from lockstep.data import Batch
 from lockstep.models.metrics import Scores
@@ -101,7 +101,7 @@ class TensorflowEngine:
         """Return the step as a graph. It is traced again for batches of another shape or kind."""
         alone = self._world.ranks == 1
         gradients = self._gradients
-        update = self._update.take
+        update = self._update.apply
         if self._compile and not alone:  # XLA must not compile collective operations
             gradients = graph(gradients, jit_compile=True)
             update = graph(update, jit_compile=True)

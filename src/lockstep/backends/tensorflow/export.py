@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lockstep.backends.shared.resizing import crop_centre, read_geometry
+from lockstep.backends.shared.resize import crop_centre, read_geometry
 from lockstep.backends.tensorflow import frozen_graph
 from lockstep.backends.tensorflow.model import Model, Tensor, graph
 from lockstep.recipes import Recipe
@@ -25,7 +25,7 @@ def export(
 
     Its `serving_default` takes `images`, uint8 RGB [N, H, W, 3], and returns `classes`, int64 [N],
     and `probabilities`, float32 [N, logits]. Images are resized and cropped as in evaluation
-    (`lockstep.backends.shared.resizing`). The folder `assets.extra` has the names of the classes in
+    (`lockstep.backends.shared.resize`). The folder `assets.extra` has the names of the classes in
     `classes.txt`, one on each line, and `preprocessing`, JSON for programs that read the weights.
     Raises `CheckpointError` if the tensors do not fit.
     """
@@ -104,7 +104,7 @@ class SquareProgram(PhotoProgram):
 
 
 class _Operations:
-    """`lockstep.backends.shared.resizing.Operations` of TensorFlow."""
+    """`lockstep.backends.shared.resize.Operations` of TensorFlow."""
 
     def length(self, images: Tensor, axis: int) -> Tensor:
         return tf.shape(images, tf.int64)[axis]

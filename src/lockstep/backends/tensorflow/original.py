@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.backends.tensorflow.loading import tf
+from lockstep.backends.tensorflow.framework_import import tf
 
 LAYERS = (
     *("Activation", "Add", "AveragePooling2D", "BatchNormalization", "Conv2D", "Dense", "Dropout"),

@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from lockstep.backends import HostQuestions
+from lockstep.backends.shared.bound_sockets import confine_sockets, refuse_open_sockets
 from lockstep.backends.shared.device import choose_gpu
 from lockstep.backends.shared.import_side_effects import keep_sigterm
-from lockstep.backends.shared.listening import confine_sockets, refuse_open_sockets
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import cores

@@ -22,14 +22,14 @@ from lockstep.backends import Interval
 from lockstep.backends.shared.batch_columns import name_columns
 from lockstep.backends.shared.device import build_memory_error
 from lockstep.backends.shared.host_memory import keep_freed_memory
-from lockstep.backends.torch.compiling import pays_on_cpu, settle_cache
+from lockstep.backends.torch.compiled_step import pays_on_cpu, settle_cache
 from lockstep.backends.torch.fused_batch_norm import fuse_batch_norms
 from lockstep.backends.torch.handle import EndTimes, TorchHandle
 from lockstep.backends.torch.inputs import Inputs
 from lockstep.backends.torch.kernels import uses_update_kernel
 from lockstep.backends.torch.losses import ImageLosses, mix_images
 from lockstep.backends.torch.model import Model
-from lockstep.backends.torch.updating import Update
+from lockstep.backends.torch.update import Update
 from lockstep.backends.torch.world import TorchWorld
 from lockstep.data import Batch
 from lockstep.models.metrics import Scores
@@ -213,7 +213,7 @@ class TorchEngine:
                 (loss * (self._scale.value / self._parts)).backward()
             sums.append(part_sums)
         is_captured = self._graph is not None and self._graph.is_capturing
-        self._update.take(is_captured=is_captured)
+        self._update.apply(is_captured=is_captured)
         return sums[0] if self._parts == 1 else torch.stack(sums).sum(dim=0)
 
     def _without_reduction(self) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lockstep.backends.shared.resizing import crop_centre, read_geometry
+from lockstep.backends.shared.resize import crop_centre, read_geometry
 from lockstep.backends.torch import load_module
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -27,7 +27,7 @@ def export_torchscript(
 
     The program takes `images`, uint8 RGB [N, H, W, 3] of any size, and returns a dictionary:
     `classes`, int64 [N], and `probabilities`, float32 [N, logits]. Images are resized and cropped
-    as in evaluation (`lockstep.backends.shared.resizing`). The names of the classes are in
+    as in evaluation (`lockstep.backends.shared.resize`). The names of the classes are in
     `classes.txt`, in the archive and next to it. Raises `CheckpointError` if the recipe computes in
     another precision than fp32, or if the tensors do not fit.
     """
@@ -143,7 +143,7 @@ class _Checked(nn.Module):
 
 
 class _Operations:
-    """`lockstep.backends.shared.resizing.Operations` of PyTorch."""
+    """`lockstep.backends.shared.resize.Operations` of PyTorch."""
 
     def length(self, images: Tensor, axis: int) -> int:
         return images.shape[axis]

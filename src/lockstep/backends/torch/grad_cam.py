@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lockstep.backends.shared.explaining import choose_stage
+from lockstep.backends.shared.explained_stage import choose_stage
 from lockstep.backends.torch.engine import canonical_tensors, copy_into
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.world import TorchWorld

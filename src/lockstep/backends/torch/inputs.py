@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.backends.shared.batch_columns import list_columns
-from lockstep.backends.torch.lending import Borrower
+from lockstep.backends.torch.dlpack import Borrower
 from lockstep.data import Batch
 
 Arrays = Sequence[np.ndarray]

@@ -20,7 +20,7 @@ class Model(nn.Module):
 
     With `quantised`, convolutions and classifier are those of
     `lockstep.backends.torch.quantisation`. With `recompute`, residual blocks keep only their inputs
-    in training (`lockstep.backends.torch.recomputing`).
+    in training (`lockstep.backends.torch.recomputation`).
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Model(nn.Module):
         super().__init__()
         self._recompute_block: Callable[..., Tensor] | None = None
         if recompute:
-            from lockstep.backends.torch.recomputing import recompute_block
+            from lockstep.backends.torch.recomputation import recompute_block
 
             self._recompute_block = recompute_block
         self._dropout = recipe.dropout

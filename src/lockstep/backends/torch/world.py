@@ -44,7 +44,7 @@ class TorchWorld(HostQuestions):
                 raise BackendError(
                     f"the ranks cannot meet at {_place_and_advice(error)}"
                 ) from error
-            from lockstep.backends.shared.listening import refuse_open_sockets
+            from lockstep.backends.shared.bound_sockets import refuse_open_sockets
 
             refuse_open_sockets()
 

@@ -17,7 +17,7 @@ from lockstep.data.checking.images import (
     inspect_images,
 )
 from lockstep.data.checking.labels import check_classes, check_count, check_files, check_labels
-from lockstep.data.checking.parts import Part, split_sources
+from lockstep.data.checking.split_files import Part, split_sources
 from lockstep.data.images import Progress, add_up
 
 __all__ = ["KINDS", "Finding", "Report", "examine"]

@@ -17,7 +17,7 @@ from lockstep.data.checking.near_duplicates import (
     find_candidates,
     hash_image,
 )
-from lockstep.data.checking.parts import TOO_LARGE, ImageProblem, Part, describe_error
+from lockstep.data.checking.split_files import TOO_LARGE, ImageProblem, Part, describe_error
 from lockstep.data.decoding.decode import check, decode, header_size
 from lockstep.data.decoding.file_parts import sift_png
 from lockstep.data.decoding.image_formats import FORMAT_OF, MISSING, readable_formats

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.data.checking.parts import SHOWN, Part, Problem, are_numbers, describe_error
+from lockstep.data.checking.split_files import SHOWN, Part, Problem, are_numbers, describe_error
 from lockstep.data.containers import Damage, recordio
 from lockstep.data.containers.places import Places
 from lockstep.data.sources import CLASSES, FOLDER, shorten_list

@@ -14,9 +14,9 @@ import numpy as np
 
 from lockstep.data.class_folders import KINDS, check_layout
 from lockstep.data.images import Progress, Quarantined, add_up
+from lockstep.data.packing.pack_writer import write_split
 from lockstep.data.packing.splits import Packing, Split, check_classes, identify, list_splits
 from lockstep.data.packing.target import lock_target
-from lockstep.data.packing.writing import write_split
 from lockstep.data.sources import CLASSES, FOLDER, FORMATS
 from lockstep.system.errors import DataError
 from lockstep.system.files import lines, written_text

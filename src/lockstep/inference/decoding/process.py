@@ -29,7 +29,7 @@ from PIL import Image
 from lockstep.data.decoding.decode import header_size
 from lockstep.data.decoding.image_formats import readable_formats
 from lockstep.data.decoding.size_limits import OverBudget, TooManyPixels
-from lockstep.inference.decoding.forms import BadForm, image_in
+from lockstep.inference.decoding.request_image import BadForm, image_in
 from lockstep.inference.images import read_square
 from lockstep.recipes import Recipe
 

@@ -5,7 +5,7 @@ from typing import Self
 import numpy as np
 
 from lockstep import backends
-from lockstep.inference.loaded_engine import load_engine
+from lockstep.inference.engines import load_engine
 from lockstep.inference.runtimes import NATIVE, RuntimeSetup
 
 

@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from lockstep.inference.loaded_engine import ADVICE
+from lockstep.inference.engines import ADVICE
 from lockstep.inference.serving.limits import Limits
 from lockstep.system.errors import DivergedError
 

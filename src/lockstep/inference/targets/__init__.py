@@ -78,7 +78,7 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ProgramSpec:
     """What to write."""
 
     weights: Weights
@@ -169,7 +169,7 @@ class Target:
         version = Framework(self.distributions, self.install).version()
         return None if version is None else f"{self.distributions[0]} {version}"
 
-    def write(self, wanted: Wanted, folder: Path) -> None:
+    def write(self, wanted: ProgramSpec, folder: Path) -> None:
         """Write a program into a new folder. Raises `BackendError` if a package is missing, and
         `CheckpointError`."""
         weights = wanted.weights
@@ -212,12 +212,12 @@ class Target:
         program: AbstractContextManager[Program] = self._call("open_program", inputs, folder)
         return program
 
-    def resizes(self, wanted: Wanted) -> bool:
+    def resizes(self, wanted: ProgramSpec) -> bool:
         """Return whether a program takes photos of any size. Otherwise it takes squares of one
         size."""
         return self.takes_photos and not wanted.bare
 
-    def has_equal_pixels(self, wanted: Wanted) -> bool:
+    def has_equal_pixels(self, wanted: ProgramSpec) -> bool:
         """Return whether a program sees the pixels of `predict`, bit for bit. Otherwise some differ
         by one level of 255."""
         recipe = wanted.weights.recipe
@@ -228,7 +228,7 @@ class Target:
         is_fused = self.fuses_products and not is_half_pixel
         return not (recipe.eval_antialias or is_opencv_cubic or is_fused)
 
-    def describe_input(self, wanted: Wanted) -> str:
+    def describe_input(self, wanted: ProgramSpec) -> str:
         """Return what a program takes, in words."""
         side = wanted.weights.recipe.eval_crop
         n = "N" if wanted.batch is None else wanted.batch

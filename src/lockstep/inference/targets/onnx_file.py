@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.inference.runtimes import onnxruntime
-from lockstep.inference.targets import CLASSES, Answers, Inputs, Program, Wanted
+from lockstep.inference.targets import CLASSES, Answers, Inputs, Program, ProgramSpec
 from lockstep.system.files import write_lines
 from lockstep.system.regular_files import WEIGHTS, read_regular
 
 FILE = "model.onnx"
 
 
-def write(wanted: Wanted, folder: Path) -> None:
+def write(wanted: ProgramSpec, folder: Path) -> None:
     """Write `model.onnx`, and the names of the classes to `classes.txt`, one on each line."""
     data = wanted.onnx_model(photos=True).SerializeToString()
     folder.mkdir()

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.inference.targets import CLASSES, Answers, Inputs, Program, Wanted, package
+from lockstep.inference.targets import CLASSES, Answers, Inputs, Program, ProgramSpec, package
 from lockstep.system.files import write_lines
 
 FILE = "model.xml"
 
 
-def write(wanted: Wanted, folder: Path) -> None:
+def write(wanted: ProgramSpec, folder: Path) -> None:
     """Write `model.xml`, `model.bin` and `classes.txt`.
 
     In fp16, weights are stored as float16. OpenVINO chooses what it computes in.

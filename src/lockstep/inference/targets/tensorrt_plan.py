@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.inference.runtimes import tensorrt
-from lockstep.inference.targets import CLASSES, Answers, Inputs, Program, Wanted, package
+from lockstep.inference.targets import CLASSES, Answers, Inputs, Program, ProgramSpec, package
 from lockstep.system.files import write_lines
 from lockstep.system.regular_files import WEIGHTS, read_regular
 
@@ -20,7 +20,7 @@ MOST_IMAGES = 32
 """The largest batch if batches are of any size."""
 
 
-def write(wanted: Wanted, folder: Path) -> None:
+def write(wanted: ProgramSpec, folder: Path) -> None:
     """Write `model.plan` and `classes.txt`. Batches are of `batch` images, or of 1 to
     `MOST_IMAGES`."""
     package("tensorrt", "tensorrt")

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from lockstep.inference.targets import Inputs, Program, Wanted, onnx_file
+from lockstep.inference.targets import Inputs, Program, ProgramSpec, onnx_file
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import write_lines
 
@@ -21,7 +21,7 @@ DELAY_MICROSECONDS = 500
 _LABELS = "labels.txt"
 
 
-def write(wanted: Wanted, folder: Path) -> None:
+def write(wanted: ProgramSpec, folder: Path) -> None:
     """Write a repository with one model. `batch` of `wanted` is the largest batch; smaller ones are
     allowed."""
     data = replace(wanted, batch=None).onnx_model(photos=True).SerializeToString()
@@ -44,12 +44,12 @@ def open_program(inputs: Inputs, folder: Path) -> AbstractContextManager[Program
     return onnx_file.open_program(inputs, models[0])
 
 
-def _name(wanted: Wanted) -> str:
+def _name(wanted: ProgramSpec) -> str:
     name = wanted.weights.recipe.model
     return name if isinstance(name, str) else "model"
 
 
-def _config(wanted: Wanted) -> str:
+def _config(wanted: ProgramSpec) -> str:
     """Return the configuration of the model, as text of the message ModelConfig. Shapes are without
     the batch."""
     side = wanted.weights.recipe.eval_crop

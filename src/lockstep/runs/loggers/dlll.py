@@ -1,4 +1,4 @@
-"""`DLLL` lines while a run trains, in a file (`lockstep.runs.dlll`).
+"""`DLLL` lines while a run trains, in a file (`lockstep.runs.dllogger_lines`).
 
 The file always has the lines of the log, in its order, and every line is written at once. When a
 run resumes, the lines of steps that are trained again are removed, and lines that are missing (of
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from lockstep.recipes import Recipe
-from lockstep.runs.dlll import PREFIX, Content, Form, format_line
+from lockstep.runs.dllogger_lines import PREFIX, Content, Form, format_line
 from lockstep.runs.loggers import Logger, Opening, Outcome
 from lockstep.system.errors import UserError
 from lockstep.system.event_log import LogEvent, StartEvent

@@ -61,7 +61,7 @@ from lockstep.weights.formats.keras_layers import (
 )
 from lockstep.weights.formats.keras_variables import VARS, Variables
 from lockstep.weights.formats.network_walk import KERAS_MEAN, KERAS_STD, follow
-from lockstep.weights.formats.structure import BATCH_NORM
+from lockstep.weights.formats.shape_matching import BATCH_NORM
 from lockstep.weights.formats.table import HWIO, name_arrays, name_convolutions, name_layers
 from lockstep.weights.opened_weights import Weights, list_arrays
 from lockstep.weights.original import Original

@@ -23,7 +23,7 @@ from lockstep.weights.formats.keras_variables import (
     rename_layer,
     rename_variable,
 )
-from lockstep.weights.formats.network import Graph, Operator
+from lockstep.weights.formats.resnet_graph import Graph, Operator
 from lockstep.weights.weights_choice import WeightsChoice
 
 Steps = list[tuple[str, list[str], dict[str, Any]]]

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from lockstep.weights.formats import BFLOAT16, ByteReader, naming_damage, refuse_many
-from lockstep.weights.formats.stand_ins import read_whole
+from lockstep.weights.formats.lfs_pointers import read_whole
 
 _ARRAY = 1
 _SCALAR = 3

@@ -30,7 +30,7 @@ import numpy as np
 
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import BFLOAT16, ByteReader, naming_damage
-from lockstep.weights.formats.stand_ins import read_whole
+from lockstep.weights.formats.lfs_pointers import read_whole
 
 _MAGIC = 0x112
 BEGIN = struct.pack("<2Q", _MAGIC, 0)

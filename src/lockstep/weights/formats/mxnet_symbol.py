@@ -24,7 +24,7 @@ import numpy as np
 from lockstep.system.errors import CheckpointError
 from lockstep.system.strict_json import parsed
 from lockstep.weights.formats import DAMAGE, numbers
-from lockstep.weights.formats.network import Graph, Operator, label_node
+from lockstep.weights.formats.resnet_graph import Graph, Operator, label_node
 
 _ORDER = "NCHW"
 FLOATS = ("float16", "float32", "float64", "bfloat16")

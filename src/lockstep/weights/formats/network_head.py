@@ -16,7 +16,7 @@ import numpy as np
 
 from lockstep.system.text import list_first
 from lockstep.weights.formats.account import Part
-from lockstep.weights.formats.network import Graph, Head, is_same, label_node, read_axes
+from lockstep.weights.formats.resnet_graph import Graph, Head, is_same, label_node, read_axes
 
 Kind = Literal["logits", "log_probabilities", "probabilities", "sigmoid", "derived"]
 _NO_CLASS = 2**31 - 1

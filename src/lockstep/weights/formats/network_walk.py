@@ -11,7 +11,8 @@ import numpy as np
 
 from lockstep.recipes import Recipe
 from lockstep.weights.formats.account import Part
-from lockstep.weights.formats.network import (
+from lockstep.weights.formats.network_head import find_places, follow_head, read_constant, read_norm
+from lockstep.weights.formats.resnet_graph import (
     Branches,
     Colour,
     Graph,
@@ -24,7 +25,6 @@ from lockstep.weights.formats.network import (
     label_node,
     read_axes,
 )
-from lockstep.weights.formats.network_head import find_places, follow_head, read_constant, read_norm
 from lockstep.weights.original import Takes
 
 _EPSILON = 1e-5

@@ -35,6 +35,7 @@ from lockstep.weights.formats.account import (
     refuse_leftover,
     split_ignored,
 )
+from lockstep.weights.formats.lfs_pointers import read_whole
 from lockstep.weights.formats.mxnet_graph import (
     are_gluons,
     assume_graph,
@@ -43,9 +44,8 @@ from lockstep.weights.formats.mxnet_graph import (
     write_original,
 )
 from lockstep.weights.formats.mxnet_symbol import Symbol, translate
-from lockstep.weights.formats.network import Network
 from lockstep.weights.formats.network_walk import follow
-from lockstep.weights.formats.stand_ins import read_whole
+from lockstep.weights.formats.resnet_graph import Network
 from lockstep.weights.formats.table import OIHW, Table, fetch, name_arrays
 from lockstep.weights.opened_weights import Weights, describe_arrays, list_arrays
 from lockstep.weights.original import Original

@@ -27,9 +27,9 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.from_nvidia import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
-from lockstep.weights.formats import structure, table, tensor_bundle
+from lockstep.weights.formats import shape_matching, table, tensor_bundle
 from lockstep.weights.formats.common import Names, Shape, Written, name_model
-from lockstep.weights.formats.structure import BATCH_NORM
+from lockstep.weights.formats.shape_matching import BATCH_NORM
 from lockstep.weights.formats.tensor_bundle import Bundle
 from lockstep.weights.opened_weights import Weights
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
@@ -163,7 +163,7 @@ def _list_models(
         is_complete = all(scope + name in shapes for name in name_tensors(spec).values())
         yield _name(spec), spec
     try:
-        spec, _ = structure.match(_leave_out_slots(shapes))
+        spec, _ = shape_matching.match(_leave_out_slots(shapes))
         yield _name(spec), spec
     except ValueError as error:
         if not is_complete:
@@ -195,7 +195,7 @@ def _list_names(spec: ModelSpec, shapes: table.Shapes) -> Iterator[Names]:
     scope = _find_scope(shapes)
     yield {tensor: scope + name for tensor, name in name_tensors(spec).items()}
     with suppress(ValueError):
-        same, names = structure.match(_leave_out_slots(shapes))
+        same, names = shape_matching.match(_leave_out_slots(shapes))
         if same == replace(spec, stride_in=same.stride_in):
             yield names
 

@@ -18,10 +18,10 @@ import numpy as np
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.system.regular_files import WEIGHTS, open_regular
 from lockstep.system.strict_json import is_list_of, is_text, parsed
-from lockstep.weights.formats.network import ROUNDING, Graph, label_node
+from lockstep.weights.formats.lfs_pointers import refuse_stand_in
 from lockstep.weights.formats.onnx_photos import remove_resize
 from lockstep.weights.formats.protobuf import find_fields, map_entries, read_message
-from lockstep.weights.formats.stand_ins import refuse_stand_in
+from lockstep.weights.formats.resnet_graph import ROUNDING, Graph, label_node
 
 INSTALL = "pip install onnx==1.23.2"
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.backends.shared.operators import Operand
-from lockstep.backends.shared.resizing import crop_centre, read_geometry
+from lockstep.backends.shared.resize import crop_centre, read_geometry
 from lockstep.recipes import Recipe
 from lockstep.weights.formats.onnx_metadata import (
     IMAGES,
@@ -139,7 +139,7 @@ class _Number(Operand):
 
 
 class _Operations:
-    """`lockstep.backends.shared.resizing.Operations` of ONNX."""
+    """`lockstep.backends.shared.resize.Operations` of ONNX."""
 
     def __init__(self, nodes: _Nodes) -> None:
         self._nodes = nodes

@@ -17,10 +17,10 @@ from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights.formats import onnx_graph, onnx_original
 from lockstep.weights.formats.account import UNUSED, Part, account_for_constants
 from lockstep.weights.formats.common import describe_converted
-from lockstep.weights.formats.network import FLOAT_TYPES, ROUNDING, Network, label_node
 from lockstep.weights.formats.network_walk import follow
 from lockstep.weights.formats.onnx_graph import OnnxGraph
 from lockstep.weights.formats.onnx_metadata import KEY, read_calibration, read_preprocessing
+from lockstep.weights.formats.resnet_graph import FLOAT_TYPES, ROUNDING, Network, label_node
 from lockstep.weights.opened_weights import Weights, list_arrays
 from lockstep.weights.original import Original
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice

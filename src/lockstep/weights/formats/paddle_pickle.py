@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.weights.formats.lfs_pointers import read_whole
 from lockstep.weights.formats.pickles import (
     NUMPY,
     Refused,
@@ -33,7 +34,6 @@ from lockstep.weights.formats.pickles import (
     name_builtins,
     naming_refusal,
 )
-from lockstep.weights.formats.stand_ins import read_whole
 
 _NAMES = "StructuredToParameterName@@"
 _SLICES = "UnpackBigParamInfor@@"

@@ -9,7 +9,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from lockstep.system.errors import CheckpointError
 from lockstep.system.regular_files import WEIGHTS, open_regular
-from lockstep.weights.formats.stand_ins import read_whole
+from lockstep.weights.formats.lfs_pointers import read_whole
 
 _MOST_BYTES = 2**31 - 1
 

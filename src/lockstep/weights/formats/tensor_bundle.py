@@ -32,8 +32,8 @@ from lockstep.system.regular_files import TEXT, read_regular_text
 from lockstep.weights.formats import BFLOAT16, dtype_name, naming_damage, numbers
 from lockstep.weights.formats.common import Writers, write_new
 from lockstep.weights.formats.leveldb_table import Pair, check_inside, pack_table, read_pairs
+from lockstep.weights.formats.lfs_pointers import refuse_stand_in
 from lockstep.weights.formats.protobuf import make_messages, read_sizes
-from lockstep.weights.formats.stand_ins import refuse_stand_in
 
 _MESSAGES = {
     "Version": "producer=1:int32 min_consumer=2:int32",

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lockstep.weights.formats.network import Graph, Operator
 from lockstep.weights.formats.protobuf import read_sizes
+from lockstep.weights.formats.resnet_graph import Graph, Operator
 from lockstep.weights.formats.tensorflow_graph import FLOATS, FlatGraph, Node
 from lockstep.weights.formats.tensorflow_values import Values, get_attribute, get_type, is_same
 

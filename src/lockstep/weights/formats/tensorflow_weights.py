@@ -33,8 +33,8 @@ from lockstep.weights.formats import (
 )
 from lockstep.weights.formats.account import UNUSED, Part, account_for_constants
 from lockstep.weights.formats.common import describe_converted
-from lockstep.weights.formats.network import Network
 from lockstep.weights.formats.network_walk import follow
+from lockstep.weights.formats.resnet_graph import Network
 from lockstep.weights.formats.tensor_bundle import DTYPE_NAMES
 from lockstep.weights.formats.tensorflow_graph import FLOATS, VARIABLES, FlatGraph, Node, message
 from lockstep.weights.formats.tensorflow_nodes import Nodes

@@ -29,9 +29,9 @@ from lockstep.weights.formats import naming_target, refuse_existing, timm_config
 from lockstep.weights.formats.account import split_ignored
 from lockstep.weights.formats.common import COUNTERS, Written, check_state, redirect_file
 from lockstep.weights.formats.foreign_safetensors import add_metadata
-from lockstep.weights.formats.stand_ins import refuse_stand_in
+from lockstep.weights.formats.lfs_pointers import refuse_stand_in
 from lockstep.weights.formats.torch_models import read_state_dict
-from lockstep.weights.formats.torch_writing import build_state_dict, describe_model
+from lockstep.weights.formats.torch_writer import build_state_dict, describe_model
 from lockstep.weights.opened_weights import Weights
 from lockstep.weights.preprocessing import FIELDS
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice

@@ -32,8 +32,8 @@ import numpy as np
 from lockstep.system.errors import CheckpointError
 from lockstep.system.regular_files import WEIGHTS, open_regular, read_regular
 from lockstep.weights.formats import DAMAGE
+from lockstep.weights.formats.lfs_pointers import refuse_stand_in
 from lockstep.weights.formats.pickles import NUMPY, Rules, interpret, naming_refusal
-from lockstep.weights.formats.stand_ins import refuse_stand_in
 from lockstep.weights.formats.torch_pickle import STORAGES, Kind, rules
 
 Without = Callable[[Any], Collection[Any]]

@@ -35,8 +35,8 @@ from lockstep.weights.formats import (
     numbers,
     torch_contents,
     torch_file,
-    torch_training,
     torch_values,
+    training_scripts,
 )
 from lockstep.weights.formats.account import Part, check_outputs, refuse_leftover
 from lockstep.weights.formats.table import OIHW, Table, fetch, list_shapes, name_network
@@ -103,8 +103,8 @@ def _list_unneeded(value: Any, choice: WeightsChoice) -> tuple[str, ...]:
         return ()
     for key in torch_contents.WEIGHTS:
         if torch_contents.is_state_dict(value.get(key)) and not choice.is_ignored(key):
-            return (torch_training.OPTIMIZER, *torch_contents.AVERAGES)
-    return (torch_training.OPTIMIZER,)
+            return (training_scripts.OPTIMIZER, *torch_contents.AVERAGES)
+    return (training_scripts.OPTIMIZER,)
 
 
 def read_state_dict(
@@ -136,12 +136,12 @@ def read_state_dict(
     trained = [tensor for tensor in expected if tensor.is_trained]
     trained.sort(key=lambda tensor: places.index(tensor.name))
     origin = _find_origin(path, root, stored, prefix, trained)
-    epochs, about_epoch = torch_training.read_epochs(root, origin)
+    epochs, about_epoch = training_scripts.read_epochs(root, origin)
     velocities: dict[str, np.ndarray] = {}
     average: dict[str, np.ndarray] = {}
     if momentum and not is_alone:
-        optimizer = root.get(torch_training.OPTIMIZER)
-        velocities, about_velocities = torch_training.read_velocities(optimizer, trained)
+        optimizer = root.get(training_scripts.OPTIMIZER)
+        velocities, about_velocities = training_scripts.read_velocities(optimizer, trained)
         average, about_average = _read_average(path, contents, list(expected), choice)
         remarks += [about_epoch, *about_average, *about_velocities]
     classes, about_classes = torch_values.read_classes(root, matching.logits)
@@ -155,7 +155,7 @@ def read_state_dict(
     values = fetch(Table.of(path, arrays), _LAYOUT, expected)
     return Weights(
         _choose_recipe(path, origin, matching, changes),
-        State(0, values, velocities, average, torch_training.read_scaler(root)),
+        State(0, values, velocities, average, training_scripts.read_scaler(root)),
         classes,
         path,
         origin,
@@ -278,11 +278,11 @@ def _find_origin(
     lines = "\n".join(name.removeprefix(prefix) for name in names)
     sizes = [
         len(group["params"])
-        for group in torch_training.list_groups(root.get(torch_training.OPTIMIZER))
+        for group in training_scripts.list_groups(root.get(training_scripts.OPTIMIZER))
     ]
-    is_nvidias = sizes == list(map(len, torch_training.split_nvidia_groups(trained)))
+    is_nvidias = sizes == list(map(len, training_scripts.split_nvidia_groups(trained)))
     if is_nvidias or _OF_NVIDIA.search(lines) or path.name.startswith("nvidia_"):
-        return torch_training.NVIDIA
+        return training_scripts.NVIDIA
     modules = set()
     for name in map(torch_contents.strip_wrappers, getattr(stored, "modules", ())):
         modules.add(name.removeprefix(prefix))
@@ -300,7 +300,7 @@ def _choose_recipe(path: Path, origin: str, matching: common.Matching, changes: 
     """Return NVIDIA's recipe for its own model, else the default; in fp32, with the changes that
     the file says. Raises `CheckpointError` if none is possible."""
     recipe = Recipe()
-    if origin == torch_training.NVIDIA:
+    if origin == training_scripts.NVIDIA:
         recipe = resnext101_32x4d_pytorch_90ep()
         if matching.spec.groups == 1:
             # configs.yml: ResNet-50 is trained with another batch and weight decay.

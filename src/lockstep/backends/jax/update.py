@@ -112,7 +112,7 @@ class Update:
         # As a function of its own, it is traced once for every shape.
         self._move = jax.jit(self._move_tensor)
 
-    def take(
+    def apply(
         self,
         values: Values,
         gradients: Mapping[str, Array],

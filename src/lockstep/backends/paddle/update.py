@@ -33,7 +33,7 @@ class Update(VectorState):
         self._ema_decays = ema_decays(recipe, len(learning_rates)).astype(np.float32)
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
-    def take(self, gradient: Tensor, step: int) -> None:
+    def apply(self, gradient: Tensor, step: int) -> None:
         """Update everything with the gradient of the trained parameters in a step."""
         # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity
         # stay 0.

@@ -31,7 +31,7 @@ from lockstep.inference import onnx_model
 from lockstep.inference.comparison import open_engine
 from lockstep.inference.evaluation_images import check_classes
 from lockstep.inference.label_matching import match_labels
-from lockstep.inference.targets import Program, Target, Wanted
+from lockstep.inference.targets import Program, ProgramSpec, Target
 from lockstep.inference.targets.onnx_file import Session
 from lockstep.models.accuracy_interval import format_accuracy
 from lockstep.recipes import Execution
@@ -85,7 +85,9 @@ class Loss(TypedDict):
     top1_after: float
 
 
-def quantise(target: Target, wanted: Wanted, how: Int8, recorder: Recorder) -> tuple[Wanted, Loss]:
+def quantise(
+    target: Target, wanted: ProgramSpec, how: Int8, recorder: Recorder
+) -> tuple[ProgramSpec, Loss]:
     """Return what to write with a program in int8, and what it loses. An ONNX model has this in its
     metadata, too.
 
@@ -283,7 +285,7 @@ def _silence() -> Iterator[None]:
 
 
 def _quantise_onnx(
-    target: Target, wanted: Wanted, squares: Iterator[np.ndarray], images: int, method: str
+    target: Target, wanted: ProgramSpec, squares: Iterator[np.ndarray], images: int, method: str
 ) -> tuple[Any, list[Program]]:
     """Return an ONNX model in int8, and the programs before and after."""
     weights = wanted.weights
@@ -298,7 +300,7 @@ def _quantise_onnx(
     return model, [_open_model(wanted, onnx) for onnx in (plain, model)]
 
 
-def _open_model(wanted: Wanted, model: Any) -> Program:
+def _open_model(wanted: ProgramSpec, model: Any) -> Program:
     """Return an ONNX model that takes batches of any size."""
     session = Session(model.SerializeToString())
     inputs = replace(wanted.inputs(), batch=None)

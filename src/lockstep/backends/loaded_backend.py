@@ -97,8 +97,8 @@ def _join(
         or count_ranks() == 1
     ):
         return
-    from lockstep.launch.meeting import find_rank_meeting
     from lockstep.launch.rendezvous import MEET_SEC, agree, meet
+    from lockstep.launch.rendezvous_address import find_rank_meeting
 
     meeting = find_rank_meeting(os.environ)
     if meeting is None:

@@ -27,7 +27,7 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import common, torch_file
 from lockstep.weights.formats.torch_models import to_nvidia_name
-from lockstep.weights.formats.torch_training import split_nvidia_groups
+from lockstep.weights.formats.training_scripts import split_nvidia_groups
 
 _ENDINGS = (".pth.tar", ".pth", ".pt", ".bin")
 _OF_NVIDIA = ("resnet50", "resnext101-32x4d", "se-resnext101-32x4d")

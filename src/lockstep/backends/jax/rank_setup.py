@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lockstep.backends.jax.connecting import COORDINATOR
+from lockstep.backends.jax.connection import COORDINATOR
 from lockstep.backends.jax.world import THREADS
 from lockstep.backends.shared import rank_connections
 from lockstep.backends.shared.threads import share_cores

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.backends.mxnet.loading import mx
+from lockstep.backends.mxnet.framework_import import mx
 from lockstep.recipes import Recipe
 
 

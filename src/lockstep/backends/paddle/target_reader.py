@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from lockstep.backends.paddle.loading import paddle
+from lockstep.backends.paddle.framework_import import paddle
 from lockstep.recipes import Recipe
 
 

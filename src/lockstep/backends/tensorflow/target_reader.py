@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.backends.tensorflow.loading import tf
+from lockstep.backends.tensorflow.framework_import import tf
 from lockstep.recipes import Recipe
 
 _MODELS = {16: "ResNet50", 33: "ResNet101", 50: "ResNet152"}

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from lockstep.inference.comparison import Comparison, compare_program
+from lockstep.inference.int8 import Int8, quantise
 from lockstep.inference.preprocessing_file import write_preprocessing
 from lockstep.inference.programs import write_description
-from lockstep.inference.quantising import Int8, quantise
 from lockstep.inference.targets import (
     ONNX_PRECISIONS,
     PHONE_PRECISIONS,
+    ProgramSpec,
     Target,
-    Wanted,
     find_target,
 )
 from lockstep.runs.events import Listener
@@ -70,7 +70,7 @@ def export(
 
 
 def _write(
-    target: Target, wanted: Wanted, folder: Path, precision: str | None, *, compare: bool
+    target: Target, wanted: ProgramSpec, folder: Path, precision: str | None, *, compare: bool
 ) -> Comparison | None:
     """Write a program, and compare it before it gets its name."""
     computed_in = "int8" if wanted.weights.scales else precision or "fp32"
@@ -88,7 +88,7 @@ def _write(
     return None
 
 
-def _describe(target: Target, wanted: Wanted, folder: Path) -> dict[str, Any]:
+def _describe(target: Target, wanted: ProgramSpec, folder: Path) -> dict[str, Any]:
     recipe = wanted.weights.recipe
     return {
         "source": str(wanted.weights.source),
@@ -127,7 +127,7 @@ def _check_options(target: Target, precision: str | None, *, batch: int | None, 
 
 def _plan_program(
     target: Target, weights: Weights, precision: str | None, batch: int | None, *, bare: bool
-) -> Wanted:
+) -> ProgramSpec:
     """Return what to write. Scales of weights that were trained with quantisation are used where
     the format has them. A program that computes probabilities has their temperature in its
     classifier."""
@@ -135,7 +135,7 @@ def _plan_program(
     batch = batch if target.phone_file is None else 1
     temperature = 1.0 if bare else weights.calibration.temperature
     weights = _divide_classifier(weights.replace_precision(computed_in), temperature)
-    wanted = Wanted(weights, batch, bare, temperature=temperature)
+    wanted = ProgramSpec(weights, batch, bare, temperature=temperature)
     if weights.scales and not _quantises(target, precision):
         return wanted.drop_scales()
     return wanted

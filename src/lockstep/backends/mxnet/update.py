@@ -35,7 +35,7 @@ class Update(VectorState):
         self._corrections = find_corrections(recipe, len(learning_rates))
         self._ema_decays = ema_decays(recipe, len(learning_rates)).astype(np.float32)
 
-    def take(self, gradient: Array, step: int) -> None:
+    def apply(self, gradient: Array, step: int) -> None:
         """Update everything with the gradient of the trained parameters in a step, which it may
         overwrite."""
         # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity

@@ -53,7 +53,7 @@ class Update:
             for name, table in find_corrections(recipe, len(learning_rates)).items()
         }
 
-    def take(self, gradients: list[Tensor], step: Tensor) -> None:
+    def apply(self, gradients: list[Tensor], step: Tensor) -> None:
         """Update everything with the gradients of `trained` in a step."""
         # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity
         # stay 0.

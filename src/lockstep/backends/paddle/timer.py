@@ -6,14 +6,14 @@ from typing import Any
 import paddle
 
 from lockstep.backends import Products
-from lockstep.backends.paddle import loading
+from lockstep.backends.paddle import framework_import
 
 
 def libraries() -> dict[str, Any]:
     """Return the versions of CUDA and cuDNN, and the number of threads on a CPU."""
     on_gpu = paddle.is_compiled_with_cuda()  # else it names its versions "False"
     cuda, cudnn = (paddle.version.cuda(), paddle.version.cudnn()) if on_gpu else (None, None)
-    return {"cuda": cuda, "cudnn": cudnn, "threads": loading.threads}
+    return {"cuda": cuda, "cudnn": cudnn, "threads": framework_import.threads}
 
 
 def products(on_gpu: bool) -> Products:

@@ -63,7 +63,7 @@ def _write_first_checkpoint(run: RunContext, start: "Start | None") -> None:
         starting_weights.refuse_other_weights(run.out, start)
         return
     if start.folded_norms:
-        from lockstep.runs.unfolding import unfold_start
+        from lockstep.runs.unfolded_norms import unfold_start
 
         start = unfold_start(run, start)
     classes = run.sets.training.classes

@@ -122,7 +122,7 @@ class Update:
         before."""
         self._number.fill_(first)
 
-    def take(self, *, is_captured: bool = False) -> None:
+    def apply(self, *, is_captured: bool = False) -> None:
         """Update everything with the gradients of a step, and forget them.
 
         If the step `is_captured`, `finish_capture` must be called before the graph is replayed.

@@ -7,13 +7,13 @@ from typing import Any
 import mxnet as mx
 
 from lockstep.backends import Products
-from lockstep.backends.mxnet import loading
+from lockstep.backends.mxnet import framework_import
 from lockstep.system.machine import first_number
 
 
 def libraries() -> dict[str, Any]:
     """Return the number of threads on a CPU."""
-    return {"threads": first_number(loading.threads)}
+    return {"threads": first_number(framework_import.threads)}
 
 
 def products(on_gpu: bool) -> Products:
