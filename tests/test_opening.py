@@ -57,7 +57,7 @@ ALLOWED = {
     "data/stores/cached_object.py": OWN,
     "data/stores/mirror.py _claim_folder": OWN,
     "data/containers/__init__.py __init__": WRITTEN,
-    "data/containers/webdataset.py members": OPENED,
+    "data/containers/webdataset.py _follow": OPENED,
     "data/decoding/decode.py": OPENED,
     "data/index_files.py _map": OPENED,
     "data/staged_copy.py _copy": OPENED,
