@@ -32,6 +32,7 @@ CLASS_LIST = "class-list"
 LINK = "link"
 EXTRA_IMAGE = "extra-image"
 BAD_RECORD = "bad-record"
+NEIGHBOUR = "neighbour"
 KINDS = {
     EMPTY_CLASS: ("empty class folder", "empty class folders"),
     NESTED_FOLDER: ("folder inside a class folder", "folders inside class folders"),
@@ -41,6 +42,7 @@ KINDS = {
     LINK: ("link in a tar", "links in tars"),
     EXTRA_IMAGE: ("second image of a sample", "second images of samples"),
     BAD_RECORD: ("place without a usable image", "places without usable images"),
+    NEIGHBOUR: ("item next to the images that are read", "items next to the images that are read"),
 }
 """The kinds of what is left out, and the words for one and for many. They are also kinds of
 findings of `lockstep data check`."""

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.data.decoding.image_formats import is_image_name
 from lockstep.system.errors import DataError
 from lockstep.system.files import user_cache
 from lockstep.system.regular_files import (
@@ -221,6 +222,22 @@ def find_sources(data: Path) -> dict[str, Source]:
     """
     sources = {split: find_split(data, split) for split in ALIASES if holds_split(data, split)}
     return sources or {"": find_source(data)}
+
+
+def list_unread(data: Path, source: Source) -> list[str]:
+    """Return what lies in a data set next to the images of a source, looks as if it held more of
+    them, and is not read: another folder or files of the split, or images next to files of a
+    storage format."""
+    folders, files = list_visible(data)
+    for aliases in ALIASES.values():
+        if source.root.parent == data and source.root.name in aliases:
+            others = [name for name in folders if name in aliases and name != source.root.name]
+            return others + find_files(data, aliases[0])
+    stored = [split for split in ALIASES if find_files(data, split)]
+    is_first = source.split in ("", *stored[:1])  # the same images are next to every split
+    if is_first and source.root == data and source.format != FOLDER:
+        return [name for name in files if Path(name).suffix and is_image_name(name)]
+    return []
 
 
 def _layouts(data: Path, split: str) -> str:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lockstep.data.class_folders import Skipped, describe_skipped, list_class_folders
+from lockstep.data.class_folders import NEIGHBOUR, Skipped, describe_skipped, list_class_folders
 from lockstep.data.class_order import AS_INDEXED, sort_classes
 from lockstep.data.images import Progress, are_numbers_of, printable
 from lockstep.data.index import (
@@ -36,6 +36,7 @@ from lockstep.data.sources import (
     find_split,
     find_url,
     holds_split,
+    list_unread,
     name_data,
     name_folder,
 )
@@ -189,6 +190,7 @@ def note_skipped(data: Path, indexes: Sequence[Index]) -> list[str]:
         split = "" if index.root == data else f"{index.root.name}/"
         items = list_skipped(index)
         skipped += [item._replace(place=split + printable(item.place)) for item in items]
+        skipped += [Skipped(NEIGHBOUR, printable(name)) for name in list_unread(data, index.source)]
     if not skipped:
         return notes
     name = name_folder(data)

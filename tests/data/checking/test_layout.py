@@ -10,6 +10,7 @@ from lockstep.data.checking import KINDS, examine, split_files
 from lockstep.data.containers import Sample
 from lockstep.data.index import open_index
 from lockstep.data.sources import UNFINISHED, find_split
+from lockstep.data.split import open_sets
 from lockstep.system.errors import DataError
 from tests.data.cases import image_folder
 from tests.data.checking.cases import (
@@ -261,3 +262,19 @@ def test_what_loaders_refuse_for_another_reason_is_found_in_their_words(
     assert only(
         examine(write_labelled("recordio", tmp_path, {"train": [0, 1]})), "refused"
     ).detail.startswith("the names of 9")
+
+
+def test_what_lies_next_to_the_images_that_are_read_is_named(tmp_path: Path) -> None:
+    more = {"validation/cat/1.jpg": picture(91), "train-0.tar": b"", "val.rec": b"", "b.rec": b""}
+    image_folder(tmp_path, SOUND | more)
+    sets = open_sets(tmp_path, 0.0, lambda _: lambda done, total: None)
+    note = "3 items next to the images that are read (train-0.tar, validation, val.rec)"
+    assert any(note in text for text in sets.notes)
+    places = [(finding.split, finding.place) for finding in examine(tmp_path).findings]
+    assert places == [("train", "train-0.tar"), ("val", "validation"), ("val", "val.rec")]
+
+
+def test_images_next_to_files_of_a_format_are_named(tmp_path: Path) -> None:
+    write("webdataset", tmp_path, SOUND)
+    image_folder(tmp_path, {"a.jpg": picture(1), "notes.txt": b""})
+    assert only(examine(tmp_path), "neighbour").place == "a.jpg"

@@ -67,6 +67,10 @@ KINDS = {
     "extra-image": _warning(
         "one of several images of a sample, which is left out", "Nothing, or store it by itself"
     ),
+    "neighbour": _warning(
+        "a folder, file or image next to the images that are read, which is left out",
+        "Nothing if it holds the same images, or put all into one place",
+    ),
     "no-images": _error("no image that can be used", "Put the images there, or remove it"),
     "two-formats": _error(
         "images in two formats in one folder", "Put each format in a separate folder"

@@ -14,6 +14,7 @@ from lockstep.data.checking.findings import FLAT, KINDS, Finding, Split
 from lockstep.data.checking.near_duplicates import HASHES
 from lockstep.data.class_folders import (
     EMPTY_CLASS,
+    NEIGHBOUR,
     NESTED_FOLDER,
     Skipped,
     read_class_folder,
@@ -35,6 +36,7 @@ from lockstep.data.sources import (
     find_split,
     group_by_format,
     is_folder,
+    list_unread,
     refuse_compressed,
     require_folder,
     shorten_list,
@@ -70,6 +72,8 @@ def split_sources(data: Path) -> list[tuple[str, Source, list[Problem]]]:
     folders, files = _list_visible(data)
     if folders or any(_looks_stored(name) for name in files):
         source, problems = _examine_source(lambda: find_source(data), data, files, "")
+        if source.files:
+            problems += _list_unread(data, source, source.files[0])
         return [("", source, problems)]
     refuse_compressed(data)
     raise DataError(
@@ -85,9 +89,19 @@ def _find_split(data: Path, split: str) -> tuple[Source, list[Problem]] | None:
     for alias in ALIASES[split]:
         if (data / alias).is_dir():
             _, files = _list_visible(data / alias)
-            return _examine_source(find, data / alias, files, "")
+            source, problems = _examine_source(find, data / alias, files, "")
+            return source, problems + _list_unread(data, source, f"{alias}/")
     names = find_files(data, split)
-    return _examine_source(find, data, names, split) if names else None
+    if not names:
+        return None
+    source, problems = _examine_source(find, data, names, split)
+    return source, problems + _list_unread(data, source, names[0])
+
+
+def _list_unread(data: Path, source: Source, read: str) -> list[Problem]:
+    """Return what lies next to the images that are read and is not read."""
+    detail = f"not read, because {read} is"
+    return [(NEIGHBOUR, name, detail) for name in list_unread(data, source)]
 
 
 def _examine_source(
