@@ -97,11 +97,11 @@ def test_a_killed_copy_is_completed(data: Path, tmp_path: Path) -> None:
 import itertools, os, sys
 from pathlib import Path
 from typing import BinaryIO
-from lockstep.data import staging
-staging._THREADS = 1
-copy, count = staging._copy, itertools.count(1)
-staging._copy = lambda *file: os.kill(os.getpid(), 9) if next(count) == 10 else copy(*file)
-staging.stage(Path(sys.argv[1]), Path(sys.argv[2]))
+from lockstep.data import staged_copy
+staged_copy._THREADS = 1
+copy, count = staged_copy._copy, itertools.count(1)
+staged_copy._copy = lambda *file: os.kill(os.getpid(), 9) if next(count) == 10 else copy(*file)
+staged_copy.stage(Path(sys.argv[1]), Path(sys.argv[2]))
 """
     done = subprocess.run([sys.executable, "-c", code, str(data), str(tmp_path / "copy")])
     assert done.returncode == -signal.SIGKILL

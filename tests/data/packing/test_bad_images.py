@@ -67,9 +67,9 @@ def test_bad_images_are_named_and_the_others_are_packed(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from lockstep.data.packing import Packing, pack, writing
+from lockstep.data.packing import Packing, pack, pack_writer
 
-extend = writing.{writer}
+extend = pack_writer.{writer}
 left = int(sys.argv[4])
 
 def count(*arguments):
@@ -79,8 +79,8 @@ def count(*arguments):
         os.kill(os.getpid(), signal.SIGKILL)
     return extend(*arguments)
 
-writing.{writer} = count
-writing._TASK_IMAGES = 4
+pack_writer.{writer} = count
+pack_writer._TASK_IMAGES = 4
 pack(Path(sys.argv[1]), Path(sys.argv[2]), Packing(sys.argv[3], 2, workers=1))
 """
 
