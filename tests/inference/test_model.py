@@ -47,6 +47,22 @@ def test_where_and_how_it_computes_is_chosen_step_by_step(save_weights: SaveWeig
     assert (elsewhere._options.batch, elsewhere._options.precision) == (2, "fp32")
     assert elsewhere._options.execution == Execution(backend="reference")
     assert model._options.execution == Execution()
+    assert model.on("openvino").on("reference").runtime == "native"
+
+
+def test_an_export_is_described_without_its_weights(
+    save_weights: SaveWeights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = save_weights()
+    lockstep.load(source).export(tmp_path / "onnx", to="onnx", compare=False)
+    expected = lockstep.load(source).on("reference").predict(IMAGE)
+    with monkeypatch.context() as patch:
+        patch.setattr("lockstep.inference.source.open_weights", pytest.fail)
+        model = lockstep.load(tmp_path / "onnx")
+        assert "an export, 10 classes" in repr(model)
+        assert model.predict(IMAGE).classes == expected.classes
+    assert model.network == lockstep.load(source).network
+    assert model.on("torch").runtime == "native"
 
 
 @pytest.mark.parametrize(

@@ -103,14 +103,15 @@ def command(
     is_printed = embeddings is None or output is not None or form is not None or as_json
     named = _list_images(names)
     _check_files(output, embeddings, explain, len(named))
-    check_exists(options.find_weights(run))
+    weights = options.find_weights(run)
+    check_exists(weights)
     _refuse_missing(named)
     chosen: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "classes": classes}
     chosen |= {"unknown_below": unknown_below, "preprocessing": preprocessing}
     extras: dict[str, Any] = {"features": embeddings is not None, "explain": explain is not None}
     start_import(runtime or "", settings["execution"])  # while weights are read, on another core
     with ExitStack() as stack:
-        loaded = options.load_model(run, model, ignore, **chosen)
+        loaded = options.load_model(str(weights), model, ignore, **chosen)
         loaded = loaded.on(runtime, batch=batch, listener=options.show_note, **settings)
         stack.enter_context(loaded)
         writer.unknown_below = loaded.unknown_below

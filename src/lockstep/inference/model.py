@@ -109,7 +109,7 @@ class Model:
     @property
     def network(self) -> Any:
         """The name of the network, or its fields if it has no name."""
-        return self._about.recipe.fields()["model"]
+        return self._source.weights.recipe.fields()["model"]
 
     @property
     def preprocessing(self) -> dict[str, Any]:
@@ -159,15 +159,16 @@ class Model:
     def _describe(self) -> dict[str, str]:
         """Return what it is, in words."""
         recipe = self._about.recipe
-        options = self._options
-        network = self.network if isinstance(self.network, str) else "a network without a name"
+        network = recipe.model if isinstance(recipe.model, str) else "a network without a name"
+        if not self._about.tensors:
+            network = "an export"
         return {
             "weights": str(self._source.path),
             "network": network,
             "classes": f"{len(self.classes) or recipe.logits} classes",
             "images": f"{recipe.eval_crop} x {recipe.eval_crop} pixels",
             "origin": f"from {self.origin}",
-            "computes": f"on {options.runtime or options.execution.backend}",
+            "computes": f"on {self._options.place}",
         }
 
     def on(

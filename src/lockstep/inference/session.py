@@ -54,6 +54,12 @@ class SessionOptions:
     listener: Listener | None = None
     """Gets notes on weights, precision and runtime, and progress."""
 
+    @property
+    def place(self) -> str:
+        """The name of the backend or of the other runtime, as far as it is chosen."""
+        is_native = self.runtime in (None, NATIVE)
+        return self.execution.backend if is_native else str(self.runtime)
+
     def change(
         self,
         where: str | None = None,
@@ -70,6 +76,7 @@ class SessionOptions:
         known = [NATIVE, AUTO, PROGRAM, *RUNTIMES]
         if where in backends.FRAMEWORKS:
             execution = execution.replace(backend=where)
+            changes["runtime"] = NATIVE
         elif where in known:
             changes["runtime"] = where
         elif where is not None:

@@ -66,15 +66,22 @@ class ModelSource:
 
     @cached_property
     def about(self) -> Weights:
-        """What is known of the model before it computes: its weights, or what an export whose
-        weights cannot be read says."""
+        """What is known of the model before it computes: what an exported ONNX model says of
+        itself, else the weights, else what a program says whose weights cannot be read."""
+        if not self.choice.is_default:
+            return self.weights
+        refusal = None
+        try:
+            if self._exported is not None:
+                return self._exported.about.apply_choice(self.choice)
+        except CheckpointError as error:  # its weights may be readable all the same
+            refusal = error
         try:
             return self.weights
-        except CheckpointError:
-            export = self._program or self._exported
-            if export is None or not self.choice.is_default:
-                raise
-            return export.about.apply_choice(self.choice)
+        except CheckpointError as error:
+            if self._program is None:
+                raise (refusal or error) from None
+            return self._program.about.apply_choice(self.choice)
 
     def forget(self) -> None:
         """Forget the weights, so that they are read again: something was stored with them."""
