@@ -347,5 +347,6 @@ def test_a_file_is_recognised_by_how_it_begins(protocol: int) -> None:
     ):
         head = pickle.dumps(value, protocol)[:HEAD_BYTES]
         assert paddle_pickle.is_paddle(head) == is_its
-    for other in (b"", b"\x80", b"\x80\x04}", b"PK\x03\x04", b"not a pickle"):
+    text_with_escape = b"PK\x03\x04\\}\n"  # an archive that is also a pickle of protocol 0
+    for other in (b"", b"\x80", b"\x80\x04}", text_with_escape, b"not a pickle"):
         assert not paddle_pickle.is_paddle(other)

@@ -61,8 +61,11 @@ class Contents:
 def is_paddle(head: bytes) -> bool:
     """Return whether a file that begins so is Paddle's: a pickled dict whose first key is a text.
 
-    PyTorch's older files begin with a pickled number, and its others are archives.
+    PyTorch's older files begin with a pickled number, and its others are archives. Pickle's
+    instructions without a version are text: they are not looked for in files of other kinds.
     """
+    if not head.startswith(pickle.PROTO):
+        return False
     try:
         names = (instruction.name for instruction, _, _ in genops(head))
         values = (name for name in names if name not in _WITHOUT_VALUE)
