@@ -7,13 +7,7 @@ from lockstep.backends.reference.engine import ReferenceEngine
 from lockstep.data import Batch
 from lockstep.models.metrics import Counts
 from tests.backends import wrong
-from tests.backends.fault_finders import (
-    ALL_IN_PARTS,
-    GRADIENT,
-    LOSS,
-    STATISTICS,
-    make_step_tests,
-)
+from tests.backends.fault_finders import ALL_IN_PARTS, GRADIENT, LOSS, STATISTICS, make_step_tests
 from tests.backends.wrong import Array, change_function, change_recipe
 
 

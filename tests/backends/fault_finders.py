@@ -97,9 +97,7 @@ RESNET50 = "narrow resnet50 at 32 pixels"
 RESNEXT101 = "narrow resnext101-32x4d at 32 pixels"
 
 
-DECAY_ROLES = partial(
-    test_steps.test_weight_decay_reaches_the_listed_roles_alone, roles=test_steps.DEFAULT_ROLES
-)
+DECAY_ROLES = partial(test_steps.test_only_its_roles_decay, roles=test_steps.DEFAULT_ROLES)
 
 
 def find_name(test: Test) -> str:

@@ -113,15 +113,8 @@ FROZEN_FAULTS: dict[str, tuple[Any, ...]] = {
         *make_step_tests(GRADIENT, *FROZEN_STEPS),
         *make_step_tests(STATISTICS, *FROZEN_STEPS),
     ),
-    "decays what is frozen": (
-        DecaysTheFrozen,
-        BITS,
-        *TRAJECTORY,
-    ),
-    "averages what is frozen": (
-        AveragesTheFrozen,
-        BITS,
-    ),
+    "decays what is frozen": (DecaysTheFrozen, BITS, *TRAJECTORY),
+    "averages what is frozen": (AveragesTheFrozen, BITS),
     "moves the statistics of frozen batch norms": (
         MovesFrozenStatistics,
         BITS,
@@ -141,19 +134,12 @@ FROZEN_FAULTS: dict[str, tuple[Any, ...]] = {
         *TRAJECTORY,
         OWN_OPTIMIZER,
     ),
-    "multiplies gradients instead of rates": (
-        MultipliesGradients,
-        *TRAJECTORY,
-    ),
+    "multiplies gradients instead of rates": (MultipliesGradients, *TRAJECTORY),
     "the shortest prefix counts": (
         change_recipe(lambda recipe: {"lr_multipliers": {"backbone": 0.5, "fc": 2}}),
         *TRAJECTORY,
         OWN_OPTIMIZER,
     ),
-    "rates fall from the stem up": (
-        DecaysRatesFromTheStem,
-        *TRAJECTORY,
-        OWN_OPTIMIZER,
-    ),
+    "rates fall from the stem up": (DecaysRatesFromTheStem, *TRAJECTORY, OWN_OPTIMIZER),
 }
 """A wrong engine, and tests that must all fail with it."""

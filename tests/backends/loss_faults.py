@@ -130,14 +130,8 @@ LOSS_FAULTS: dict[str, tuple[Any, ...]] = {
         change_function("cross_entropy", wrong.targets_sum_to_1),
         *make_step_tests(GRADIENT, "class weights", ALL_IN_PARTS),
     ),
-    "weighs the losses of an evaluation": (
-        wrong.WeighsScores,
-        SCORES,
-    ),
-    "no dropout": (
-        wrong.DropsNothing,
-        *make_step_tests(LOSS, BINARY_TARGETS, ALL_IN_PARTS),
-    ),
+    "weighs the losses of an evaluation": (wrong.WeighsScores, SCORES),
+    "no dropout": (wrong.DropsNothing, *make_step_tests(LOSS, BINARY_TARGETS, ALL_IN_PARTS)),
     "does not divide what dropout keeps": (
         change_function("drop", wrong.drop_without_scaling),
         *make_step_tests(LOSS, BINARY_TARGETS, ALL_IN_PARTS),

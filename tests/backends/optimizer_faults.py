@@ -132,12 +132,12 @@ class ClipsTheScaled(ReferenceEngine):
 
 
 def make_test(optimizer: str) -> Test:
-    return partial(test_optimizers.test_two_steps_are_those_of_the_formulas, optimizer=optimizer)
+    return partial(test_optimizers.test_two_steps_follow_the_formulas, optimizer=optimizer)
 
 
 ADAMW, LAMB, NADAM, RMSPROP = map(make_test, ("adamw", "lamb", "nadam", "rmsprop_tf"))
 SCALED = tuple(
-    partial(test_optimizers.test_a_norm_is_limited_without_its_loss_scale, loss_scaling=kind)
+    partial(test_optimizers.test_norms_have_no_loss_scale, loss_scaling=kind)
     for kind in ("static", "dynamic")
 )
 OPTIMIZER_FAULTS: dict[str, tuple[Any, ...]] = {

@@ -60,11 +60,7 @@ SCENARIOS = {
     "local in parts": Scenario(RECIPE, {"accumulation_steps": 2}),
     "synchronised": Scenario(
         RECIPE.replace(
-            batch_norm="synchronised",
-            dropout=0.25,
-            stochastic_depth=0.5,
-            clip_norm=1.0,
-            **WEIGHTED,
+            batch_norm="synchronised", dropout=0.25, stochastic_depth=0.5, clip_norm=1.0, **WEIGHTED
         )
     ),
     "sent in bf16": Scenario(RECIPE.replace(**BINARY), {"all_reduce_precision": "bf16"}),

@@ -136,9 +136,7 @@ engines."""
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", FULL, ids=" to ".join, indirect=True)
-def test_a_run_of_a_full_model_handed_over_ends_where_float64_goes(
-    pair: Pair, full_run: Run
-) -> None:
+def test_a_full_model_handed_over_ends_where_float64_goes(pair: Pair, full_run: Run) -> None:
     full_run.check(hand_over(pair, full_run.recipe, full_run.begin))
 
 
@@ -158,9 +156,7 @@ def test_losing_the_velocities_would_show(tiny_recipe: Recipe) -> None:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" to ".join, indirect=True)
-def test_what_one_engine_reads_another_takes_over_to_the_last_bit(
-    pair: Pair, tiny_recipe: Recipe
-) -> None:
+def test_what_one_engine_reads_another_takes_over_exactly(pair: Pair, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(**FP16, loss_scaling="dynamic", ema_decay=0.9, optimizer="adamw")
     first = pair.first(recipe)
     first.train(draw_batches(recipe, 3), 0)

@@ -47,9 +47,7 @@ NARROW_MODELS = {"basic": BASIC, "v1": V1, "modern": MODERN} | {
 
 
 @pytest.mark.parametrize("model", NARROW_MODELS.values(), ids=NARROW_MODELS)
-def test_the_tensors_of_a_narrow_model_are_those_of_the_table(
-    start: Start, tiny_recipe: Recipe, model: ModelSpec
-) -> None:
+def test_a_narrow_model_is_its_table(start: Start, tiny_recipe: Recipe, model: ModelSpec) -> None:
     state = start(tiny_recipe.replace(model=model, logits=7)).read()
     assert {name: value.shape for name, value in state.tensors.items()} == {
         t.name: t.shape for t in model.list_tensors(7)
@@ -96,9 +94,7 @@ def test_training_does_not_change_a_state_read_before(start: Start, tiny_recipe:
     assert all_bits(read) == before
 
 
-def test_training_does_not_change_the_state_that_was_written(
-    start: Start, tiny_recipe: Recipe
-) -> None:
+def test_training_does_not_change_the_written_state(start: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
     state = draw_state(recipe)
     before = all_bits(state)
@@ -132,9 +128,7 @@ def test_a_state_that_does_not_fit_is_refused(
         engine.write(state)
 
 
-def test_a_moving_average_is_refused_where_the_recipe_has_none(
-    start: Start, tiny_recipe: Recipe
-) -> None:
+def test_an_average_is_refused_where_the_recipe_has_none(start: Start, tiny_recipe: Recipe) -> None:
     with pytest.raises(CheckpointError, match="unknown"):
         start(tiny_recipe, draw_state(tiny_recipe.replace(ema_decay=0.9)))
 
@@ -183,9 +177,7 @@ def test_logits_are_those_of_float64(
     assert distance(logits, oracle.logits(recipe, state.tensors, images)) < BOUNDS["logits"].value
 
 
-def test_an_engine_predicts_any_number_of_images_of_any_size(
-    start: Start, tiny_recipe: Recipe
-) -> None:
+def test_any_number_of_images_of_any_size_is_predicted(start: Start, tiny_recipe: Recipe) -> None:
     engine = start(tiny_recipe)
     values = draw_state(tiny_recipe).tensors
     for count, size in ((2, 32), (7, 45), (1, 64)):
@@ -228,9 +220,7 @@ def test_scores_are_those_of_the_logits_predicted(start: Start, tiny_recipe: Rec
     }
 
 
-def test_scores_with_flips_are_those_of_the_mean_logits_of_image_and_mirror_image(
-    start: Start, tiny_recipe: Recipe
-) -> None:
+def test_scores_with_flips_are_those_of_mean_logits(start: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(eval_flips=True)
     engine = start(recipe)
     batch = draw_batch(recipe)
@@ -243,9 +233,7 @@ def test_scores_with_flips_are_those_of_the_mean_logits_of_image_and_mirror_imag
     assert scores.predictions.tolist() == predictions.tolist()
 
 
-def test_confidences_are_the_softmax_of_the_class_predicted(
-    start: Start, tiny_recipe: Recipe
-) -> None:
+def test_confidences_are_the_softmax_of_the_prediction(start: Start, tiny_recipe: Recipe) -> None:
     engine = start(tiny_recipe)
     batch = draw_batch(tiny_recipe)
     state = draw_state(tiny_recipe)
@@ -307,9 +295,7 @@ def test_evaluating_nothing_counts_nothing(start: Start, tiny_recipe: Recipe) ->
 
 
 @pytest.mark.parametrize("size", [1, 4, 8, 19, 32])
-def test_every_image_counts_once_in_batches_of_any_size(
-    start: Start, tiny_recipe: Recipe, size: int
-) -> None:
+def test_every_image_counts_once(start: Start, tiny_recipe: Recipe, size: int) -> None:
     engine = start(tiny_recipe)
     whole = draw_batch(tiny_recipe, count=19)
     parts = [
@@ -343,9 +329,7 @@ def test_ranks_count_the_classes_in_front(
 
 
 @pytest.mark.parametrize("label", [0, 1, 9])
-def test_logits_that_are_no_numbers_are_wrong_for_every_label(
-    start: Start, tiny_recipe: Recipe, label: int
-) -> None:
+def test_logits_of_nan_are_wrong_everywhere(start: Start, tiny_recipe: Recipe, label: int) -> None:
     engine = start(tiny_recipe, state_with_logits(tiny_recipe, [NAN] * 10))
     scores = engine.evaluate([Batch(draw_images(2), np.array([label, label]))])
     assert (scores.ranks >= 5).all()
@@ -354,18 +338,14 @@ def test_logits_that_are_no_numbers_are_wrong_for_every_label(
 
 
 @pytest.mark.parametrize(("label", "top1"), [(3, 0), (0, 0)])
-def test_one_logit_that_is_no_number_comes_first_and_is_wrong(
-    start: Start, tiny_recipe: Recipe, label: int, top1: int
-) -> None:
+def test_one_nan_comes_first(start: Start, tiny_recipe: Recipe, label: int, top1: int) -> None:
     engine = start(tiny_recipe, state_with_logits(tiny_recipe, [9, 8, 7, NAN, 5, 4, 3, 2, 1, 0]))
     scores = engine.evaluate([Batch(draw_images(2), np.array([label, label]))])
     assert (scores.ranks == 0).sum() == top1
 
 
 @pytest.mark.parametrize("ema", [False, True])
-def test_evaluation_and_prediction_leave_no_trace(
-    start: Start, tiny_recipe: Recipe, ema: bool
-) -> None:
+def test_evaluation_leaves_no_trace(start: Start, tiny_recipe: Recipe, ema: bool) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
     disturbed = start(recipe)
     undisturbed = start(recipe)
@@ -378,9 +358,7 @@ def test_evaluation_and_prediction_leave_no_trace(
     assert all_bits(disturbed.read()) == all_bits(undisturbed.read())
 
 
-def test_held_images_give_the_steps_and_scores_of_any_others(
-    start: Start, tiny_recipe: Recipe
-) -> None:
+def test_held_images_train_and_score_as_any_others(start: Start, tiny_recipe: Recipe) -> None:
     held, other = draw_batches(tiny_recipe, 2)
     batches = [held, replace(held, labels=other.labels), other, held]
     with_held = start(tiny_recipe)

@@ -65,12 +65,12 @@ FAULTS: dict[str, tuple[Any, ...]] = {
             }
         ),
         DECAY_ROLES,
-        test_steps.test_the_batch_norm_of_a_shortcut_is_not_decayed_by_default,
+        test_steps.test_a_shortcuts_batch_norm_is_not_decayed,
     ),
     "decays the batch norm of shortcuts": (
         wrong_updates.DecaysShortcuts,
         DECAY_ROLES,
-        test_steps.test_the_batch_norm_of_a_shortcut_is_not_decayed_by_default,
+        test_steps.test_a_shortcuts_batch_norm_is_not_decayed,
     ),
     "does not decay the classifier's bias": (
         change_recipe(
@@ -192,7 +192,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "statistics of the batch in inference": (
         wrong.PredictsInTraining,
         *make_logits_tests({}),
-        partial(test_engine.test_every_image_counts_once_in_batches_of_any_size, size=8),
+        partial(test_engine.test_every_image_counts_once, size=8),
     ),
     # Loss
     "the last loss for all": (
@@ -216,13 +216,13 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     # Masks
     "forgets masks after a step": (
         wrong.MaskedOnce,
-        partial(test_masks.test_masked_weights_stay_at_0_through_training, pattern="two of four"),
+        partial(test_masks.test_masked_weights_stay_0_in_training, pattern="two of four"),
         partial(test_masks.test_other_weights_go_where_float64_goes, pattern="half", parts=1),
         test_masks.test_masks_hold_with_a_dynamic_loss_scale,
     ),
     "masks weights alone": (
         wrong.MasksWeightsAlone,
-        partial(test_masks.test_masked_weights_stay_at_0_through_training, pattern="two of four"),
+        partial(test_masks.test_masked_weights_stay_0_in_training, pattern="two of four"),
         partial(test_masks.test_the_first_gradients_are_those_of_a_model_with_zeros_in_it, parts=1),
     ),
     "masks by a product": (
@@ -262,23 +262,23 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     ),
     "calibrates on the last batch": (
         wrong.CalibratesOnTheLastBatch,
-        test_quantisation.test_an_engine_calibrates_on_the_largest_inputs_of_all_images_in_float,
+        test_quantisation.test_calibration_takes_the_largest_inputs_of_all,
     ),
     # Evaluation and prediction
     "drops the ragged tail": (
         wrong.DropsTheTail,
         test_engine.test_padding_does_not_count,
-        partial(test_engine.test_every_image_counts_once_in_batches_of_any_size, size=8),
+        partial(test_engine.test_every_image_counts_once, size=8),
     ),
     "counts padding": (
         wrong.CountsPadding,
         test_engine.test_padding_does_not_count,
         test_engine.test_a_batch_of_padding_alone_counts_nothing,
-        partial(test_engine.test_every_image_counts_once_in_batches_of_any_size, size=8),
+        partial(test_engine.test_every_image_counts_once, size=8),
     ),
     "is sure of the label and not of what it predicts": (
         wrong.IsSureOfTheLabel,
-        test_engine.test_confidences_are_the_softmax_of_the_class_predicted,
+        test_engine.test_confidences_are_the_softmax_of_the_prediction,
     ),
     "a label before its equals": (
         change_function("rank_labels", wrong.before_ties),
@@ -315,7 +315,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "keeps the loss scale inside": (
         wrong.KeepsTheScaleInside,
         *tuple(
-            partial(test_precision.test_a_loss_scale_leaves_the_update_as_it_is, loss_scaling=kind)
+            partial(test_precision.test_loss_scales_change_no_update, loss_scaling=kind)
             for kind in ("static", "dynamic")
         ),
     ),
@@ -336,7 +336,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     ),
     "float32 where fp16 was asked": (
         change_recipe(lambda recipe: {"precision": "fp32"}),
-        partial(test_precision.test_logits_in_low_precision_are_near, precision="fp16"),
+        partial(test_precision.test_low_precision_logits_are_near, precision="fp16"),
     ),
     "fp16 where float32 was asked": (
         change_recipe(lambda recipe: FP16),
@@ -346,7 +346,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     ),
     "weights in bf16": (
         wrong_updates.WeightsInHalf,
-        partial(test_precision.test_updates_below_low_precision_are_not_lost, precision="bf16"),
+        partial(test_precision.test_small_updates_are_not_lost, precision="bf16"),
     ),
     # Moving average
     "averages a step late": (
@@ -360,14 +360,10 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     ),
     "evaluates what is trained for the average": (
         wrong.EvaluatesWhatIsTrained,
-        test_precision.test_evaluating_the_moving_average_uses_its_weights_and_statistics,
+        test_precision.test_evaluating_the_average_uses_all_of_it,
     ),
     # State
-    "loses velocities": (
-        wrong.LosesMomentum,
-        WRITTEN,
-        make_resumed_test("frozen tensors"),
-    ),
+    "loses velocities": (wrong.LosesMomentum, WRITTEN, make_resumed_test("frozen tensors")),
     "loses the loss scale": (wrong.LosesTheScaler, WRITTEN, make_resumed_test("dynamic fp16")),
     "loses the moving average": (wrong.LosesTheAverage, WRITTEN),
 }

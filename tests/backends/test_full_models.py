@@ -24,10 +24,7 @@ from tests.backends.drawing import draw_batches, draw_images, draw_state, draw_s
 from tests.soak import SOAK, in_a_soak
 
 # The reference is compared with itself in float64 on narrow models.
-pytestmark = [
-    pytest.mark.slow,
-    for_frameworks,
-]
+pytestmark = [pytest.mark.slow, for_frameworks]
 
 MASKED = ("conv1.weight", "layer2.0.conv2.weight", "layer4.0.downsample.0.weight", "fc.weight")
 
@@ -54,9 +51,7 @@ def test_a_step_of_a_full_model_is_that_of_float64(start: Start, tiny_recipe: Re
 
 # In a soak, resnet50 is in the run below, too.
 @pytest.mark.parametrize("name", PUBLISHED if SOAK else PUBLISHED[-1:])
-def test_logits_and_scores_of_a_full_model_are_those_of_float64(
-    start: Start, tiny_recipe: Recipe, name: str
-) -> None:
+def test_full_logits_are_those_of_float64(start: Start, tiny_recipe: Recipe, name: str) -> None:
     recipe = tiny_recipe.replace(model=name if SOAK else shorten(name), logits=1000)
     state = draw_state(recipe)
     images = draw_images(2, 224 if SOAK else 64)
@@ -70,9 +65,7 @@ def test_logits_and_scores_of_a_full_model_are_those_of_float64(
     assert scores.predictions.tolist() == expected.argmax(axis=1).tolist()
 
 
-def test_a_full_model_masked_averaged_and_in_parts_goes_where_float64_goes_and_resumes(
-    start: Start, tiny_recipe: Recipe
-) -> None:
+def test_a_full_model_with_all_options_resumes(start: Start, tiny_recipe: Recipe) -> None:
     model = "resnet50" if SOAK else shorten("resnet50")
     recipe = tiny_recipe.replace(model=model, logits=1000, ema_decay=0.9, weight_decay=0.01)
     state = draw_steady_state(recipe)

@@ -35,7 +35,7 @@ HANDED_OVER = {
     ),
     "anything": (
         wrong.LosesMomentum,
-        test_across.test_what_one_engine_reads_another_takes_over_to_the_last_bit,
+        test_across.test_what_one_engine_reads_another_takes_over_exactly,
     ),
     "the scale of velocities": (
         wrong_updates.RateInside,

@@ -10,9 +10,7 @@ from tests.backends.conftest import Start
 from tests.backends.drawing import draw_batch, draw_state
 
 
-def test_steps_on_images_of_changing_sizes_are_those_of_float64_and_resume_exactly(
-    start: Start, tiny_recipe: Recipe
-) -> None:
+def test_changing_sizes_go_where_float64_goes_and_resume(start: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(stochastic_depth=0.6)
     batches = [
         draw_batch(recipe, seed=number, size=size, mixup="sample")

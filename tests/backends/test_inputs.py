@@ -16,15 +16,11 @@ from tests.backends.inputs import KINDS, check_arrays, check_far_logits, check_l
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_arrays_of_a_batch_may_lie_in_memory_as_they_like(
-    start: Start, tiny_recipe: Recipe, kind: Any
-) -> None:
+def test_arrays_may_lie_in_memory_in_any_way(start: Start, tiny_recipe: Recipe, kind: Any) -> None:
     check_arrays(start, tiny_recipe, kind)
 
 
-def test_a_batch_may_be_filled_again_when_the_next_is_asked_for(
-    start: Start, tiny_recipe: Recipe
-) -> None:
+def test_a_batch_may_be_filled_again_for_the_next_one(start: Start, tiny_recipe: Recipe) -> None:
     check_refilled(start, tiny_recipe)
 
 
@@ -37,9 +33,7 @@ def test_lent_images_are_taken_and_given_back(
 
 
 @pytest.mark.parametrize("mixup", ["none", "sample"])
-def test_losses_of_logits_hundreds_apart_are_those_of_float64(
-    start: Start, tiny_recipe: Recipe, mixup: str
-) -> None:
+def test_far_logits_have_losses_of_float64(start: Start, tiny_recipe: Recipe, mixup: str) -> None:
     check_far_logits(start, tiny_recipe, mixup)
 
 

@@ -42,9 +42,7 @@ def test_a_variable_that_names_nothing_to_run_is_refused(
         find_interpreter("torch")
 
 
-def test_an_environment_beside_this_one_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_next_to_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FRAMEWORKS, "torch", MISSING)
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
     assert find_interpreter("torch") is None

@@ -44,9 +44,7 @@ OTHER_NUMBERS: dict[str, Any] = {
 }
 
 
-def test_recipes_that_differ_in_the_numbers_of_a_step_share_it(
-    world: World, tiny_recipe: Recipe
-) -> None:
+def test_recipes_of_other_numbers_share_a_step(world: World, tiny_recipe: Recipe) -> None:
     programs: Any = find_programs(tiny_recipe, Execution(), world)  # type: ignore[arg-type]
     for name, value in OTHER_NUMBERS.items():
         other = tiny_recipe.replace(**{name: value})
@@ -59,9 +57,7 @@ def test_recipes_that_differ_in_the_numbers_of_a_step_share_it(
     [{"nesterov": True}, {"clip_norm": 1.0}, {"ema_decay": 0.9}, {"frozen": ["layer1"]}],
     ids=lambda changes: next(iter(changes)),
 )
-def test_recipes_that_differ_in_what_is_computed_do_not(
-    tiny_recipe: Recipe, changes: dict[str, Any]
-) -> None:
+def test_recipes_of_other_operations_do_not(tiny_recipe: Recipe, changes: dict[str, Any]) -> None:
     assert drop_numbers(tiny_recipe.replace(**changes)) != drop_numbers(tiny_recipe)
 
 

@@ -59,9 +59,7 @@ def assert_same_run(results: Results, expected: Results) -> None:
 
 
 @in_a_soak
-def test_two_devices_of_a_process_compute_the_batches_of_one(
-    backend: LoadedBackend, world: World, tmp_path: Path
-) -> None:
+def test_two_devices_compute_as_one(backend: LoadedBackend, world: World, tmp_path: Path) -> None:
     run_on_two_devices(tmp_path)
     results = read_results(tmp_path, 0)
     one = carry_out(SCENARIOS["local"], backend, world)

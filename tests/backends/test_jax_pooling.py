@@ -17,9 +17,7 @@ def pool_plainly(x: Any, stride: int, padding: list[tuple[int, int]]) -> Any:
 
 
 @pytest.mark.parametrize(("stride", "before", "after"), [(2, 1, 1), (2, 0, 1), (1, 1, 1)])
-def test_the_largest_values_and_their_gradients_equal_those_of_xla(
-    stride: int, before: int, after: int
-) -> None:
+def test_largest_values_and_gradients_equal_xlas(stride: int, before: int, after: int) -> None:
     random = np.random.default_rng(0)
     # Few values, so that windows have equal ones, and gradients whose sums are exact
     x = random.integers(0, 3, (2, 8, 7, 4)).astype(np.float32)

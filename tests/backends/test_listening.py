@@ -50,9 +50,7 @@ def sockaddr_in6(address: str) -> bytes:
         (b"", b""),
     ],
 )
-def test_all_interfaces_become_the_loopback_interface_and_nothing_else_changes(
-    requested: bytes, expected: bytes
-) -> None:
+def test_all_interfaces_and_nothing_else_become_loopback(requested: bytes, expected: bytes) -> None:
     assert bind_replacement._confine_address(requested, "127.0.0.1") == expected
 
 
@@ -85,9 +83,7 @@ def test_a_process_knows_what_it_listens_on() -> None:
     assert not set(places) & set(find_listening_sockets(os.getpid()))
 
 
-def test_a_rank_that_listens_on_all_interfaces_is_refused_with_the_port(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rank_that_listens_everywhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LISTEN_ADDRESS, "127.0.0.1")
     with socket.create_server(("0.0.0.0", 0)) as server:
         port = server.getsockname()[1]
@@ -121,9 +117,7 @@ def test_a_port_that_is_taken_is_the_error_it_is() -> None:
     assert (result, error) == (-1, errno.EADDRINUSE)
 
 
-def test_a_socket_is_not_bound_when_something_fails_on_the_way(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_socket_is_not_bound_when_something_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(requested: bytes, own: str) -> bytes:
         raise KeyboardInterrupt
 

@@ -144,9 +144,7 @@ def test_masks_are_copied(start: Start, tiny_recipe: Recipe) -> None:
 
 
 @every_pattern
-def test_masked_weights_stay_at_0_through_training(
-    start: Start, tiny_recipe: Recipe, pattern: str
-) -> None:
+def test_masked_weights_stay_0_in_training(start: Start, tiny_recipe: Recipe, pattern: str) -> None:
     recipe = tiny_recipe.replace(
         ema_decay=0.9, weight_decay=0.1, weight_decay_roles=("conv_weight", "bn_bias", "fc_weight")
     )

@@ -304,9 +304,7 @@ def test_work_that_waits_for_a_rank_that_has_gone_ends_with_the_reason(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_HOROVOD, reason="Horovod is not installed: `make mxnet-horovod`")
-def test_horovods_own_launcher_starts_ranks(
-    tiny_recipe: Recipe, textures: Path, tmp_path: Path
-) -> None:
+def test_horovods_launcher_starts_them(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     run = tmp_path / "run"
     recipe.write_text(tiny_recipe.replace(epochs=1).format_yaml())
@@ -328,9 +326,7 @@ def test_horovods_own_launcher_starts_ranks(
     assert json.loads((run / "report.json").read_text())["ranks"] == 2
 
 
-def test_an_evaluation_of_nothing_has_no_scores_among_several_ranks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_several_ranks_evaluate_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     world = MxnetWorld(Execution())
     monkeypatch.setattr(world, "ranks", 2)
     assert world.gather(np.zeros((0, 4))).shape == (0, 4)

@@ -95,9 +95,7 @@ def check_step(recipe: Recipe, before: State, after: State, step: int) -> None:
 
 
 @every_optimizer
-def test_two_steps_are_those_of_the_formulas(
-    start: Start, tiny_recipe: Recipe, optimizer: str
-) -> None:
+def test_two_steps_follow_the_formulas(start: Start, tiny_recipe: Recipe, optimizer: str) -> None:
     recipe = make_recipe(tiny_recipe, optimizer)
     state = make_state(recipe)
     masks = make_masks(state)
@@ -121,9 +119,7 @@ def test_two_steps_are_those_of_the_formulas(
 
 
 @pytest.mark.parametrize("loss_scaling", ["static", "dynamic"])
-def test_a_norm_is_limited_without_its_loss_scale(
-    start: Start, tiny_recipe: Recipe, loss_scaling: str
-) -> None:
+def test_norms_have_no_loss_scale(start: Start, tiny_recipe: Recipe, loss_scaling: str) -> None:
     changes = {"loss_scaling": loss_scaling, "loss_scale": 64.0, "weight_decay": 0.0}
     for largest in (0.5, 1e3):
         recipe = tiny_recipe.replace(**FP16 | changes, clip_norm=largest)

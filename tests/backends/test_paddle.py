@@ -154,9 +154,7 @@ LYING: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("onednn", [False, True])
 @pytest.mark.parametrize("laid", LYING.values(), ids=LYING)
-def test_inputs_of_a_program_may_lie_in_memory_as_they_like(
-    laid: Callable[[Any], Any], onednn: bool
-) -> None:
+def test_inputs_may_lie_in_memory_as_they_like(laid: Callable[[Any], Any], onednn: bool) -> None:
     run = Compiled(lambda inputs: [inputs["x"] * 2 + 1, inputs["x"].max([1])], onednn=onednn)
     for seed in range(2):
         x = laid(values(3, 8, 4, 6, seed=seed))
@@ -215,9 +213,7 @@ def make_engine(recipe: Recipe, compile: Any) -> Any:
 
 
 @pytest.mark.parametrize(("compile", "programs"), [("on", True), ("auto", True), ("off", False)])
-def test_programs_are_used_unless_refused(
-    tiny_recipe: Recipe, compile: str, programs: bool
-) -> None:
+def test_programs_are_used_by_default(tiny_recipe: Recipe, compile: str, programs: bool) -> None:
     engine = make_engine(tiny_recipe, compile)
     assert (
         isinstance(engine._gradients_of_part, Compiled)

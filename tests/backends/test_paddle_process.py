@@ -33,9 +33,7 @@ backend = make_backend_fixture("paddle")
     "text", ["", "Connection reset by peer", "where\nConnection reset by peer\n"]
 )
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError, ConnectionResetError])
-def test_an_exchange_that_fails_among_several_ranks_is_laid_to_a_peer(
-    kind: type[Exception], text: str
-) -> None:
+def test_a_failed_exchange_of_ranks_is_laid_to_a_peer(kind: type[Exception], text: str) -> None:
     reason = "Connection reset by peer" if text else kind.__name__
     with (
         pytest.raises(LockstepError, match=rf"^another rank has ended; .* \({reason}\)$"),
@@ -80,9 +78,7 @@ def test_a_sum_over_ranks_is_taken_so_many_megabytes_at_a_time(
     assert (total.numpy() == 2).all()
 
 
-def test_gradients_are_added_up_so_many_megabytes_at_a_time(
-    start: Start, tiny_recipe: Recipe
-) -> None:
+def test_gradients_are_added_up_in_pieces(start: Start, tiny_recipe: Recipe) -> None:
     engine: Any = start(tiny_recipe, all_reduce_mb=7)
     sums: list[tuple[int, ...]] = []
 
@@ -109,9 +105,7 @@ def test_trainers_of_one_machine_know_each_other() -> None:
 
 
 @pytest.mark.parametrize(("count", "threads"), [(1, "6"), (2, "3"), (4, "1"), (8, "1")])
-def test_trainers_divide_the_cores_among_them(
-    count: int, threads: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trainers_divide_cores(count: int, threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
     assert {trainer(one_machine(count), rank)["OMP_NUM_THREADS"] for rank in range(count)} == {
@@ -214,9 +208,7 @@ def test_programs_are_computed_by_fast_kernels_of_onednn(
 
 
 @pytest.mark.slow
-def test_without_programs_nothing_is_computed_by_onednn(
-    step_alone: StepAlone, alone: pytest.MonkeyPatch
-) -> None:
+def test_onednn_is_for_programs_alone(step_alone: StepAlone, alone: pytest.MonkeyPatch) -> None:
     alone.setenv("DNNL_VERBOSE", "1")
     assert step_alone("off", "fp32") == (0, "", "")
 

@@ -75,15 +75,11 @@ SIZES = {
 
 
 @pytest.mark.parametrize("step", (COMPILED | SIZES).values(), ids=COMPILED | SIZES)
-def test_a_compiled_step_does_what_one_does_that_is_not(
-    start: Start, tiny_recipe: Recipe, step: Step
-) -> None:
+def test_a_compiled_step_is_a_plain_one(start: Start, tiny_recipe: Recipe, step: Step) -> None:
     check_compiled_step(start, tiny_recipe, step)
 
 
-def test_a_compiled_step_may_compute_its_images_one_by_one(
-    start_compiled: Start, tiny_recipe: Recipe
-) -> None:
+def test_compiled_images_may_be_computed_apart(start_compiled: Start, tiny_recipe: Recipe) -> None:
     state = draw_steady_state(tiny_recipe)
     batch = draw_batch(tiny_recipe, 2, size=64)
     engine = start_compiled(tiny_recipe, state, accumulation_steps=2)
@@ -93,9 +89,7 @@ def test_a_compiled_step_may_compute_its_images_one_by_one(
     assert distance(statistics(engine.read()), statistics(expected)) < BOUNDS["statistics"].value
 
 
-def test_the_program_of_the_size_before_is_not_kept(
-    start_compiled: Start, tiny_recipe: Recipe
-) -> None:
+def test_the_program_of_an_older_size_is_gone(start_compiled: Start, tiny_recipe: Recipe) -> None:
     engine: Any = start_compiled(tiny_recipe)
     ends = []
     for size in (32, 64, 32):
@@ -154,9 +148,7 @@ def test_compiled_steps_lead_where_float64_goes(
         assert distance(end.ema, expected.ema) < BOUNDS["update"].value
 
 
-def test_compiled_steps_keep_masked_weights_at_0(
-    start_compiled: Start, tiny_recipe: Recipe
-) -> None:
+def test_compiled_steps_keep_masks(start_compiled: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
     state = draw_state(recipe)
     batches = draw_batches(recipe, 2)
@@ -215,9 +207,7 @@ def test_a_compiled_step_of_a_narrow_model_in_low_precision_is_near(
 OVERFLOWING = 2.0**60
 
 
-def test_a_static_loss_scale_reaches_the_gradients_of_a_compiled_step(
-    start_compiled: Start, tiny_recipe: Recipe
-) -> None:
+def test_a_loss_scale_reaches_gradients(start_compiled: Start, tiny_recipe: Recipe) -> None:
     engine = start_compiled(
         tiny_recipe.replace(**FP16, loss_scaling="static", loss_scale=OVERFLOWING)
     )
@@ -285,9 +275,7 @@ def test_compiled_steps_repeat_to_the_last_bit(start_compiled: Start, tiny_recip
     assert ends[0] == ends[1] == ends[2]
 
 
-def test_a_compiled_engine_goes_on_from_what_another_has_trained(
-    start: Start, tiny_recipe: Recipe
-) -> None:
+def test_a_compiled_engine_continues_anothers_training(start: Start, tiny_recipe: Recipe) -> None:
     state = draw_state(tiny_recipe)
     batches = draw_batches(tiny_recipe, 6, mixup="sample")
     first = start(tiny_recipe, state)
@@ -305,9 +293,7 @@ def test_a_compiled_engine_goes_on_from_what_another_has_trained(
 
 
 @pytest.mark.parametrize("mixup", ["none", "sample"])
-def test_compiled_losses_of_logits_hundreds_apart_are_those_of_float64(
-    start: Start, tiny_recipe: Recipe, mixup: str
-) -> None:
+def test_far_logits_compiled_are_right(start: Start, tiny_recipe: Recipe, mixup: str) -> None:
     check_far_logits(partial(start, compile="on"), tiny_recipe, mixup)
 
 
@@ -329,9 +315,7 @@ def test_compiled_predictions_of_any_number_and_size_are_those_of_float64(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_arrays_for_programs_may_lie_in_memory_as_they_like(
-    start: Start, tiny_recipe: Recipe, kind: Any
-) -> None:
+def test_arrays_may_lie_as_they_like(start: Start, tiny_recipe: Recipe, kind: Any) -> None:
     check_arrays(partial(start, compile="on"), tiny_recipe, kind)
 
 
@@ -370,9 +354,7 @@ def test_a_compiled_evaluation_scores_every_image_that_is_not_padding(
     assert scores.predictions.tolist() == logits.argmax(axis=1).tolist()
 
 
-def test_a_compiled_evaluation_leaves_the_state_as_it_is(
-    start_compiled: Start, tiny_recipe: Recipe
-) -> None:
+def test_compiled_evaluation_changes_nothing(start_compiled: Start, tiny_recipe: Recipe) -> None:
     engine = start_compiled(tiny_recipe.replace(ema_decay=0.9))
     engine.train([draw_batch(tiny_recipe)], 0)
     before = all_bits(engine.read())

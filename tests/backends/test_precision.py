@@ -31,9 +31,7 @@ for four images."""
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_logits_in_low_precision_are_near(
-    start: Start, tiny_recipe: Recipe, precision: str
-) -> None:
+def test_low_precision_logits_are_near(start: Start, tiny_recipe: Recipe, precision: str) -> None:
     recipe = tiny_recipe.replace(precision=precision)
     state = draw_state(recipe)
     images = draw_images(16)
@@ -61,9 +59,7 @@ def test_a_step_in_low_precision_is_near(
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_updates_below_low_precision_are_not_lost(
-    start: Start, tiny_recipe: Recipe, precision: str
-) -> None:
+def test_small_updates_are_not_lost(start: Start, tiny_recipe: Recipe, precision: str) -> None:
     state = draw_state(tiny_recipe)
     engine = start(tiny_recipe.replace(precision=precision), state, rates=[1e-4])
     engine.train([draw_batch(tiny_recipe)], 0)
@@ -94,9 +90,7 @@ def test_an_evaluation_in_fp16_holds_what_exceeds_fp16(start: Start, tiny_recipe
 
 
 @pytest.mark.parametrize("loss_scaling", ["static", "dynamic"])
-def test_a_loss_scale_leaves_the_update_as_it_is(
-    start: Start, tiny_recipe: Recipe, loss_scaling: str
-) -> None:
+def test_loss_scales_change_no_update(start: Start, tiny_recipe: Recipe, loss_scaling: str) -> None:
     check_scaled_step(start, tiny_recipe, loss_scaling, FEW)
 
 
@@ -137,9 +131,7 @@ def test_an_overflow_skips_the_update(start: Start, tiny_recipe: Recipe, optimiz
 
 
 @pytest.mark.slow
-def test_a_compiled_step_backs_off_after_an_overflow(
-    start: Start, native: ModuleType, tiny_recipe: Recipe
-) -> None:
+def test_compiled_steps_back_off_too(start: Start, native: ModuleType, tiny_recipe: Recipe) -> None:
     if not (SOAK or native.FACTS.compiles_quickly):
         pytest.skip("compiling takes up to a minute, even for tiny models")
     # With basic blocks, which have two convolutions: XLA takes long for every convolution.
@@ -228,9 +220,7 @@ def test_training_recovers_after_an_overflow(start: Start, tiny_recipe: Recipe) 
     )
 
 
-def test_a_state_without_a_scaler_brings_the_recipes_first_scale(
-    start: Start, tiny_recipe: Recipe
-) -> None:
+def test_a_new_scaler_has_the_recipes_first_scale(start: Start, tiny_recipe: Recipe) -> None:
     engine = start(
         dynamic(tiny_recipe, loss_scale=64.0), make_scaled_state(tiny_recipe, 8.0, good_steps=5)
     )
@@ -273,9 +263,7 @@ def test_training_is_the_same_with_a_moving_average(start: Start, tiny_recipe: R
     assert ends[0] == ends[1]
 
 
-def test_evaluating_the_moving_average_uses_its_weights_and_statistics(
-    start: Start, tiny_recipe: Recipe
-) -> None:
+def test_evaluating_the_average_uses_all_of_it(start: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9)
     batch = draw_batch(tiny_recipe)
     other = draw_state(recipe, seed=9).tensors

@@ -101,9 +101,7 @@ def test_a_backend_without_gpus_refuses_one(backend: LoadedBackend) -> None:
 
 
 @parametrize_backends(lambda row: row.addresses is None)
-def test_a_backend_of_one_process_refuses_ranks(
-    backend: LoadedBackend, alone: pytest.MonkeyPatch
-) -> None:
+def test_one_process_refuses_ranks(backend: LoadedBackend, alone: pytest.MonkeyPatch) -> None:
     with pytest.raises(BackendError, match="trains in one process"):
         backend.prepare_ranks(one_machine(2), "native")
     alone.setenv("WORLD_SIZE", "2")
@@ -120,9 +118,7 @@ def test_an_unknown_backend_is_refused_with_what_there_is(name: str, hint: str) 
         backends.load(name)
 
 
-def test_a_missing_framework_is_refused_with_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_framework_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = Framework(("no-such-distribution", "nor-this-one"), "pip install it")
     monkeypatch.setitem(FRAMEWORKS, "other", missing)
     with pytest.raises(BackendError, match="'other' needs no-such-distribution: pip install it"):
@@ -138,7 +134,5 @@ def test_a_missing_framework_is_refused_with_how_to_install_it(
         ((), False),
     ],
 )
-def test_one_distribution_of_several_is_enough(
-    distributions: tuple[str, ...], is_installed: bool
-) -> None:
+def test_one_distribution_is_enough(distributions: tuple[str, ...], is_installed: bool) -> None:
     assert (Framework(distributions, "").version() is not None) == is_installed

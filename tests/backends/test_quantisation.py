@@ -94,9 +94,7 @@ def test_no_gradient_passes_where_an_input_is_limited(start: Start, tiny_recipe:
 
 
 @for_quantising
-def test_an_engine_calibrates_on_the_largest_inputs_of_all_images_in_float(
-    start: Start, tiny_recipe: Recipe
-) -> None:
+def test_calibration_takes_the_largest_inputs_of_all(start: Start, tiny_recipe: Recipe) -> None:
     recipe, state, scales = begin(tiny_recipe)
     batches = draw_batches(recipe, 3)
     engine = start(recipe, state)
@@ -112,9 +110,7 @@ def test_an_engine_calibrates_on_the_largest_inputs_of_all_images_in_float(
 
 
 @for_quantising
-def test_calibrating_and_evaluating_change_nothing_that_is_trained(
-    start: Start, tiny_recipe: Recipe
-) -> None:
+def test_calibration_and_evaluation_train_nothing(start: Start, tiny_recipe: Recipe) -> None:
     recipe, state, scales = begin(tiny_recipe)
     engine = start(recipe, state)
     batches = draw_batches(recipe, 1)
@@ -125,9 +121,7 @@ def test_calibrating_and_evaluating_change_nothing_that_is_trained(
 
 
 @for_quantising
-def test_the_moving_average_is_evaluated_with_quantisation(
-    start: Start, tiny_recipe: Recipe
-) -> None:
+def test_an_average_is_evaluated_with_quantisation(start: Start, tiny_recipe: Recipe) -> None:
     (recipe, state, scales), batch = begin(tiny_recipe), draw_batch(tiny_recipe)
     engine = start(recipe, state)
     engine.quantise(scales)

@@ -59,9 +59,7 @@ def test_a_host_that_has_gone_is_told(gone: int, left: int) -> None:
 
 
 @pytest.mark.parametrize(("gone", "left"), [(0, 1), (1, 0)])
-def test_a_host_that_has_gone_is_seen_and_one_that_speaks_is_not_taken_for_gone(
-    gone: int, left: int
-) -> None:
+def test_a_host_that_has_gone_is_seen_and_no_other(gone: int, left: int) -> None:
     connections = connect_ranks(2)
     connections[left].refuse_loss()
     if left == 0:
@@ -123,9 +121,7 @@ def test_what_a_rank_sends_is_not_unpickled() -> None:
             RankConnections(0, 2, [here]).largest([1, 2])
 
 
-def test_ranks_that_do_not_come_are_not_waited_for_without_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_ranks_are_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_connections, "PATIENCE_SEC", 0.05)
     with pytest.raises(BackendError, match=r"do not find each other at .*0 of 1 other ranks came"):
         meet_ranks(0, 2, f"127.0.0.1:{free_ports(1)[0]}", "a word")

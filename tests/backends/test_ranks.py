@@ -145,9 +145,7 @@ def test_ranks_hold_the_same_weights_to_the_last_bit(ranks: list[Results], name:
     assert bits(first.momentum) == bits(second.momentum)
 
 
-def test_ranks_that_go_on_from_the_middle_end_with_the_same_bits(
-    ranks: list[Results], name: str
-) -> None:
+def test_ranks_that_resume_end_with_the_same_bits(ranks: list[Results], name: str) -> None:
     for rank in ranks:
         assert all_bits(rank[name]["resumed"]) == all_bits(rank[name]["state"])
 
@@ -203,9 +201,7 @@ def test_ranks_are_as_many_parts_of_one_process(
     assert distance(way(ranks[0][name]), way(one)) < BOUNDS["trajectory"].value
 
 
-def test_an_interval_sums_over_the_ranks(
-    ranks: list[Results], run_alone: Callable[..., Results]
-) -> None:
+def test_intervals_sum_over_ranks(ranks: list[Results], run_alone: Callable[..., Results]) -> None:
     one = run_alone("local", accumulation_steps=2)
     for a, b in zip(ranks[0]["local"]["intervals"], one["intervals"], strict=True):
         assert a.losses == pytest.approx(b.losses, rel=BOUNDS["ranks"].value)
@@ -254,9 +250,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: list[Results], lau
         ("each says its own", False),
     ],
 )
-def test_a_question_to_all_ranks_has_one_answer(
-    ranks: list[Results], question: str, answer: bool
-) -> None:
+def test_all_ranks_get_the_same_answer(ranks: list[Results], question: str, answer: bool) -> None:
     assert [rank["answers"][question] for rank in ranks] == [answer, answer]
 
 
@@ -271,9 +265,7 @@ def test_compiled_ranks_go_where_one_uncompiled_process_goes(
     assert bits(first["state"].momentum) == bits(second["state"].momentum)
 
 
-def test_a_world_that_is_closed_leaves_no_thread_that_could_need_the_interpreter_after_its_end(
-    ranks: list[Results],
-) -> None:
+def test_a_closed_world_leaves_no_thread_that_needs_the_interpreter(ranks: list[Results]) -> None:
     assert [rank["threads of gloo"] for rank in ranks] == [[], []]
 
 

@@ -165,13 +165,7 @@ def test_a_convolution_by_hand() -> None:
     [
         (224, 7, 2, "symmetric", (3, 3)),
         # https://www.tensorflow.org/api_docs/python/tf/nn#notes_on_padding_2
-        (
-            224,
-            7,
-            2,
-            "same",
-            (2, 3),
-        ),
+        (224, 7, 2, "same", (2, 3)),
         (112, 3, 2, "same", (0, 1)),
         (113, 3, 2, "same", (1, 1)),
         (56, 3, 1, "same", (1, 1)),
@@ -297,9 +291,7 @@ def test_logits_are_those_of_autograd(tiny_recipe: Recipe, model: str, padding: 
 
 
 @pytest.mark.parametrize(("fields", "bits"), [({}, 52), ({"reference_dtype": "float32"}, 23)])
-def test_the_dtype_is_that_asked_for(
-    tiny_recipe: Recipe, fields: dict[str, str], bits: int
-) -> None:
+def test_the_dtype_is_the_asked_one(tiny_recipe: Recipe, fields: dict[str, str], bits: int) -> None:
     backend = backends.load("reference")
     execution = Execution.of(fields)
     state = draw_state(tiny_recipe)
@@ -397,9 +389,7 @@ class QuantisedNetwork(autograd.Network):
         return torch.fake_quantize_per_tensor_affine(x, self.scales[name], 0, -128, 127), weight
 
 
-def test_a_quantised_step_is_that_of_autograd(
-    tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quantised_steps_are_right(tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tiny_recipe.replace(weight_decay=0.0, quantisation="int8")
     batch = draw_batch(tiny_recipe, 8)
     state = draw_state(recipe)

@@ -22,9 +22,7 @@ THREADS = {"OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC"}
 
 
 @for_ranks
-def test_the_last_of_four_ranks_on_two_machines_knows_where_all_are(
-    backend: LoadedBackend, native: ModuleType
-) -> None:
+def test_four_ranks_on_two_machines_know_all(backend: LoadedBackend, native: ModuleType) -> None:
     with backend.prepare_ranks(LAST, "native") as start:
         variables = start.environment(1)
     assert {name: variables[name] for name in variables.keys() - THREADS} == native.FACTS.last_rank
@@ -44,9 +42,7 @@ def test_a_rank_is_numbered_machine_by_machine_and_confined_to_its_address() -> 
 
 
 @for_ranks
-def test_on_one_machine_no_rank_is_told_another_address_than_loopback(
-    backend: LoadedBackend,
-) -> None:
+def test_ranks_of_one_machine_are_told_loopback_alone(backend: LoadedBackend) -> None:
     table = one_machine(2)
     with backend.prepare_ranks(table, "native") as start:
         first = table.variables(0) | start.environment(0)

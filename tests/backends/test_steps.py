@@ -141,16 +141,10 @@ DEFAULT_ROLES = Recipe().weight_decay_roles
 @pytest.mark.parametrize(
     "roles",
     # Each role is listed and not.
-    [
-        DEFAULT_ROLES,
-        ("bn_scale", "shortcut_bn_bias", "fc_bias"),
-        ("bn_bias", "fc_weight"),
-    ],
+    [DEFAULT_ROLES, ("bn_scale", "shortcut_bn_bias", "fc_bias"), ("bn_bias", "fc_weight")],
     ids=",".join,
 )
-def test_weight_decay_reaches_the_listed_roles_alone(
-    start: Start, tiny_recipe: Recipe, roles: tuple[str, ...]
-) -> None:
+def test_only_its_roles_decay(start: Start, tiny_recipe: Recipe, roles: tuple[str, ...]) -> None:
     decay = 0.5
     state = draw_state(tiny_recipe)
     batch = draw_batch(tiny_recipe)
@@ -171,9 +165,7 @@ def test_weight_decay_reaches_the_listed_roles_alone(
         )
 
 
-def test_the_batch_norm_of_a_shortcut_is_not_decayed_by_default(
-    start: Start, tiny_recipe: Recipe
-) -> None:
+def test_a_shortcuts_batch_norm_is_not_decayed(start: Start, tiny_recipe: Recipe) -> None:
     state = draw_state(tiny_recipe)
     batch = draw_batch(tiny_recipe)
     name = "layer1.0.downsample.1.weight"
@@ -218,9 +210,7 @@ def test_momentum_keeps_the_rate_outside_the_velocity(start: Start, tiny_recipe:
     assert distance(parameters(end), expected) < BOUNDS["operation"].value
 
 
-def test_without_momentum_the_velocity_is_the_last_gradient(
-    start: Start, tiny_recipe: Recipe
-) -> None:
+def test_no_momentum_keeps_the_last_gradient(start: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(momentum=0.0)
     batches = draw_batches(tiny_recipe, 2)
     engine = start(recipe, rates=[0, 0])
@@ -319,9 +309,7 @@ def test_an_interval_reports_the_loss_scale(
     assert engine.fetch(engine.train([draw_batch(tiny_recipe)], 0)).loss_scale == scale
 
 
-def test_training_takes_batches_one_by_one_and_ends_with_them(
-    start: Start, tiny_recipe: Recipe
-) -> None:
+def test_batches_are_taken_one_by_one_until_they_end(start: Start, tiny_recipe: Recipe) -> None:
     engine = start(tiny_recipe)
     steps = []
 
@@ -343,9 +331,7 @@ def test_training_on_nothing_changes_nothing(start: Start, tiny_recipe: Recipe) 
     assert all_bits(engine.read()) == before
 
 
-def test_an_interval_can_be_fetched_after_the_next_was_enqueued(
-    start: Start, tiny_recipe: Recipe
-) -> None:
+def test_an_interval_can_be_fetched_after_the_next(start: Start, tiny_recipe: Recipe) -> None:
     batches = draw_batches(tiny_recipe, 4)
     engine = start(tiny_recipe)
     other = start(tiny_recipe)

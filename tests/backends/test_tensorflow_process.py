@@ -44,9 +44,7 @@ def without_gpu(alone: pytest.MonkeyPatch) -> None:
     ("chosen", "named"),
     [("3", "CPU, 3 threads"), (None, f"CPU, {len(os.sched_getaffinity(0))} threads")],
 )
-def test_a_cpu_is_named_with_the_threads_that_tensorflow_takes(
-    chosen: str | None, named: str, alone: pytest.MonkeyPatch
-) -> None:
+def test_a_cpu_has_its_threads(chosen: str | None, named: str, alone: pytest.MonkeyPatch) -> None:
     alone.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
     if chosen is not None:
         alone.setenv("TF_NUM_INTRAOP_THREADS", chosen)
@@ -92,9 +90,7 @@ def test_the_thread_that_waits_for_a_gpu_ends_with_its_engine(
     assert not thread.is_alive()
 
 
-def test_workers_of_one_machine_have_one_cluster_and_an_index_each(
-    alone: pytest.MonkeyPatch,
-) -> None:
+def test_workers_have_one_cluster_and_an_index_each(alone: pytest.MonkeyPatch) -> None:
     environment = partial(worker, one_machine(3))
     configs = [json.loads(environment(rank)["TF_CONFIG"]) for rank in range(3)]
     assert [config["task"] for config in configs] == [
@@ -111,9 +107,7 @@ def test_threads_that_the_user_has_set_stay(alone: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("count", "threads"), [(1, "6"), (2, "3"), (4, "1"), (8, "1")])
-def test_workers_divide_the_cores_among_them(
-    count: int, threads: str, alone: pytest.MonkeyPatch
-) -> None:
+def test_workers_divide_the_cores(count: int, threads: str, alone: pytest.MonkeyPatch) -> None:
     alone.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
     assert {
         worker(one_machine(count), rank)["TF_NUM_INTRAOP_THREADS"] for rank in range(count)

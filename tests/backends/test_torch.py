@@ -85,9 +85,7 @@ def torchvisions_names(
         ("resnext101-32x4d", torchvisions_names((3, 4, 23, 3), 3, first_projects=True)),
     ],
 )
-def test_a_module_has_torchvisions_names_in_their_order(
-    tiny_recipe: Recipe, model: str, names: list[str]
-) -> None:
+def test_a_module_has_torchvisions_names(tiny_recipe: Recipe, model: str, names: list[str]) -> None:
     assert list(build_empty_model(model, tiny_recipe).state_dict()) == names
 
 
@@ -105,9 +103,7 @@ def test_a_loaded_module_can_be_trained(module: torch.nn.Module, tiny_recipe: Re
     )
 
 
-def test_a_loaded_module_takes_a_state_dict_strictly(
-    module: torch.nn.Module, tiny_recipe: Recipe
-) -> None:
+def test_a_state_dict_is_loaded_strictly(module: torch.nn.Module, tiny_recipe: Recipe) -> None:
     other = {
         name: torch.tensor(value) for name, value in draw_state(tiny_recipe, seed=3).tensors.items()
     }
@@ -411,9 +407,7 @@ def test_the_engine_compiles_where_that_pays_for_an_epoch_however_many_there_are
             assert len(compiled) == steps - 7
 
 
-def test_compiled_code_is_kept_where_no_other_user_can_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_code_is_only_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     variable = "TORCHINDUCTOR_CACHE_DIR"
     monkeypatch.setenv(variable, str(tmp_path / "chosen"))
     settle_cache()
@@ -431,9 +425,7 @@ def test_compiled_code_is_kept_where_no_other_user_can_write(
     assert planted.stat().st_mode & 0o777 == 0o700
 
 
-def test_gradients_are_added_up_over_ranks_in_buckets_of_the_size_that_is_asked_for(
-    tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_buckets_have_the_asked_size(tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments: dict[str, Any] = {}
 
     def wrap(module: torch.nn.Module, **options: Any) -> torch.nn.Module:
@@ -482,9 +474,7 @@ def test_both_layouts_compute_the_same(start: Start, tiny_recipe: Recipe) -> Non
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_kernels_are_chosen_for_speed_only_if_they_may_differ(
-    tiny_recipe: Recipe, deterministic: bool
-) -> None:
+def test_kernels_are_chosen_if_they_may_differ(tiny_recipe: Recipe, deterministic: bool) -> None:
     execution = Execution(device="cpu", compile="off", deterministic=deterministic)
     torch_backend.engine(tiny_recipe, np.zeros(1), torch_backend.world(execution), execution)
     assert torch.backends.cudnn.deterministic == deterministic

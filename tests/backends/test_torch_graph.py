@@ -257,9 +257,7 @@ def end_with(first: Exception) -> Exception:
         (end_with(RuntimeError("not permitted")), BackendError, r"CUDA graph \(not permitted\)"),
     ],
 )
-def test_a_capture_that_fails_is_an_error(
-    error: Exception, expected: type[Exception], text: str
-) -> None:
+def test_a_failed_capture_is_named(error: Exception, expected: type[Exception], text: str) -> None:
     graph = StepGraph(lambda columns: columns[0] + 1, Failing(TapeCapturer(), error))
     column = torch.ones(1)
     for _ in range(WARM_UP):

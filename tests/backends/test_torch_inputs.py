@@ -191,9 +191,7 @@ class AtOnce(Device):
         assert done.over.is_set()
 
 
-def test_an_engine_that_uploads_has_the_same_bits(
-    backend: LoadedBackend, tiny_recipe: Recipe
-) -> None:
+def test_uploading_engines_have_the_same_bits(backend: LoadedBackend, tiny_recipe: Recipe) -> None:
     world = backend.world(Execution(device="cpu"))
     with ExitStack() as stack:
         check_uploading(starter(backend, world, stack), tiny_recipe)

@@ -101,9 +101,7 @@ def test_what_kernels_do_not_compute_is_refused_if_they_are_asked_for_and_left_a
     assert not isinstance(model[0], FusedBatchNorm)
 
 
-def test_the_update_of_another_optimizer_is_refused_if_asked_for_and_plain_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_another_optimizer_is_refused_or_left_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(kernels, "AUTO_USES_KERNELS", True)
     recipe = Recipe(optimizer="lamb")

@@ -57,9 +57,7 @@ def is_channels_last(tensor: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_nothing_is_copied_to_another_layout(
-    start: Start, tiny_recipe: Recipe, precision: str
-) -> None:
+def test_nothing_changes_its_layout(start: Start, tiny_recipe: Recipe, precision: str) -> None:
     engine = start(tiny_recipe.replace(precision=precision))
     with _Seen() as seen:
         engine.train([draw_batch(tiny_recipe, mixup="sample", size=64)], 0)
@@ -69,9 +67,7 @@ def test_nothing_is_copied_to_another_layout(
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_weights_are_cast_once_in_a_part_and_so_are_their_gradients(
-    start: Start, tiny_recipe: Recipe, parts: int
-) -> None:
+def test_weights_are_cast_once_in_a_part(start: Start, tiny_recipe: Recipe, parts: int) -> None:
     recipe = tiny_recipe.replace(precision="bf16")
     engine = start(recipe, accumulation_steps=parts)
     with _Seen() as seen:

@@ -59,9 +59,7 @@ class Images:
         return 2, 0
 
 
-def test_the_memory_is_held_until_it_is_copied_and_the_host_never_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_is_held_until_copied_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     uploads = Stream(calls, "uploads")
     steps = Stream(calls, "steps")

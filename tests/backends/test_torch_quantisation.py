@@ -34,9 +34,7 @@ def round_to_int8(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     ],
     ids=["convolution", "classifier"],
 )
-def test_a_layer_and_its_gradients_are_those_of_pytorch(
-    layer: Any, shape: tuple[int, ...], expected: Any
-) -> None:
+def test_a_layer_is_that_of_pytorch(layer: Any, shape: tuple[int, ...], expected: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     layer.scale.fill_(SCALE)
     layer.weight.data = torch.randn(layer.weight.shape, generator=generator)

@@ -161,9 +161,7 @@ def count_kept_values(spec: ModelSpec, size: int, logits: int, *, recompute: boo
 
 
 @pytest.mark.parametrize("model", ["resnet50", "resnext101-32x4d", "resnet18"])
-def test_the_memory_that_a_step_keeps_is_that_of_the_shapes(
-    start: Start, tiny_recipe: Recipe, model: str
-) -> None:
+def test_kept_memory_is_that_of_the_shapes(start: Start, tiny_recipe: Recipe, model: str) -> None:
     recipe = tiny_recipe.replace(model=narrow_model(MODELS[model]), label_smoothing=0.0)
     for recompute in ("off", "blocks"):
         engine = start(recipe, recompute=recompute, new=True)

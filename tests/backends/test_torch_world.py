@@ -54,17 +54,13 @@ def test_ranks_of_one_machine_stay_on_loopback_also_with_an_address_of_the_netwo
     assert chosen(OUTSIDE[0], leading=OUTSIDE[0]) == "lo"
 
 
-def test_ranks_whose_leading_host_is_loopback_and_a_users_own_choice_stay_as_they_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_loopback_leaders_and_users_choices_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen("127.0.0.1") is None
     monkeypatch.setenv(world.IFNAME, "mine")
     assert chosen("10.77.0.2") == "mine"
 
 
-def test_ranks_that_do_not_come_are_not_waited_for_without_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_ranks_are_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world, "COMING", timedelta(milliseconds=20))
     with pytest.raises(RuntimeError, match=r"(?i)time"):
         world.choose_interface(dist.HashStore(), 0, 2, "localhost")

@@ -80,9 +80,7 @@ alone."""
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES if SOAK else OF_ENGINES)
-def test_twenty_steps_go_where_float64_goes(
-    start: Start, tiny_recipe: Recipe, schedule: str
-) -> None:
+def test_twenty_steps_follow_float64(start: Start, tiny_recipe: Recipe, schedule: str) -> None:
     hold_trajectory(start, tiny_recipe, SCHEDULES[schedule], *CHECKS)
 
 

@@ -103,9 +103,7 @@ def test_several_ranks_that_do_not_know_each_other_are_refused(
 
 
 @parametrize_backends(lambda row: "horovod" in row.on_cpu.distributed)
-def test_horovod_that_is_missing_is_refused(
-    backend: LoadedBackend, alone: pytest.MonkeyPatch
-) -> None:
+def test_missing_horovod_is_refused(backend: LoadedBackend, alone: pytest.MonkeyPatch) -> None:
     alone.setitem(sys.modules, "horovod", None)
     alone.delitem(sys.modules, f"lockstep.backends.{backend.name}.horovod_world", raising=False)
     with pytest.raises(BackendError, match=f"`make {backend.name}-horovod`"):
@@ -198,9 +196,7 @@ def test_an_error_within_an_engine_gets_out_of_it(
         raise ZeroDivisionError
 
 
-def test_a_world_may_be_closed_and_another_opened(
-    backend: LoadedBackend, alone: pytest.MonkeyPatch
-) -> None:
+def test_worlds_open_one_after_another(backend: LoadedBackend, alone: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         world = backend.world(Execution(device="cpu"))
         assert world.any(True)

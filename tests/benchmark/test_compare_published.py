@@ -82,9 +82,7 @@ def test_nothing_is_claimed_across_hardware(gpu: str | None, change: dict[str, o
         ("train", {"recipe": "gone.yaml", "changes": {}}, None),
     ],
 )
-def test_images_of_another_size_are_told_and_not_compared(
-    what: str, settings: dict, size: int | None
-) -> None:
+def test_other_sizes_are_told_and_not_compared(what: str, settings: dict, size: int | None) -> None:
     batch = {"train": 208, "inference": 128}[what]
     cell = {"what": what, "batch": batch, "dtype": "fp16"}
     (comparison,) = compare(report(cell, gpu=V100) | {"settings": settings}, read_speeds())
@@ -109,9 +107,7 @@ def test_a_cell_of_the_processor_is_not_of_the_gpu_beside_it() -> None:
         (None, [], "AMD EPYC 9R14"),
     ],
 )
-def test_a_cell_is_of_the_gpu_it_names_and_not_of_the_first(
-    device: str | None, gpus: list[str], hardware: str
-) -> None:
+def test_a_cell_is_of_the_gpu_it_names(device: str | None, gpus: list[str], hardware: str) -> None:
     measured = report({"device": device} if device else {})
     measured["environment"]["gpus"] = [{"gpu": name} for name in gpus]
     (comparison,) = compare(measured, read_speeds())

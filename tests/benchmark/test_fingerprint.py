@@ -57,9 +57,7 @@ def test_pytorchs_own_onednn_is_noted() -> None:
     assert f"v{fingerprint('torch')['onednn']} " in torch.__config__.show()
 
 
-def test_gpus_are_those_that_nvidias_driver_tells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_are_what_the_driver_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert query_gpus() == [], "without the driver"
     tool = tmp_path / "nvidia-smi"

@@ -256,9 +256,7 @@ def test_a_grid_of_inference_alone_has_its_key_alone(tmp_path: Path) -> None:
         ("layout", ("nchw", "nhwc")),
     ],
 )
-def test_a_report_of_more_than_the_grid_has_place_for_is_refused(
-    name: str, values: tuple, tmp_path: Path
-) -> None:
+def test_a_report_beyond_the_grid_is_refused(name: str, values: tuple, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"one {name}, the report has {', '.join(values)}"):
         convert(write_report(tmp_path, *({name: value} for value in values)), "nvidia-benchmark")
 

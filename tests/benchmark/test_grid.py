@@ -114,9 +114,7 @@ def test_a_runtime_that_is_missing_is_a_status(monkeypatch: pytest.MonkeyPatch) 
 
 
 @in_a_soak
-def test_ranks_are_started_by_the_backends_launcher_and_images_of_a_folder_have_both_ceilings(
-    textures: Path,
-) -> None:
+def test_ranks_are_launched_and_folders_have_both_ceilings(textures: Path) -> None:
     grid = cells(data=str(textures), ranks=(2,))
     entry = one(benchmark(grid, replace(PLAN, num_examples=18)))
     assert_sound(entry)
@@ -149,9 +147,7 @@ def run(arguments: list[Any]) -> str:
 
 
 @pytest.mark.slow
-def test_a_killed_benchmark_leaves_whole_cells_and_goes_on_after_one_with_too_little_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_benchmark_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # the folder of a killed process stays
     out = tmp_path / "report.json"
     arguments = infer_batches("100000,1", out)
@@ -187,9 +183,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Path], Ended]
     return replace_by
 
 
-def test_a_backend_that_is_nowhere_is_missing_with_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_backend_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "find_interpreter", lambda name: None)
     (entry,) = benchmark(cells(backends=["mxnet"]), PLAN)["cells"]
     assert entry["status"] == "missing"
@@ -203,9 +197,7 @@ def test_a_process_that_says_nothing_has_failed(worker: Callable[..., None]) -> 
     assert "exit code 1" in entry["reason"]
 
 
-def test_failed_cells_are_measured_again_and_those_without_memory_are_not(
-    worker: Callable[..., None], tmp_path: Path
-) -> None:
+def test_failed_cells_are_measured_again(worker: Callable[..., None], tmp_path: Path) -> None:
     measured: list[int] = []
 
     def fail(folder: Path) -> Ended:
@@ -220,9 +212,7 @@ def test_failed_cells_are_measured_again_and_those_without_memory_are_not(
     assert [entry["status"] for entry in report["cells"]] == ["failed", "out of memory"]
 
 
-def test_environments_are_kept_by_backend_and_a_new_version_is_a_remark(
-    worker: Callable[..., None], tmp_path: Path
-) -> None:
+def test_new_versions_are_a_remark(worker: Callable[..., None], tmp_path: Path) -> None:
     versions = {"torch": "2.0", "reference": "1.26"}
 
     def measure(folder: Path) -> Ended:

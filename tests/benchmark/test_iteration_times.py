@@ -107,9 +107,7 @@ def test_two_times_that_differ_leave_much_to_doubt() -> None:
 
 @settings(max_examples=30)
 @given(st.lists(st.floats(1e-5, 100), min_size=2, max_size=200))
-def test_the_interval_is_the_same_for_the_same_times_and_within_their_rates(
-    times: list[float],
-) -> None:
+def test_the_interval_is_repeatable_and_within_the_rates(times: list[float]) -> None:
     low, high = iteration_times.interval(times, 4)
     assert (low, high) == iteration_times.interval(times, 4)
     assert 4 / max(times) * (1 - 1e-9) <= low <= high <= 4 / min(times) * (1 + 1e-9)

@@ -88,9 +88,7 @@ def test_no_batch_of_a_single_value_of_a_channel_is_tried(limit: Any, tiny_recip
     assert tried[-1] == (2, 1)
 
 
-def test_a_search_that_is_interrupted_reports_what_fits(
-    tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupts_report_what_fits(tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     def fake(
         recipe: Recipe, execution: Execution, images: int, parts: int, memory_bytes: int | None
     ) -> Try:
@@ -114,9 +112,7 @@ def test_a_step_fits_or_not(tiny_recipe: Recipe) -> None:
     assert "Unable to allocate" in too_large.reason
 
 
-def test_where_the_smallest_step_fails_for_another_reason_the_search_ends(
-    tiny_recipe: Recipe,
-) -> None:
+def test_a_smallest_step_that_fails_otherwise_ends_the_search(tiny_recipe: Recipe) -> None:
     tried: list[Try] = []
     with pytest.raises(
         BackendError, match=r"a step of 2 images failed, but not for lack of memory: .*nchw"
@@ -125,9 +121,7 @@ def test_where_the_smallest_step_fails_for_another_reason_the_search_ends(
     assert [(done.images, done.fits, done.is_short) for done in tried] == [(32, False, False)]
 
 
-def test_a_failure_without_a_known_reason_is_taken_for_lack_of_memory_where_less_fits(
-    tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_failures_mean_memory(tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     def fake(
         recipe: Recipe, execution: Execution, images: int, parts: int, memory_bytes: int | None
     ) -> Try:

@@ -151,9 +151,7 @@ def test_synthetic_data_are_one_batch_of_the_steps_size(device: Device) -> None:
     assert measured.compute_only is None is measured.loader_only
 
 
-def test_a_folders_images_are_loaded_and_then_the_ceilings_measured(
-    device: Device, textures: Path
-) -> None:
+def test_a_folder_is_loaded_before_the_ceilings(device: Device, textures: Path) -> None:
     measured = measure("train", data=str(textures))
     assert measured.compute_only is not None
     assert measured.loader_only is not None
@@ -216,9 +214,7 @@ def test_so_many_examples_are_gone_through_again_and_again_without_padding(
     assert len(samples) > 5
 
 
-def test_a_product_that_a_framework_lacks_is_a_remark(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_product_is_a_remark(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     def lacking(name: str, dtype: str, on_gpu: bool, ranks: int) -> float:
         raise RuntimeError("no kernel for this type\nand much more")
 
@@ -230,9 +226,7 @@ def test_a_product_that_a_framework_lacks_is_a_remark(
     ]
 
 
-def test_a_copy_that_fails_leaves_the_cell_its_figures(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_copy_leaves_the_figures(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(name: str, on_gpu: bool, ranks: int) -> float:
         raise MemoryError("Unable to allocate 256. MiB")
 
@@ -245,9 +239,7 @@ def test_a_copy_that_fails_leaves_the_cell_its_figures(
     ]
 
 
-def test_ranks_begin_products_and_copies_together(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_begin_ceilings_together(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(device, "wait", lambda: calls.append("together"))
     monkeypatch.setattr(
@@ -260,9 +252,7 @@ def test_ranks_begin_products_and_copies_together(
     assert calls[-4:] == ["together", "products", "together", "copies"]
 
 
-def test_progress_is_told_seldom_and_at_the_end(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_is_seldom_and_at_the_end(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     progress: list[tuple[int, int]] = []
     cell = grid(("inference",), batches=(1,), models=("resnet18",))[0]
 

@@ -29,9 +29,7 @@ def test_every_contender_is_measured(textures: Path, capsys: pytest.CaptureFixtu
         assert len(result["turns"]) == 1
 
 
-def test_contenders_stand_next_to_lockstep(
-    textures: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_contenders_are_shown(textures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measure(textures, "host", "libjpeg-whole")
     results = json.loads(capsys.readouterr().out)["results"]
     assert list(results) == ["host", "libjpeg-whole"]

@@ -207,9 +207,7 @@ def test_what_is_faster_never_slows_a_step(
 
 
 @given(steps, clusters, st.integers(1, 64), st.integers(1, 512))
-def test_more_ranks_never_make_a_step_shorter_and_speedups_never_exceed_ranks(
-    step: Step, cluster: Cluster, ranks: int, batch: int
-) -> None:
+def test_speedups_never_exceed_ranks(step: Step, cluster: Cluster, ranks: int, batch: int) -> None:
     cluster = dataclasses.replace(cluster, sharing=None)
     time = step_time(step, cluster, ranks, batch)
     assert time.total >= step.compute_sec(batch)

@@ -12,14 +12,7 @@ from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.system.machine import Arithmetic
 from lockstep.weights import checkpoint
 from tests.backends.launchers import LAUNCHED
-from tests.cli.cases import (
-    DEFAULT,
-    LAUNCH,
-    LONGER,
-    choose_launcher,
-    run_command,
-    set_fields,
-)
+from tests.cli.cases import DEFAULT, LAUNCH, LONGER, choose_launcher, run_command, set_fields
 from tests.soak import SOAK
 
 Answer = tuple[int, str, str]

@@ -23,9 +23,7 @@ def test_a_report_is_converted(
     assert (tmp_path / "out").read_text().startswith(first)
 
 
-def test_what_is_no_plain_file_is_written_to_and_not_replaced(
-    answer: Callable[..., Answer], tmp_path: Path
-) -> None:
+def test_special_files_are_written_to(answer: Callable[..., Answer], tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(json.dumps(report({})))
     (tmp_path / "link").symlink_to(tmp_path / "out")
     code, _, _ = answer(
@@ -36,9 +34,7 @@ def test_what_is_no_plain_file_is_written_to_and_not_replaced(
     assert (tmp_path / "out").read_text().startswith("DLLL")
 
 
-def test_an_unknown_form_is_refused_and_nothing_is_written(
-    answer: Callable[..., Answer], tmp_path: Path
-) -> None:
+def test_an_unknown_form_is_refused(answer: Callable[..., Answer], tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(json.dumps(report({})))
     code, _, errors = answer(
         "benchmark", "convert", tmp_path / "report.json", "--form", "csv", "-o", tmp_path / "out"

@@ -53,9 +53,7 @@ def kinds(tasks: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_the_grid_and_the_seeds_flags_are_understood(
-    answer: Answer, measured: list[dict[str, Any]]
-) -> None:
+def test_the_seeds_flags_are_understood(answer: Answer, measured: list[dict[str, Any]]) -> None:
     code, _, errors = answer(
         *("benchmark", "train", "-n", "1,2", "-b", "4,8", "--dtype", "fp32,bf16"),
         *("--model", "resnet50,resnet50-v1"),
@@ -97,9 +95,7 @@ def cells_of(line: str) -> list[str]:
     return [part for part in line.split("  ") if part.strip()]
 
 
-def test_what_is_printed_follows_from_what_is_printed(
-    answer: Answer, measured: list[dict[str, Any]]
-) -> None:
+def test_quotients_follow_from_rates(answer: Answer, measured: list[dict[str, Any]]) -> None:
     _, output, _ = answer(
         "benchmark", "train", "-n", "1,2", "-b", 4, "--dtype", "fp32,bf16", "-i", 9
     )
@@ -222,9 +218,7 @@ def test_wrong_use_is_answered_before_anything_is_measured(
 @pytest.mark.parametrize(
     ("number", "expected"), [(signal.SIGINT, 130), *([(signal.SIGTERM, 75)] if SOAK else [])]
 )
-def test_a_signal_keeps_the_cells_that_are_done(
-    tmp_path: Path, number: signal.Signals, expected: int
-) -> None:
+def test_a_signal_keeps_cells(tmp_path: Path, number: signal.Signals, expected: int) -> None:
     out = tmp_path / "report.json"
     size = ("--set", "eval_crop=32", "--set", "eval_resize=36")
     cells = ("--backend", "reference", "--model", "resnet18", "-i", 2, "-b", "1,2,4,8")
@@ -239,9 +233,7 @@ def test_a_signal_keeps_the_cells_that_are_done(
 
 
 @pytest.mark.usefixtures("without_bf16")
-def test_a_precision_that_is_emulated_is_noted_once_for_an_engine(
-    answer: Answer, measured: list[dict[str, Any]]
-) -> None:
+def test_an_emulated_precision_is_noted(answer: Answer, measured: list[dict[str, Any]]) -> None:
     code, output, errors = answer(
         "benchmark", "all", "--dtype", "fp32,bf16", "-b", "4,8", "-i", 2, "--json"
     )

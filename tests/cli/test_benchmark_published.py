@@ -18,9 +18,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_hardware_is_named_in_every_row_and_no_speeds_are_divided(
-    answer: Callable[..., Answer], file: Path
-) -> None:
+def test_other_hardware_is_named_not_divided(answer: Callable[..., Answer], file: Path) -> None:
     code, output, _ = answer("benchmark", "compare-published", file, "--all")
     lines = output.splitlines()
     assert code == 0
@@ -43,9 +41,7 @@ def test_hardware_is_named_in_every_row_and_no_speeds_are_divided(
     assert "--all" not in output
 
 
-def test_a_runtime_of_inference_is_named_next_to_rows_with_every_latency_that_was_published(
-    answer: Callable[..., Answer], tmp_path: Path
-) -> None:
+def test_inference_has_published_latencies(answer: Callable[..., Answer], tmp_path: Path) -> None:
     cell = {"what": "inference", "batch": 1, "dtype": "int8", "runtime": "onnxruntime"}
     (tmp_path / "report.json").write_text(json.dumps(report(cell, gpu="NVIDIA A100-SXM4-40GB")))
     _, output, _ = answer("benchmark", "compare-published", tmp_path / "report.json")
@@ -59,9 +55,7 @@ def test_a_runtime_of_inference_is_named_next_to_rows_with_every_latency_that_wa
     assert row.split()[:6] == ["1430.2", "0.70", "-", "0.70", "0.79", "0.80"]
 
 
-def test_without_rows_of_like_hardware_the_others_are_counted(
-    answer: Callable[..., Answer], file: Path
-) -> None:
+def test_rows_of_other_hardware_are_counted(answer: Callable[..., Answer], file: Path) -> None:
     code, output, _ = answer("benchmark", "compare-published", file)
     assert code == 0
     assert "NVIDIA/DeepLearningExamples" not in output
@@ -69,18 +63,14 @@ def test_without_rows_of_like_hardware_the_others_are_counted(
     assert "are left out; --all shows them" in output
 
 
-def test_the_quotient_on_the_same_hardware_is_printed(
-    answer: Callable[..., Answer], tmp_path: Path
-) -> None:
+def test_quotients_of_like_hardware(answer: Callable[..., Answer], tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text(json.dumps(report({}, gpu="Tesla V100-SXM2-16GB")))
     _, output, _ = answer("benchmark", "compare-published", path)
     assert "  0.50, NVIDIA/DeepLearningExamples MxNet" in output
 
 
-def test_of_a_model_nobody_published_that_is_said(
-    answer: Callable[..., Answer], tmp_path: Path
-) -> None:
+def test_unpublished_models_are_named(answer: Callable[..., Answer], tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(json.dumps(report({"model": "resnet18"})))
     code, output, _ = answer("benchmark", "compare-published", tmp_path / "report.json")
     assert code == 0

@@ -11,9 +11,7 @@ def shown(capsys: pytest.CaptureFixture[str], *cells: dict[str, object]) -> str:
     return "\n".join(" ".join(line.split()) for line in capsys.readouterr().out.splitlines())
 
 
-def test_a_row_has_rate_interval_times_and_what_bounds_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_row_has_its_times_and_bound(capsys: pytest.CaptureFixture[str]) -> None:
     output = shown(capsys, entry(10.0, data_wait_share=0.257))
     times = " ".join(["400.0"] * 6)
     assert (
@@ -21,9 +19,7 @@ def test_a_row_has_rate_interval_times_and_what_bounds_it(
     )
 
 
-def test_another_runtime_stands_for_the_backend_with_its_first_answer_and_memory(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_runtime_has_its_first_answer_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
     cell = entry(
         what="inference", runtime="openvino", first_answer_sec=1.234, peak_memory_bytes=250_400_000
     )
@@ -52,9 +48,7 @@ def test_a_share_that_is_not_known_is_not_made_up(capsys: pytest.CaptureFixture[
     assert "computing -" in output
 
 
-def test_cells_without_figures_are_in_no_table_and_said_below(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_cells_without_figures_are_said_below(capsys: pytest.CaptureFixture[str]) -> None:
     output = shown(
         capsys, entry(), entry(batch=512, status="out of memory", reason="MemoryError: 9 GiB")
     )

@@ -157,10 +157,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "a start of a recipe with many changes": (
         [
             WHOLE
-            | {
-                "changed": dict.fromkeys("abcdefghi", 1),
-                "environment": ABOUT | {"recipe": "demo"},
-            }
+            | {"changed": dict.fromkeys("abcdefghi", 1), "environment": ABOUT | {"recipe": "demo"}}
         ],
         [
             (
@@ -337,9 +334,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_without_a_terminal_events_are_plain_lines(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_events_are_lines_without_a_terminal(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     events, lines = LINES[name]
     with Reporter() as reporter:
         for event in events:

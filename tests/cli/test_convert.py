@@ -24,9 +24,7 @@ from tests.weights.small_models import (
 Run = Callable[..., tuple[int, str, str]]
 
 
-def test_what_was_written_is_printed_with_every_remark(
-    answer: Run, run_folder: Path, tmp_path: Path
-) -> None:
+def test_what_was_written_is_printed(answer: Run, run_folder: Path, tmp_path: Path) -> None:
     prefix = tmp_path / "model.ckpt-7"
     code, output, errors = answer("convert", run_folder, prefix, "--to", "nvidia-tensorflow")
     assert (code, errors) == (0, "")
@@ -39,9 +37,7 @@ def test_what_was_written_is_printed_with_every_remark(
     assert any(re.search(r"1001 outputs.* 10$", line) for line in lines)
 
 
-def test_a_safetensors_file_is_written_if_nothing_else_is_said(
-    answer: Run, run_folder: Path, tmp_path: Path
-) -> None:
+def test_safetensors_is_the_default(answer: Run, run_folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "weights.safetensors"
     code, output, _ = answer("convert", run_folder, target, "--no-certificate")
     assert code == 0
@@ -91,9 +87,7 @@ def test_the_certificate_is_the_last_line(
     )
 
 
-def test_a_model_without_a_name_gets_no_certificate_where_it_cannot_be_read_back(
-    answer: Run, run_folder: Path, tmp_path: Path
-) -> None:
+def test_a_nameless_model_has_no_certificate(answer: Run, run_folder: Path, tmp_path: Path) -> None:
     code, output, _ = answer("convert", run_folder, tmp_path / "model", "--to", "nvidia-paddle")
     assert code == 0
     assert "note: there is no certificate: nvidia-paddle cannot" in output
@@ -258,9 +252,7 @@ def test_an_inspection_as_json_is_strict(answer: Run, tmp_path: Path) -> None:
     ]
 
 
-def test_an_inspection_shows_the_classes_of_a_run_and_a_backbone_has_none(
-    answer: Run, run_folder: Path, tmp_path: Path
-) -> None:
+def test_inspections_show_classes_if_any(answer: Run, run_folder: Path, tmp_path: Path) -> None:
     output = answer("convert", run_folder, "--inspect")[1]
     assert "classes          10: " in output
     assert "step             7\n" in output

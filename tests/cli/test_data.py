@@ -40,9 +40,7 @@ def few(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_packing_says_how_many_images_went_where(
-    format: str, folder: Path, tmp_path: Path, answer: Run
-) -> None:
+def test_packing_counts_images(format: str, folder: Path, tmp_path: Path, answer: Run) -> None:
     target = tmp_path / "target"
     code, output, errors = answer(
         "data", "pack", folder, target, "--format", format, "--shards", 2, "--workers", 1
@@ -55,9 +53,7 @@ def test_packing_says_how_many_images_went_where(
     assert files_of(target) == files_of(pack_as(folder, tmp_path / "expected", format, shards=2))
 
 
-def test_images_that_a_pack_leaves_out_are_named_with_exit_code_1(
-    few: Path, tmp_path: Path, answer: Run
-) -> None:
+def test_images_left_out_are_exit_code_1(few: Path, tmp_path: Path, answer: Run) -> None:
     code, output, errors = answer("data", "pack", few, tmp_path / "to", "--format", "recordio")
     assert (code, errors) == (1, "")
     assert "left out: train/cat/bad.jpg: not an image in a known format" in output
@@ -105,9 +101,7 @@ def test_packing_takes_the_first_label(few: Path, tmp_path: Path, answer: Run) -
             assert (target / "classes.txt").read_text().split() == classes
 
 
-def test_progress_with_many_images_is_told_in_lines_but_not_among_json(
-    tmp_path: Path, answer: Run
-) -> None:
+def test_progress_is_in_lines_but_not_in_json(tmp_path: Path, answer: Run) -> None:
     source = image_folder(tmp_path / "source", {f"a/{i:04d}.jpg": jpeg(8, 8) for i in range(1000)})
     _, output, _ = answer("data", "pack", source, tmp_path / "target", "--format", "tfrecord")
     assert output.splitlines()[-2] == "packing: 1000 of 1000"
@@ -206,9 +200,7 @@ def test_info_is_a_table_of_counts_classes_sizes_and_labels(few: Path, answer: R
     ]
 
 
-def test_info_lists_the_ten_largest_classes_and_counts_the_others(
-    tmp_path: Path, answer: Run
-) -> None:
+def test_info_lists_ten_classes_and_counts_the_others(tmp_path: Path, answer: Run) -> None:
     files = {f"class {i:02d}/{j}.jpg": jpeg(8, 8) for i in range(13) for j in range(1 + 10 * i)}
     _, output, _ = answer("data", "info", image_folder(tmp_path / "data", files))
     rows = output.splitlines()[-11:]
@@ -220,9 +212,7 @@ def test_info_lists_the_ten_largest_classes_and_counts_the_others(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_info_as_json_is_the_same_in_every_format_but_for_files(
-    format: str, folder: Path, tmp_path: Path, answer: Run
-) -> None:
+def test_info_is_alike_in_formats(format: str, folder: Path, tmp_path: Path, answer: Run) -> None:
     pack_as(folder, tmp_path / "target", format)
     options = []
     for data in (folder, tmp_path / "target"):
@@ -319,9 +309,7 @@ def test_show_takes_a_folder_without_splits(few: Path, tmp_path: Path, answer: R
     assert (tmp_path / "sheet.png").is_file()
 
 
-def test_a_flat_folder_is_refused_with_the_command_that_sorts_it_and_sorted_by_it(
-    tmp_path: Path, answer: Run
-) -> None:
+def test_a_flat_folder_is_refused_until_it_is_sorted(tmp_path: Path, answer: Run) -> None:
     root = image_folder(
         tmp_path / "data",
         {"train/cat/1.jpg": jpeg(), "train/owl/2.jpg": jpeg(), "val/a.jpg": jpeg()},
@@ -336,9 +324,7 @@ def test_a_flat_folder_is_refused_with_the_command_that_sorts_it_and_sorted_by_i
     assert open_index(root / "val", classes=("cat", "owl")).rows["label"].tolist() == [1]
 
 
-def test_labels_that_do_not_fit_are_exit_code_2_and_move_nothing(
-    tmp_path: Path, answer: Run
-) -> None:
+def test_labels_that_do_not_fit_move_nothing(tmp_path: Path, answer: Run) -> None:
     folder = image_folder(tmp_path / "val", {"a.jpg": jpeg(), "b.jpg": jpeg()})
     (tmp_path / "labels").write_text("a.jpg cat\n")
     code, output, errors = answer("data", "sort-val", folder, "--labels", tmp_path / "labels")

@@ -45,9 +45,7 @@ def test_a_sound_data_set_gives_exit_code_0(answer: Callable[..., Answer], data:
     assert not list(data.rglob("quarantine.json"))
 
 
-def test_a_table_names_every_finding_and_what_to_do(
-    answer: Callable[..., Answer], broken_data: Path
-) -> None:
+def test_a_table_names_every_finding(answer: Callable[..., Answer], broken_data: Path) -> None:
     code, output, _ = answer("data", "check", broken_data)
     assert code == 1
     cut, no_image, copied = names(broken_data)
@@ -114,9 +112,7 @@ def test_options_without_a_meaning_are_refused(
     assert message in " ".join(errors.replace("│", " ").split())
 
 
-def test_labels_are_held_against_the_outputs_of_a_model(
-    answer: Callable[..., Answer], data: Path
-) -> None:
+def test_labels_are_compared_with_outputs(answer: Callable[..., Answer], data: Path) -> None:
     assert answer("data", "check", data, "--logits", 10)[0] == 0
     code, output, _ = answer("data", "check", data, "--logits", 9)
     assert code == 1

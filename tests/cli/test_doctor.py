@@ -79,9 +79,7 @@ def test_what_decodes_images_is_shown(answer: Run, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("one_environment")
-def test_a_missing_framework_is_shown_with_how_to_install_it(
-    answer: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_framework_has_its_command(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     hint = "pip install torch==2.13.0"
     assert backends.FRAMEWORKS["torch"].install == hint
     monkeypatch.setitem(backends.FRAMEWORKS, "torch", Framework(("no-such-distribution",), hint))
@@ -91,9 +89,7 @@ def test_a_missing_framework_is_shown_with_how_to_install_it(
 
 
 @pytest.mark.usefixtures("one_environment")
-def test_a_framework_that_does_not_load_is_shown_with_the_reason(
-    answer: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_framework_has_its_reason(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str) -> None:
         raise ImportError("libfast.so: cannot open shared object file")
 
@@ -135,9 +131,7 @@ def test_what_the_processor_multiplies_is_shown(flags: str, limit: str, line: st
 
 
 @pytest.mark.usefixtures("one_environment")
-def test_a_gpu_is_shown_with_what_it_multiplies(
-    answer: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_shows_what_it_multiplies(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "gpu", lambda: ("Tesla T4", describe_gpu_arithmetic((7, 5))))
     monkeypatch.setattr(
         doctor, "describe_framework", lambda name: ""

@@ -4,13 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.cases import (
-    ROUNDING,
-    choose_launcher,
-    measure_difference,
-    run_command,
-    set_fields,
-)
+from tests.cli.cases import ROUNDING, choose_launcher, measure_difference, run_command, set_fields
 from tests.runs.cases import read_losses, read_state
 from tests.soak import in_a_soak
 
@@ -66,9 +60,7 @@ def test_without_the_option_a_step_has_other_parts(training: list[object], tmp_p
 
 @in_a_soak
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_with_synchronised_batch_norm_any_number_of_ranks_trains_the_weights_of_one(
-    ranks: int, training: list[object], tmp_path: Path
-) -> None:
+def test_synchronised_ranks_are_alike(ranks: int, training: list[object], tmp_path: Path) -> None:
     training += ["--set", "batch_norm=synchronised"]
     one = tmp_path / "one"
     several = tmp_path / "several"
@@ -80,9 +72,7 @@ def test_with_synchronised_batch_norm_any_number_of_ranks_trains_the_weights_of_
 
 @in_a_soak
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_with_synchronised_batch_norm_a_run_moves_to_any_number_of_ranks(
-    ranks: int, training: list[object], tmp_path: Path
-) -> None:
+def test_a_synchronised_run_moves(ranks: int, training: list[object], tmp_path: Path) -> None:
     training += ["--set", "batch_norm=synchronised"]
     whole = tmp_path / "whole"
     moved = tmp_path / "moved"

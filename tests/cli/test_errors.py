@@ -161,9 +161,7 @@ def test_a_wrong_command_is_answered_with_what_is_wrong(
     assert re.search(message, errors)
 
 
-def test_a_lack_of_memory_is_told_with_what_to_do(
-    answer: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_little_memory_is_told(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def greedy(*_: object, **__: object) -> None:
         raise MemoryError("Unable to allocate 2 TiB")
 
@@ -242,9 +240,7 @@ def test_how_a_command_ends_is_told_by_its_exit_code(
     assert answer("train") == (code, "", message)
 
 
-def test_an_error_of_our_own_keeps_its_traceback(
-    answer: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_of_our_own_have_tracebacks(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "app", raising(ZeroDivisionError("a mistake")))
     with pytest.raises(ZeroDivisionError):
         cli.run()
@@ -275,11 +271,7 @@ def test_one_of_several_ranks_says_who_it_is_and_leaves_its_exit_code(
     ],
 )
 def test_a_missing_path_is_said_before_a_framework_is_imported(
-    command: str,
-    message: str,
-    places: dict[str, str],
-    answer: Run,
-    monkeypatch: pytest.MonkeyPatch,
+    command: str, message: str, places: dict[str, str], answer: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backends, "load", raising(AssertionError("a framework is imported")))
     code, output, errors = answer(*fill_places(command, places))

@@ -18,9 +18,7 @@ from tests.processes import python
 Run = Callable[..., tuple[int, str, str]]
 
 
-def test_accuracy_and_loss_are_shown_with_the_number_of_images(
-    answer: Run, run_folder: Path, textures: Path
-) -> None:
+def test_scores_and_their_images_are_shown(answer: Run, run_folder: Path, textures: Path) -> None:
     code, output, errors = answer("evaluate", run_folder, "--data", textures, "--batch", 7)
     expected = lockstep.load(run_folder).evaluate(textures).to_json()
     assert (code, errors) == (0, "")
@@ -80,9 +78,7 @@ def test_json_is_the_whole_result(answer: Run, run_folder: Path, textures: Path)
     assert content == wanted
 
 
-def test_predictions_are_unknown_below_the_threshold_for_a_precision(
-    answer: Run, run_folder: Path, textures: Path
-) -> None:
+def test_the_threshold_has_its_precision(answer: Run, run_folder: Path, textures: Path) -> None:
     """The threshold answers as many images as any can with this precision."""
     images = sorted((textures / "val").glob("[!.]*/*"))
     precision = 0.2
@@ -177,9 +173,7 @@ def test_another_runtime_needs_no_framework(run_folder: Path, textures: Path) ->
     assert python(code) == (0, "['onnxruntime']\n", "")
 
 
-def test_a_runtime_that_is_unknown_or_missing_is_an_error(
-    answer: Run, run_folder: Path, textures: Path
-) -> None:
+def test_unknown_runtimes_are_errors(answer: Run, run_folder: Path, textures: Path) -> None:
     code, _, errors = answer("evaluate", run_folder, "--data", textures, "--runtime", "openvno")
     assert code == 2
     check_lines(errors, r"^lockstep: .*'openvno'.* openvino\?$")
@@ -189,9 +183,7 @@ def test_a_runtime_that_is_unknown_or_missing_is_an_error(
 
 
 @pytest.mark.usefixtures("without_bf16")
-def test_a_runtime_without_the_recipes_precision_computes_in_fp32(
-    answer: Run, run_in_bf16: Path, textures: Path
-) -> None:
+def test_a_runtime_without_bf16_has_fp32(answer: Run, run_in_bf16: Path, textures: Path) -> None:
     runtime = ("--runtime", "onnxruntime")
     code, output, errors = answer("evaluate", run_in_bf16, "--data", textures, "--json", *runtime)
     assert (code, json.loads(output)["precision"]) == (0, "fp32")
@@ -204,9 +196,7 @@ def test_a_runtime_without_the_recipes_precision_computes_in_fp32(
 
 
 @pytest.mark.usefixtures("without_bf16")
-def test_weights_of_bf16_are_evaluated_in_fp32_where_it_is_emulated(
-    answer: Run, run_in_bf16: Path, textures: Path
-) -> None:
+def test_emulated_bf16_is_evaluated_in_fp32(answer: Run, run_in_bf16: Path, textures: Path) -> None:
     code, output, errors = answer("evaluate", run_in_bf16, "--data", textures, "--json")
     assert (code, json.loads(output)["precision"]) == (0, "fp32")
     assert errors.startswith("note: computes in fp32; bf16 is emulated on this processor")

@@ -43,9 +43,7 @@ def test_an_unknown_format_is_wrong_use(answer: Run, run_folder: Path, tmp_path:
     assert re.match("lockstep: there is no format 'saved_modle' to export to", errors)
 
 
-def test_what_was_trained_in_bf16_is_exported_in_fp32_with_a_note(
-    answer: Run, run_in_bf16: Path, tmp_path: Path
-) -> None:
+def test_bf16_is_exported_in_fp32(answer: Run, run_in_bf16: Path, tmp_path: Path) -> None:
     code, output, _ = answer("export", run_in_bf16, tmp_path / "model", "--to", "onnx")
     assert code == 0
     assert output.splitlines()[3:] == ["note: computes in fp32; the weights were trained in bf16"]
@@ -68,9 +66,7 @@ def test_int8_after_training_shows_top_1_before_and_after(
     )
 
 
-def test_a_batch_that_is_no_number_is_wrong_use(
-    answer: Run, run_folder: Path, tmp_path: Path
-) -> None:
+def test_a_wrong_batch_is_refused(answer: Run, run_folder: Path, tmp_path: Path) -> None:
     code, _, errors = answer(
         "export", run_folder, tmp_path / "model", "--to", "onnx", "--batch", "many"
     )

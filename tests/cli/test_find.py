@@ -29,9 +29,7 @@ def recipe(tmp_path: Path, tiny_recipe: Recipe) -> Path:
     ("backend", "gb"),
     [("reference", 0.4), ("torch", 0.8), ("tensorflow", 1.5), ("paddle", 1.5), ("mxnet", 0.8)],
 )
-def test_the_largest_batch_is_found_in_limited_memory(
-    answer: Run, recipe: Path, backend: str, gb: float
-) -> None:
+def test_the_largest_batch_is_found(answer: Run, recipe: Path, backend: str, gb: float) -> None:
     how = ("--recipe", recipe, "--backend", backend, "--start", "256", "--memory-gb", gb, "--json")
     if backend == "mxnet":  # it is in another environment, where the command would go
         words = [sys.executable, "-m", "lockstep", "find", "batch", *map(str, how)]
@@ -115,9 +113,7 @@ def test_a_refused_range_test_leaves_no_folder(answer: Run, tmp_path: Path) -> N
     assert (code, out.exists()) == (2, False), errors
 
 
-def test_a_limit_of_main_memory_is_refused_on_a_gpu(
-    answer: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_main_memory_is_no_limit_of_a_gpu(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "gpu", lambda: ("H100", describe_gpu_arithmetic((9, 0))))
     code, output, errors = answer("find", "batch", "--memory-gb", "1")
     assert (code, output) == (2, "")
@@ -126,9 +122,7 @@ def test_a_limit_of_main_memory_is_refused_on_a_gpu(
     )
 
 
-def test_where_free_memory_is_not_known_a_limit_is_asked_for(
-    answer: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_memory_needs_a_limit(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "gpu", lambda: None)
     monkeypatch.setattr(machine, "free_memory_bytes", lambda: None)
     code, _, errors = answer("find", "batch")

@@ -79,9 +79,7 @@ TRAIN = ["train", "--recipe", "demo", "--data", "D", "--out", "R"]
         (["benchmark", "train", "--learning-rate", "3"], "--learning-rate", "--set lr=3"),
     ],
 )
-def test_an_option_of_other_programs_is_answered_with_what_to_type(
-    answer: Run, words: list[str], option: str, known: str
-) -> None:
+def test_other_options_are_known(answer: Run, words: list[str], option: str, known: str) -> None:
     code, output, errors = answer(*words)
     assert (code, output) == (2, "")
     command = "train" if "train" in words else "evaluate"

@@ -72,9 +72,7 @@ def test_a_folder_of_runs_stands_for_them(run: Path, data: Path) -> None:
     assert {suspect.place: suspect.suggestion for suspect in check.suspects[:2]} == PLANTED
 
 
-def test_the_command_lists_and_draws_them(
-    run: Path, data: Path, tmp_path: Path, answer: Run
-) -> None:
+def test_errors_are_listed_and_drawn(run: Path, data: Path, tmp_path: Path, answer: Run) -> None:
     out = tmp_path / "doubtful.png"
     arguments = ("data", "check", data, "--labels", run, "--out", out)
     code, output, _ = answer(*arguments)
@@ -88,9 +86,7 @@ def test_the_command_lists_and_draws_them(
     assert {row["image"]: row["suggestion"] for row in content["suspects"][:2]} == PLANTED
 
 
-def test_a_run_of_other_images_and_a_folder_without_runs_are_refused(
-    run: Path, textures: Path, data: Path
-) -> None:
+def test_wrong_runs_are_refused(run: Path, textures: Path, data: Path) -> None:
     with pytest.raises(DataError, match="was trained on other images"):
         check_labels(textures, [run])
     with pytest.raises(CheckpointError, match="is no run and holds none"):

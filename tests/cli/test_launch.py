@@ -88,25 +88,19 @@ TENSORFLOW = [
 
 
 @pytest.mark.parametrize("options", TENSORFLOW, ids=" ".join)
-def test_the_framework_is_that_of_the_launched_command(
-    answer: Run, launched: Launched, options: list[str]
-) -> None:
+def test_the_commands_framework_counts(answer: Run, launched: Launched, options: list[str]) -> None:
     assert answer("launch", "-n", 2, "--", *TRAIN, *options)[0] == 0
     assert launched == [("tensorflow", 2, [*TRAIN, *options], "native")]
 
 
 @pytest.mark.parametrize("options", [["--data", "backend=tensorflow"], ["--set", "seed=1"]])
-def test_without_a_framework_it_is_the_default(
-    answer: Run, launched: Launched, options: list[str]
-) -> None:
+def test_torch_is_the_default(answer: Run, launched: Launched, options: list[str]) -> None:
     assert answer("launch", "-n", 2, "--", *TRAIN, *options)[0] == 0
     assert [name for name, *_ in launched] == ["torch"]
 
 
 @pytest.mark.parametrize("dashes", [["--"], []], ids=["with --", "without --"])
-def test_what_the_launch_names_is_passed_to_the_command(
-    answer: Run, launched: Launched, dashes: list[str]
-) -> None:
+def test_names_are_passed_on(answer: Run, launched: Launched, dashes: list[str]) -> None:
     options = ["--backend", "tensorflow", "--distributed=horovod"]
     assert answer("launch", "-n", 2, *options, *dashes, *TRAIN)[0] == 0
     [(name, ranks, arguments, distributed)] = launched
@@ -117,9 +111,7 @@ def test_what_the_launch_names_is_passed_to_the_command(
 
 
 @pytest.mark.parametrize("options", TENSORFLOW, ids=" ".join)
-def test_the_launch_and_its_command_may_name_the_same(
-    answer: Run, launched: Launched, options: list[str]
-) -> None:
+def test_both_may_name_the_same(answer: Run, launched: Launched, options: list[str]) -> None:
     assert answer("launch", "-n", 2, "--backend", "tensorflow", "--", *TRAIN, *options)[0] == 0
     assert [(name, distributed) for name, _, _, distributed in launched] == [
         ("tensorflow", "native")
@@ -144,9 +136,7 @@ def test_two_values_are_refused_with_both_names(
     )
 
 
-def test_the_launch_may_name_the_one_and_its_command_the_other(
-    answer: Run, launched: Launched
-) -> None:
+def test_launch_and_command_may_share_the_settings(answer: Run, launched: Launched) -> None:
     command = [*TRAIN, "--backend", "tensorflow"]
     assert answer("launch", "-n", 2, "--distributed", "horovod", "--", *command)[0] == 0
     assert [(name, distributed) for name, _, _, distributed in launched] == [
@@ -162,9 +152,7 @@ def test_the_launch_may_name_the_one_and_its_command_the_other(
         ("--distributed=mpi", "distributed: Input should be 'native' or 'horovod', not 'mpi'"),
     ],
 )
-def test_what_does_not_exist_is_refused_before_anything_starts(
-    answer: Run, option: str, expected: str, place: int
-) -> None:
+def test_unknown_values_are_refused(answer: Run, option: str, expected: str, place: int) -> None:
     line = [option, "--", *TRAIN] if place == 0 else ["--", *TRAIN, option]
     assert answer("launch", "-n", 2, *line) == (2, "", f"lockstep: {expected}\n")
 
@@ -214,9 +202,7 @@ def test_where_horovod_is_missing_the_message_says_how_to_get_it(
     assert errors.count("\n") == 1
 
 
-def test_a_dry_run_prints_the_table_of_ranks_and_starts_none(
-    answer: Run, launched: Launched
-) -> None:
+def test_a_dry_run_prints_ranks_and_starts_none(answer: Run, launched: Launched) -> None:
     code, output, errors = answer("launch", "--dry-run", "--nodes", 2, "-n", 2, "--", *TRAIN)
     assert (code, errors, launched) == (0, "", [])
     assert [line.split() for line in output.splitlines()[1:]] == [

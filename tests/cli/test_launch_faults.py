@@ -166,9 +166,7 @@ def test_ranks_that_are_started_again_give_bit_identical_weights(
 
 @in_a_soak
 @pytest.mark.skipif("torch" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")
-def test_torchrun_starts_ranks_again_bit_for_bit(
-    recipe_file: Path, textures: Path, tmp_path: Path
-) -> None:
+def test_torchrun_starts_ranks_again(recipe_file: Path, textures: Path, tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     again = tmp_path / "again"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -199,9 +197,7 @@ def test_torchrun_starts_ranks_again_bit_for_bit(
 
 
 @in_a_soak
-def test_a_stopped_rank_ends_the_launch(
-    training: list[object], tmp_path: Path, record: Record
-) -> None:
+def test_a_stopped_rank_ends_it(training: list[object], tmp_path: Path, record: Record) -> None:
     with launch_training(tmp_path / "run", training, record) as launch:
         launch.kill(1, signal.SIGSTOP)
         errors = launch.assert_ended(1)
@@ -226,9 +222,7 @@ def test_a_killed_rank_ends_the_launch(
 
 
 @in_a_soak
-def test_a_rank_without_memory_ends_the_launch(
-    training: list[object], tmp_path: Path, record: Record
-) -> None:
+def test_a_rank_without_memory_ends(training: list[object], tmp_path: Path, record: Record) -> None:
     with launch_training(tmp_path / "run", training, record) as launch:
         starved = launch.ranks[1]
         launch.begin()
@@ -264,9 +258,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @in_a_soak
-def test_a_full_disk_ends_the_launch(
-    training: list[object], small_disk: Path, record: Record
-) -> None:
+def test_a_full_disk_ends_it(training: list[object], small_disk: Path, record: Record) -> None:
     with launch_training(small_disk / "run", training, record) as launch:
         launch.begin()
         with (small_disk / "fill").open("wb", buffering=0) as file, suppress(OSError):
@@ -308,9 +300,7 @@ def test_ranks_do_not_outlive_a_killed_launcher(
 
 
 @in_a_soak
-def test_a_launch_with_30_seconds_to_live_saves_and_stops(
-    training: list[object], tmp_path: Path, record: Record
-) -> None:
+def test_a_short_life_saves_first(training: list[object], tmp_path: Path, record: Record) -> None:
     run = tmp_path / "run"
     with launch_training(run, training, record) as launch:
         step = last_step(run)

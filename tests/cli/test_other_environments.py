@@ -64,18 +64,14 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
     ],
     ids=lambda arguments: " ".join(arguments[:4]),
 )
-def test_a_command_is_carried_out_by_the_python_that_has_the_engine(
-    stub: Callable[..., Path], arguments: list[str]
-) -> None:
+def test_the_python_with_the_engine_runs(stub: Callable[..., Path], arguments: list[str]) -> None:
     stub()
     code, output, errors = call(*arguments)
     assert (code, errors) == (42, "to the errors\n")
     assert output.splitlines() == ["-P", "-m", "lockstep", *arguments]
 
 
-def test_a_command_for_an_engine_that_is_here_stays_here(
-    stub: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_command_for_an_engine_here_stays(stub: Callable[..., Path], tmp_path: Path) -> None:
     folder = stub()
     assert call("evaluate", tmp_path / "none", "--data", tmp_path, "--backend", "torch")[0] == 2
     assert not (folder / "started").exists()
@@ -99,9 +95,7 @@ def test_a_python_without_the_engine_is_asked_once(
     assert not (folder / "started").exists()
 
 
-def test_an_engine_that_is_nowhere_is_told_with_how_to_get_it(
-    answer: Answer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_engine_is_told(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCKSTEP_MXNET_PYTHON", raising=False)
     monkeypatch.setattr(backends, "find_interpreter", lambda name: None)
     code, _, errors = answer("launch", "-n", 2, "--backend", "mxnet", "--", *TRAIN)
@@ -109,9 +103,7 @@ def test_an_engine_that_is_nowhere_is_told_with_how_to_get_it(
     assert "make mxnet-env" in errors
 
 
-def test_a_variable_that_names_nothing_ends_no_list_of_engines(
-    answer: Answer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_variable_ends_no_list(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCKSTEP_MXNET_PYTHON", "/no/such/python")
     code, output, _ = answer("doctor")
     assert code == 0
@@ -120,9 +112,7 @@ def test_a_variable_that_names_nothing_ends_no_list_of_engines(
 
 
 @pytest.mark.slow
-def test_a_run_on_mxnet_stops_and_goes_on_as_any_other(
-    tiny_recipe: Recipe, textures: Path, tmp_path: Path
-) -> None:
+def test_mxnet_stops_and_resumes(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "a recipe.yaml"
     run = tmp_path / "a run"
     prefix = tmp_path / "for mxnet" / "model"
@@ -157,9 +147,7 @@ def test_a_run_on_mxnet_stops_and_goes_on_as_any_other(
 @pytest.mark.slow
 # the images and labels of such files are compared in `tests/data/containers/test_peers.py`
 @in_a_soak
-def test_mxnets_recipe_learns_the_same_from_files_of_lockstep_and_of_im2rec(
-    textures: Path, tmp_path: Path
-) -> None:
+def test_mxnet_trains_alike_on_our_and_im2recs_files(textures: Path, tmp_path: Path) -> None:
     assert call("data", "pack", textures, tmp_path / "lockstep", "--format", "recordio")[0] == 0
     im2rec(textures, tmp_path / "im2rec")
     changes = {
@@ -223,9 +211,7 @@ def checkpoints(run: Path) -> list[Path]:
     return list((run / "checkpoints").glob("step-*"))
 
 
-def test_a_prefix_with_another_graph_is_refused_before_the_first_step(
-    tiny_recipe: Recipe, textures: Path, tmp_path: Path
-) -> None:
+def test_another_graph_is_refused(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(tiny_recipe.format_yaml())
     (tmp_path / "model-symbol.json").write_text("{}")

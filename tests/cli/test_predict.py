@@ -18,9 +18,7 @@ def images(textures: Path) -> list[Path]:
     return sorted((textures / "val").rglob("*.jpg"))[:2]
 
 
-def test_a_table_shows_the_likeliest_classes_of_every_image(
-    answer: Run, run_folder: Path, images: list[Path]
-) -> None:
+def test_a_table_shows_likely_classes(answer: Run, run_folder: Path, images: list[Path]) -> None:
     code, output, errors = answer("predict", run_folder, *images, "--top", 3)
     lines = output.splitlines()
     assert (code, errors) == (0, "")
@@ -58,9 +56,7 @@ def test_how_images_are_prepared_is_set(answer: Run, run_folder: Path, images: l
     assert row["probabilities"] == pytest.approx(expected.probabilities, abs=1e-6)
 
 
-def test_five_classes_are_shown_if_no_number_is_asked_for(
-    answer: Run, run_folder: Path, images: list[Path]
-) -> None:
+def test_five_classes_are_the_default(answer: Run, run_folder: Path, images: list[Path]) -> None:
     assert answer("predict", run_folder, images[0])[1].count("%") == 5
 
 
@@ -126,9 +122,7 @@ def test_a_file_with_too_few_names_is_refused_with_both_numbers(
     check_lines(errors, f"^lockstep: {names} has 2 names, .* expected 10 names, class 0 first$")
 
 
-def test_a_moving_average_that_is_missing_is_told(
-    answer: Run, run_folder: Path, images: list[Path]
-) -> None:
+def test_a_missing_average_is_told(answer: Run, run_folder: Path, images: list[Path]) -> None:
     code, _, errors = answer("predict", run_folder, images[0], "--ema")
     assert code == 2
     assert "has no moving average; the recipe's ema_decay is 0" in errors
@@ -145,9 +139,7 @@ def test_weights_of_bf16_are_used_in_fp32_where_it_is_emulated_and_this_is_noted
 
 
 @pytest.mark.usefixtures("without_bf16")
-def test_who_asks_for_an_emulated_precision_gets_it_with_a_note(
-    answer: Run, run_folder: Path, images: list[Path]
-) -> None:
+def test_emulation_on_demand_is_noted(answer: Run, run_folder: Path, images: list[Path]) -> None:
     code, output, errors = answer(
         "predict", run_folder, *images, "--json", "--set", "precision=bf16"
     )
@@ -156,7 +148,5 @@ def test_who_asks_for_an_emulated_precision_gets_it_with_a_note(
     assert json.loads(output) != json.loads(answer("predict", run_folder, *images, "--json")[1])
 
 
-def test_nothing_is_noted_where_the_processor_multiplies_bf16(
-    answer: Run, run_in_bf16: Path, images: list[Path]
-) -> None:
+def test_real_bf16_needs_no_note(answer: Run, run_in_bf16: Path, images: list[Path]) -> None:
     assert answer("predict", run_in_bf16, *images)[2] == ""

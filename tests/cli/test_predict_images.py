@@ -54,9 +54,7 @@ def test_images_that_cannot_be_read_are_named_and_counted_and_the_others_predict
     assert last == "lockstep: 2 of 4 images could not be read"
 
 
-def test_the_old_form_works_with_a_note_of_the_new_one(
-    answer: Run, run_folder: Path, images: list[Path]
-) -> None:
+def test_the_old_form_is_noted(answer: Run, run_folder: Path, images: list[Path]) -> None:
     new = answer("predict", run_folder, *images)
     code, output, errors = answer("predict", *images, "--run", run_folder)
     assert (code, output) == (0, new[1])

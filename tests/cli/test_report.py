@@ -22,9 +22,7 @@ def test_the_file_of_a_benchmark_has_a_page(answer: Callable[..., Answer], tmp_p
     assert "torch resnet50-v1.5 bf16" in page.read_text()
 
 
-def test_a_folder_that_is_no_run_is_wrong_use(
-    answer: Callable[..., Answer], tmp_path: Path
-) -> None:
+def test_a_folder_without_a_run_is_refused(answer: Callable[..., Answer], tmp_path: Path) -> None:
     code, _, complaint = answer("report", tmp_path, "-o", tmp_path / "page.html")
     assert code == 2
     assert "is not a run's folder" in complaint

@@ -139,9 +139,7 @@ def test_what_the_run_starts_from_is_passed_on(
     assert (source.path, source.resumes) == (Path("checkpoint.pth.tar"), resumes)
 
 
-def test_weights_and_a_checkpoint_to_resume_from_exclude_each_other(
-    answer: Run, new_run: list[object], tmp_path: Path
-) -> None:
+def test_weights_exclude_checkpoints(answer: Run, new_run: list[object], tmp_path: Path) -> None:
     code, _, errors = answer(*new_run, "--resume-from", tmp_path / "a", "--weights", tmp_path / "a")
     assert (code, errors.count("\n")) == (2, 1)
     assert errors.startswith("lockstep: --weights and --resume-from are both given")

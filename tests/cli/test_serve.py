@@ -43,9 +43,7 @@ def test_a_token_file_must_hold_a_token(
     assert message in errors
 
 
-def test_a_token_from_a_pipe_is_refused_with_what_can_be_given_instead(
-    answer: Run, run_folder: Path, tmp_path: Path
-) -> None:
+def test_a_token_from_a_pipe_is_refused(answer: Run, run_folder: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "token")
     code, _, errors = answer("serve", run_folder, "--port", 0, "--token-file", tmp_path / "token")
     assert code == 2

@@ -113,9 +113,7 @@ def run(tree: Path, *commands: tuple[object, ...]) -> list[str]:
 
 
 @in_a_soak  # the conformance suite below runs all that the commands call
-def test_a_copied_backend_does_all_that_commands_do(
-    tree: Path, recipe_file: Path, textures: Path
-) -> None:
+def test_a_copied_backend_runs_all_commands(tree: Path, recipe_file: Path, textures: Path) -> None:
     with_it = ("--backend", "sixth")
     quick = ("--set", "epochs=1", "--set", "reference_dtype=float32")
     trained = tree / "run"

@@ -130,9 +130,7 @@ def test_the_jobs_of_an_array_have_a_place_each_in_a_store(tmp_path: Path) -> No
     ],
     ids=str,
 )
-def test_what_is_wrong_is_refused_before_it_is_queued(
-    answer: Run, words: list[object], message: str
-) -> None:
+def test_wrong_jobs_are_not_queued(answer: Run, words: list[object], message: str) -> None:
     code, output, errors = answer("submit", *words)
     assert (code, output) == (2, "")
     assert message in errors

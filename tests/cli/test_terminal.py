@@ -55,9 +55,7 @@ def test_every_control_character_and_every_direction_is_obeyed_by_none() -> None
 BIDIRECTIONAL = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
-def test_json_is_read_back_as_it_was_and_obeyed_by_no_terminal(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_json_is_read_back_and_obeyed_by_none(capsys: pytest.CaptureFixture[str]) -> None:
     terminal.print_json({NAME: ["käse\n", "\udcff"]})
     output = capsys.readouterr().out
     assert not list_obeyed(output)
@@ -92,9 +90,7 @@ def test_a_listener_shows_names_so(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "command", [["data", "index"], ["data", "info"], ["data", "info", "--json"], ["data", "check"]]
 )
-def test_names_of_images_classes_and_folders_command_no_terminal(
-    command: list[str], answer: Run, tmp_path: Path
-) -> None:
+def test_names_command_no_terminal(command: list[str], answer: Run, tmp_path: Path) -> None:
     name = NAME.replace("/", "")
     root = image_folder(
         tmp_path / name,

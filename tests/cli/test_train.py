@@ -120,9 +120,7 @@ def test_a_signal_saves_the_next_step_and_is_the_exit_code_and_nobody_else_may_t
 
 
 @pytest.mark.slow
-def test_a_run_can_be_evaluated_and_asked_for_predictions(
-    finished_run: Path, textures: Path, answer: Answer
-) -> None:
+def test_a_run_evaluates_and_predicts(finished_run: Path, textures: Path, answer: Answer) -> None:
     run = finished_run
     code, output, errors = answer("evaluate", run, "--json", "--batch", 7, *DEFAULT)
     assert (code, errors) == (0, "")
@@ -173,9 +171,7 @@ def test_a_sparse_recipe_without_weights_says_what_to_do(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_wrong_profile_is_refused_with_what_it_takes(
-    arguments: list[object], answer: Answer, tmp_path: Path
-) -> None:
+def test_wrong_profiles_are_named(arguments: list[object], answer: Answer, tmp_path: Path) -> None:
     for text in ("ten", "3:2:1", "3:x"):
         code, _, errors = answer(*arguments, "--profile", text, "--out", tmp_path / "run")
         assert code == 2
@@ -183,9 +179,7 @@ def test_a_wrong_profile_is_refused_with_what_it_takes(
     assert not (tmp_path / "run").exists()
 
 
-def test_loggers_and_traces_are_chosen_by_options(
-    arguments: list[object], answer: Answer, tmp_path: Path
-) -> None:
+def test_options_choose_loggers(arguments: list[object], answer: Answer, tmp_path: Path) -> None:
     run = tmp_path / "run"
     code, output, errors = answer(
         *arguments, "--no-tensorboard", "--profile", "2:2", "--set", "epochs=1", "--out", run

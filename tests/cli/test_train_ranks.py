@@ -38,9 +38,7 @@ def compare_weights(run: Path, other: Path) -> float:
 
 
 @pytest.mark.slow
-def test_only_one_of_two_ranks_prints_and_every_image_has_its_result(
-    whole_of_two_ranks: Path, textures: Path, answer: Answer
-) -> None:
+def test_only_rank_0_prints(whole_of_two_ranks: Path, textures: Path, answer: Answer) -> None:
     run = whole_of_two_ranks
     output = (run.parent / "output.txt").read_text()
     assert output.count("throughput") == 1
@@ -139,9 +137,7 @@ def test_ranks_end_when_their_launcher_is_killed(ranked: list[object], tmp_path:
 
 
 @in_a_soak  # a user error below ends the ranks in the same way
-def test_a_folder_refused_to_rank_0_ends_all_ranks_without_a_traceback(
-    ranked: list[object], finished_run: Path
-) -> None:
+def test_a_folder_refused_to_rank_0_ends_all(ranked: list[object], finished_run: Path) -> None:
     changes = set_fields(epochs=1, momentum=0.5)
     code, _, errors = call(*LAUNCH, *ranked, "--out", finished_run, *changes)
     assert code == 2, errors
@@ -153,9 +149,7 @@ def test_a_folder_refused_to_rank_0_ends_all_ranks_without_a_traceback(
 
 @pytest.mark.slow
 @in_a_soak  # `tests/backends/test_ranks.py` sees the scores, and a finished run those of two ranks
-def test_an_evaluation_on_two_ranks_prints_one_result_with_every_image_once(
-    ranked: list[object], textures: Path, finished_run: Path
-) -> None:
+def test_ranks_evaluate_as_one(ranked: list[object], textures: Path, finished_run: Path) -> None:
     evaluate = ["evaluate", finished_run, "--data", textures, "--json", "--batch", 3, *ranked[-4:]]
     alone = json.loads(call(*evaluate)[1])
     code, output, errors = call(*LAUNCH, *evaluate)
@@ -168,9 +162,7 @@ def test_an_evaluation_on_two_ranks_prints_one_result_with_every_image_once(
 
 
 @pytest.mark.slow
-def test_a_user_error_of_launched_ranks_keeps_its_exit_code(
-    arguments: list[object], tmp_path: Path
-) -> None:
+def test_a_users_error_keeps_its_exit_code(arguments: list[object], tmp_path: Path) -> None:
     code, _, errors = call(*LAUNCH, *arguments, *set_fields(epoch=1), "--out", tmp_path / "run")
     assert code == 2
     assert "Did you mean --set epochs=" in errors
@@ -179,9 +171,7 @@ def test_a_user_error_of_launched_ranks_keeps_its_exit_code(
 
 @pytest.mark.slow
 @in_a_soak  # sparse runs and ranks are seen on every engine in `tests/backends`
-def test_two_sparse_ranks_end_with_the_weights_of_one(
-    ranked: list[object], dense: Path, tmp_path: Path
-) -> None:
+def test_two_sparse_ranks_are_one(ranked: list[object], dense: Path, tmp_path: Path) -> None:
     changes = set_fields(sparsity="mask_2d_best", batch_norm="synchronised", epochs=1, lr=0.001)
     changes += ["--weights", str(dense)]
     one = tmp_path / "one"
@@ -196,9 +186,7 @@ def test_two_sparse_ranks_end_with_the_weights_of_one(
 
 @pytest.mark.slow
 @in_a_soak  # a user error ends the ranks in the same way
-def test_weights_refused_to_rank_0_end_all_ranks_without_a_traceback(
-    ranked: list[object], dense: Path, finished_run: Path
-) -> None:
+def test_refused_weights_end_all(ranked: list[object], dense: Path, finished_run: Path) -> None:
     changes = [*set_fields(epochs=1), "--weights", dense]
     code, _, errors = call(*LAUNCH, *ranked, *changes, "--out", finished_run)
     assert code == 2, errors

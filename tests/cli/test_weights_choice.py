@@ -176,9 +176,7 @@ def test_a_conversion_stores_the_network_and_what_was_left_out(
     assert (read_metadata(again) or {})["ignored"] == ["criterion.weight"]
 
 
-def test_an_inspection_shows_the_account_and_where_the_preprocessing_comes_from(
-    answer: Run, case: Case, tmp_path: Path
-) -> None:
+def test_an_inspection_shows_the_account(answer: Run, case: Case, tmp_path: Path) -> None:
     code, output, errors = answer("convert", case.file, "--inspect", *CHOICE)
     assert code == 0, errors
     for line in (
@@ -224,9 +222,7 @@ def test_a_server_computes_what_pytorch_computes(
     np.testing.assert_allclose(logits[0], case.logits, atol=1e-4)
 
 
-def test_pruned_weights_are_those_of_the_described_network(
-    answer: Run, case: Case, tmp_path: Path
-) -> None:
+def test_pruned_weights_are_the_networks(answer: Run, case: Case, tmp_path: Path) -> None:
     target = tmp_path / "a.safetensors"
     assert answer("sparsify", case.file, target, *CHOICE)[0] == 0
     weights = open_weights(target)
@@ -236,9 +232,7 @@ def test_pruned_weights_are_those_of_the_described_network(
 
 
 @pytest.mark.parametrize("option", ["--model", "--set"])
-def test_a_training_starts_from_the_described_network(
-    answer: Run, case: Case, tmp_path: Path, option: str
-) -> None:
+def test_training_starts_from_it(answer: Run, case: Case, tmp_path: Path, option: str) -> None:
     value = FIELDS if option == "--model" else f"model={FIELDS}"
     run = tmp_path / "run"
     changes = set_fields(
@@ -279,9 +273,7 @@ COMMANDS: dict[str, Callable[[Any, Path, Path], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_an_unknown_network_is_an_error_before_anything_is_read_or_downloaded(
-    name: str, answer: Run, tmp_path: Path
-) -> None:
+def test_an_unknown_network_is_the_first_error(name: str, answer: Run, tmp_path: Path) -> None:
     command = COMMANDS[name]("https://127.0.0.1:1/a.pth", tmp_path / "missing", tmp_path)
     code, _, errors = answer(*command, "--model", "resnet50_v1")
     assert (code, errors.count("\n")) == (2, 1)
@@ -290,9 +282,7 @@ def test_an_unknown_network_is_an_error_before_anything_is_read_or_downloaded(
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_pattern_that_leaves_out_nothing_is_an_error_that_names_it(
-    name: str, answer: Run, case: Case, tmp_path: Path
-) -> None:
+def test_an_idle_pattern_is_named(name: str, answer: Run, case: Case, tmp_path: Path) -> None:
     command = COMMANDS[name](case.file, case.data, tmp_path)
     code, _, errors = answer(*command, *CHOICE, "--ignore", "critreion.*")
     assert (code, errors.count("lockstep: --ignore 'critreion.*' leaves out nothing")) == (2, 1)
@@ -332,9 +322,7 @@ def test_how_weights_are_read_needs_weights(
     assert re.match(r"lockstep: --model and --ignore say how --weights are read", errors)
 
 
-def test_a_run_has_its_network_and_nothing_to_leave_out(
-    answer: Run, run_folder: Path, tmp_path: Path
-) -> None:
+def test_a_run_needs_no_description(answer: Run, run_folder: Path, tmp_path: Path) -> None:
     errors = answer("convert", run_folder, tmp_path / "a.safetensors", "--ignore", "fc.*")[2]
     assert "--ignore 'fc.*' leaves out nothing" in errors
     errors = answer("convert", run_folder, tmp_path / "a.safetensors", "--model", "resnet18")[2]

@@ -128,9 +128,7 @@ def test_a_link_to_a_class_folder_that_is_missing_is_an_empty_class(tmp_path: Pa
 
 
 @pytest.mark.parametrize("open_it", [open_index, lambda data: open_sets(data, 0.5, silent)])
-def test_a_folder_around_the_classes_is_named(
-    open_it: Callable[[Path], object], tmp_path: Path
-) -> None:
+def test_a_folder_around_them_is_named(open_it: Callable[[Path], object], tmp_path: Path) -> None:
     image_folder(tmp_path, {"photos/cat/a.jpg": jpeg(), "photos/dog/b.jpg": jpeg()})
     with pytest.raises(
         DataError, match=r"no images in .*/<class>/<image>.* if the classes are the folders in"

@@ -59,9 +59,7 @@ def test_folders_that_are_all_numbers_sort_as_numbers(
     assert open_index(tmp_path).classes == expected
 
 
-def test_an_index_that_is_stored_in_text_order_keeps_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_in_text_order_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_numbers(tmp_path)
     before = index_as_before(root, monkeypatch)
     sets = open_sets(root, 0.0, lambda name: lambda done, total: None)
@@ -134,9 +132,7 @@ def test_a_run_keeps_the_order_of_a_list_that_does_not_count_any_more(tmp_path: 
     assert arranged.digest == open_index(before).digest
 
 
-def test_a_stored_index_can_be_read_in_the_order_of_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_is_read_by_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_numbers(tmp_path / "before")
     index_as_before(root, monkeypatch)
     arranged = arrange_classes(open_index(root / "train"), "number")

@@ -83,9 +83,7 @@ def test_a_step_that_the_run_does_not_have_is_refused(
 
 
 @pytest.mark.parametrize("cutmix_alpha", [0.0, 1.0])
-def test_mixed_images_are_drawn_mixed_with_both_labels(
-    index: Index, tiny_recipe: Recipe, cutmix_alpha: float
-) -> None:
+def test_mixed_images_are_labelled(index: Index, tiny_recipe: Recipe, cutmix_alpha: float) -> None:
     recipe = tiny_recipe.replace(
         mixup_alpha=1.0, cutmix_alpha=cutmix_alpha, mixup_coefficient="sample"
     )
@@ -109,9 +107,7 @@ def test_mixed_images_are_drawn_mixed_with_both_labels(
         assert (below < 128).any() == two_labels
 
 
-def test_the_sheet_of_an_evaluation_holds_its_first_images_cut_from_the_centre(
-    index: Index, tiny_recipe: Recipe
-) -> None:
+def test_an_evaluations_sheet_has_its_first_images(index: Index, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(eval_resize=50, eval_crop=40, eval_antialias=True)
     sheet = contact_sheet(index, recipe, 8, evaluation=True)
     plan = next(evaluation_plans(recipe, index.sizes, 8))
@@ -121,9 +117,7 @@ def test_the_sheet_of_an_evaluation_holds_its_first_images_cut_from_the_centre(
     assert np.array_equal(tiles(sheet, 8, 4, 40), batch.images)
 
 
-def test_a_sheet_of_more_images_than_there_are_shows_all(
-    tmp_path: Path, tiny_recipe: Recipe
-) -> None:
+def test_a_sheet_shows_no_more_images_than_exist(tmp_path: Path, tiny_recipe: Recipe) -> None:
     index = open_index(image_folder(tmp_path, {f"a/{i}.jpg": jpeg() for i in range(3)}))
     for evaluation in (False, True):
         sheet = contact_sheet(index, tiny_recipe, 1000, evaluation=evaluation)
@@ -141,9 +135,7 @@ def test_a_sheet_of_more_images_than_there_are_shows_all(
     ],
     ids=ascii,
 )
-def test_the_name_of_a_class_stands_below_its_image_and_within_its_width(
-    name: str, tmp_path: Path, tiny_recipe: Recipe
-) -> None:
+def test_names_stand_below_their_images(name: str, tmp_path: Path, tiny_recipe: Recipe) -> None:
     index = open_index(image_folder(tmp_path, {f"{name}/1.jpg": jpeg(), f"{name}/2.jpg": jpeg()}))
     pixels = np.asarray(contact_sheet(index, tiny_recipe, 2))
     below = pixels[MARGIN + 32 : MARGIN + 32 + LINE]

@@ -139,9 +139,7 @@ def test_a_folder_laid_out_otherwise_is_refused(
         open_index(tmp_path / "images")
 
 
-def test_the_digest_depends_on_classes_and_lengths_and_not_on_the_place(
-    root: Path, tmp_path: Path
-) -> None:
+def test_the_digest_is_of_classes_and_lengths_not_of_places(root: Path, tmp_path: Path) -> None:
     digest = open_index(root).digest
     copy = image_folder(tmp_path / "copy", FILES)
     assert open_index(copy).digest == digest
@@ -177,9 +175,7 @@ def test_a_changed_image_is_indexed_again_when_asked(root: Path) -> None:
     assert open_index(root, anew=True).sizes[0].tolist() == [50, 60]
 
 
-def test_an_image_overwritten_by_another_of_the_same_length_is_refused_when_it_is_read(
-    root: Path,
-) -> None:
+def test_an_image_overwritten_by_one_of_its_length_is_refused(root: Path) -> None:
     index = open_index(root)
     (root / "cat/z.jpg").write_bytes(FILES["cat/z.jpg"][:-2] + b"\0\0")
     with pytest.raises(DataError, match=r"cat/z.jpg .* after indexing"):

@@ -22,9 +22,7 @@ def same(a: Index, b: Index) -> bool:
     return all(np.array_equal(x, y) for x, y in arrays) and about[0] == about[1]
 
 
-def test_a_second_open_decodes_only_what_was_damaged_just_before_and_finds_the_same(
-    partly_bad: Path, decodings: list[bytes]
-) -> None:
+def test_a_second_open_decodes_damaged_images(partly_bad: Path, decodings: list[bytes]) -> None:
     built = open_index(partly_bad)
     decodings.clear()
     cached = open_index(partly_bad)
@@ -32,9 +30,7 @@ def test_a_second_open_decodes_only_what_was_damaged_just_before_and_finds_the_s
     assert same(built, cached)
 
 
-def test_a_stored_index_is_the_one_that_was_built_and_is_never_built(
-    root: Path, decodings: list[bytes]
-) -> None:
+def test_a_stored_index_is_used_and_never_built(root: Path, decodings: list[bytes]) -> None:
     classes = ("ant", "cat", "newt", "owl")
     assert find_index(find_source(root), classes=classes) is None
     assert decodings == []

@@ -34,9 +34,7 @@ def fail(patch: pytest.MonkeyPatch, path: Path, code: int) -> None:
     patch.setattr(os, "read", lambda fd, *how: (check(fd), read(fd, *how))[1])
 
 
-def test_an_image_that_the_system_refuses_to_read_stops_the_index(
-    root: Path, tmp_path: Path
-) -> None:
+def test_an_image_the_system_refuses_to_read_stops_the_index(root: Path, tmp_path: Path) -> None:
     if not FAILING.exists():
         pytest.skip("no loopback in /sys")
     target = tmp_path / "target"
@@ -86,9 +84,7 @@ def test_a_bad_moment_in_training_is_no_change_of_the_image(root: Path) -> None:
     assert index.read(0) == FILES["cat/z.jpg"]
 
 
-def test_too_little_memory_to_decode_is_no_property_of_an_image(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_little_memory_is_not_the_images_fault(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def check(data: bytes) -> tuple[int, int]:
         try:
             raise MemoryError
@@ -100,9 +96,7 @@ def test_too_little_memory_to_decode_is_no_property_of_an_image(
         open_index(root)
 
 
-def test_a_missing_target_is_looked_at_again_at_every_start(
-    root: Path, tmp_path: Path, decodings: list[bytes]
-) -> None:
+def test_a_missing_target_is_retried(root: Path, tmp_path: Path, decodings: list[bytes]) -> None:
     (root / "owl/late.jpg").symlink_to(tmp_path / "annex" / "object")
     for _ in range(2):
         index = open_index(root)
@@ -114,9 +108,7 @@ def test_a_missing_target_is_looked_at_again_at_every_start(
     assert (len(index), index.quarantined) == (len(FILES) + 1, ())
 
 
-def test_an_image_that_was_not_whole_yet_is_looked_at_again_when_it_is_written(
-    root: Path, decodings: list[bytes]
-) -> None:
+def test_an_unfinished_image_is_looked_at_again(root: Path, decodings: list[bytes]) -> None:
     path = root / "owl/late.jpg"
     path.write_bytes(jpeg(50, 50)[:200])
     time = path.stat().st_mtime_ns
@@ -130,9 +122,7 @@ def test_an_image_that_was_not_whole_yet_is_looked_at_again_when_it_is_written(
     assert len(open_index(root)) == len(FILES) + 1
 
 
-def test_an_image_that_becomes_whole_while_the_others_are_indexed_is_looked_at_again(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_whole_meanwhile_is_retried(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = root / "cat/late.jpg"
     path.write_bytes(jpeg(50, 50)[:200])
     check = inspection.check
@@ -184,9 +174,7 @@ def test_a_class_does_not_vanish_with_a_folder_that_the_system_fails_to_look_at(
         assert not look(loop)
 
 
-def test_what_a_strangers_index_left_out_is_only_looked_at_in_its_folder(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_strangers_index_stays_in_its_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outside = image_folder(root.parent / "outside", {"a.jpg": jpeg()}) / "a.jpg"
     (root / "owl/bad.jpg").write_bytes(b"")
     open_index(root)

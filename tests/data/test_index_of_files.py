@@ -94,9 +94,7 @@ def test_more_files_are_read_than_are_kept_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", CONTAINERS)
-def test_a_file_cut_short_after_it_was_indexed_is_named_when_it_is_read(
-    format: str, tmp_path: Path
-) -> None:
+def test_a_file_cut_after_indexing_is_named(format: str, tmp_path: Path) -> None:
     path = write(
         format, tmp_path / shard_name(format, "train", 0, 1), [sample(i, 0) for i in range(3)]
     )
@@ -112,9 +110,7 @@ def test_a_file_cut_short_after_it_was_indexed_is_named_when_it_is_read(
 
 
 @pytest.mark.parametrize("format", CONTAINERS)
-def test_a_file_of_the_same_layout_in_its_place_is_noticed_by_the_next_read(
-    format: str, tmp_path: Path
-) -> None:
+def test_a_file_of_the_same_layout_is_noticed(format: str, tmp_path: Path) -> None:
     name = shard_name(format, "train", 0, 1)
     for folder, colour in (("a", 10), ("b", 200)):
         images = [sample(i, 0, jpeg(8, 8, colour).ljust(900, b"\0")) for i in range(3)]
@@ -127,9 +123,7 @@ def test_a_file_of_the_same_layout_in_its_place_is_noticed_by_the_next_read(
 
 
 @pytest.mark.parametrize("format", CONTAINERS)
-def test_an_index_takes_less_than_64_bytes_an_image_in_every_format(
-    format: str, tmp_path: Path
-) -> None:
+def test_an_index_takes_less_than_64_bytes_an_image(format: str, tmp_path: Path) -> None:
     name = "n01440764/n01440764_{:05d}.JPEG"
     samples = [sample(i, 0, jpeg(8, 8), name.format(i), "n01440764") for i in range(100)]
     write(format, tmp_path / shard_name(format, "train", 0, 1), samples)
@@ -145,9 +139,7 @@ def test_an_index_takes_less_than_64_bytes_an_image_in_every_format(
         )
 
 
-def test_another_list_of_classes_decodes_nothing_again(
-    tmp_path: Path, decodings: list[bytes]
-) -> None:
+def test_another_list_of_classes_decodes_nothing(tmp_path: Path, decodings: list[bytes]) -> None:
     write(
         "webdataset",
         tmp_path / "val-000000.tar",

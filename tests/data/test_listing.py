@@ -39,9 +39,7 @@ def test_classes_are_named_by_the_synsets_in_the_files(format: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("format", CONTAINERS)
-def test_classes_are_named_by_the_list_beside_the_files_or_above_them(
-    format: str, tmp_path: Path
-) -> None:
+def test_classes_are_named_by_a_list_beside_or_above(format: str, tmp_path: Path) -> None:
     for place in ("train/classes.txt", "classes.txt"):
         write(
             format,
@@ -156,9 +154,7 @@ def test_a_tar_with_numbers_and_folders_as_classes_is_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("format", ["tfrecord", "webdataset"])
-def test_validation_labels_follow_the_names_of_trainings_classes(
-    format: str, tmp_path: Path
-) -> None:
+def test_validation_labels_follow_trainings_names(format: str, tmp_path: Path) -> None:
     """Validation has one class less, so its numbers stand for other names."""
     train = [sample(i, i, name=f"{i}.jpg", class_name=SYNSETS[i]) for i in range(3)]
     val = [
@@ -225,9 +221,7 @@ def test_shuffled_files_come_in_the_order_of_their_names(format: str, tmp_path: 
 
 
 @pytest.mark.parametrize("names", [["c", "a", "c"], ["c", "", "a"]], ids=["twice", "missing"])
-def test_names_that_are_missing_or_come_twice_leave_the_order_of_the_file(
-    names: list[str], tmp_path: Path
-) -> None:
+def test_incomplete_names_leave_the_order(names: list[str], tmp_path: Path) -> None:
     write(
         "tfrecord",
         tmp_path / "x.tfrecord",
@@ -294,9 +288,7 @@ def test_names_that_are_numbers_decide_alone(tmp_path: Path) -> None:
     assert labels(open_index(tmp_path)) == [2, 0, 0]
 
 
-def test_listing_tells_its_progress_and_can_be_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_listing_tells_progress_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write("tfrecord", tmp_path / "train-00000-of-00001", [sample(i, 0) for i in range(20)])
     slow = tfrecord.scan_images
     waiting = threading.Event()

@@ -89,9 +89,7 @@ def test_a_pipe_among_the_images_is_not_waited_for(folder: Path) -> None:
     ]
 
 
-def test_warnings_of_odd_images_do_not_reach_the_user(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warnings_do_not_reach_the_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("RGB", (16, 12)).save(folder / "cat" / "large.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 16 * 12 - 1)
     with warnings.catch_warnings():

@@ -52,9 +52,7 @@ def find_classes(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", LABELS)
-def test_every_image_goes_to_its_class_whatever_the_labels_look_like(
-    kind: str, flat: Path, tmp_path: Path
-) -> None:
+def test_every_image_goes_to_its_class(kind: str, flat: Path, tmp_path: Path) -> None:
     assert sort_into_classes(flat, labels(tmp_path, LABELS[kind])) == 4
     assert find_classes(flat) == SORTED
     assert open_index(flat).classes == ("n01", "n02", "n03")
@@ -120,9 +118,7 @@ def test_interrupted_anywhere_it_moves_the_rest_when_run_again(
         ("n01\n/tmp\nn01\nn01\n", "'/tmp' is not a class name"),
     ],
 )  # fmt: skip
-def test_labels_that_do_not_fit_move_nothing(
-    text: str, message: str, flat: Path, tmp_path: Path
-) -> None:
+def test_wrong_labels_move_nothing(text: str, message: str, flat: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         sort_into_classes(flat, labels(tmp_path, text))
     assert find_classes(flat) == IMAGES

@@ -91,9 +91,7 @@ def test_other_words_and_other_files_are_no_split(file: str, tmp_path: Path) -> 
     assert not holds_split(tmp_path, "val")
 
 
-def test_files_come_in_the_order_of_their_names_and_those_of_the_other_split_stay_out(
-    tmp_path: Path,
-) -> None:
+def test_files_come_in_the_order_of_names_without_the_other_split(tmp_path: Path) -> None:
     names = [f"train-{i:05d}-of-00012" for i in range(12)]
     touch_files(tmp_path, *reversed(names), "validation-00000-of-00001", "idx/train-00000-of-00012")
     assert find_split(tmp_path, "train").files == tuple(names)
@@ -185,9 +183,7 @@ COMPRESSED = {
 
 
 @pytest.mark.parametrize("name", COMPRESSED)
-def test_a_compressed_file_is_named_with_the_command_that_unpacks_it(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_compressed_file_has_its_unpacking_command(name: str, tmp_path: Path) -> None:
     title, compress = COMPRESSED[name]
     (tmp_path / name).write_bytes(compress(RECORDS))
     with pytest.raises(DataError, match=f"{name}: it is compressed with {title}") as error:

@@ -58,9 +58,7 @@ def test_images_keep_their_part_when_others_are_added(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 11])
 @pytest.mark.parametrize("share", [0.001, 0.999])
-def test_a_class_of_two_images_or_more_has_one_on_either_side(
-    count: int, share: float, tmp_path: Path
-) -> None:
+def test_every_class_is_on_both_sides(count: int, share: float, tmp_path: Path) -> None:
     files = {f"{name}/{i}.jpg": IMAGE for name in "abc" for i in range(count)}
     training, validation = divide_index(open_index(image_folder(tmp_path, files)), share)
     smaller = validation if share < 0.5 else training
@@ -93,9 +91,7 @@ def test_every_format_of_the_same_images_is_split_alike(format: str, tmp_path: P
 
 
 @pytest.mark.parametrize("folder", ["", "train"])
-def test_a_share_is_taken_of_a_folder_of_classes_and_of_training_images_alike(
-    folder: str, tmp_path: Path
-) -> None:
+def test_folders_and_training_images_are_split_alike(folder: str, tmp_path: Path) -> None:
     files = images(20, 20)
     image_folder(tmp_path / folder, files)
     sets = open_sets(tmp_path, SHARE, silent)
@@ -105,9 +101,7 @@ def test_a_share_is_taken_of_a_folder_of_classes_and_of_training_images_alike(
     assert stored.digest == sets.validation.digest
 
 
-def test_a_share_of_a_set_that_has_validation_images_is_refused_with_what_to_type(
-    tmp_path: Path,
-) -> None:
+def test_a_share_is_refused_where_validation_images_exist(tmp_path: Path) -> None:
     image_folder(tmp_path / "train", images(20, 20))
     image_folder(tmp_path / "val", images(2, 2))
     with pytest.raises(DataError, match=f"--split, or use --data {tmp_path}/train"):
@@ -136,9 +130,7 @@ def test_a_part_of_a_data_set_stands_for_the_data_set(
     [("", ""), ("train", ""), ("train", "train")],
     ids=["classes", "no val", "train alone"],
 )
-def test_without_validation_images_the_option_that_makes_them_is_named(
-    folder: str, part: str, tmp_path: Path
-) -> None:
+def test_missing_validation_images_are_told(folder: str, part: str, tmp_path: Path) -> None:
     image_folder(tmp_path / folder, images(4, 4))
     with pytest.raises(DataError, match=r"apart for validation, use --split 0\.1, or 0\.3 with"):
         open_sets(tmp_path / part, 0.0, silent)
@@ -152,9 +144,7 @@ def test_a_folder_without_classes_is_no_reason_to_split(folder: str, tmp_path: P
     assert "--split" not in str(error.value)
 
 
-def test_images_without_names_are_not_split(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nameless_images_are_not_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = open_index(image_folder(tmp_path, images(4, 4)))
     nameless: Callable[..., object] = lambda names: iter([b""] * 8)  # noqa: E731
     monkeypatch.setattr(type(index.names), "__iter__", nameless)

@@ -21,9 +21,7 @@ def test_a_notebook_is_stored_without_outputs(path: Path) -> None:
     assert [cell["outputs"] for cell in cells if cell.get("outputs")] == []
 
 
-def test_a_copy_has_what_a_cell_prints_and_draws(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_has_what_a_cell_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLBACKEND", "Agg")
     cell = {"cell_type": "code", "metadata": {}, "outputs": [], "source": [CELL]}
     path = tmp_path / "lesson.ipynb"

@@ -170,9 +170,7 @@ def ends() -> Iterator[tuple[Line, Line]]:
 
 
 @pytest.mark.parametrize("how", ["repeated", "changed", "left out", "sent back"])
-def test_a_message_that_somebody_touched_on_the_way_is_refused(
-    ends: tuple[Line, Line], how: str
-) -> None:
+def test_a_changed_message_is_refused(ends: tuple[Line, Line], how: str) -> None:
     here, there = ends
     raw_here, raw_there = (socket.socket(fileno=socket.dup(end.fileno())) for end in ends)
     with raw_here, raw_there:

@@ -34,9 +34,7 @@ from tests.processes import wait_until
         ([], 1),
     ],
 )
-def test_wrong_use_comes_before_an_interrupt_and_that_before_a_stop_and_a_failure(
-    tmp_path: Path, codes: list[int], code: int
-) -> None:
+def test_the_worst_exit_code_wins(tmp_path: Path, codes: list[int], code: int) -> None:
     for rank, written in enumerate(codes):
         (tmp_path / str(rank)).write_text(str(written))
     assert read_code(tmp_path) == code
@@ -49,9 +47,7 @@ WRITE_VARIABLES = """
 """
 
 
-def test_ranks_run_beside_each_other_and_are_told_which_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_know_which_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OF_ALL", "all")
     monkeypatch.setenv("OF_EACH", "the launcher's")
     before = dict(os.environ)
@@ -86,16 +82,12 @@ FAILURES = {
 
 
 @pytest.mark.parametrize(("fail", "code"), FAILURES.items(), ids=FAILURES)
-def test_when_a_rank_fails_the_others_are_asked_to_stop(
-    fail: str, code: int, tmp_path: Path
-) -> None:
+def test_when_a_rank_fails_the_others_are_asked(fail: str, code: int, tmp_path: Path) -> None:
     assert launch_programs(3, FAIL_ON_RANK_1.format(fail=fail), tmp_path) == code
     assert [(tmp_path / rank).read_text() for rank in ("0", "2")] == ["SIGTERM", "SIGTERM"]
 
 
-def test_a_rank_that_hears_no_signal_is_killed_in_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deaf_rank_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "GRACE_SEC", 0.5)
     deaf = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -153,9 +145,7 @@ def run_until_hung(folder: Path, program: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it reads /proc")
-def test_a_rank_that_is_stopped_ends_the_launch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_rank_ends_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stops = """
 heartbeat.note("training", 7)
 (folder / f"pid {rank}").write_text(str(os.getpid()))
@@ -172,9 +162,7 @@ time.sleep(60)
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_ranks_that_wait_for_each_other_end_the_launch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deadlocked_ranks_end_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = """
 heartbeat.note("training", 7 + int(rank), moved=True)
 if rank == "1":
@@ -212,9 +200,7 @@ def test_when_ranks_cannot_be_started_those_that_run_are_ended(tmp_path: Path) -
 # Output
 
 
-def test_the_output_of_rank_0_is_shown_and_that_of_others_is_logged(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_other_ranks_are_only_logged(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     logs = tmp_path / "a run" / "logs"
     program = "print('out of', rank)\nprint('error of', rank, file=sys.stderr)"
     for _ in range(2):
@@ -305,9 +291,7 @@ def test_all_ranks_are_started_again_after_a_failure(tmp_path: Path) -> None:
     ],
     ids=["until there are no more", "wrong use", "not finite", "twice at the same step"],
 )
-def test_ranks_are_not_started_again_if_they_would_fail_again(
-    program: str, code: int, attempts: int, tmp_path: Path
-) -> None:
+def test_hopeless_ranks_stay_ended(program: str, code: int, attempts: int, tmp_path: Path) -> None:
     assert launch_programs(1, BEATS + TRIES + program, tmp_path, watch=Watch(restarts=2)) == code
     assert tries(tmp_path) == [f"0 try {number}" for number in range(attempts)]
 

@@ -133,9 +133,7 @@ def test_a_secret_from_a_pipe_is_refused_with_what_can_be_given_instead(tmp_path
         read_secret(tmp_path / "secret", {})
 
 
-def test_a_secret_comes_from_the_first_line_of_standard_input(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_secret_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{WORDS}\nmore\n"))
     assert read_secret(Path("-"), {}) == WORDS
 

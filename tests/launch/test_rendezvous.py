@@ -154,9 +154,7 @@ def test_what_a_node_shared_before_the_last_gathering_does_not_count(port: int) 
         wait_until(lambda: third.states() == {1: {"is_busy": True}})
 
 
-def test_a_node_0_that_admits_and_then_says_nothing_is_not_waited_for_without_end(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_node_0_is_not_waited_for(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "MEET_SEC", 0.0)
     monkeypatch.setattr(rendezvous, "_BEYOND_SEC", 1)
     with (
@@ -180,9 +178,7 @@ def test_a_node_0_that_admits_and_then_says_nothing_is_not_waited_for_without_en
     ("node", "nodes", "reason"),
     [(1, 3, "--nodes is 2 on node 0 and 3 on node 1"), (0, 2, "--node-rank is 0, expected 1 to 1")],
 )
-def test_a_node_that_has_no_place_is_refused_and_the_others_still_meet(
-    port: int, node: int, nodes: int, reason: str
-) -> None:
+def test_a_node_without_a_place_is_refused(port: int, node: int, nodes: int, reason: str) -> None:
     with leading(2, port), meet_after(1, 2, port):
         line = newcomer(port, node, nodes)
         assert reason in receive(line)["refused"]
@@ -343,9 +339,7 @@ def test_what_is_no_message_loses_the_sender_and_is_not_unpickled(port: int, tmp
 # A relay
 
 
-def test_a_relay_between_two_launchers_is_refused_and_named_on_both_sides(
-    port: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_relay_is_named_on_both_sides(port: int, capsys: pytest.CaptureFixture[str]) -> None:
     with leading(2, port), relay(port) as place, meet_after(1, 2, port):
         wait_until(lambda: is_open(port))
         message = refuse(BackendError, "a relay, a proxy or NAT", meeting(1, 2, place))

@@ -31,9 +31,7 @@ def own_handler(number: int, _: object) -> None:
     """Stands for any handler of the launching program."""
 
 
-def test_after_a_launch_and_after_a_failed_one_signals_are_handled_as_before(
-    tmp_path: Path,
-) -> None:
+def test_signals_are_handled_as_before_after_any_launch(tmp_path: Path) -> None:
     def refuse(rank: int) -> dict[str, str]:
         raise OSError("no place for this rank")
 
@@ -74,9 +72,7 @@ def send_to_group(process: subprocess.Popen[str], number: signal.Signals) -> Non
         (subprocess.Popen.send_signal, signal.SIGUSR1),
     ],
 )
-def test_a_signal_reaches_every_rank_once(
-    send: Any, number: signal.Signals, tmp_path: Path
-) -> None:
+def test_every_rank_gets_a_signal_once(send: Any, number: signal.Signals, tmp_path: Path) -> None:
     with start_launcher(NOTE_SIGNALS, tmp_path) as process:
         wait_until(lambda: all_have(tmp_path, "is ready"))
         send(process, number)
@@ -87,9 +83,7 @@ def test_a_signal_reaches_every_rank_once(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_ranks_that_stop_on_a_signal_end_the_launch_with_their_code(
-    number: signal.Signals, code: int, tmp_path: Path
-) -> None:
+def test_ranks_that_stop_end_the_launch(number: signal.Signals, code: int, tmp_path: Path) -> None:
     program = NOTE_SIGNALS.replace(
         'wait_for("end")', f'wait_for(f"{{rank}} received")\nleave({code})'
     )
@@ -100,9 +94,7 @@ def test_ranks_that_stop_on_a_signal_end_the_launch_with_their_code(
 
 
 @pytest.mark.parametrize("started", [0, 1])
-def test_a_signal_that_comes_while_ranks_are_started_stops_them_all(
-    started: int, tmp_path: Path
-) -> None:
+def test_a_signal_while_ranks_start_stops_them(started: int, tmp_path: Path) -> None:
     before = f"if rank == {started}: os.kill(os.getpid(), signal.SIGTERM)"
     with start_launcher('wait_for("end")', tmp_path, before) as process:
         try:

@@ -63,9 +63,7 @@ def test_each_host_runs_its_command_here_and_gets_the_secret_unseen(
         assert "BatchMode=yes" in called, "ssh must not wait for a password"
 
 
-def test_what_a_host_writes_as_an_error_is_written_as_one(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hosts_errors_are_errors(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with launch_over_ssh(["one"], [["-c", "import sys; print('why', file=sys.stderr)"]], SECRET):
         pass
     assert capfd.readouterr() == ("", "[one] why\n")

@@ -61,9 +61,7 @@ def look(rank: Rank, now: float, **changes: Any) -> Rank:
     ],
     ids=["nothing new", "an unreadable beat", "a beat", "processor time"],
 )
-def test_a_beat_and_used_processor_time_are_signs_of_life(
-    changes: dict[str, Any], heard_at: float
-) -> None:
+def test_beats_and_processor_time_are_life(changes: dict[str, Any], heard_at: float) -> None:
     assert look(Rank(0, 1, heard_at=5.0, beat=TRAINS), 8.0, **changes).heard_at == heard_at
 
 
@@ -115,9 +113,7 @@ def test_a_rank_without_a_sign_of_life_is_silent_whatever_it_did(activity: Any) 
         ("starting", "starting", False),
     ],
 )
-def test_ranks_stall_that_all_train_or_evaluate_without_a_batch(
-    first: Any, second: Any, stalls: bool
-) -> None:
+def test_ranks_without_batches_stall(first: Any, second: Any, stalls: bool) -> None:
     standing = ranks(
         {"moved_at": 39.0, "beat": Beat(1, first)}, {"moved_at": 38.0, "beat": Beat(1, second)}
     )
@@ -134,9 +130,7 @@ def test_ranks_stall_that_all_train_or_evaluate_without_a_batch(
     ],
     ids=["saves", "saved a while ago", "saved long ago"],
 )
-def test_ranks_do_not_stall_while_they_wait_for_a_rank_elsewhere_that_saves(
-    elsewhere: Elsewhere, stalls: bool
-) -> None:
+def test_ranks_that_wait_for_a_saving_rank_do_not_stall(elsewhere: Elsewhere, stalls: bool) -> None:
     fault = find_fault(ranks({"moved_at": 30.0}, {"moved_at": 30.0}), 100.0, PATIENCE, elsewhere)
     assert (fault is not None) == stalls
 
@@ -165,9 +159,7 @@ def test_a_silent_rank_or_else_that_with_the_fewest_batches_is_to_blame_for_a_st
     ("reported", "blamed"),
     [(1, ("silent", 1)), (2, ("ended", 0)), (3, ("ended", 0)), (None, ("ended", 0))],
 )
-def test_a_silent_rank_is_to_blame_if_another_one_fails_because_of_it(
-    reported: int | None, blamed: tuple[str, int]
-) -> None:
+def test_a_silent_rank_is_to_blame(reported: int | None, blamed: tuple[str, int]) -> None:
     failed = {"code": reported or -9, "reported": reported, "ended_at": 90.0}
     assert judge(failed, {"heard_at": 80.0, "moved_at": 80.0}, now=92.0) == blamed
 
@@ -269,9 +261,7 @@ FAILED = Outcome(1, "rank 1 was killed", step=7, failed=True, was_asked=False)
     ],
     ids=str,
 )
-def test_ranks_are_started_again_only_after_a_failure_that_may_pass(
-    changes: dict[str, Any], again: bool
-) -> None:
+def test_only_passing_failures_are_tried_again(changes: dict[str, Any], again: bool) -> None:
     assert will_try_again([replace(FAILED, **changes)], 3)[0] == again
 
 

@@ -83,14 +83,12 @@ SAME_TENSORS = {
         ("resnet50-ffcv", 1000, 25_557_032),
     ],
 )
-def test_every_named_model_has_its_published_number_of_parameters(
-    name: str, logits: int, parameters: int
-) -> None:
+def test_models_have_their_published_parameters(name: str, logits: int, parameters: int) -> None:
     assert MODELS[name].count_parameters(logits) == parameters
 
 
 def test_every_named_model_is_in_the_table_of_published_numbers() -> None:
-    mark = test_every_named_model_has_its_published_number_of_parameters.pytestmark[0]
+    mark = test_models_have_their_published_parameters.pytestmark[0]
     assert {row[0] for row in mark.args[1]} == set(MODELS)
 
 
@@ -205,9 +203,7 @@ def test_tensors_come_in_torchvisions_order() -> None:
         ("resnet34", [2, 1]),
     ],
 )
-def test_a_stage_halves_the_resolution_where_the_version_says(
-    model: str, strides: list[int]
-) -> None:
+def test_a_stage_halves_where_the_version_says(model: str, strides: list[int]) -> None:
     first = {block.name: block for block in MODELS[model].list_blocks()}
 
     for stage in ("layer2.0", "layer3.0", "layer4.0"):

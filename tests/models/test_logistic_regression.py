@@ -10,11 +10,7 @@ GENERATOR = np.random.default_rng(0)
 
 
 def compute_loss(
-    weight: np.ndarray,
-    bias: np.ndarray,
-    features: np.ndarray,
-    labels: np.ndarray,
-    penalty: float,
+    weight: np.ndarray, bias: np.ndarray, features: np.ndarray, labels: np.ndarray, penalty: float
 ) -> float:
     """Return the loss as the module's docstring defines it, for weights of unscaled features."""
     mean = features.mean(axis=0)

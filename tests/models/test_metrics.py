@@ -163,9 +163,7 @@ continuity correction."""
 
 
 @pytest.mark.parametrize(("counts", "interval"), NEWCOMBE.items())
-def test_intervals_are_those_that_newcombe_published(
-    counts: tuple[int, int], interval: tuple[float, float]
-) -> None:
+def test_intervals_are_newcombes(counts: tuple[int, int], interval: tuple[float, float]) -> None:
     assert wilson(*counts) == pytest.approx(interval, abs=5e-5)
 
 

@@ -28,9 +28,7 @@ def draw_counts(labels: np.ndarray, kind: str, epoch: int = 0, seed: int = 0) ->
     seed=st.integers(0, 2**63 - 1),
     epoch=st.integers(0, 1000),
 )
-def test_an_epoch_has_classes_by_their_shares_and_their_images_equally_often(
-    counts: list[int], kind: str, seed: int, epoch: int
-) -> None:
+def test_classes_come_by_their_shares(counts: list[int], kind: str, seed: int, epoch: int) -> None:
     labels = np.repeat(np.arange(len(counts)), counts)
     often = draw_counts(labels, kind, epoch, seed)
     assert often.sum() == len(labels)

@@ -177,9 +177,7 @@ def test_an_image_takes_its_first_window_that_fits_whatever_the_others_need() ->
         ((1, 5000), (0, 2499, 1, 1)),
     ],
 )
-def test_without_a_fit_the_largest_centred_window_of_an_allowed_aspect_is_taken(
-    size: tuple[int, int], window: tuple[int, ...]
-) -> None:
+def test_without_a_fit_the_centre_is_taken(size: tuple[int, int], window: tuple[int, ...]) -> None:
     misfit = np.array(
         [[NEARLY_ALL, NOTHING, HALF, HALF]], np.uint64
     )  # the whole area, with the largest allowed height

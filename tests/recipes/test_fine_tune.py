@@ -36,9 +36,7 @@ WEIGHTS = Recipe(
 @pytest.mark.parametrize("is_known", [False, True], ids=["other classes", "known classes"])
 @pytest.mark.parametrize("on_gpu", [False, True], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("images", COUNTS)
-def test_any_number_of_images_gives_a_run_at_a_small_rate(
-    images: int, on_gpu: bool, is_known: bool
-) -> None:
+def test_any_number_of_images_has_a_small_rate(images: int, on_gpu: bool, is_known: bool) -> None:
     facts = replace(PHOTOS, images=images, on_gpu=on_gpu, is_known=is_known)
     recipe = choose_recipe(facts, Recipe())
     steps = steps_per_epoch(recipe, images)
@@ -78,9 +76,7 @@ def test_the_weights_decide_the_network_and_how_images_are_prepared() -> None:
     ],
     ids=str,
 )
-def test_images_have_the_size_that_the_weights_were_trained_with(
-    sizes: dict[str, int], expected: tuple[int, int, int]
-) -> None:
+def test_images_have_the_models_size(sizes: dict[str, int], expected: tuple[int, int, int]) -> None:
     recipe = choose_recipe(PHOTOS, Recipe(**sizes))
     assert (recipe.image_size, recipe.eval_resize, recipe.eval_crop) == expected
 
@@ -97,9 +93,7 @@ def test_images_have_the_size_that_the_weights_were_trained_with(
     ],
     ids=str,
 )
-def test_what_a_user_sets_is_kept_and_what_depends_on_it_follows(
-    changes: dict[str, Any], expected: dict[str, Any]
-) -> None:
+def test_set_values_are_kept(changes: dict[str, Any], expected: dict[str, Any]) -> None:
     fields = choose_recipe(PHOTOS, WEIGHTS, changes).model_dump()
     assert {name: fields[name] for name in changes | expected} == changes | expected
 

@@ -97,9 +97,7 @@ def test_a_truncated_normal_has_enough_numbers_for_tensors_of_any_size() -> None
 @pytest.mark.parametrize(
     ("name", "setting"), [("fc.weight", "fc_init"), ("fc.bias", "fc_bias_init")]
 )
-def test_a_uniform_classifier_is_even_within_one_over_the_root_of_its_inputs(
-    name: str, setting: str
-) -> None:
+def test_a_uniform_classifier_is_even_within_its_bound(name: str, setting: str) -> None:
     border = 1 / math.sqrt(128)
     values = np.sort(
         initial_tensors(RECIPE.replace(**{setting: "uniform"}))[name].reshape(-1)
@@ -162,9 +160,7 @@ def test_a_batch_norm_starts_as_the_identity(role: str, value: float) -> None:
         ),
     ],
 )
-def test_only_the_last_scale_of_every_block_is_zero_if_the_recipe_says_so(
-    spec: ModelSpec, last: str
-) -> None:
+def test_only_a_blocks_last_scale_is_zero_if_asked(spec: ModelSpec, last: str) -> None:
     values = initial_tensors(Recipe(model=spec, zero_init_last_bn=True))
 
     zero = {
@@ -192,9 +188,7 @@ def test_a_zero_scale_changes_no_other_tensor() -> None:
         ("fc.weight", [0.094904125, -0.0038297046, 0.070307702]),
     ],
 )
-def test_the_values_of_a_seed_never_change(
-    tiny_recipe: Recipe, name: str, values: list[float]
-) -> None:
+def test_a_seed_keeps_its_values(tiny_recipe: Recipe, name: str, values: list[float]) -> None:
     assert initial_tensors(tiny_recipe)[name].reshape(-1)[:3] == pytest.approx(values, rel=1e-6)
 
 
@@ -207,9 +201,7 @@ def test_the_values_of_a_seed_never_change(
         ("fc.bias", [-0.076907724, -0.042775702, -0.15954679]),
     ],
 )
-def test_the_values_of_the_last_seed_never_change(
-    tiny_recipe: Recipe, name: str, values: list[float]
-) -> None:
+def test_a_last_seed_keeps_its_values(tiny_recipe: Recipe, name: str, values: list[float]) -> None:
     recipe = tiny_recipe.replace(
         conv_init="truncated_normal", fc_bias_init="uniform", seed=2**63 - 1
     )

@@ -95,9 +95,7 @@ def test_boxes_lie_anywhere_in_the_image() -> None:
     ],
     ids=str,
 )
-def test_images_are_cut_and_mixed_with_their_probabilities(
-    changes: dict[str, Any], cut: float, mixed: float
-) -> None:
+def test_mixing_has_its_probabilities(changes: dict[str, Any], cut: float, mixed: float) -> None:
     mixing = draw(BOTH.replace(mixup_alpha=1.0).replace(**changes))
     is_mixed = mixing.coefficients < 1
     is_cut = np.zeros(20_000, bool) if mixing.boxes is None else mixing.boxes.any(axis=1)
@@ -139,9 +137,7 @@ def columns_of(plan: BatchPlan, form: Callable[..., Any] = np.asarray) -> list[A
 
 
 @pytest.mark.parametrize("coefficient", ["batch", "sample"])
-def test_an_image_is_mixed_in_the_same_way_for_any_number_of_ranks_and_parts(
-    coefficient: str,
-) -> None:
+def test_an_image_is_mixed_alike_for_any_ranks_and_parts(coefficient: str) -> None:
     recipe = BOTH.replace(mixup_coefficient=coefficient)
     for step, whole in enumerate(training_plans(recipe, SIZES, 0)):
         assert whole.partners is not None

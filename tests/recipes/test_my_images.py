@@ -22,9 +22,7 @@ from tests.recipes.cases import COUNTS, PHOTOS
 @pytest.mark.parametrize("on_gpu", [False, True], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("side", [20, 32, 100, 300, 4000])
 @pytest.mark.parametrize("images", COUNTS)
-def test_any_number_and_size_of_images_gives_a_run_without_anything_to_note(
-    images: int, side: int, on_gpu: bool
-) -> None:
+def test_any_images_give_a_run_without_notes(images: int, side: int, on_gpu: bool) -> None:
     facts = replace(PHOTOS, images=images, shorter_side=side, on_gpu=on_gpu)
     recipe = choose_recipe(facts)
     steps = steps_per_epoch(recipe, images)
@@ -71,9 +69,7 @@ def test_any_number_and_size_of_images_gives_a_run_without_anything_to_note(
     ],
     ids=str,
 )
-def test_values_suit_the_images_and_the_device(
-    changes: dict[str, Any], expected: dict[str, Any]
-) -> None:
+def test_values_suit_images_and_device(changes: dict[str, Any], expected: dict[str, Any]) -> None:
     recipe = choose_recipe(replace(PHOTOS, **changes))
     assert {name: getattr(recipe, name) for name in expected} == expected
 

@@ -18,9 +18,7 @@ RECIPES = {
 
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize(("rank", "ranks", "parts"), [(0, 1, 1), (1, 2, 2)])
-def test_the_next_steps_are_those_of_the_plans(
-    name: str, rank: int, ranks: int, parts: int
-) -> None:
+def test_next_steps_are_the_plans(name: str, rank: int, ranks: int, parts: int) -> None:
     recipe = RECIPES[name]
     share: dict[str, Any] = {"rank": rank, "ranks": ranks, "parts": parts}
     share["shards"] = np.arange(IMAGES) % 7

@@ -15,12 +15,7 @@ from PIL import Image
 from lockstep.recipes.augmentations.autoaugment import AutoAugment
 from lockstep.recipes.augmentations.randaugment import RandAugment
 from lockstep.recipes.augmentations.trivialaugment_wide import TrivialAugmentWide
-from lockstep.recipes.operations import (
-    LARGEST,
-    LARGEST_WIDE,
-    number_of_timm,
-    number_of_torchvision,
-)
+from lockstep.recipes.operations import LARGEST, LARGEST_WIDE, number_of_timm, number_of_torchvision
 from lockstep.recipes.pixel_operators import OPERATORS, Resampling
 from tests.recipes.cases import make_photo
 
@@ -159,9 +154,7 @@ TIMM_NAMES = {name: operator for operator, name in TIMM.items()}
 
 
 @pytest.mark.parametrize("policy", ["original", "originalr", "v0", "v0r"])
-def test_a_pair_of_timms_policies_gives_its_pixels(
-    policy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timms_pairs_give_their_pixels(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     photo = make_photo(size=50)
     augmentation = AutoAugment(policy=policy, interpolation="bicubic", fill=FILL)
     monkeypatch.setattr(random, "random", lambda: 0.0)  # every operation, no sign is changed
@@ -207,9 +200,7 @@ def sign_of(operation: Any) -> tuple[str, bool]:
 
 
 @pytest.mark.parametrize("kind", [RandAugment, TrivialAugmentWide])
-def test_operations_come_as_often_as_torchvisions(
-    kind: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_operations_have_torchvisions_shares(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = []
 
     def record(image: Any, name: str, magnitude: float, **_: Any) -> Any:

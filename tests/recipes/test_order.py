@@ -81,9 +81,7 @@ def test_units_of_any_size_divide_a_step_among_them(units: int, size: int) -> No
 
 @EXAMPLES
 @given(units=st.integers(1, 16), half=st.integers(1, 17))
-def test_reversing_units_of_any_even_size_pairs_what_reversing_the_step_pairs(
-    units: int, half: int
-) -> None:
+def test_reversing_even_units_pairs_as_reversing_the_step(units: int, half: int) -> None:
     images = units * 2 * half
     pairs = set()
     for unit in range(units):
@@ -108,9 +106,7 @@ def test_too_few_images_for_one_step_are_refused_with_a_batch_that_fits() -> Non
 @pytest.mark.parametrize("side", [32, 33, 224])
 @pytest.mark.parametrize(("ranks", "parts"), [(1, 1), (2, 1), (1, 3), (4, 2)])
 @pytest.mark.parametrize("batch_norm", ["local", "synchronised"])
-def test_the_advice_for_few_images_works_where_it_is_followed(
-    side: int, ranks: int, parts: int, batch_norm: str
-) -> None:
+def test_advice_for_few_images_works(side: int, ranks: int, parts: int, batch_norm: str) -> None:
     for images in (1, 2, 3, 5, 9, 40):
         recipe = Recipe(image_size=side, batch_norm=batch_norm)
         with pytest.raises(RecipeError) as refusal:
@@ -145,9 +141,7 @@ def test_a_step_that_does_not_divide_into_ranks_and_parts_is_refused() -> None:
         (4, 2, 4, "synchronised"),
     ],
 )
-def test_an_image_too_small_for_batch_norm_is_refused(
-    images: int, ranks: int, parts: int, batch_norm: str
-) -> None:
+def test_tiny_images_are_refused(images: int, ranks: int, parts: int, batch_norm: str) -> None:
     recipe = Recipe(global_batch_images=images, image_size=32, batch_norm=batch_norm)
     with pytest.raises(RecipeError, match="one image of 32 pixels"):
         check_batch_norm(recipe, ranks, parts)
@@ -188,9 +182,7 @@ def rows_of_a_step(plans: Iterable[BatchPlan]) -> dict[int, list[object]]:
 
 @pytest.mark.parametrize("coefficient", ["batch", "sample"])
 @pytest.mark.parametrize(("ranks", "parts"), DIVISIONS[1:])
-def test_a_step_has_the_same_images_changes_and_coefficients_for_any_number_of_ranks_and_parts(
-    ranks: int, parts: int, coefficient: str
-) -> None:
+def test_any_ranks_and_parts_have_the_same_steps(ranks: int, parts: int, coefficient: str) -> None:
     recipe = MIXED.replace(
         mixup_coefficient=coefficient,
         vertical_flip_probability=0.5,
@@ -222,9 +214,7 @@ def partners_of(plans: Iterable[BatchPlan], parts: int) -> dict[int, int]:
 @pytest.mark.parametrize(
     ("ranks", "parts"), [division for division in DIVISIONS if math.prod(division) <= 8]
 )
-def test_mixup_by_reversal_mixes_the_same_images_for_any_number_of_ranks_and_parts(
-    ranks: int, parts: int
-) -> None:
+def test_reversal_mixes_the_same_images_for_any_ranks_and_parts(ranks: int, parts: int) -> None:
     shares = [
         training_plans(MIXED, SIZES, 0, rank=rank, ranks=ranks, parts=parts)
         for rank in range(ranks)
@@ -236,9 +226,7 @@ def test_mixup_by_reversal_mixes_the_same_images_for_any_number_of_ranks_and_par
 
 
 @pytest.mark.parametrize(("ranks", "parts"), DIVISIONS)
-def test_mixup_by_permutation_gives_every_image_of_a_unit_one_partner_in_it(
-    ranks: int, parts: int
-) -> None:
+def test_permutation_gives_every_image_one_partner_in_its_unit(ranks: int, parts: int) -> None:
     recipe = MIXED.replace(mixup_pairing="permutation")
     for rank in range(ranks):
         for plan in training_plans(recipe, SIZES, 0, rank=rank, ranks=ranks, parts=parts):
@@ -256,9 +244,7 @@ def test_permutations_of_partners_differ_from_step_to_step_and_from_reversal() -
 
 @pytest.mark.parametrize(("ranks", "parts"), [(1, 1), (2, 2)])
 @pytest.mark.parametrize("first", range(7))
-def test_a_run_that_starts_at_any_step_goes_on_as_the_whole_run_does(
-    first: int, ranks: int, parts: int
-) -> None:
+def test_a_run_starts_at_any_step_as_the_whole_run(first: int, ranks: int, parts: int) -> None:
     whole = list(training_plans(MIXED, SIZES, 0, rank=ranks - 1, ranks=ranks, parts=parts))
     tail = training_plans(MIXED, SIZES, first, rank=ranks - 1, ranks=ranks, parts=parts)
 
@@ -304,9 +290,7 @@ def test_a_run_with_another_seed_has_another_plan() -> None:
 @pytest.mark.parametrize(
     ("probability", "low", "high"), [(0.0, 0, 0), (1.0, 1, 1), (0.5, 0.48, 0.52), (0.1, 0.09, 0.11)]
 )
-def test_images_are_flipped_with_the_recipes_probability(
-    probability: float, low: float, high: float
-) -> None:
+def test_flips_have_the_recipes_probability(probability: float, low: float, high: float) -> None:
     recipe = Recipe(
         epochs=1,
         global_batch_images=20_000,

@@ -19,9 +19,7 @@ from tests.soak import EXAMPLES
 
 @EXAMPLES
 @given(images=st.integers(1, 200), batch=st.integers(1, 40), ranks=st.integers(1, 5))
-def test_an_evaluation_has_every_image_once_and_as_many_plans_on_every_rank(
-    images: int, batch: int, ranks: int
-) -> None:
+def test_every_rank_has_as_many_plans_for_all_images(images: int, batch: int, ranks: int) -> None:
     shares = [
         list(evaluation_plans(RECIPE, sizes_of(images), batch, rank=rank, ranks=ranks))
         for rank in range(ranks)
@@ -35,9 +33,7 @@ def test_an_evaluation_has_every_image_once_and_as_many_plans_on_every_rank(
 
 @EXAMPLES
 @given(images=st.integers(1, 200), batch=st.integers(1, 40), ranks=st.integers(1, 5))
-def test_images_are_scored_rank_after_rank_in_the_order_of_their_plans(
-    images: int, batch: int, ranks: int
-) -> None:
+def test_images_are_scored_rank_after_rank(images: int, batch: int, ranks: int) -> None:
     shares = [
         evaluation_plans(RECIPE, sizes_of(images), batch, rank=rank, ranks=ranks)
         for rank in range(ranks)
@@ -91,9 +87,7 @@ def torchvision_resize_and_crop(
     size=st.tuples(st.integers(1, 6000), st.integers(1, 6000)),
     evaluation=st.tuples(st.integers(32, 300), st.integers(32, 300)),
 )
-def test_an_evaluation_image_is_resized_and_cut_as_torchvision_does(
-    size: tuple[int, int], evaluation: tuple[int, int]
-) -> None:
+def test_images_are_cut_as_torchvision(size: tuple[int, int], evaluation: tuple[int, int]) -> None:
     crop, resize = sorted(evaluation)
     plan = centre_plan(Recipe(eval_resize=resize, eval_crop=crop), np.array([0]), np.array([size]))
 
@@ -170,9 +164,7 @@ def test_evaluation_filters_as_training_where_only_that_is_set(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("antialias", [False, True])
-def test_a_run_of_a_recipe_without_a_geometry_of_evaluation_has_torchvisions(
-    antialias: bool, tmp_path: Path
-) -> None:
+def test_a_recipe_without_a_geometry_has_torchvisions(antialias: bool, tmp_path: Path) -> None:
     fields = {
         name: value
         for name, value in Recipe(antialias=antialias).fields().items()

@@ -53,9 +53,7 @@ KNOWN_ANSWERS = [
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
-def test_the_oracle_gives_random123s_known_answers(
-    counter: Words, key: tuple[int, int], answer: Words
-) -> None:
+def test_the_oracle_has_known_answers(counter: Words, key: tuple[int, int], answer: Words) -> None:
     assert philox4x64_10(counter, key) == answer
 
 

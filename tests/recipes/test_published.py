@@ -329,9 +329,7 @@ def test_the_speeds_that_recipes_name_are_published_in_their_documents() -> None
         ("resnext101-32x4d-tensorflow-90ep", ["glorot_uniform"]),
     ],
 )
-def test_a_recipe_names_the_values_that_its_code_or_the_others_have_instead(
-    name: str, values: list[str]
-) -> None:
+def test_a_recipe_names_the_values_of_others(name: str, values: list[str]) -> None:
     text = " ".join(inspect.getdoc(RECIPES[name].load_function()).split())
 
     assert [value for value in values if value not in text] == []

@@ -78,9 +78,7 @@ def test_every_row_has_the_epochs_of_its_recipe_and_a_line_with_its_figure() -> 
         ({"gpu": "A100"}, "gpu"),
     ],
 )
-def test_a_wrong_table_is_refused_by_name(
-    change: dict[str, object], message: str, tmp_path: Path
-) -> None:
+def test_wrong_tables_are_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
     table = {"document": "d", "table": "T", "recipe": "r", "framework": "f", "line": "l"}
     table |= {"columns": ["precision", "top1_percent"], "rows": [["fp32", 76.5]]}
     path = tmp_path / "rows.yaml"
@@ -112,9 +110,7 @@ def test_the_position_is_that_of_the_published_figure(top1: float, position: str
     ("precision", "published"),
     [("bf16", [76.93, 76.92, 77.11]), ("fp32", [76.91]), (None, [76.93, 76.91, 76.92, 77.11])],
 )
-def test_a_run_stands_beside_rows_of_its_kind_of_precision(
-    precision: str | None, published: list[float]
-) -> None:
+def test_rows_have_the_runs_precision(precision: str | None, published: list[float]) -> None:
     assert [
         row["top1_percent"] for row in beside(76, precision=precision)["accuracies"]
     ] == published
@@ -129,9 +125,7 @@ def test_a_run_stands_beside_rows_of_its_kind_of_precision(
         ("resnet50-tensorflow-fp32-250ep", [("fp32", 78.34)]),
     ],
 )
-def test_a_variant_in_another_precision_stands_beside_its_own_rows(
-    name: str, published: list[tuple[str, float]]
-) -> None:
+def test_a_variant_has_its_own_rows(name: str, published: list[tuple[str, float]]) -> None:
     comparison = beside(76, load_recipe(name).rename(""))
     assert comparison["recipe"] == name
     assert [
@@ -155,9 +149,7 @@ def test_a_precision_that_nobody_published_stands_beside_all_rows() -> None:
         ({"epochs": 40}, "these weights were trained for 40 of 90 epochs"),
     ],
 )
-def test_other_data_and_unfinished_weights_are_not_compared_and_it_is_said(
-    how: dict[str, int], reason: str
-) -> None:
+def test_unlike_runs_are_not_compared(how: dict[str, int], reason: str) -> None:
     comparison = beside(76.93, **how)
     assert (comparison["accuracies"], comparison["interval_percent"]) == ([], [])
     assert reason in comparison["not_compared"]

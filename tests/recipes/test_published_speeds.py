@@ -146,9 +146,7 @@ def row(**fields: object) -> Row:
         ),
     ],
 )
-def test_rows_are_those_of_the_documents(
-    fields: dict[str, object], expected: dict[str, object]
-) -> None:
+def test_rows_are_the_documents(fields: dict[str, object], expected: dict[str, object]) -> None:
     assert {name: getattr(row(**fields), name) for name in expected} == expected
 
 
@@ -229,9 +227,7 @@ def test_what_cannot_be_is_remarked() -> None:
         ({"remarks": [{"where": {"batch_images": 2}, "remark": "odd"}]}, "a remark fits no row"),
     ],
 )
-def test_a_wrong_table_is_refused_by_name(
-    change: dict[str, object], message: str, tmp_path: Path
-) -> None:
+def test_wrong_tables_are_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
     table = yaml.safe_load(ROWS.read_text())[0] | {
         "table": "Speed",
         "columns": ["batch_images", "images_per_sec"],

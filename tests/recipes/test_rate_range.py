@@ -17,9 +17,7 @@ def make_curve(rates: np.ndarray) -> list[float]:
 
 
 @pytest.mark.parametrize("scaling", ["none", "linear"])
-def test_a_tenth_of_the_rate_with_the_lowest_loss_is_suggested(
-    scaling: str, tiny_recipe: Recipe
-) -> None:
+def test_a_tenth_of_the_best_rate_is_suggested(scaling: str, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(lr_scaling=scaling, lr_batch_images=32)  # 8 images a step
     rates = np.geomspace(1e-6, 10, 200)
     losses = make_curve(rates)
@@ -46,7 +44,5 @@ def test_a_smoothed_loss_is_the_mean_with_weights_that_fall() -> None:
     ("losses", "expected"),
     [([2.0, 2.1], False), ([2.0, 2.1, float("nan")], True), ([1.0, 1.0, 60.0], True)],
 )
-def test_a_loss_diverges_if_it_is_not_finite_or_four_times_its_lowest(
-    losses: list[float], *, expected: bool
-) -> None:
+def test_a_loss_diverges_at_nan_or_four_times_least(losses: list[float], *, expected: bool) -> None:
     assert has_diverged(losses) is expected

@@ -29,9 +29,7 @@ SMALL_SPEC = {"block": "basic", "layers": [1, 1, 1, 1], "widths": [8, 8, 8, 8], 
         ),
     ],
 )
-def test_an_unknown_field_is_answered_with_the_nearest_name(
-    fields: dict[Any, Any], message: str
-) -> None:
+def test_an_unknown_field_has_the_nearest_name(fields: dict[Any, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         Recipe.of(fields)
 
@@ -198,9 +196,7 @@ def test_every_wrong_field_is_named_at_once() -> None:
         ("log_every_steps", 10**12, "expected at most 50,000,000"),
     ],
 )
-def test_a_number_beyond_memory_is_refused_with_the_reason(
-    field: str, value: Any, message: str
-) -> None:
+def test_a_number_beyond_memory_is_refused(field: str, value: Any, message: str) -> None:
     settings = Recipe if field in Recipe.model_fields else Execution
     with pytest.raises(RecipeError, match=rf"^{field}.*: {message}"):
         settings.of({field: value})
@@ -216,9 +212,7 @@ def test_a_number_beyond_memory_is_refused_with_the_reason(
     ],
     ids=["layers", "widths", "parameters", "classifier"],
 )
-def test_a_model_beyond_memory_is_refused_before_its_tensors_are_listed(
-    fields: dict[str, Any],
-) -> None:
+def test_a_model_beyond_memory_is_refused_before_it_is_listed(fields: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match="at most"):
         Recipe.of(fields)
 
@@ -364,9 +358,7 @@ def test_recipes_of_other_names_are_equal_if_their_fields_are() -> None:
 @pytest.mark.parametrize(
     ("size", "resize"), [(32, 37), (64, 73), (128, 146), (160, 183), (224, 256), (448, 512)]
 )
-def test_evaluation_follows_the_size_of_training_in_the_published_ratio(
-    size: int, resize: int, tmp_path: Path
-) -> None:
+def test_evaluation_follows_the_size_of_training(size: int, resize: int, tmp_path: Path) -> None:
     file = tmp_path / "small.yaml"
     file.write_text(f"base: resnet50-paddle-90ep\nimage_size: {size}\n")
     made = [

@@ -53,9 +53,7 @@ def test_a_base_may_be_a_file_beside_the_one_that_names_it(tmp_path: Path) -> No
     }
 
 
-def test_a_runs_folder_stands_for_the_recipe_it_was_trained_with(
-    tmp_path: Path, tiny_recipe: Recipe
-) -> None:
+def test_a_runs_folder_stands_for_its_recipe(tmp_path: Path, tiny_recipe: Recipe) -> None:
     written(tmp_path / "recipe.yaml", tiny_recipe.format_yaml())
 
     assert load_recipe(tmp_path) == tiny_recipe
@@ -98,9 +96,7 @@ def test_a_runs_folder_stands_for_the_recipe_it_was_trained_with(
         pytest.param(b"base: mine.yaml", "is its own base", id="its own base"),
     ],
 )
-def test_a_bad_file_is_one_error_that_names_it(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
+def test_a_bad_file_is_one_error(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_bytes(content)
 
@@ -162,9 +158,7 @@ def test_a_later_setting_of_a_field_wins() -> None:
         ),
     ],
 )
-def test_a_setting_reaches_its_field_as_its_own_kind_of_value(
-    setting: str, field: str, value: Any
-) -> None:
+def test_a_setting_is_read_as_its_fields_kind(setting: str, field: str, value: Any) -> None:
     changes, _ = parse_settings([setting])
 
     assert getattr(Recipe().replace(**changes), field) == value

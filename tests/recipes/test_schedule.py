@@ -78,9 +78,7 @@ def test_a_run_of_more_steps_than_memory_holds_is_refused_with_what_to_do() -> N
 
 @pytest.mark.parametrize("per_epoch", [1, 7])
 @pytest.mark.parametrize("name", [*NVIDIA_RECIPES, "my-images", "fine-tune", "demo"])
-def test_every_step_of_a_recipe_has_the_rate_of_its_originals_formula(
-    name: str, per_epoch: int
-) -> None:
+def test_every_step_has_the_rate_of_its_originals_formula(name: str, per_epoch: int) -> None:
     formula, epochs, warmup, peak = FORMULAS[name]
     expected = [
         formula(step, per_epoch, epochs, warmup, peak) for step in range(epochs * per_epoch)
@@ -108,9 +106,7 @@ def test_rates_are_float64_and_one_for_each_step() -> None:
         ("resnet50-paddle-90ep", (0.0, 2.048, 0.568)),
     ],
 )
-def test_the_same_words_in_the_documents_mean_these_different_rates(
-    name: str, rates: tuple[float, ...]
-) -> None:
+def test_the_same_words_mean_different_rates(name: str, rates: tuple[float, ...]) -> None:
     recipe = RECIPES[name]().replace(global_batch_images=2048, warmup_epochs=5)
     per_epoch = 1_281_167 // 2048
 
@@ -166,9 +162,7 @@ def test_the_order_in_which_step_epochs_are_given_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize(("counts_from", "first", "last"), [(0, 0.0, 0.9), (1, 0.1, 1.0)])
-def test_a_warm_up_counts_its_steps_from_0_or_from_1(
-    counts_from: int, first: float, last: float
-) -> None:
+def test_a_warm_up_counts_from_0_or_1(counts_from: int, first: float, last: float) -> None:
     rates = learning_rates(
         Recipe(epochs=4, warmup_epochs=2, warmup_counts_from=counts_from, lr=1.0), 5
     )
@@ -204,9 +198,7 @@ def test_without_warm_up_the_first_rate_is_the_peak() -> None:
         ("resnet50-mxnet-90ep", 256, 0.1 / 50),
     ],
 )
-def test_only_steps_of_512_images_and_up_warm_up_where_the_page_says_so(
-    name: str, images: int, first: float
-) -> None:
+def test_only_large_steps_warm_up_where_said(name: str, images: int, first: float) -> None:
     rates = learning_rates(RECIPES[name]().replace(global_batch_images=images), 10)
 
     assert rates[0] == pytest.approx(first)
@@ -222,9 +214,7 @@ def test_only_steps_of_512_images_and_up_warm_up_where_the_page_says_so(
         ({"lr": 0.1, "global_batch_images": 2048, "lr_scaling": "none"}, 0.1),
     ],
 )
-def test_the_peak_rate_grows_with_the_images_of_a_step_unless_it_is_taken_as_it_stands(
-    changes: dict[str, object], peak: float
-) -> None:
+def test_the_peak_grows_with_the_images_of_a_step(changes: dict[str, object], peak: float) -> None:
     recipe = Recipe(epochs=10, warmup_epochs=1).replace(**changes)
 
     assert peak_lr(recipe) == pytest.approx(peak)

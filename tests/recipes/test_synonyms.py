@@ -83,7 +83,5 @@ WEIGHTS = ["--recipe", "--checkpoint", "--data", "--set"]
         ("--zzz", TRAIN, ""),
     ],
 )
-def test_an_option_that_is_not_there_is_answered_with_what_to_type(
-    option: str, options: list[str], sentence: str
-) -> None:
+def test_an_unknown_option_has_its_answer(option: str, options: list[str], sentence: str) -> None:
     assert suggest_option(option, "3", options, KNOWN) == sentence

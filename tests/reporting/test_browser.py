@@ -93,9 +93,7 @@ def plot(page: "Page", number: int) -> "Locator":
     return page.locator(".chart .plot").nth(number)
 
 
-def test_every_chart_has_a_curve_for_every_run_over_its_whole_width(
-    show: Show, page_of_four: Path
-) -> None:
+def test_every_chart_has_a_whole_curve_for_every_run(show: Show, page_of_four: Path) -> None:
     page = show(page_of_four)
     assert page.locator(".chart").count() == 6
     for number in range(6):
@@ -119,9 +117,7 @@ def test_every_chart_has_a_curve_for_every_run_over_its_whole_width(
         assert max(box[1] for box in boxes) > 30
 
 
-def test_a_run_of_one_interval_and_a_class_without_images_are_shown_as_they_are(
-    show: Show, recipe: Recipe, tmp_path: Path
-) -> None:
+def test_a_run_of_one_interval_is_shown(show: Show, recipe: Recipe, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", recipe=recipe, classes=["a", "b", "none"], images=40)
     lines = (folder / "log.jsonl").read_text().splitlines()
     (folder / "log.jsonl").write_text("\n".join([*lines[:2], lines[-1], ""]))
@@ -160,9 +156,7 @@ def test_the_pointer_shows_the_values_of_its_step(show: Show, page_of_one: Path,
     assert page.locator("#tip").is_hidden()
 
 
-def test_a_finger_shows_values_until_it_touches_something_else(
-    show: Show, page_of_one: Path
-) -> None:
+def test_a_finger_shows_values_until_it_touches_elsewhere(show: Show, page_of_one: Path) -> None:
     page = show(page_of_one, width=390, height=740, has_touch=True)
     for chosen, words in ((plot(page, 0), "step"), (page.locator("#matrix svg"), "images")):
         page.touchscreen.tap(*middle(chosen))
@@ -176,9 +170,7 @@ def steps_shown(page: "Page", number: int = 0) -> list[int]:
     return [int(text.replace(",", "")) for text in texts]
 
 
-def test_dragging_zooms_all_charts_and_a_double_click_shows_all(
-    show: Show, page_of_one: Path
-) -> None:
+def test_dragging_zooms_and_a_double_click_shows_all(show: Show, page_of_one: Path) -> None:
     page = show(page_of_one)
     before = [steps_shown(page, number) for number in range(5)]
     x, y = middle(plot(page, 0))
@@ -273,9 +265,7 @@ def brightness(page: "Page") -> float:
     return sum(map(float, re.findall(r"[\d.]+", colour)[:3]))
 
 
-def test_colours_are_the_systems_until_the_switch_says_otherwise(
-    show: Show, page_of_one: Path
-) -> None:
+def test_colours_are_the_systems_until_switched(show: Show, page_of_one: Path) -> None:
     light, dark = (show(page_of_one, color_scheme=scheme) for scheme in ("light", "dark"))
     assert brightness(light) > 600
     assert brightness(dark) < 150
@@ -307,9 +297,7 @@ def test_a_run_can_be_hidden(show: Show, page_of_four: Path) -> None:
     assert len(after) == 3
 
 
-def test_runs_with_equal_losses_have_no_difference(
-    show: Show, recipe: Recipe, tmp_path: Path
-) -> None:
+def test_equal_losses_have_no_difference(show: Show, recipe: Recipe, tmp_path: Path) -> None:
     folders = [
         write_run(tmp_path / name, recipe=recipe, classes=["a", "b"], steps=20)
         for name in ("one", "other")
@@ -322,9 +310,7 @@ def test_runs_with_equal_losses_have_no_difference(
     assert "No run is shown." in difference.locator("text").all_text_contents()
 
 
-def test_the_picked_evaluation_is_the_one_shown(
-    show: Show, page_of_four: Path, four: list[Path]
-) -> None:
+def test_the_evaluation_picked_is_shown(show: Show, page_of_four: Path, four: list[Path]) -> None:
     page = show(page_of_four)
     before = column(page, "#per-class", 3)
     mistakes = page.locator("#mistakes li:visible img").evaluate_all("all => all.map(i => i.alt)")
@@ -338,9 +324,7 @@ def test_the_picked_evaluation_is_the_one_shown(
     assert shown.count() == 24
 
 
-def test_a_run_without_results_of_single_images_says_so_until_another_is_picked(
-    show: Show, recipe: Recipe, tmp_path: Path
-) -> None:
+def test_missing_results_are_said(show: Show, recipe: Recipe, tmp_path: Path) -> None:
     old = write_run(tmp_path / "old", recipe=recipe, classes=["a", "b"], keeps_results=False)
     new = write_run(tmp_path / "new", recipe=recipe, classes=["a", "b"])
     page = show(lockstep.report([old, new], tmp_path / "page.html"))
@@ -353,9 +337,7 @@ def test_a_run_without_results_of_single_images_says_so_until_another_is_picked(
     assert page.locator("#tip").is_hidden()
 
 
-def test_the_epoch_is_told_where_all_runs_shown_are_in_the_same(
-    show: Show, recipe: Recipe, tmp_path: Path
-) -> None:
+def test_the_epoch_is_told_where_runs_agree(show: Show, recipe: Recipe, tmp_path: Path) -> None:
     folders = [
         write_run(tmp_path / name, recipe=recipe, classes=["a", "b"]) for name in ("one", "other")
     ]
@@ -373,9 +355,7 @@ def test_the_epoch_is_told_where_all_runs_shown_are_in_the_same(
         page.locator("#legend button", has_text=hidden).click()
 
 
-def test_a_thousand_classes_are_a_heat_map_of_groups(
-    show: Show, recipe: Recipe, tmp_path: Path
-) -> None:
+def test_a_thousand_classes_are_groups(show: Show, recipe: Recipe, tmp_path: Path) -> None:
     classes = [f"n{i:08d}" for i in range(1000)]
     folder = write_run(tmp_path / "run", recipe=recipe, classes=classes, images=20_000)
     page = show(lockstep.report(folder, tmp_path / "page.html"))
@@ -402,9 +382,7 @@ def test_names_are_shown_and_not_run(show: Show, recipe: Recipe, tmp_path: Path)
 
 
 @pytest.mark.parametrize("steps", [0, 65])
-def test_a_run_that_is_not_finished_has_a_page_without_errors(
-    show: Show, recipe: Recipe, tmp_path: Path, steps: int
-) -> None:
+def test_an_unfinished_run_is_shown(show: Show, recipe: Recipe, tmp_path: Path, steps: int) -> None:
     folder = write_run(tmp_path / "part", recipe=recipe, classes=["a", "b"], steps=steps)
     page = show(lockstep.report(folder, tmp_path / "page.html"))
     assert f"at step {steps} of 120" in page.locator("#summary").inner_text()

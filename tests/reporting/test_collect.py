@@ -39,9 +39,7 @@ def test_a_finished_run_has_its_results(run: Path) -> None:
     assert len(opened.results.scores["ema"].labels) == 400
 
 
-def test_a_run_that_is_not_finished_is_shown_as_far_as_it_went(
-    recipe: Recipe, tmp_path: Path
-) -> None:
+def test_an_unfinished_run_is_shown_as_far_as_it_went(recipe: Recipe, tmp_path: Path) -> None:
     opened = open_run(
         write_run(tmp_path / NOT_UTF8[1], recipe=recipe, classes=["a", "b"], steps=65)
     )
@@ -107,9 +105,7 @@ def test_a_folder_without_a_recipe_is_no_run(tmp_path: Path) -> None:
         open_runs([tmp_path])
 
 
-def test_runs_are_called_by_as_much_of_their_paths_as_tells_them_apart(
-    recipe: Recipe, tmp_path: Path
-) -> None:
+def test_runs_have_distinct_short_names(recipe: Recipe, tmp_path: Path) -> None:
     folders = [tmp_path / name / "run" for name in ("a", "b")]
     for folder in folders:
         write_run(folder, recipe=recipe, classes=["x", "y"], steps=5)
@@ -124,9 +120,7 @@ def test_the_nearest_published_recipe_is_the_one_with_the_fewest_other_fields(ru
     assert fields == {"epochs": (load_recipe("demo").epochs, 4), "ema_decay": (0.0, 0.99)}
 
 
-def test_a_run_is_compared_with_the_published_recipe_that_it_is_based_on(
-    run: Path, tmp_path: Path
-) -> None:
+def test_a_run_is_compared_with_the_recipe_it_is_based_on(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "named")
     note = "based_on: resnet50-mxnet-90ep\n"
     (tmp_path / "named" / "recipe.yaml").write_text(note + (run / "recipe.yaml").read_text())

@@ -60,16 +60,12 @@ def test_the_difference_is_that_of_the_losses_from_the_first_run(four: list[Path
     )
 
 
-def test_runs_of_other_lengths_are_compared_where_both_have_steps(
-    recipe: Recipe, data: Path, run: Path, tmp_path: Path
-) -> None:
+def test_other_lengths_are_compared(recipe: Recipe, data: Path, run: Path, tmp_path: Path) -> None:
     part = write_run(tmp_path / "part", recipe=recipe, classes=["a", "b"], data=data, steps=20)
     assert draw_charts([run, part])["difference"].curves[0].steps == list(range(1, 21))
 
 
-def test_a_loss_scale_is_drawn_where_there_is_one(
-    run: Path, recipe: Recipe, tmp_path: Path
-) -> None:
+def test_a_loss_scale_is_drawn_if_there_is_one(run: Path, recipe: Recipe, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "scaled", recipe=recipe, classes=["a", "b"], steps=20)
     log = (folder / "log.jsonl").read_text()
     (folder / "log.jsonl").write_text(log.replace('"loss_scale": 1.0', '"loss_scale": 128.0'))
@@ -108,9 +104,7 @@ def test_runs_of_folds_share_their_axes(recipe: Recipe, tmp_path: Path) -> None:
     assert len(draw_charts(runs)["loss"].curves) == 4
 
 
-def test_where_results_were_not_kept_the_digests_of_a_checkpoint_count(
-    recipe: Recipe, data: Path, tmp_path: Path
-) -> None:
+def test_checkpoints_stand_for_missing_results(recipe: Recipe, data: Path, tmp_path: Path) -> None:
     runs = []
     for number, digest in enumerate(("training validation", "training validation", "training v")):
         about = {"recipe": recipe, "classes": ["a"], "data": data, "keeps_results": False}

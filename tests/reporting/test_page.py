@@ -126,9 +126,7 @@ def test_runs_on_other_images_are_marked_and_get_the_commands_that_compare_them(
     assert "other-images" not in write_page(four[:2], tmp_path / "page.html").ids()
 
 
-def test_a_run_stands_beside_the_published_figures_of_its_recipe_and_hardware(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_stands_beside_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_run(
         tmp_path / "run", recipe=load_recipe("resnet50-paddle-90ep"), classes=list("abcdefghij")
     )
@@ -222,9 +220,7 @@ def test_numbers_that_are_none_are_no_invalid_json(recipe: Recipe, tmp_path: Pat
 
 
 @pytest.mark.parametrize("word", ["null", "NaN"])
-def test_losses_that_are_not_finite_are_said_in_words(
-    word: str, recipe: Recipe, tmp_path: Path
-) -> None:
+def test_infinite_losses_are_said_in_words(word: str, recipe: Recipe, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", recipe=recipe, classes=["a", "b"], steps=30)
     *lines, last = (folder / "log.jsonl").read_text().splitlines()
     assert '"kind": "evaluate"' in last

@@ -43,9 +43,7 @@ def test_every_figure_is_written_as_png_and_svg(run: Path, tmp_path: Path) -> No
             assert ElementTree.parse(path).getroot().tag.endswith("svg")
 
 
-def test_names_are_no_formulas_and_all_runs_are_in_the_legend(
-    recipe: Recipe, tmp_path: Path
-) -> None:
+def test_names_are_no_formulas_and_are_in_the_legend(recipe: Recipe, tmp_path: Path) -> None:
     classes = [r"$\frac$", r"a \$ b"]
     names = ["_begins so", r"for $a_1 and $\frac$"]
     folders = [
@@ -82,9 +80,7 @@ def test_a_share_has_no_axis_below_0_nor_above_100(recipe: Recipe, tmp_path: Pat
         assert low <= 100 * share <= high
 
 
-def test_a_point_without_neighbours_has_a_mark_and_others_have_none(
-    recipe: Recipe, tmp_path: Path
-) -> None:
+def test_only_a_point_without_neighbours_has_a_mark(recipe: Recipe, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", recipe=recipe, classes=["a", "b"], steps=5)
     assert draw_figure([folder], "lr").axes[0].lines[0].get_markevery() == [0]
     losses = draw_figure([folder], "loss").axes[0].lines[0]

@@ -111,9 +111,7 @@ def test_a_speed_stands_beside_those_published_for_the_same_hardware(tmp_path: P
         {"device": "NVIDIA A100-SXM4-80GB", "ranks": "8"},
     ],
 )
-def test_a_speed_on_hardware_of_which_nothing_is_published_stands_alone(
-    about: dict[str, object], tmp_path: Path
-) -> None:
+def test_unpublished_hardware_stands_alone(about: dict[str, object], tmp_path: Path) -> None:
     runs = open_runs([paddle_run(tmp_path / "run", **about)])
     assert summary.compare_speeds(runs, summary.measure_speeds(runs)) == []
 

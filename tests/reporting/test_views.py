@@ -150,9 +150,7 @@ def test_a_prediction_beyond_the_classes_has_a_name_too(run: Path) -> None:
     assert len(view.classes) == 10
 
 
-def test_a_prediction_of_a_million_logits_takes_no_more_memory(
-    recipe: Recipe, tmp_path: Path
-) -> None:
+def test_a_million_logits_take_no_more_memory(recipe: Recipe, tmp_path: Path) -> None:
     last = 2**20 - 1
     folder = write_run(tmp_path / "run", recipe=recipe, classes=["cat", "dog"], images=4)
     wide = load_recipe(folder).replace(model="resnet18", logits=last + 1)
@@ -260,9 +258,7 @@ def test_an_image_written_over_is_noticed(own: tuple[Path, Path]) -> None:
     assert images == {}
 
 
-def test_images_indexed_anew_with_other_contents_are_told_by_their_digest(
-    own: tuple[Path, Path], data: Path
-) -> None:
+def test_images_indexed_again_are_known_by_digest(own: tuple[Path, Path], data: Path) -> None:
     folder, copy = own
     shutil.rmtree(copy / "val" / "dots")
     write_finished_run(copy, open_run(folder).recipe, copy.parent / "other")  # indexes what is left

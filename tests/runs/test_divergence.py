@@ -15,9 +15,7 @@ from lockstep.weights import checkpoint
 from tests.runs.cases import EXECUTION, read_state
 
 
-def test_weights_that_are_not_finite_are_not_saved(
-    textures: Path, tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_weights_of_nan_are_not_saved(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
     recipe = tiny_recipe.replace(lr=3e38, warmup_epochs=0, weight_decay=1.0)
     execution = Execution(save_every_steps=1)
     with pytest.raises(DivergedError, match="Last good checkpoint: none"):
@@ -25,9 +23,7 @@ def test_weights_that_are_not_finite_are_not_saved(
     assert checkpoint.steps(tmp_path / "run" / "checkpoints") == []
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_is_named(
-    textures: Path, tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_a_loss_of_nan_stops_the_run(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
     recipe = tiny_recipe.replace(lr=1e30, warmup_epochs=1.5, warmup_start_lr=1e-3, epochs=3)
     message = r"within steps \d+ to \d+.*Last good checkpoint"
     with pytest.raises(DivergedError, match=message) as error:
@@ -43,9 +39,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_named(
             assert np.isfinite(value).all()
 
 
-def test_an_infinite_validation_loss_ends_the_run_after_its_step_was_saved(
-    textures: Path, tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_an_infinite_loss_ends_a_run(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
     recipe = tiny_recipe.replace(epochs=1, lr=1e-6)
     values = initial_tensors(recipe)
     values["bn1.running_mean"][:] = -3e38  # training does not use it

@@ -14,14 +14,7 @@ from lockstep.runs.reading import read_run
 from lockstep.runs.resuming import complete_settings
 from lockstep.runs.train import run_training
 from lockstep.system.errors import CheckpointError
-from tests.runs.cases import (
-    EXECUTION,
-    Event,
-    assert_same_run,
-    read_notes,
-    stop_at,
-    train_until,
-)
+from tests.runs.cases import EXECUTION, Event, assert_same_run, read_notes, stop_at, train_until
 
 
 @pytest.mark.parametrize(

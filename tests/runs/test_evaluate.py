@@ -35,9 +35,7 @@ def test_an_evaluation_that_a_signal_stops_is_repeated(
     assert_same_run(run, uninterrupted)
 
 
-def test_a_stop_in_the_last_evaluation_leaves_a_run_that_can_be_finished(
-    textures: Path, tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_a_stop_at_the_end_can_finish(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
     run = tmp_path / "run"
     recipe = tiny_recipe.replace(epochs=1)
     train_until(stop_when(is_evaluating), recipe, textures, run)
@@ -62,9 +60,7 @@ def test_a_run_killed_before_its_report_evaluates_its_last_step_once_more(
     assert again["final"]["ema"]["loss"] == whole["final"]["ema"]["loss"]
 
 
-def test_a_run_killed_between_two_evaluations_of_a_step_makes_both(
-    textures: Path, tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_missed_evaluations_are_made(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
     run = tmp_path / "run"
     recipe = tiny_recipe.replace(ema_decay=0.9)
     train_until(stop_at("evaluate"), recipe, textures, run)
@@ -73,9 +69,7 @@ def test_a_run_killed_between_two_evaluations_of_a_step_makes_both(
     assert evaluations == [(7, "trained"), (7, "ema"), (14, "trained"), (14, "ema")]
 
 
-def test_a_moving_average_is_evaluated_too(
-    textures: Path, tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_averages_are_evaluated(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
     recipe = tiny_recipe.replace(ema_decay=0.9, epochs=1)
     report = lockstep.train(recipe, textures, tmp_path / "run")
     assert set(report["final"]) == {"trained", "ema"}

@@ -57,9 +57,7 @@ def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data
 
 
-def test_the_defaults_lose_nothing_of_good_weights(
-    weights: Path, few_images: Path, tmp_path: Path
-) -> None:
+def test_the_defaults_lose_nothing(weights: Path, few_images: Path, tmp_path: Path) -> None:
     report = lockstep.train(
         data=few_images,
         out=tmp_path / "run",
@@ -93,9 +91,7 @@ def test_fine_tuning_needs_weights(few_images: Path, tmp_path: Path) -> None:
         lockstep.train("fine-tune", few_images, tmp_path / "run")
 
 
-def test_a_named_recipe_gets_as_many_logits_as_the_folder_has_classes(
-    few_images: Path, tmp_path: Path
-) -> None:
+def test_a_named_recipe_gets_the_folders_logits(few_images: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     model = lockstep.load_recipe("demo").replace(model="resnet18").fields()["model"]
     changes = {"model": model, "epochs": 1, "image_size": 32, "precision": "fp32"}
@@ -146,9 +142,7 @@ def is_computing(event: Event) -> bool:
     return bool(event["kind"] == "progress" and event["what"] == "computing features")
 
 
-def test_a_run_of_other_classes_starts_from_the_best_classifier_on_fixed_features(
-    weights: Path, other_images: Path, tmp_path: Path
-) -> None:
+def test_a_probe_starts_other_classes(weights: Path, other_images: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     events = start(other_images, run, weights)
     tensors = read_state(run, 0).tensors
@@ -183,9 +177,7 @@ def test_features_are_computed_once(weights: Path, other_images: Path, tmp_path:
     assert states[0] == states[1] == copy_bytes(read_state(tmp_path / "third", 1).tensors)
 
 
-def test_a_run_that_was_stopped_in_its_linear_probe_is_the_same_run(
-    weights: Path, other_images: Path, tmp_path: Path
-) -> None:
+def test_a_stopped_probe_resumes(weights: Path, other_images: Path, tmp_path: Path) -> None:
     start(other_images, tmp_path / "whole", weights)
     for file in find_features(other_images):
         file.unlink()
@@ -198,9 +190,7 @@ def test_a_run_that_was_stopped_in_its_linear_probe_is_the_same_run(
     assert copy_bytes(read_state(tmp_path / "run").tensors) == copy_bytes(whole.tensors)
 
 
-def test_a_classifier_of_unknown_classes_stays_if_it_is_as_good_as_a_probe(
-    weights: Path, tmp_path: Path
-) -> None:
+def test_a_classifier_as_good_as_a_probe_stays(weights: Path, tmp_path: Path) -> None:
     """That which a probe of all images found is as good as one of some of them."""
     draw_data_set(tmp_path / "data", train_images=80, val_images=40, kinds=KINDS)
     others = ("blobs", "grid", "rings", "zigzag")
@@ -220,9 +210,7 @@ def test_a_classifier_of_unknown_classes_stays_if_it_is_as_good_as_a_probe(
     assert lockstep.load_recipe(tmp_path / "kept").lr == 0.004, "the rate of other classes"
 
 
-def test_with_a_frozen_backbone_the_linear_probe_is_the_run(
-    weights: Path, other_images: Path, tmp_path: Path
-) -> None:
+def test_frozen_backbones_are_a_probe(weights: Path, other_images: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = {"weights": weights, "changes": CHANGES | {"frozen": ["backbone"]}}
     report = lockstep.train(data=other_images, out=run, **options)
@@ -238,9 +226,7 @@ def test_with_a_frozen_backbone_the_linear_probe_is_the_run(
 
 @pytest.mark.parametrize("outputs", [2, 3, 4], ids="{} outputs".format)
 @pytest.mark.parametrize("classes", ["named", "unnamed"])
-def test_one_image_of_each_class_is_enough(
-    outputs: int, classes: str, weights: Path, tmp_path: Path
-) -> None:
+def test_one_image_is_enough(outputs: int, classes: str, weights: Path, tmp_path: Path) -> None:
     """Weights of fewer, as many and more classes, which are others than those of the images."""
     draw_data_set(tmp_path / "data", train_images=3, val_images=3, kinds=OTHERS)
     tensors = read_state(weights).tensors
@@ -252,9 +238,7 @@ def test_one_image_of_each_class_is_enough(
     assert any(event["kind"] == "linear_probe" for event in events)
 
 
-def test_a_classifier_of_other_classes_that_a_named_recipe_keeps_is_noted(
-    weights: Path, tmp_path: Path
-) -> None:
+def test_a_classifier_of_other_classes_is_noted(weights: Path, tmp_path: Path) -> None:
     others = ("blobs", "grid", "rings", "zigzag")
     draw_data_set(tmp_path / "data", train_images=8, val_images=4, kinds=others)
     recipe = lockstep.load_recipe(weights).replace(epochs=1, global_batch_images=8)
@@ -271,9 +255,7 @@ def test_a_class_that_only_validation_has_is_named(weights: Path, tmp_path: Path
         lockstep.train(data=tmp_path / "data", out=tmp_path / "run", weights=weights)
 
 
-def test_images_of_a_probe_are_of_all_classes(
-    monkeypatch: pytest.MonkeyPatch, few_images: Path
-) -> None:
+def test_a_probe_sees_all_classes(monkeypatch: pytest.MonkeyPatch, few_images: Path) -> None:
     monkeypatch.setattr(linear_probe, "MOST_IMAGES", 10)
     index = open_index(find_split(few_images, "train"))
     small = index.rows["label"] == 2
@@ -282,9 +264,7 @@ def test_images_of_a_probe_are_of_all_classes(
     assert np.bincount(labels).tolist() == [4, 3, 1, 3]
 
 
-def test_features_that_are_not_finite_are_refused(
-    weights: Path, other_images: Path, tmp_path: Path
-) -> None:
+def test_features_of_nan_are_refused(weights: Path, other_images: Path, tmp_path: Path) -> None:
     tensors = read_state(weights).tensors
     tensors = tensors | {"conv1.weight": np.full_like(tensors["conv1.weight"], np.nan)}
     about = {"recipe": lockstep.load_recipe(weights).fields(), "classes": list(KINDS)}

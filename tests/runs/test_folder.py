@@ -55,26 +55,20 @@ def test_a_run_resumes_in_its_folder(tiny_recipe: Recipe, tmp_path: Path) -> Non
         assert (tmp_path / "run" / "log.jsonl").exists()
 
 
-def test_a_run_keeps_the_name_of_the_recipe_it_was_started_with(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_a_run_keeps_the_name_of_its_first_recipe(tiny_recipe: Recipe, tmp_path: Path) -> None:
     begin(tmp_path / "run", tiny_recipe.rename("with: a colon"))
     begin(tmp_path / "run", tiny_recipe.rename("the same fields"))
     assert load_recipe(tmp_path / "run").based_on == "with: a colon"
     assert load_recipe(tmp_path / "run") == tiny_recipe
 
 
-def test_a_run_that_has_no_name_takes_that_of_a_recipe_with_the_same_fields(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_a_nameless_run_takes_an_equal_recipes_name(tiny_recipe: Recipe, tmp_path: Path) -> None:
     begin(tmp_path / "run", tiny_recipe)
     begin(tmp_path / "run", tiny_recipe.rename("tiny"))
     assert load_recipe(tmp_path / "run").based_on == "tiny"
 
 
-def test_a_run_under_a_recipe_that_continues_its_own_is_not_finished(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_a_run_under_a_longer_recipe_is_not_finished(tiny_recipe: Recipe, tmp_path: Path) -> None:
     begin(tmp_path / "run", tiny_recipe)
     write_json(tmp_path / "run" / "report.json", {"steps": 14})
     other = tiny_recipe.replace(epochs=7)
@@ -88,9 +82,7 @@ def test_a_run_under_a_recipe_that_continues_its_own_is_not_finished(
     assert load_recipe(tmp_path / "run") == other
 
 
-def test_another_recipe_is_refused_and_every_field_that_differs_is_shown(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_another_recipe_is_refused_with_its_fields(tiny_recipe: Recipe, tmp_path: Path) -> None:
     before = tiny_recipe.replace(augmentations=["solarise", {"name": "randaugment"}])
     begin(tmp_path / "run", before)
     other = before.replace(
@@ -115,18 +107,14 @@ def test_another_recipe_is_refused_and_every_field_that_differs_is_shown(
     assert load_recipe(tmp_path / "run") == before
 
 
-def test_another_recipe_is_refused_while_there_is_a_checkpoint(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_another_recipe_is_refused_for_a_checkpoint(tiny_recipe: Recipe, tmp_path: Path) -> None:
     with open_run_folder(tmp_path / "run", tiny_recipe):
         (tmp_path / "run" / "checkpoints" / "step-00000001").mkdir()
     with pytest.raises(RecipeError, match="epochs"):
         open_run_folder(tmp_path / "run", tiny_recipe.replace(epochs=7)).__enter__()
 
 
-def test_a_corrected_recipe_is_taken_while_nothing_was_trained(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_a_corrected_recipe_is_taken_before_training(tiny_recipe: Recipe, tmp_path: Path) -> None:
     with open_run_folder(tmp_path / "run", tiny_recipe.replace(logits=3)):
         pass
     with open_run_folder(tmp_path / "run", tiny_recipe):
@@ -142,9 +130,7 @@ def test_a_folder_named_like_a_published_recipe_is_still_a_folder(
         assert load_recipe(Path("demo/recipe.yaml")) == tiny_recipe
 
 
-def test_a_folder_with_other_things_is_refused_and_left_alone(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_a_folder_of_other_things_is_refused(tiny_recipe: Recipe, tmp_path: Path) -> None:
     for name in ("thesis.tex", "photos", "a.txt", "b.txt"):
         (tmp_path / name).mkdir()
     with pytest.raises(
@@ -162,9 +148,7 @@ def test_a_folder_with_other_things_is_refused_and_left_alone(
 @pytest.mark.parametrize(
     "left", [[], [".lock"], [".lock", ".recipe.yaml.partial"], [".DS_Store"]], ids=str
 )
-def test_what_a_killed_start_left_does_not_stop_the_next(
-    left: list[str], tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_a_killed_start_stops_nothing(left: list[str], tiny_recipe: Recipe, tmp_path: Path) -> None:
     for name in left:
         (tmp_path / name).write_text("half")
     with open_run_folder(tmp_path, tiny_recipe):
@@ -190,9 +174,7 @@ def test_a_start_killed_before_any_file_is_written_can_be_repeated(
 
 
 @pytest.mark.parametrize("out", ["file", "file/below", "file/deep/below"])
-def test_a_folder_that_cannot_be_made_is_a_clear_error(
-    out: str, tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_an_impossible_folder_is_an_error(out: str, tiny_recipe: Recipe, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     message = r"cannot write to .*file.*: (File exists|Not a directory); use another --out"
     with pytest.raises(CheckpointError, match=message):
@@ -222,9 +204,7 @@ with open_run_folder(Path(sys.argv[1]), load_recipe(sys.argv[2])):
 """
 
 
-def test_another_process_in_the_same_folder_is_refused_until_the_first_ends(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_a_second_process_in_a_folder_is_refused(tiny_recipe: Recipe, tmp_path: Path) -> None:
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text(tiny_recipe.format_yaml())
     path = tmp_path / "run"
@@ -348,9 +328,7 @@ TWO = '{"kind": "evaluate", "step": 2, "weights": "trained"}'
     ],
     ids=repr,
 )
-def test_a_log_is_read_up_to_the_line_that_a_killed_process_cut_off(
-    content: str, entries: object, tmp_path: Path
-) -> None:
+def test_a_log_is_read_up_to_a_cut_line(content: str, entries: object, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(content.encode("latin-1"))
     if entries == "NaN":
@@ -401,18 +379,14 @@ def test_a_line_cut_off_in_the_middle_of_a_log_is_named(tmp_path: Path) -> None:
         ('{"kind": "note", "step": 2, "losses": 5}', "its losses is 5"),
     ],
 )
-def test_a_line_of_another_shape_is_named_with_what_is_wrong(
-    line: str, problem: str, tmp_path: Path
-) -> None:
+def test_a_line_of_another_shape_is_named(line: str, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text(f"{ONE}\n{line}\n")
     with pytest.raises(CheckpointError, match=rf"log\.jsonl, line 2 is not a log entry: {problem}"):
         read_log(path)
 
 
-def test_a_log_that_is_shown_needs_every_figure_and_one_that_goes_on_does_not(
-    tmp_path: Path,
-) -> None:
+def test_a_log_that_is_shown_needs_every_figure(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text(
         '{"kind": "train", "step": 2, "first_step": 0, "images": 8, "images_per_sec": 1.0}\n'

@@ -45,9 +45,7 @@ def train(
     return train_folds(out, FOLDS, complete, open_listener=lambda: nullcontext(listener))
 
 
-def test_a_stopped_cross_validation_resumes_and_repeats_no_finished_fold(
-    tiny_recipe: Recipe, textures: Path, tmp_path: Path
-) -> None:
+def test_folds_resume_without_repeats(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> None:
     recipe = tiny_recipe.replace(epochs=1)
     finished: list[str] = []
     stop = stop_at("train")
@@ -88,9 +86,7 @@ def test_runs_of_a_folder_are_listed_in_the_order_of_their_numbers(tmp_path: Pat
     assert list_runs(tmp_path / "other") == []
 
 
-def test_what_is_no_cross_validation_is_refused(
-    tiny_recipe: Recipe, textures: Path, tmp_path: Path
-) -> None:
+def test_other_folders_are_refused(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="fold 3 of 2: expected 1 to folds"):
         tiny_recipe.replace(folds=2, fold=3)
     with pytest.raises(RecipeError, match=r"folds and validation_share .* set only one"):

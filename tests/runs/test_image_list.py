@@ -12,12 +12,7 @@ import lockstep
 from lockstep.data.index import open_index, subset
 from lockstep.data.split import Sets, open_sets
 from lockstep.recipes import Execution, Recipe
-from lockstep.runs.image_list import (
-    FILE,
-    compare_images,
-    list_images,
-    read_sample,
-)
+from lockstep.runs.image_list import FILE, compare_images, list_images, read_sample
 from lockstep.system.errors import CheckpointError, DataError
 from tests.data.cases import image_folder, jpeg
 from tests.runs.cases import read_losses
@@ -42,9 +37,7 @@ def data(textures: Path, tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_a_run_does_not_resume_with_changed_bytes_but_with_new_times(
-    data: Path, tmp_path: Path, tiny_recipe: Recipe
-) -> None:
+def test_changed_bytes_stop_a_resume(data: Path, tmp_path: Path, tiny_recipe: Recipe) -> None:
     run = tmp_path / "run"
     lockstep.train(tiny_recipe, data, run, execution=HALF)
     image = sorted((data / "train").glob("*/*.jpg"))[0]
@@ -102,10 +95,7 @@ def add_class(root: Path) -> None:
         (remove, "train: 1 images are missing (cat/1.jpg)"),
         (add, "train: 1 images are new (owl/new.jpg)"),
         (rewrite, "train: 1 images changed (owl/2.jpg)"),
-        (
-            move,
-            "train: 1 images are missing (cat/1.jpg); train: 1 images are new (owl/9.jpg)",
-        ),
+        (move, "train: 1 images are missing (cat/1.jpg); train: 1 images are new (owl/9.jpg)"),
         (
             add_class,
             "train: 1 images are new (ape/0.jpg); train: 1 classes are new (ape);"
@@ -154,9 +144,7 @@ def test_images_that_are_not_listed_yet_are_listed(tmp_path: Path) -> None:
     assert compare_images(out, sets) == ""
 
 
-def test_a_sample_is_spread_and_meets_every_image_in_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sample_meets_every_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"{label}/{i:03d}.jpg" for label in ("a", "b") for i in range(100)]
     index = open_index(image_folder(tmp_path / "data", dict.fromkeys(names, jpeg(8, 8))))
     seen: list[int] = []

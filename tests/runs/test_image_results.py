@@ -148,9 +148,7 @@ def test_results_that_cannot_be_read_are_named(damage: Any, tmp_path: Path) -> N
         read_results(tmp_path)
 
 
-def test_results_that_expand_to_gigabytes_are_refused_before_they_are_unpacked(
-    tmp_path: Path,
-) -> None:
+def test_results_that_expand_to_gigabytes_are_refused(tmp_path: Path) -> None:
     write_results(tmp_path, Results(7, "a digest", {"trained": random_scores()}))
     data = (tmp_path / FILE).read_bytes()
     size = data.index(b"PK\x01\x02") + 24  # what the directory says of the first array

@@ -38,9 +38,7 @@ EPOCHS = 5
         (24, {}, 100),
     ],
 )
-def test_a_command_stops_after_this_many_more_epochs_or_steps(
-    first: int, how: dict[str, int], step: int
-) -> None:
+def test_a_command_stops_after_so_many_more(first: int, how: dict[str, int], step: int) -> None:
     assert find_last_step(first, 100, 10, Execution(**how)) == step
 
 
@@ -71,9 +69,7 @@ def explain(log: list[dict[str, Any]], step: int, epochs: int = 2, **how: Any) -
         ([50.0, 40.0, 60.0, 55.0, 59.0], True),
     ],
 )
-def test_early_stopping_counts_the_epochs_since_the_best_evaluation(
-    top1: list[float], stops: bool
-) -> None:
+def test_early_stopping_counts_epochs_since_the_best(top1: list[float], stops: bool) -> None:
     assert (explain(make_log(*top1), 10 * len(top1)) is not None) == stops
     assert explain(make_log(*top1), 10 * len(top1), epochs=0) is None
 
@@ -113,9 +109,7 @@ def test_the_lowest_loss_is_the_best() -> None:
     assert explain(log, 40, by="top1") is None
 
 
-def test_early_stopping_without_evaluations_is_refused(
-    recipe: Recipe, textures: Path, tmp_path: Path
-) -> None:
+def test_stopping_early_needs_evaluations(recipe: Recipe, textures: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="early stopping needs evaluations, but train_only"):
         lockstep.train(recipe, textures, tmp_path, execution=Execution(train_only=True))
 
@@ -149,9 +143,7 @@ def early_end(
     return run, report
 
 
-def test_a_resumed_run_ends_early_where_an_uninterrupted_one_would(
-    early_end: tuple[Path, Report],
-) -> None:
+def test_a_resumed_run_ends_as_early(early_end: tuple[Path, Report]) -> None:
     run, report = early_end
     first, *others = read_entries(run, "evaluate")
     assert [entry["step"] for entry in others] == [4, 6]
@@ -161,9 +153,7 @@ def test_a_resumed_run_ends_early_where_an_uninterrupted_one_would(
     assert report["stopped_early"].startswith("2 epochs have not improved the macro F1")
 
 
-def test_a_run_that_ended_early_is_not_compared_with_published_accuracies(
-    early_end: tuple[Path, Report],
-) -> None:
+def test_a_run_that_ended_early_is_not_compared(early_end: tuple[Path, Report]) -> None:
     _, report = early_end
     final = {"trained": report["final"]["trained"] | {"images": 50_000}}
     recipe = load_recipe("resnet50-paddle-90ep")
@@ -173,9 +163,7 @@ def test_a_run_that_ended_early_is_not_compared_with_published_accuracies(
     assert comparison["not_compared"] == "early stopping ended this run before its 90 epochs"
 
 
-def test_a_run_that_ended_early_is_finished_until_it_may_take_more_epochs(
-    early_end: tuple[Path, Report],
-) -> None:
+def test_a_run_that_ended_early_is_finished(early_end: tuple[Path, Report]) -> None:
     run, report = early_end
     events: list[Event] = []
     assert lockstep.train(out=run, listener=events.append).items() >= report.items()
@@ -218,9 +206,7 @@ def test_a_run_that_ended_early_is_finished_until_it_may_take_more_epochs(
     ],
     ids=str,
 )
-def test_a_run_ends_after_its_linear_probe_only_if_both_have_the_same_aim(
-    changes: dict[str, Any], images: int, expected: bool
-) -> None:
+def test_a_probe_ends_a_like_run_only(changes: dict[str, Any], images: int, expected: bool) -> None:
     fixed = {"logits": 2, "frozen": ["backbone"], "crop_area": [1, 1], "flip_probability": 0}
     recipe = Recipe.of(fixed | changes)
     run: Any = SimpleNamespace(recipe=recipe, sets=SimpleNamespace(training=range(images)))

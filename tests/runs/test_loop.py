@@ -32,17 +32,13 @@ def test_a_run_reports_exact_counts(uninterrupted: Path) -> None:
     assert report["final"]["trained"]["top1_percent"] == 100 * hits / 20
 
 
-def test_a_run_of_a_published_recipe_on_other_images_reports_why_it_is_not_compared(
-    uninterrupted: Path,
-) -> None:
+def test_a_published_recipe_on_other_images_is_not_compared(uninterrupted: Path) -> None:
     published = json.loads((uninterrupted / "report.json").read_text())["published"]
     assert (published["recipe"], published["accuracies"]) == ("resnet50-paddle-90ep", [])
     assert published["not_compared"].endswith("these are 10 and 20")
 
 
-def test_the_log_holds_every_step_once_and_its_learning_rate(
-    uninterrupted: Path, tiny_recipe: Recipe
-) -> None:
+def test_the_log_has_every_step_and_its_rate(uninterrupted: Path, tiny_recipe: Recipe) -> None:
     entries = read_entries(uninterrupted, "train")
     steps: list[int] = []
     for entry in entries:
@@ -111,9 +107,7 @@ def test_a_run_in_parts_gives_bit_identical_weights(
     assert report["per_class"] == whole["per_class"]
 
 
-def test_ctrl_c_saves_and_exits_with_130(
-    textures: Path, tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_ctrl_c_saves_with_130(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
     listener = stop_at("train", number=signal.SIGINT)
     stopped = train_until(listener, tiny_recipe, textures, tmp_path / "run", execution=EXECUTION)
     assert stopped.exit_code == 130

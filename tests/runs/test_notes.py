@@ -29,9 +29,7 @@ def facts(classes: int = 10, steps: int = 4, **counts: list[int]) -> RunFacts:
 @pytest.mark.parametrize(
     ("on_gpu", "deterministic", "expected"), [(True, True, 1), (True, False, 0), (False, True, 0)]
 )
-def test_a_note_names_the_command_that_measures_determinism(
-    on_gpu: bool, deterministic: bool, expected: int
-) -> None:
+def test_determinism_has_its_command(on_gpu: bool, deterministic: bool, expected: int) -> None:
     world: Any = SimpleNamespace(on_gpu=on_gpu, ranks=4)
     recipe = Recipe(model="resnext101-32x4d", precision="bf16", global_batch_images=512)
     execution = Execution(deterministic=deterministic, accumulation_steps=2, recompute="blocks")
@@ -195,9 +193,7 @@ def test_classes_whose_names_look_alike_are_noted() -> None:
         (Recipe(logits=2).rename("demo"), 19, False),
     ],
 )
-def test_few_validation_images_of_ones_own_are_noted(
-    recipe: Recipe, images: int, is_noted: bool
-) -> None:
+def test_few_own_validation_images_are_noted(recipe: Recipe, images: int, is_noted: bool) -> None:
     facts = RunFacts(["cat", "dog"], np.array([50, 50]), np.array([9, images - 9]), 12)
     notes = [note for note in list_unusual_settings(recipe, facts) if "--folds 5" in note]
     assert [note.partition(" ")[0] for note in notes] == [str(images)] * is_noted

@@ -29,9 +29,7 @@ def test_a_signal_while_images_are_indexed_stops_at_once(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_step_that_does_not_divide_into_parts_is_refused_before_there_is_a_folder(
-    textures: Path, tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_uneven_parts_leave_no_folder(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
     execution = Execution(accumulation_steps=3)
     with pytest.raises(RecipeError, match=r"global_batch_images \(8\) .* multiple of .* \(3\)"):
         lockstep.train(tiny_recipe, textures, tmp_path / "run", execution=execution)
@@ -39,9 +37,7 @@ def test_a_step_that_does_not_divide_into_parts_is_refused_before_there_is_a_fol
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_a_run_does_not_resume_with_other_images(
-    split: str, tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_other_images_stop_a_resume(split: str, tiny_recipe: Recipe, tmp_path: Path) -> None:
     data = tmp_path / "data"
     draw_data_set(data, train_images=20, val_images=20)
     train_until(stop_at("train"), tiny_recipe, data, tmp_path / "run")
@@ -107,9 +103,7 @@ def test_unusual_settings_are_noted(
     assert all(word in note for word, note in zip(words, notes, strict=True))
 
 
-def test_own_images_are_split_trained_on_and_evaluated_without_a_recipe(
-    tiny_recipe: Recipe, textures: Path, tmp_path: Path
-) -> None:
+def test_own_images_need_no_recipe(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> None:
     data = tmp_path / "images"
     run = tmp_path / "run"
     shutil.copytree(textures / "train", data, ignore=shutil.ignore_patterns(".*"))

@@ -60,9 +60,7 @@ def test_a_run_with_an_augmentation_of_ones_own_resumes_bit_for_bit(
     assert [f"{module} has changed" in note for note in notes] == [False, True]
 
 
-def test_a_recipe_is_read_without_the_module_and_used_only_with_it(
-    module: Path, tiny_recipe: Recipe, textures: Path
-) -> None:
+def test_only_use_needs_the_module(module: Path, tiny_recipe: Recipe, textures: Path) -> None:
     fog = tiny_recipe.replace(augmentations=[{"name": "fog:Fog", "density": 1.0}])
     Path("recipe.yaml").write_text(fog.format_yaml(), encoding="utf-8")
     assert load_recipe("recipe.yaml") == fog

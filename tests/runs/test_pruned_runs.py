@@ -117,9 +117,7 @@ def test_masks_are_those_of_the_recipes_algorithm_and_leave_out_what_it_excludes
     assert not any(tensors[name][~mask].any() for name, mask in kept.items())
 
 
-def test_a_sparse_run_is_evaluated_and_converted_as_any_other(
-    sparse: Path, textures: Path, tmp_path: Path
-) -> None:
+def test_a_sparse_run_is_used_as_any_other(sparse: Path, textures: Path, tmp_path: Path) -> None:
     report = json.loads((sparse / "report.json").read_text())
     lockstep.load(sparse, checkpoint="newest").save(tmp_path / "w.safetensors", certificate=False)
     for source in (sparse, tmp_path / "w.safetensors"):
@@ -164,9 +162,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_resumes_from_its_star
     assert copy_bytes(read_state(run).tensors) == copy_bytes(read_state(sparse).tensors)
 
 
-def test_a_finished_sparse_run_needs_no_weights(
-    sparse: Path, textures: Path, sparse_recipe: Recipe
-) -> None:
+def test_finished_runs_need_no_weights(sparse: Path, textures: Path, sparse_recipe: Recipe) -> None:
     report = lockstep.train(sparse_recipe, textures, sparse, execution=EXECUTION)
     assert report.items() >= json.loads((sparse / "report.json").read_text()).items()
 

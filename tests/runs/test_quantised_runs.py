@@ -12,12 +12,7 @@ from safetensors import safe_open
 import lockstep
 from lockstep.models.quantisation import layers
 from lockstep.recipes import Execution, Recipe
-from lockstep.system.errors import (
-    BackendError,
-    CheckpointError,
-    DivergedError,
-    RecipeError,
-)
+from lockstep.system.errors import BackendError, CheckpointError, DivergedError, RecipeError
 from lockstep.weights import checkpoint
 from lockstep.weights.run_identity import settle_identity
 from tests.inference.cases import random_tensors

@@ -55,9 +55,7 @@ def test_entries_keep_the_order_and_the_fields_of_the_events(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("step", "rate"), [(1, 0.1), (2, 0.2), (10, 1.0)])
-def test_an_interval_is_logged_with_the_learning_rate_of_its_last_step(
-    step: int, rate: float, tmp_path: Path
-) -> None:
+def test_an_interval_has_the_rate_of_its_last_step(step: int, rate: float, tmp_path: Path) -> None:
     with Recorder(None) as recorder:
         recorder.open(tmp_path, 0, RATES)
         recorder.log(train_event(step))
@@ -70,9 +68,7 @@ def test_an_interval_is_logged_with_the_learning_rate_of_its_last_step(
 @pytest.mark.parametrize(
     "tail", ["", '{"kind": "tra', '{"kind": "train", "step": 4'], ids=["whole", "torn", "torn late"]
 )
-def test_reopening_at_a_step_drops_what_came_after_it_and_a_torn_tail(
-    tail: str, tmp_path: Path
-) -> None:
+def test_reopening_drops_later_steps_and_a_torn_tail(tail: str, tmp_path: Path) -> None:
     with Recorder(None) as recorder:
         recorder.open(tmp_path, 0, RATES)
         for step in (2, 4, 6, 8):
@@ -120,9 +116,7 @@ def test_tensorboard_shows_the_figures_of_the_log(tmp_path: Path) -> None:
     }
 
 
-def test_a_resumed_run_makes_tensorboard_forget_later_steps_and_keeps_earlier_files(
-    tmp_path: Path,
-) -> None:
+def test_a_resumed_run_makes_tensorboard_forget_later_steps(tmp_path: Path) -> None:
     for step in (0, 4):
         with Recorder(None) as recorder:
             recorder.open(tmp_path, step, RATES)
@@ -135,9 +129,7 @@ def test_a_resumed_run_makes_tensorboard_forget_later_steps_and_keeps_earlier_fi
     assert [event.step for event in events if event.HasField("session_log")] == [1, 5]
 
 
-def test_without_a_folder_nothing_is_written_and_the_listener_gets_events(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_folder_sends_events_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     events: list[dict[str, Any]] = []
     with Recorder(events.append) as recorder:
@@ -173,9 +165,7 @@ def test_progress_is_sent_after_each_item_was_used() -> None:
     assert events[0] == {"kind": "progress", "what": "evaluating", "done": 1, "total": 3}
 
 
-def test_training_time_is_that_of_all_intervals_in_the_log_and_of_nothing_else(
-    tmp_path: Path,
-) -> None:
+def test_training_time_is_that_of_all_logged_intervals(tmp_path: Path) -> None:
     with Recorder(None) as recorder:
         recorder.open(tmp_path, 0, RATES)
         recorder.log(train_event(2, images=16, images_per_sec=4.0))

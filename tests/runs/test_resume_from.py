@@ -235,9 +235,7 @@ def test_a_run_does_not_start_from_weights_and_a_checkpoint(
 
 
 @pytest.mark.parametrize("scaler", [{}, {"scale": 512.0, "good_steps": 3.0, "bad_steps": 0.0}])
-def test_a_loss_scale_is_the_checkpoints_if_it_has_one(
-    scaler: dict[str, float], recipe: Recipe
-) -> None:
+def test_a_loss_scale_is_the_checkpoints(scaler: dict[str, float], recipe: Recipe) -> None:
     recipe = recipe.replace(precision="fp16", loss_scaling="dynamic")
     begun = initial_state(recipe)
     state = State(0, begun.tensors, begun.momentum, {}, scaler)

@@ -45,9 +45,7 @@ def write_environment(run: Path, **environment: Any) -> None:
     (run / "environment.json").write_text(json.dumps(environment))
 
 
-def test_settings_that_are_left_out_are_those_of_the_run(
-    run: Path, tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_missing_settings_are_the_runs(run: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
     settings = complete_settings(run)
     assert settings.recipe == tiny_recipe
     assert settings.data == tmp_path / "images"
@@ -62,9 +60,7 @@ def test_settings_that_are_left_out_are_those_of_the_run(
 
 
 @pytest.mark.parametrize(("ranks", "accumulation"), [(1, 12), (2, 6), (3, 4), (6, 2), (12, 1)])
-def test_a_step_keeps_its_parts_on_any_number_of_ranks(
-    run: Path, ranks: int, accumulation: int
-) -> None:
+def test_a_step_keeps_its_parts_on_any_ranks(run: Path, ranks: int, accumulation: int) -> None:
     write_environment(run, ranks=4, execution={"accumulation_steps": 3})
     kept = keep_parts(Execution(keep_global_batch=True), run, ranks)
     assert kept == Execution(keep_global_batch=True, accumulation_steps=accumulation)
@@ -77,9 +73,7 @@ def test_ranks_that_cannot_share_the_parts_are_refused_with_those_that_can(run: 
         keep_parts(Execution(keep_global_batch=True), run, 3)
 
 
-def test_parts_are_kept_only_with_the_option_and_if_there_were_some(
-    run: Path, tmp_path: Path
-) -> None:
+def test_parts_are_kept_only_with_the_option(run: Path, tmp_path: Path) -> None:
     write_environment(run, ranks=4, execution={"accumulation_steps": 3})
     assert keep_parts(Execution(), run, 2) == Execution()
     new = Execution(keep_global_batch=True, accumulation_steps=5)
@@ -105,9 +99,7 @@ def test_a_recipe_takes_nothing_of_the_last_execution(run: Path, tiny_recipe: Re
     assert list(settings.origins) == ["data"]
 
 
-def test_a_run_of_an_earlier_version_is_resumed_without_a_name(
-    run: Path, tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_an_earlier_version_is_resumed(run: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
     (run / "recipe.yaml").write_text(tiny_recipe.format_yaml())
     write_environment(
         run,
@@ -228,9 +220,7 @@ def test_a_cosine_is_continued_only_while_it_warms_up(run: Path, tiny_recipe: Re
     assert "step 8 had " in str(explain(tiny_recipe, run, PER_EPOCH + 2, epochs=4))
 
 
-def test_a_refused_schedule_says_which_step_differs_and_what_to_type(
-    run: Path, tiny_recipe: Recipe
-) -> None:
+def test_a_refused_schedule_says_what_to_type(run: Path, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(lr_decay="linear", warmup_epochs=0.0)
     refusal = str(explain(recipe, run, 2 * PER_EPOCH, epochs=4, lr_end=0.01))
     # A line from 0.05 to 0 over 14 steps, or to 0.01 over 28 steps: step 1 has 13/14 * 0.05, or
@@ -256,9 +246,7 @@ def test_fewer_steps_than_are_done_are_refused(run: Path, tiny_recipe: Recipe) -
 @pytest.mark.parametrize(
     "changes", [{"momentum": 0.5}, {"epochs": 3, "seed": 1}, {"global_batch_images": 4}], ids=repr
 )
-def test_other_fields_than_the_schedules_are_never_changed(
-    run: Path, tiny_recipe: Recipe, changes: dict[str, Any]
-) -> None:
+def test_other_fields_never_change(run: Path, tiny_recipe: Recipe, changes: dict[str, Any]) -> None:
     assert (
         explain(tiny_recipe.replace(lr_decay="step", lr_step_epochs=(1,)), run, 7, **changes) == ""
     )
@@ -274,9 +262,7 @@ def test_another_recipe_is_named_before_anything_that_does_not_fit_it(
     assert "global_batch_images: 8 there, 2048 now" in str(refused.value)
 
 
-def test_a_finished_run_of_more_epochs_gives_the_weights_of_one_that_had_them_from_the_start(
-    tiny_recipe: Recipe, textures: Path, tmp_path: Path
-) -> None:
+def test_more_epochs_continue_exactly(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> None:
     recipe = tiny_recipe.replace(epochs=1, lr_decay="step", lr_step_epochs=(1,)).rename("steps")
     run = tmp_path / "run"
     whole = tmp_path / "whole"

@@ -279,9 +279,7 @@ def test_a_copy_of_a_version_without_ids_is_adopted_once(
     assert not [event for event in events if event["kind"] == "note"]
 
 
-def test_a_mixture_of_checkpoints_is_refused(
-    tiny_recipe: Recipe, textures: Path, tmp_path: Path
-) -> None:
+def test_mixed_checkpoints_are_refused(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     execution = Execution(save_every_steps=3)
     for run in (first, second):
@@ -333,9 +331,7 @@ def test_jobs_of_an_array_with_one_path_are_different_runs(
     assert fetch_run(execution.checkpoint_store, copied, lambda run: None, is_trusted=False) == 3
 
 
-def test_a_copy_is_not_fetched_through_a_planted_link(
-    copied: Path, execution: Execution, tmp_path: Path
-) -> None:
+def test_planted_links_are_not_fetched(copied: Path, execution: Execution, tmp_path: Path) -> None:
     shutil.rmtree(copied)
     copied.mkdir()
     outside = tmp_path / "outside"

@@ -32,18 +32,14 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
     assert_same_run(run, uninterrupted)
 
 
-def test_the_newest_checkpoints_and_the_best_are_kept(
-    textures: Path, tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_old_checkpoints_are_removed(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
     run = tmp_path / "run"
     recipe = tiny_recipe.replace(epochs=4, lr=0.02)
     report = lockstep.train(recipe, textures, run, execution=Execution(keep_checkpoints=1))
     assert checkpoint.steps(run / "checkpoints") == sorted({report["best"]["step"], 28})
 
 
-def test_weights_of_every_epoch_are_written_for_mxnet(
-    textures: Path, tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_mxnet_gets_every_epoch(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
     prefix = tmp_path / "for mxnet" / "model"
     execution = Execution(keep_checkpoints=3, save_every_steps=5, model_prefix=str(prefix))
     lockstep.train(tiny_recipe, textures, tmp_path / "run", execution=execution)

@@ -62,9 +62,7 @@ def test_a_slim_run_has_its_best_weights_alone(
 
 
 @pytest.mark.parametrize("call", ["write_json", "remove", "shutil.rmtree"])
-def test_a_call_that_was_killed_can_be_repeated(
-    call: str, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_call_is_repeated(call: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = read_bytes(run)
 
     def die(*arguments: object, **options: object) -> None:
@@ -106,9 +104,7 @@ def test_a_run_that_cannot_be_made_small_stays_as_it_is(case: str, run: Path) ->
     assert list_files(run) == before
 
 
-def test_what_a_killed_process_left_goes_when_a_finished_run_is_started_again(
-    run: Path, tiny_recipe: Recipe, textures: Path
-) -> None:
+def test_a_finished_run_removes_leftovers(run: Path, tiny_recipe: Recipe, textures: Path) -> None:
     left = run / "checkpoints" / "unfinished-step-00000099"
     left.mkdir()
     (left / "model.safetensors").write_bytes(np.zeros(4).tobytes())

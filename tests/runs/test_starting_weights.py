@@ -14,13 +14,7 @@ import lockstep
 from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_tensors
-from lockstep.runs.starting_weights import (
-    Start,
-    StartSource,
-    fit_start,
-    hash_tensors,
-    write_start,
-)
+from lockstep.runs.starting_weights import Start, StartSource, fit_start, hash_tensors, write_start
 from lockstep.system.errors import CheckpointError, DataError
 from lockstep.weights import checkpoint
 from tests.runs.cases import (

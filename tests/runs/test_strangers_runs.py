@@ -57,9 +57,7 @@ def change_environment(run: Path, **fields: Any) -> None:
         {"loggers": ["mlflow"]},
     ],
 )
-def test_what_a_folder_names_needs_the_users_word(
-    run: Path, tmp_path: Path, execution: dict[str, Any]
-) -> None:
+def test_folders_need_the_users_word(run: Path, tmp_path: Path, execution: dict[str, Any]) -> None:
     text = json.dumps(execution).replace("OUTSIDE", str(tmp_path / "outside"))
     change_environment(run, execution=json.loads(text))
     with pytest.raises(CheckpointError, match="which no command of yours on this machine"):
@@ -147,9 +145,7 @@ FILES = [
 
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.parametrize("name", FILES)
-def test_a_hostile_file_of_a_run_gives_one_sentence(
-    run: Path, textures: Path, name: str, kind: str
-) -> None:
+def test_a_hostile_file_is_one_sentence(run: Path, textures: Path, name: str, kind: str) -> None:
     [step] = checkpoint.steps(run / "checkpoints")[-1:]
     file = run / name.replace("STEP", f"step-{step:08d}")
     file.unlink(missing_ok=True)

@@ -76,9 +76,7 @@ def test_the_temperature_has_the_least_loss_on_the_validation_images(
     assert prediction.probabilities[0] == pytest.approx(powers.max() / powers.sum(), rel=1e-5)
 
 
-def test_an_evaluation_stores_the_same_temperature_if_it_is_asked_to(
-    calibrated: tuple[Path, Report], learnt: Path
-) -> None:
+def test_an_evaluation_can_store_temperature(calibrated: tuple[Path, Report], learnt: Path) -> None:
     run, report = calibrated
     best = find_folder(report)
     before = json.loads((best / FILE).read_text())

@@ -68,9 +68,7 @@ def load_pixels(data: Path, recipe: Recipe) -> torch.Tensor:
     return torch.from_numpy(normalised.astype(np.float32).transpose(0, 3, 1, 2).copy())
 
 
-def test_folded_weights_train_with_the_statistics_of_images_and_predict_the_same(
-    recipe: Recipe, images: Path, tmp_path: Path
-) -> None:
+def test_folded_weights_train_and_predict(recipe: Recipe, images: Path, tmp_path: Path) -> None:
     folded = fold(recipe, random_tensors(recipe, 2))
     weights = write_weights(tmp_path / "folded.safetensors", recipe, folded)
     run = tmp_path / "run"
@@ -101,9 +99,7 @@ def test_weights_with_batch_norms_are_left_as_they_are(recipe: Recipe, tmp_path:
     assert not open_weights(write_weights(tmp_path / "w.safetensors", recipe, tensors)).folded_norms
 
 
-def test_a_run_cannot_resume_from_folded_weights(
-    recipe: Recipe, images: Path, tmp_path: Path
-) -> None:
+def test_no_run_resumes_from_folded_weights(recipe: Recipe, images: Path, tmp_path: Path) -> None:
     folded = fold(recipe, random_tensors(recipe, 2))
     weights = write_weights(tmp_path / "folded.safetensors", recipe, folded)
     with pytest.raises(CheckpointError, match=r"folded into convolutions.*--weights"):

@@ -17,9 +17,7 @@ from lockstep.system import errors
     ],
     ids=repr,
 )
-def test_every_error_has_the_exit_code_of_whose_fault_it_is(
-    error: errors.LockstepError, code: int
-) -> None:
+def test_every_error_has_its_exit_code(error: errors.LockstepError, code: int) -> None:
     assert isinstance(error, errors.LockstepError)
     assert error.exit_code == code
     assert str(error) == "x"
@@ -34,9 +32,7 @@ def test_every_error_has_the_exit_code_of_whose_fault_it_is(
         ("", ["epochs"], "Known: epochs."),
     ],
 )
-def test_the_nearest_names_are_told_or_all_of_them(
-    name: str, known: list[str], sentence: str
-) -> None:
+def test_the_nearest_names_or_all_are_told(name: str, known: list[str], sentence: str) -> None:
     assert errors.nearest(name, known) == sentence
 
 

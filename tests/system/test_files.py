@@ -50,9 +50,7 @@ def test_after_an_error_not_even_new_parents_are_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["b", "c"])
-def test_a_name_that_is_taken_is_refused_and_those_before_it_are_taken_back(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_taken_name_is_refused_and_others_are_taken_back(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("mine")
     with pytest.raises(FileExistsError), staging(tmp_path / "a") as folder:  # noqa: PT012
         (folder / "b").write_text("theirs")
@@ -100,9 +98,7 @@ def test_a_link_in_place_of_the_hidden_folder_is_not_followed(tmp_path: Path) ->
     assert (tmp_path / "mine" / "x").exists()
 
 
-def test_a_folder_of_another_user_or_a_link_is_not_the_users_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_strangers_folder_is_not_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with own_folder(tmp_path / "new" / "own"):
         assert (tmp_path / "new" / "own").stat().st_mode & 0o777 == 0o700
     (tmp_path / "others").mkdir(mode=0o755)

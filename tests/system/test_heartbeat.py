@@ -42,9 +42,7 @@ def test_a_part_of_a_beat_is_none(tmp_path: Path, text: str) -> None:
     assert read_beat(path) is None
 
 
-def test_a_process_without_a_launcher_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_launcher_means_no_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(EXIT_CODE_FOLDER, raising=False)
     heartbeat.begin()

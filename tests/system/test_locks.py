@@ -75,9 +75,7 @@ def test_one_process_at_a_time_holds_the_lock(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["count"]
 
 
-def test_a_process_waits_for_the_holder_and_sees_its_progress(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_waiting_process_sees_progress(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         locks, "STALE_SEC", 3.0
     )  # a busy machine keeps no thread from beating for so long
@@ -97,9 +95,7 @@ def test_a_process_waits_for_the_holder_and_sees_its_progress(
     assert not path.exists()
 
 
-def test_the_lock_of_a_killed_process_of_this_machine_is_free_at_once(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_process_frees_its_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "STALE_SEC", 1e9)
     process = holder(path)
     process.kill()

@@ -63,9 +63,7 @@ def test_cores_are_those_this_process_may_use() -> None:
         ({"memory/memory.limit_in_bytes": "100", "memory/memory.usage_in_bytes": "60"}, 40),
     ],
 )
-def test_free_memory_is_that_of_the_system_and_of_the_container(
-    tmp_path: Path, files: dict[str, str], expected: int
-) -> None:
+def test_free_memory_has_both_limits(tmp_path: Path, files: dict[str, str], expected: int) -> None:
     assert free_memory_bytes(tmp_path) is None
     texts = {"proc/meminfo": "MemTotal:  9 kB\nMemAvailable:    4000 kB\n"}
     texts |= {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
@@ -121,9 +119,7 @@ def test_the_processor_has_a_name() -> None:
         ("", ("fp32",), "fp32"),
     ],
 )
-def test_what_a_processor_multiplies_is_read_from_its_flags(
-    cpuinfo: str, precisions: tuple[str, ...], pays: str
-) -> None:
+def test_products_follow_from_flags(cpuinfo: str, precisions: tuple[str, ...], pays: str) -> None:
     arithmetic = parse_arithmetic(cpuinfo, {})
     assert (arithmetic.precisions, arithmetic.pays, arithmetic.limit) == (precisions, pays, None)
 
@@ -148,9 +144,7 @@ def test_extensions_are_named_in_the_order_they_came() -> None:
         ("AVX512_CORE_AMX", ("fp32", "bf16", "fp16", "int8")),
     ],
 )
-def test_libraries_that_are_told_to_use_less_have_less(
-    variable: str, value: str, precisions: tuple[str, ...]
-) -> None:
+def test_limited_libraries_get_less(variable: str, value: str, precisions: tuple[str, ...]) -> None:
     assert parse_arithmetic(SAPPHIRE_RAPIDS, {variable: value}).precisions == precisions
 
 

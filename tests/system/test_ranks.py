@@ -24,18 +24,14 @@ def test_rank_0_or_the_only_process_leads(
     assert is_leading() == leads
 
 
-def test_a_rank_leaves_its_exit_code_where_the_launcher_looks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_leaves_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(EXIT_CODE_FOLDER, str(tmp_path))
     monkeypatch.setenv("RANK", "5")
     leave_exit_code(75)
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("5", "75")]
 
 
-def test_an_exit_code_is_left_nowhere_without_a_launcher_or_after_it_has_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_launcher_gets_no_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RANK", "5")
     leave_exit_code(75)
@@ -63,9 +59,7 @@ def horovod(rank: int, ranks: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("index", "rank"), [(0, "0"), (1, "1"), ("1", "1")])
-def test_a_worker_of_tf_config_is_the_rank_of_its_index(
-    name: NameRank, index: object, rank: str
-) -> None:
+def test_tf_configs_worker_is_its_index(name: NameRank, index: object, rank: str) -> None:
     assert name(tf_config(index), "tensorflow") == {"RANK": rank, "WORLD_SIZE": "2"}
 
 
@@ -111,9 +105,7 @@ def test_one_worker_or_none_is_no_rank(name: NameRank, variables: dict[str, str]
         "worker " * 1000,
     ],
 )
-def test_a_tf_config_that_is_none_is_refused_with_what_was_expected(
-    name: NameRank, text: str
-) -> None:
+def test_a_wrong_tf_config_is_refused_with_what_was_expected(name: NameRank, text: str) -> None:
     with pytest.raises(UserError, match=r"TF_CONFIG .*cluster.worker, task.type") as refused:
         name({"TF_CONFIG": text}, "tensorflow")
     assert len(str(refused.value)) < 400

@@ -57,9 +57,7 @@ def open_files() -> set[str]:
         ("eleven", "it has 11 bytes; expected at most 10 for a test"),
     ],
 )
-def test_what_is_not_a_file_of_a_bounded_size_is_refused_and_closed(
-    name: str, reason: str, folder: Path
-) -> None:
+def test_what_is_no_bounded_file_is_refused(name: str, reason: str, folder: Path) -> None:
     before = open_files()
     for read in (read_regular, read_regular_text, open_regular):
         with pytest.raises(OSError, match=f"{reason}: '"):
@@ -73,9 +71,7 @@ def test_a_file_of_the_largest_size_is_read(folder: Path) -> None:
         assert file.read() == bytes(range(10))
 
 
-def test_a_file_that_becomes_a_pipe_before_it_is_opened_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_become_pipes_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system_open = os.open
 
     def swap(path: str, flags: int) -> int:

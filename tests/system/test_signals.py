@@ -26,9 +26,7 @@ def test_nothing_is_requested_before_a_signal_comes() -> None:
     [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)],
     ids=str,
 )
-def test_a_signal_is_noted_and_decides_the_exit_code(
-    number: signal.Signals, exit_code: int
-) -> None:
+def test_a_signal_decides_the_exit_code(number: signal.Signals, exit_code: int) -> None:
     with StopRequests() as stop:
         os.kill(os.getpid(), number)
         assert stop.requested

@@ -27,9 +27,7 @@ NAN = float("nan")
     ],
     ids=str,
 )
-def test_what_json_has_no_word_for_is_null_and_a_key_beside_it_says_what_it_was(
-    value: Any, expected: Any
-) -> None:
+def test_numbers_that_json_lacks_are_null_with_a_key_beside(value: Any, expected: Any) -> None:
     assert json.loads(to_json(value), parse_constant=pytest.fail) == expected
 
 

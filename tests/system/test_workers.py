@@ -39,9 +39,7 @@ def test_the_end_of_a_worker_is_told_with_its_last_words(tmp_path: Path) -> None
     assert carry_out(python("import os; os.abort()"), tmp_path, silent).code == -signal.SIGABRT
 
 
-def test_a_worker_is_no_rank_and_leaves_its_files_in_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_is_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", EXIT_CODE_FOLDER),
         *("TF_CONFIG", "PADDLE_TRAINER_ID", "HOROVOD_RANK", "MASTER_ADDR", "LOCKSTEP_TORCH_STORE"),

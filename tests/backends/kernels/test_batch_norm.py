@@ -96,22 +96,14 @@ def test_results_are_within_rounding_of_float64(
     ("shape", "tiling"),
     [
         # 6 tiles for 2 programs, the last tile short.
-        (
-            (2, 20, 9, 5),
-            Tiling(rows=16, channels=16, programs=4),
-        ),
+        ((2, 20, 9, 5), Tiling(rows=16, channels=16, programs=4)),
         # 8 programs, more than are added up at once.
-        (
-            (1, 4, 9, 7),
-            Tiling(rows=8, channels=4, sums=4),
-        ),
+        ((1, 4, 9, 7), Tiling(rows=8, channels=4, sums=4)),
         ((1, 8, 7, 7), Tiling(rows=32, channels=8, programs=1)),
     ],
     ids=["few programs", "many programs", "one program"],
 )
-def test_results_do_not_depend_on_how_the_work_is_divided(
-    shape: tuple[int, ...], tiling: Tiling
-) -> None:
+def test_results_are_the_same_however_work_is_split(shape: tuple[int, ...], tiling: Tiling) -> None:
     c = draw_case(shape, ADD_RELU, FP32, DEVICE)
     assert max(shares(c, compute(c, tiling)).values()) <= 1
 
@@ -125,9 +117,7 @@ SEVERAL = Tiling(rows=16, channels=16, programs=3)
     [(1000.0, 0.01, None), (-3.0, 1.0, 1e4), (0.0, 1e-4, None)],
     ids=["mean", "first", "small"],
 )
-def test_a_large_mean_or_first_value_costs_no_more_than_its_rounding(
-    level: float, spread: float, first: float | None
-) -> None:
+def test_a_large_mean_costs_only_rounding(level: float, spread: float, first: float | None) -> None:
     c = draw_case((2, 8, 8, 9), RELU, FP32, DEVICE)
     c.x.copy_(level + spread * torch.randn(c.x.shape))
     if first is not None:
@@ -161,9 +151,7 @@ def test_equal_values_have_no_variance() -> None:
     ],
     ids=str,
 )
-def test_what_is_not_finite_spreads_as_in_the_plain_path(
-    value: float, kind: str, dtype: torch.dtype
-) -> None:
+def test_not_finite_values_spread_as_without(value: float, kind: str, dtype: torch.dtype) -> None:
     c = draw_case((2, 3, 3, 3), kind, dtype, DEVICE)
     c.x[1, 1, 0, 2] = value
     if c.residual is not None:
@@ -211,9 +199,7 @@ def test_a_result_that_is_rounded_to_0_passes_no_gradient() -> None:
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="the interpreter counts what is read and written")
 @pytest.mark.parametrize("kind", [PLAIN, RELU, ADD_RELU])
-def test_activations_are_read_and_written_as_often_as_documented(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_activations_are_moved_as_documented(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime.interpreter import InterpreterBuilder as Builder
 
     moved: list[int] = []

@@ -8,10 +8,7 @@ from lockstep.data import Batch
 from tests.backends.native import Facts, Groups
 
 FACTS = Facts(
-    step="_gradients",
-    reason="Unable to allocate",
-    logits=np.float64,
-    compiles_quickly=True,
+    step="_gradients", reason="Unable to allocate", logits=np.float64, compiles_quickly=True
 )
 
 

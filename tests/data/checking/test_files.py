@@ -69,9 +69,7 @@ INDEX = "0\t{0}\n1\t{1}\n2\t{2}\n"
     ],
     ids=["too few", "too many", "no record", "other numbers", "not rising", "no offset"],
 )
-def test_an_index_that_does_not_match_its_records_is_found(
-    text: str, detail: str, tmp_path: Path
-) -> None:
+def test_an_index_of_other_records_is_found(text: str, detail: str, tmp_path: Path) -> None:
     write_labelled("recordio", tmp_path, {"train": [0, 1, 2]})
     offsets = [offset for _, offset in recordio.read_index(tmp_path / "train.idx")]
     assert (tmp_path / "train.idx").read_text() == INDEX.format(*offsets)
@@ -121,9 +119,7 @@ def synsets(data: Path, count: int) -> Path:
     return data
 
 
-def test_another_number_of_images_than_imagenets_is_found_and_damage_counts_as_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_than_imagenets_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert labels.IMAGENET == {"train": 1_281_167, "val": 50_000}
     synsets(tmp_path, 1000)
     assert only(examine(tmp_path), "image-count").detail == "1,000 images; ImageNet has 50,000"

@@ -50,9 +50,7 @@ def test_numbers_of_classes_are_compared_where_there_are_no_names(tmp_path: Path
     ("format", "logits"),
     [("recordio", None), ("recordio", 4), ("webdataset", 4), ("tfrecord", None)],
 )
-def test_labels_from_1_are_one_finding_for_a_split(
-    format: str, logits: int | None, tmp_path: Path
-) -> None:
+def test_labels_from_1_are_one_finding(format: str, logits: int | None, tmp_path: Path) -> None:
     write_labelled(format, tmp_path, {"train": [1, 2, 3, 4, 4], "val": [2, 1, 4]})
     report = examine(tmp_path, logits=logits)
     assert [(finding.split, finding.kind) for finding in report.findings] == [
@@ -143,9 +141,7 @@ def test_more_lines_in_the_list_of_classes_than_outputs_are_found(tmp_path: Path
     assert only(examine(tmp_path, logits=3), "too-many-classes").detail == detail
 
 
-def test_an_image_with_a_wrong_label_is_no_first_copy_and_is_left_out_by_a_quarantine(
-    tmp_path: Path,
-) -> None:
+def test_an_image_with_a_wrong_label_is_no_first_copy_and_is_left_out(tmp_path: Path) -> None:
     samples = [
         Sample(i, f"{i}.jpg", label, "", picture(min(i, 2)), 40, 48)
         for i, label in enumerate([0, 1, 9, 2])

@@ -28,9 +28,7 @@ from tests.data.checking.cases import (
 )
 
 
-def test_a_flat_folder_of_validation_images_is_found_and_its_images_examined(
-    tmp_path: Path,
-) -> None:
+def test_a_flat_folder_of_validation_images_is_found_and_examined(tmp_path: Path) -> None:
     train = {name: data for name, data in SOUND.items() if name.startswith("train")}
     image_folder(
         tmp_path,
@@ -47,9 +45,7 @@ def test_a_flat_folder_of_validation_images_is_found_and_its_images_examined(
     assert report.splits[1].format == "flat"
 
 
-def test_no_quarantine_is_written_into_a_flat_folder_where_it_would_pass_for_an_image(
-    tmp_path: Path,
-) -> None:
+def test_no_quarantine_is_written_where_it_would_pass_for_an_image(tmp_path: Path) -> None:
     lists = {"quarantine.json": b'{"images": {}}', "classes.txt": b"ant"}
     image_folder(tmp_path, {"a.jpg": picture(1), "b.jpg": b""} | lists)
     report = examine(tmp_path)
@@ -126,9 +122,7 @@ def test_a_split_of_which_nothing_can_be_used_is_found(format: str, tmp_path: Pa
         open_index(find_split(tmp_path, "train"))
 
 
-def test_a_class_folder_that_cannot_be_read_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_class_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path) -> object:
         if Path(path).name == "bee":
             raise PermissionError(13, "Permission denied")
@@ -236,9 +230,7 @@ def test_a_compressed_tar_is_found_and_the_others_examined(tmp_path: Path) -> No
     assert report.splits[0].images == 3
 
 
-def test_a_file_that_cannot_be_read_is_found_and_the_others_examined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, *arguments: int) -> int:
         if Path(path).name == "train-000000.tar":
             raise PermissionError(13, "Permission denied")
@@ -252,9 +244,7 @@ def test_a_file_that_cannot_be_read_is_found_and_the_others_examined(
     assert report.splits[0].images == 2
 
 
-def test_what_loaders_refuse_for_another_reason_is_found_in_their_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_refusals_are_in_their_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(source: object) -> None:
         raise DataError("the names of 9 images take too many bytes")
 

@@ -146,9 +146,7 @@ def test_of_many_equal_hashes_a_few_are_compared(value: int) -> None:
     assert sum(map(len, candidates.values())) <= 3 * 256 * bool(value)
 
 
-def test_all_that_is_planted_in_the_messy_folder_of_the_page_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_messy_folder_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs/how-to/check-data.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     exec(page.partition("```python\n")[2].partition("```")[0], {})

@@ -275,9 +275,7 @@ def many(tmp_path: Path) -> Path:
     )
 
 
-def test_findings_do_not_depend_on_the_timing_of_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_change_no_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = many(tmp_path)
     monkeypatch.setattr("lockstep.data.inspection.cores", lambda: 1)
     alone = examine(data)

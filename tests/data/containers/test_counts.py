@@ -125,9 +125,7 @@ def test_the_folders_of_all_tars_together_decide_what_is_a_class(tmp_path: Path)
     ]
 
 
-def test_a_list_next_to_tars_orders_their_folders_as_it_orders_class_folders(
-    tmp_path: Path,
-) -> None:
+def test_a_list_next_to_tars_orders_folders_as_class_folders(tmp_path: Path) -> None:
     files = {"ant/a.jpg": IMAGE, "cat/b.jpg": IMAGE}
     image_folder(tmp_path / "folder", files)
     write_tar(tmp_path / "tar/train.tar", dict(files))
@@ -204,15 +202,11 @@ def test_a_tar_without_labels_is_refused_for_that(tmp_path: Path) -> None:
         (["cat/2023", "dog/2023"], []),
     ],
 )
-def test_folders_of_a_tar_are_classes_as_after_unpacking(
-    folders: list[str], classes: list[str]
-) -> None:
+def test_folders_of_a_tar_are_classes(folders: list[str], classes: list[str]) -> None:
     assert sorted(find_classes(folders).names.values()) == classes
 
 
-def test_a_million_empty_records_are_one_entry_and_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_records_are_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """1,000 stand for a million: no more are kept one by one."""
     for format, name, record in (
         (recordio, "a.rec", recordio.frame_record(b"")),
@@ -247,9 +241,7 @@ def test_what_was_inspected_is_kept_for_the_images_that_are_listed(tmp_path: Pat
     assert list(facts.bad) == [1]
 
 
-def test_samples_that_share_a_key_up_to_a_dot_are_never_cut_in_the_middle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_are_never_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as are looked at together end in the middle of one."""
     monkeypatch.setattr(webdataset, "_MOST_TOGETHER", 4)
     members: dict[str, bytes | None] = {}

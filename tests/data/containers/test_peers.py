@@ -177,9 +177,7 @@ def test_im2rec_makes_the_same_three_files_of_a_folder(folder: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_shuffled_file_of_im2rec_names_and_numbers_every_image(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_shuffled_file_of_im2rec_is_read_whole(folder: Path, tmp_path: Path) -> None:
     """Users make such files: the numbers are those of the sorted folder, and the records have
     another order."""
     path = im2rec(folder / "images", tmp_path)

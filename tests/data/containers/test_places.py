@@ -39,9 +39,7 @@ def reading_ahead(monkeypatch: pytest.MonkeyPatch, probe: Exception | None) -> l
     return read
 
 
-def test_a_file_that_is_on_the_disk_is_read_ahead_once_as_it_is_needed(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_on_the_disk_is_read_ahead_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = reading_ahead(monkeypatch, BlockingIOError())
     places = Places(file, read_ahead=True)
     expected = [(0, 300), (300, 300), (600, 300), (900, 100)]
@@ -67,17 +65,13 @@ def test_a_file_that_is_in_memory_or_not_known_to_be_elsewhere_is_not_read_ahead
     assert read == []
 
 
-def test_only_who_reads_all_of_it_has_a_file_read_ahead(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_reading_all_of_it_reads_ahead(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = reading_ahead(monkeypatch, BlockingIOError())
     assert Places(file).read(0, 1000) == unlike(1000, 0)
     assert read == []
 
 
-def test_beyond_its_end_a_file_is_not_read_ahead(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_beyond_the_end_is_read_ahead(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reading_ahead(monkeypatch, BlockingIOError())
     with pytest.raises(ValueError, match="byte 1000, expected 20 bytes from 990"):
         Places(file, read_ahead=True).read(990, 20)

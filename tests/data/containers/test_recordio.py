@@ -88,9 +88,7 @@ def test_a_frame_is_magic_length_payload_and_zeros(payload: bytes) -> None:
         pytest.param(MAGIC[:3] + b"a", frame(0, 4) + MAGIC[:3] + b"a", id="not all of it"),
     ],
 )
-def test_a_payload_is_split_where_the_magic_number_stands_at_a_multiple_of_4(
-    payload: bytes, expected: bytes
-) -> None:
+def test_a_payload_is_split_at_aligned_magic_numbers(payload: bytes, expected: bytes) -> None:
     assert join_record(payload) == expected
 
 
@@ -279,9 +277,7 @@ def test_records_are_listed_together_as_they_are_one_by_one(
     assert listings == [listings[0]] * 4
 
 
-def test_alike_records_are_not_looked_at_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_alike_records_are_listed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(recordio, tmp_path / "any.rec", [sample(i, 3, b"image") for i in range(100)])
     monkeypatch.setattr(recordio, "_find_image", closely := Mock(wraps=recordio._find_image))
     assert [item.number for item in recordio.scan_images(path) if isinstance(item, Stored)] == list(
@@ -318,9 +314,7 @@ def find_touched(records: Sequence[Record], bytes_: range) -> set[int]:
     return hit | {i - 1 for i in hit}
 
 
-def test_a_flipped_byte_of_a_frame_costs_that_record_and_the_one_in_front_of_it_at_most(
-    file: Path,
-) -> None:
+def test_a_flipped_byte_of_a_frame_costs_two_records_at_most(file: Path) -> None:
     """There are no checksums: a flip in a header or an image cannot be detected. A flip in the
     zeros after it has no effect.
 
@@ -385,9 +379,7 @@ def test_a_part_that_swallowed_the_next_is_damage(file: Path) -> None:
     ]
 
 
-def test_missing_and_added_bytes_cost_the_records_they_touch_and_those_in_front_at_most(
-    file: Path,
-) -> None:
+def test_missing_and_added_bytes_cost_what_they_touch_and_one_in_front(file: Path) -> None:
     data = file.read_bytes()
     records = records_of(file)
     for bytes_, damaged in shifts(data, (1, 2, 4, 8, 600), stride=53):

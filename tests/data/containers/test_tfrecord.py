@@ -9,15 +9,7 @@ from lockstep.data.containers import Damage, Stored, tfrecord
 from lockstep.data.containers.places import Places
 from lockstep.data.containers.tfrecord import frame_record
 from lockstep.system.crc import masked_crc
-from tests.data.containers.shared import (
-    check_damaged,
-    five,
-    flips,
-    sample,
-    shifts,
-    unlike,
-    write,
-)
+from tests.data.containers.shared import check_damaged, five, flips, sample, shifts, unlike, write
 from tests.soak import SOAK
 
 
@@ -245,9 +237,7 @@ def test_names_may_be_missing(
         ),
     ],
 )
-def test_a_record_without_one_image_and_its_class_is_damage(
-    payload: bytes, reason: str, tmp_path: Path
-) -> None:
+def test_a_record_of_other_contents_is_damage(payload: bytes, reason: str, tmp_path: Path) -> None:
     good = example(NVIDIA)
     [first, damage, last] = only(tmp_path / "any", good, payload, good)
     assert isinstance(first, Stored)

@@ -309,9 +309,7 @@ def test_a_flip_in_a_class_or_in_names_raises_nothing_and_moves_nothing(file: Pa
             } <= set(places)
 
 
-def test_missing_and_added_bytes_cost_the_samples_they_touch_and_those_in_front_at_most(
-    file: Path,
-) -> None:
+def test_missing_and_added_bytes_cost_what_they_touch_and_one_in_front(file: Path) -> None:
     """Some losses cannot be detected, and are not tested: if exactly the bytes of some members are
     missing, the following contents move up; if blocks of the last member are missing, the zeros at
     the end of the archive seem to be a part of it.
@@ -359,9 +357,7 @@ def test_a_hole_of_zeros_costs_what_was_there(file: Path) -> None:
 
 @pytest.mark.parametrize("order", [("cls", "jpg"), ("jpg", "cls")])
 @pytest.mark.parametrize("lost", range(4))
-def test_an_image_whose_class_is_lost_is_not_taken_for_one_of_its_folder(
-    order: tuple[str, str], lost: int, tmp_path: Path
-) -> None:
+def test_a_lost_class_is_not_the_folder(order: tuple[str, str], lost: int, tmp_path: Path) -> None:
     """Otherwise it would get a wrong label, or, with numbers and names mixed, no image of the file
     could be used."""
     files = [
@@ -383,9 +379,7 @@ def test_an_image_whose_class_is_lost_is_not_taken_for_one_of_its_folder(
 
 
 @pytest.mark.parametrize("lost", range(4))
-def test_in_a_tar_without_numbers_an_image_beside_damage_is_taken(
-    lost: int, tmp_path: Path
-) -> None:
+def test_without_numbers_images_next_to_damage_are_taken(lost: int, tmp_path: Path) -> None:
     path = tar(tmp_path / "any.tar", *((f"cat/{key}.jpg", b"image") for key in "abcd"))
     data = bytearray(path.read_bytes())
     data[data.index(f"cat/{'abcd'[lost]}.jpg\0".encode())] ^= 1

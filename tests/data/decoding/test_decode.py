@@ -77,9 +77,7 @@ def test_a_grey_jpeg_becomes_three_equal_channels() -> None:
 
 
 @pytest.mark.parametrize(("adobe_transform", "colours"), [(0, "CMYK"), (2, "YCCK")])
-def test_a_jpeg_in_four_colours_has_the_pixels_that_pillow_converts(
-    adobe_transform: int, colours: str
-) -> None:
+def test_four_colours_are_converted_as_by_pillow(adobe_transform: int, colours: str) -> None:
     data = set_adobe_transform(CMYK, adobe_transform)
     assert simplejpeg.decode_jpeg_header(data)[2] == colours
     np.testing.assert_array_equal(decode(data), decode_by_pillow(data))
@@ -91,9 +89,7 @@ def test_a_jpeg_of_pure_magenta_and_yellow_ink_is_red() -> None:
 
 
 @pytest.mark.parametrize("use", [decode, check])
-def test_a_cmyk_jpeg_is_not_decoded_by_simplejpeg(
-    use: Use, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_simplejpeg_decodes_no_cmyk(use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         module.simplejpeg, "decode_jpeg", lambda *_, **__: pytest.fail("decoded by simplejpeg")
     )
@@ -105,9 +101,7 @@ def test_a_cmyk_jpeg_is_not_decoded_by_simplejpeg(
     [(0x31, 0x11, 0x11), (0x22, 0x11, 0x21), (0x42, 0x11, 0x11), (0x14, 0x11, 0x11)],
     ids=str,
 )
-def test_a_jpeg_with_a_ratio_of_chroma_sampling_that_has_no_name_is_decoded(
-    factors: tuple[int, int, int],
-) -> None:
+def test_nameless_ratios_of_chroma_sampling_are_decoded(factors: tuple[int, int, int]) -> None:
     plain = encode_image(Image.new("RGB", (32, 16), (128, 128, 128)), subsampling="4:4:4")
     header = bytearray(plain[: plain.index(b"\xff\xda") + 14])
     frame = header.index(b"\xff\xc0")
@@ -133,9 +127,7 @@ def test_a_jpeg_with_a_ratio_of_chroma_sampling_that_has_no_name_is_decoded(
     ("kind", "options"),
     [("PNG", {}), ("BMP", {}), ("PPM", {}), ("TIFF", {}), ("WEBP", {"lossless": True})],
 )
-def test_an_image_without_loss_keeps_its_pixels_whatever_its_file_is_called(
-    kind: str, options: dict[str, object]
-) -> None:
+def test_images_without_loss_keep_their_pixels(kind: str, options: dict[str, object]) -> None:
     np.testing.assert_array_equal(decode(encode_image(PHOTO, kind, **options)), PIXELS)
 
 
@@ -232,9 +224,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("use", [check, decode_undamaged])
 @pytest.mark.parametrize(("data", "reason"), BROKEN.values(), ids=BROKEN)
-def test_check_and_decode_undamaged_say_what_is_wrong_with(
-    data: bytes, reason: str, use: Use
-) -> None:
+def test_damage_is_described(data: bytes, reason: str, use: Use) -> None:
     with pytest.raises(ValueError, match=reason):
         use(data)
 
@@ -287,9 +277,7 @@ def test_an_image_that_claims_billions_of_pixels_is_refused(use: Use, data: byte
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("use", [decode, check])
-def test_a_png_of_more_pixels_than_are_decoded_in_whole_is_refused_with_what_to_do(
-    use: Use,
-) -> None:
+def test_a_png_of_more_pixels_than_are_decoded_in_whole_is_refused(use: Use) -> None:
     with pytest.raises(ValueError, match=r"13000 x 13000 pixels .* 100,000,000 "):
         use(png_that_claims(13000, 13000))
 
@@ -300,9 +288,7 @@ def test_a_jpeg_of_120_megapixels_is_decoded() -> None:
 
 
 @pytest.mark.parametrize("use", [decode, check])
-def test_a_few_bytes_that_claim_millions_of_pixels_are_refused_before_they_are_decoded(
-    use: Use, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_huge_claims_are_not_decoded(use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode_image(Image.new("RGB", (16, 16)), "WEBP", lossless=True)
 
     def fail(*_: object) -> None:

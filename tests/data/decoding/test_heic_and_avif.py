@@ -69,9 +69,7 @@ def test_more_pixels_than_the_budget_are_refused_before_they_are_decoded(format:
         check(large)
 
 
-def test_a_format_that_is_not_read_is_named_with_what_to_do(
-    formats: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_unread_format_is_named(formats: pytest.MonkeyPatch, tmp_path: Path) -> None:
     formats.setitem(sys.modules, "pillow_heif", None)
     with pytest.raises(ValueError, match=r"^HEIC is read by a plug-in of Pillow: pip install pil"):
         check(HEIC)
@@ -82,9 +80,7 @@ def test_a_format_that_is_not_read_is_named_with_what_to_do(
     assert examine(tmp_path).write_quarantine() == []
 
 
-def test_an_index_is_built_again_once_a_format_is_read(
-    formats: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_newly_read_formats_are_indexed_again(formats: pytest.MonkeyPatch, tmp_path: Path) -> None:
     image_folder(tmp_path, {"cat/a.avif": encode("AVIF"), "cat/b.jpg": jpeg()})
     formats.setattr(features, "check", lambda feature: feature != "avif")
     [bad] = open_index(tmp_path).quarantined

@@ -65,9 +65,7 @@ def test_every_window_of_a_small_image(sampling: str) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
-def test_codes_of_its_own_and_restarts_make_no_difference(
-    options: dict[str, object], subsampling: int
-) -> None:
+def test_own_codes_and_restarts_are_the_same(options: dict[str, object], subsampling: int) -> None:
     rng = np.random.default_rng(subsampling)
     for case in range(40 if SOAK else 15):
         height, width = rng.integers(WIDE, 140, 2).tolist()

@@ -93,15 +93,9 @@ def double_frame(data: bytes, code: int, height: int) -> bytes:
         (set_frame(double_frame(PLAIN, 0xC0, 16), 0xC3), "more than one frame"),
         (double_frame(FILES["baseline"], 0xC3, 40), "more than one frame"),
     ],
-    ids=[
-        *REFUSED,
-        *(f"0x{code:X}" for code in UNKNOWN),
-        *(f"doubled {i}" for i in range(4)),
-    ],
+    ids=[*REFUSED, *(f"0x{code:X}" for code in UNKNOWN), *(f"doubled {i}" for i in range(4))],
 )
-def test_what_no_decoder_here_is_made_for_is_refused_by_name(
-    data: bytes, message: str, use: Callable[[bytes], object]
-) -> None:
+def test_rare_frames_are_refused(data: bytes, message: str, use: Callable[[bytes], object]) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         use(data)
     with pytest.raises(ValueError, match=re.escape(message)):

@@ -79,9 +79,7 @@ def tiff(order: str, kind: int, value: int, tags: int = 1) -> bytes:
     [b"", b"\xff\xff", b"\xff\xe0\0\x04ab", b"\xff\xe1\0\x09http:\0\0", b"garbage"],
     ids=["nothing", "fill bytes", "JFIF", "XMP", "garbage"],
 )
-def test_exif_data_is_found_in_either_byte_order_behind_other_segments(
-    before: bytes, kind: int, order: str
-) -> None:
+def test_exif_is_found_in_any_byte_order(before: bytes, kind: int, order: str) -> None:
     assert read_orientation(add_exif(tiff(order, kind, 6), before)) == 6
 
 
@@ -269,9 +267,7 @@ def test_a_crop_is_that_of_the_image_turned_before(format: str, orientation: int
 
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
-def test_a_crop_in_reduced_size_is_that_of_the_reduced_image_turned_before(
-    orientation: int,
-) -> None:
+def test_a_reduced_crop_is_that_of_the_image_turned_before(orientation: int) -> None:
     data = photo(
         orientation
     )  # 75 and 101 are no multiples of 2: the sides of the reduced image are rounded up

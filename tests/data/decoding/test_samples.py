@@ -104,16 +104,14 @@ def test_colours_of_16_bits_are_scaled_to_the_nearest_level(order: str, count: i
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 @pytest.mark.parametrize("suffix", [".png", ".tif"])
-def test_images_of_16_bits_of_opencv_are_scaled_to_the_nearest_level(
-    channels: int, suffix: str
-) -> None:
+def test_opencvs_16_bits_become_the_nearest_level(channels: int, suffix: str) -> None:
     samples = np.dstack([COLOURS[:, :, ::-1], WIDE])[:, :, :channels].astype(np.uint16)
     expected = COLOURS if channels > 1 else COLOURS[:, :, 2]
     data = cv2.imencode(suffix, samples)[1].tobytes()
     np.testing.assert_array_equal(decode(data), scaled(expected, 65535))
 
 
-def test_tiles_that_reach_beyond_the_image_are_scaled() -> None:
+def test_overhanging_tiles_are_scaled() -> None:
     # tiles of 32 x 32 pixels, of an image of 48 x 40
     padded = np.pad(COLOURS, ((0, 24), (0, 16), (0, 0))).astype("<u2")
     tiles = b"".join(
@@ -282,9 +280,7 @@ PALETTE = (b"PLTE", bytes(range(255, -1, -1)) * 3)
     [(0, [APPLE]), (3, []), (3, [TEXT]), (3, [PALETTE, PALETTE]), (3, [(b"plTE", PALETTE[1])])],
     ids=["unknown", "no palette", "text alone", "two palettes", "no real palette"],
 )
-def test_critical_chunks_that_libpng_refuses_refuse_a_png(
-    colour: int, chunks: list[tuple[bytes, bytes]]
-) -> None:
+def test_what_libpng_refuses_is_refused(colour: int, chunks: list[tuple[bytes, bytes]]) -> None:
     data = png(GREY.tobytes(), 8, colour, *chunks)
     assert cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED) is None
     for use in (check, decode, decode_undamaged):

@@ -61,9 +61,7 @@ def second(pixels: int, order: list[str]) -> threading.Thread:
     ],
     ids=["too many together", "as many as may be", "usual", "alone"],
 )
-def test_a_large_image_waits_until_there_is_room_for_it(
-    first: int, other: int, order: list[str]
-) -> None:
+def test_a_large_image_waits_for_room(first: int, other: int, order: list[str]) -> None:
     events: list[str] = []
     with decoding(first):
         thread = second(other, events)
@@ -133,9 +131,7 @@ def plain(before: bytes = b"") -> bytes:
 
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
 @pytest.mark.parametrize("without_data", [False, True])
-def test_a_jpeg_with_more_scans_than_allowed_is_refused_wherever_images_are_decoded(
-    mode: str, without_data: bool
-) -> None:
+def test_a_jpeg_of_too_many_scans_is_refused_everywhere(mode: str, without_data: bool) -> None:
     out = np.empty((8, 8, 3), np.uint8)
     usual = {"RGB": 10, "CMYK": 18}[mode]  # as in libjpeg's own scripts
     decode(progressive_jpeg(mode, MOST_SCANS - usual, without_data))
@@ -192,9 +188,7 @@ def test_scans_are_held_against_the_pixels() -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
-def test_scans_are_held_against_the_pixels_wherever_a_jpeg_is_opened(
-    mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pixels_limit_scans_everywhere(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """libjpeg-turbo opens RGB, Pillow CMYK."""
     data = progressive_jpeg(mode)
     height, width = check(data)
@@ -307,9 +301,7 @@ def bmp_of_runs(runs: bytes) -> bytes:
     ],
     ids=["PNG", "TIFF", "GIF", "PPM's header", "PPM's comments", "PPM of 16 bits", "BMP"],
 )
-def test_a_file_of_many_small_parts_is_refused_at_once(
-    usual: bytes, hostile: Callable[[], bytes], message: str
-) -> None:
+def test_small_parts_are_counted(usual: bytes, hostile: Callable[[], bytes], message: str) -> None:
     assert check(usual) == (64, 64)
     assert header_size(usual) == (64, 64)
     data = hostile()
@@ -346,9 +338,7 @@ def strip(height: int, width: int, kind: str) -> bytes:
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 @pytest.mark.parametrize(("height", "width"), [(1, 30_000), (30_000, 1), (1, 257), (2, 513)])
-def test_a_strip_is_refused_wherever_it_would_be_resized(
-    height: int, width: int, kind: str
-) -> None:
+def test_strips_are_refused_where_they_are_resized(height: int, width: int, kind: str) -> None:
     data = strip(height, width, kind)
     pixels = decode(data)
     recipe = Recipe(eval_resize=256, eval_crop=224)

@@ -81,9 +81,7 @@ def test_dali_augments_in_the_order_of_the_recipe(index: Index, tiny_recipe: Rec
     assert measure(index, tiny_recipe, *reversed(chain))[0] == 0
 
 
-def test_dali_refuses_augmentations_with_other_pixels_by_name(
-    index: Index, tiny_recipe: Recipe
-) -> None:
+def test_dali_refuses_augmentations_of_other_pixels(index: Index, tiny_recipe: Recipe) -> None:
     refused = [
         {"name": "colour_jitter", "hue": 0.1},
         {"name": "random_erasing", "fill": "noise"},

@@ -115,9 +115,7 @@ def evaluate(index: Index, recipe: Any, loader: str) -> np.ndarray:
     return batch.images.astype(np.float32)
 
 
-def test_the_dali_loader_evaluates_by_the_tensorflow_recipe_as_the_host_loader(
-    photos: Index,
-) -> None:
+def test_dali_evaluates_the_tensorflow_recipe_as_the_host_loader(photos: Index) -> None:
     recipe = RECIPES["resnet50-tensorflow-90ep"]()
     assert np.abs(evaluate(photos, recipe, "dali") - evaluate(photos, recipe, "host")).max() <= 1
 

@@ -141,9 +141,7 @@ def test_batches_do_not_depend_on_threads_or_on_how_far_ahead(
         np.testing.assert_array_equal(batch.images, load_by_hand(index, plan, False))
 
 
-def test_images_and_labels_have_the_types_that_cross_into_an_engine(
-    index: Index, plans: list[BatchPlan]
-) -> None:
+def test_images_and_labels_have_their_types(index: Index, plans: list[BatchPlan]) -> None:
     batch = load_batches(index, plans[:1])[0]
     assert (batch.images.dtype, batch.images.shape) == (np.uint8, (8, SIZE, SIZE, 3))
     assert (batch.labels.dtype, batch.labels.shape) == (np.int64, (8,))
@@ -182,9 +180,7 @@ def test_no_plans_give_no_batches(few: Index) -> None:
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 5])
-def test_no_more_batches_are_held_than_those_ahead_and_the_one_handed_out(
-    few: Index, ahead: int
-) -> None:
+def test_only_batches_ahead_and_the_one_handed_out_are_held(few: Index, ahead: int) -> None:
     planned = 0
 
     def lazily() -> Iterator[BatchPlan]:
@@ -221,18 +217,14 @@ def slowly(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return decoded
 
 
-def test_images_not_begun_when_a_loader_closes_are_not_decoded(
-    few: Index, slowly: list[bytes]
-) -> None:
+def test_closing_a_loader_decodes_no_further_images(few: Index, slowly: list[bytes]) -> None:
     with loader(few, threads=1, ahead=1) as one:
         batches = one.batches([whole(0), whole(*[1] * 40)])
         next(batches)
     assert 1 <= len(slowly) < 20
 
 
-def test_images_not_begun_when_a_list_of_plans_is_left_are_not_decoded(
-    few: Index, slowly: list[bytes]
-) -> None:
+def test_leaving_plans_decodes_no_further_images(few: Index, slowly: list[bytes]) -> None:
     with loader(few, threads=1, ahead=1) as one:
         batches = one.batches([whole(0), whole(*[1] * 40)])
         next(batches)
@@ -268,9 +260,7 @@ def other_pixels(path: Path) -> bytes:
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-def test_an_image_changed_since_it_was_indexed_is_named_with_the_reason(
-    change, reason: str, few: Index
-) -> None:
+def test_a_changed_image_is_named_with_the_reason(change, reason: str, few: Index) -> None:
     path = Path(few.path(2))
     before = path.stat()
     path.write_bytes(change(path))
@@ -315,9 +305,7 @@ def test_a_grey_and_a_cmyk_image_make_a_batch_with_others(few: Index) -> None:
     np.testing.assert_allclose(images[2], np.broadcast_to([254, 0, 0], images[2].shape), atol=3)
 
 
-def test_all_cores_are_used_unless_a_number_is_given(
-    few: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_cores_are_used_by_default(few: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "share_of_cores", lambda: 3)
     with loader(few, threads=0) as one:
         list(one.batches([whole(0, 1, 2, 3)] * 5))

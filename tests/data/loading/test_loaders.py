@@ -66,9 +66,7 @@ def host(index: Index, *, antialias: bool = False) -> HostLoader:
     return HostLoader(index, antialias=antialias, threads=2)
 
 
-def test_dali_cuts_and_mirrors_what_the_host_loader_does(
-    index: Index, mixup_recipe: Recipe
-) -> None:
+def test_dali_cuts_and_mirrors_as_the_host_loader(index: Index, mixup_recipe: Recipe) -> None:
     plans = training(mixup_recipe.replace(vertical_flip_probability=0.5), index)
     assert apart(batches(dali(index), plans), batches(host(index), plans)).max() <= ROUNDING
 
@@ -136,15 +134,9 @@ def test_dali_filters_bicubically_where_the_recipe_says_so(
     assert apart(made["dali", "bicubic"], made["dali", "random"]).max() > 5 * ROUNDING
 
 
-def test_dali_refuses_the_bicubic_resize_that_is_another_kernel_there(
-    index: Index, mixup_recipe: Recipe
-) -> None:
+def test_dali_refuses_another_bicubic_kernel(index: Index, mixup_recipe: Recipe) -> None:
     with pytest.raises(RecipeError, match=r"antialias: true.* host loader"):
-        make_loader(
-            index,
-            mixup_recipe.replace(interpolation="bicubic"),
-            Execution(loader="dali"),
-        )
+        make_loader(index, mixup_recipe.replace(interpolation="bicubic"), Execution(loader="dali"))
 
 
 def inner(whole: list[Batch], width: int = 2) -> list[Batch]:
@@ -153,7 +145,7 @@ def inner(whole: list[Batch], width: int = 2) -> list[Batch]:
     return [Batch(batch.images[:, width:-width, width:-width], batch.labels) for batch in whole]
 
 
-def test_windows_that_are_not_resized_are_the_same_to_the_last_bit(index: Index) -> None:
+def test_plain_windows_are_equal(index: Index) -> None:
     # Without resizing, only decoding is left.
     samples = np.arange(len(index))
     windows = np.array(
@@ -193,13 +185,9 @@ def test_dali_makes_batches_of_padding_alone(index: Index, tiny_recipe: Recipe) 
 
 
 @pytest.mark.parametrize(
-    "make",
-    [dali, host, lambda index: SyntheticLoader(index)],
-    ids=["dali", "host", "synthetic"],
+    "make", [dali, host, lambda index: SyntheticLoader(index)], ids=["dali", "host", "synthetic"]
 )
-def test_labels_mixup_and_drops_are_those_of_the_plan(
-    make: object, index: Index, mixup_recipe: Recipe
-) -> None:
+def test_labels_and_mixing_are_the_plans(make: object, index: Index, mixup_recipe: Recipe) -> None:
     plans = training(
         mixup_recipe.replace(dropout=0.3, stochastic_depth=0.5, cutmix_alpha=1.0), index
     )
@@ -226,9 +214,7 @@ def test_batches_have_the_size_of_their_plan(
 
 
 @pytest.mark.parametrize("ahead", [1, 5])
-def test_dali_takes_plans_no_further_ahead_than_asked(
-    ahead: int, index: Index, tiny_recipe: Recipe
-) -> None:
+def test_dali_is_not_too_far_ahead(ahead: int, index: Index, tiny_recipe: Recipe) -> None:
     samples: list[int] = []
 
     def plans() -> Iterator[BatchPlan]:
@@ -274,9 +260,7 @@ def odd(tmp_path: Path) -> Index:
     return open_index(tmp_path)
 
 
-def test_dali_gives_other_kinds_of_images_the_pixels_of_the_host_loader(
-    odd: Index, tiny_recipe: Recipe
-) -> None:
+def test_dali_decodes_other_kinds_as_the_host_loader(odd: Index, tiny_recipe: Recipe) -> None:
     plans = list(evaluation_plans(tiny_recipe, odd.sizes, 4))
     assert apart(batches(dali(odd), plans), batches(host(odd), plans)).max() <= ROUNDING
 
@@ -345,9 +329,7 @@ def test_turned_photos_are_planned_and_loaded_as_if_they_were_stored_upright(
 
 
 @pytest.mark.parametrize("name", ["grey.jpg", "png.jpg"])
-def test_an_image_that_changed_is_named_and_the_next_loader_works(
-    name: str, odd: Index, tiny_recipe: Recipe
-) -> None:
+def test_a_changed_image_is_named(name: str, odd: Index, tiny_recipe: Recipe) -> None:
     path = odd.root / "images" / name
     sound = path.read_bytes()
     path.write_bytes(b"no image")
@@ -368,9 +350,7 @@ def test_the_synthetic_loader_holds_one_batch(index: Index, tiny_recipe: Recipe)
 @pytest.mark.parametrize(
     ("name", "kind"), [("host", HostLoader), ("dali", DaliLoader), ("synthetic", SyntheticLoader)]
 )
-def test_the_loader_is_chosen_by_name(
-    name: str, kind: type, index: Index, tiny_recipe: Recipe
-) -> None:
+def test_loaders_have_names(name: str, kind: type, index: Index, tiny_recipe: Recipe) -> None:
     assert isinstance(make_loader(index, tiny_recipe, Execution(loader=name)), kind)
 
 

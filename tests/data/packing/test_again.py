@@ -30,9 +30,7 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_images_written_over_since_are_not_taken_for_those_that_were_packed(
-    format: str, source: Path, tmp_path: Path
-) -> None:
+def test_images_written_over_are_noticed(format: str, source: Path, tmp_path: Path) -> None:
     pack(source, tmp_path / "target", Packing(format))
     (source / "a" / "1.jpg").write_bytes(jpeg(60, 60))
     with pytest.raises(DataError, match="before some were overwritten"):
@@ -40,9 +38,7 @@ def test_images_written_over_since_are_not_taken_for_those_that_were_packed(
 
 
 @pytest.mark.parametrize("format", ["recordio", "tfrecord", "webdataset"])
-def test_a_file_written_over_since_is_not_taken_for_the_one_that_was_packed(
-    format: str, source: Path, tmp_path: Path
-) -> None:
+def test_a_file_written_over_is_noticed(format: str, source: Path, tmp_path: Path) -> None:
     pack(source, tmp_path / "files", Packing(format))
     pack(tmp_path / "files", tmp_path / "target", Packing("folder"))
     [path] = [tmp_path / "files" / name for name in find_source(tmp_path / "files").files]
@@ -52,9 +48,7 @@ def test_a_file_written_over_since_is_not_taken_for_the_one_that_was_packed(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_ends_of_files_that_a_failing_machine_did_not_bring_to_its_disk_are_written_again(
-    format: str, source: Path, tmp_path: Path
-) -> None:
+def test_ends_that_were_lost_are_written_again(format: str, source: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     pack(source, target, Packing(format, shards=2))
     whole = files_of(target)
@@ -69,9 +63,7 @@ def test_ends_of_files_that_a_failing_machine_did_not_bring_to_its_disk_are_writ
 
 
 @pytest.mark.parametrize("format", ["recordio", "tfrecord", "webdataset"])
-def test_until_a_shortened_file_is_whole_again_no_command_takes_the_rest_for_the_data_set(
-    format: str, source: Path, tmp_path: Path
-) -> None:
+def test_a_shortened_file_is_no_data_set(format: str, source: Path, tmp_path: Path) -> None:
     pack(source, tmp_path / "target", Packing(format, shards=2))
     [_, path] = [tmp_path / "target" / name for name in find_source(tmp_path / "target").files]
     os.truncate(path, 100)
@@ -113,9 +105,7 @@ def test_files_that_became_longer_since_are_left_alone(source: Path, tmp_path: P
     ("name", "left"),
     [("pack.json", b""), ("pack.states.npy", b""), ("pack.states.npy", bytes(150))],
 )
-def test_a_target_that_lost_what_it_was_begun_with_is_refused(
-    name: str, left: bytes, source: Path, tmp_path: Path
-) -> None:
+def test_a_changed_target_is_refused(name: str, left: bytes, source: Path, tmp_path: Path) -> None:
     pack(source, tmp_path / "target", Packing("recordio"))
     (tmp_path / "target" / ".lockstep" / name).write_bytes(left)
     with pytest.raises(DataError, match="has lost its record"):
@@ -127,9 +117,7 @@ def test_a_target_that_lost_what_it_was_begun_with_is_refused(
     [b"", b'\n{"images-00000-of-00002.rec": 1', b"\xff" * 70],
     ids=["none", "torn", "no text"],
 )
-def test_files_are_looked_through_if_their_lengths_were_not_noted(
-    noted: bytes, source: Path, tmp_path: Path
-) -> None:
+def test_files_without_noted_lengths_are_read(noted: bytes, source: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     pack(source, target, Packing("recordio", shards=2))
     whole = files_of(target)
@@ -142,9 +130,7 @@ def test_files_are_looked_through_if_their_lengths_were_not_noted(
     assert {name: (target / name).stat().st_mtime_ns for name in whole} == times
 
 
-def test_what_a_check_put_into_quarantine_does_not_stop_a_pack(
-    source: Path, tmp_path: Path
-) -> None:
+def test_a_quarantine_does_not_stop_a_pack(source: Path, tmp_path: Path) -> None:
     pack(source, tmp_path / "files", Packing("tfrecord"))
     [path] = [tmp_path / "files" / name for name in find_source(tmp_path / "files").files]
     data = bytearray(path.read_bytes())

@@ -81,10 +81,9 @@ def is_complete(source: Path, target: Path, format: str, how: str, when: int) ->
     its end."""
     command = [sys.executable, "-B", "-c", KILLED, *map(str, (source, target, format, how, when))]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode in (
-        0,
-        -(signal.SIGXFSZ if how == "bytes" else signal.SIGKILL),
-    ), result.stderr
+    assert result.returncode in (0, -(signal.SIGXFSZ if how == "bytes" else signal.SIGKILL)), (
+        result.stderr
+    )
     return result.returncode == 0
 
 
@@ -141,9 +140,7 @@ def test_a_pack_killed_again_and_again_comes_to_an_end(
     assert files_of(target) == whole
 
 
-def test_an_image_that_is_too_long_for_its_record_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_too_long_image_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"a/1.jpg": jpeg(), "a/2.jpg": jpeg() + bytes(4000), "a/3.jpg": jpeg()}
     source = image_folder(tmp_path / "source", files)
     monkeypatch.setattr(recordio, "MOST_BYTES", len(jpeg()) + 3000)

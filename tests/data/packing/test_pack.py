@@ -91,9 +91,7 @@ def test_a_task_holds_no_more_than_its_bytes(
     assert all(sum(task) <= 2000 for task in tasks if len(task) > 1)
 
 
-def test_images_stand_in_order_whichever_thread_is_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_stand_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = image_folder(tmp_path / "source", {f"a/{i}.jpg": jpeg(8, 8, i) for i in range(4)})
     pack(source, tmp_path / "one", Packing("tfrecord", workers=1))
     second_is_read = threading.Event()
@@ -112,9 +110,7 @@ def test_images_stand_in_order_whichever_thread_is_first(
     assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
 
 
-def test_nothing_turns_round_and_round_while_the_first_image_is_slow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_image_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = image_folder(tmp_path / "source", {f"a/{i:02d}.jpg": jpeg(8, 8, i) for i in range(40)})
     others_read = threading.Event()
     reads = []
@@ -159,9 +155,7 @@ def test_what_the_system_writes_in_part_is_written_to_the_end(
 
 
 @pytest.mark.parametrize("format", CONTAINERS)
-def test_the_images_of_a_split_are_divided_evenly_among_as_many_files_as_asked_for(
-    format: str, folder: Path, tmp_path: Path
-) -> None:
+def test_images_are_divided_evenly_among_files(format: str, folder: Path, tmp_path: Path) -> None:
     target = pack_as(folder, tmp_path / "target", format, shards=4)
     names = [shard_name(format, "train", i, 4) for i in range(4)]
     assert list(find_split(target, "train").files) == names
@@ -207,9 +201,7 @@ def test_a_list_of_classes_that_is_not_sorted_keeps_its_order(format: str, tmp_p
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_images_whose_names_cannot_keep_their_order_are_numbered(
-    format: str, tmp_path: Path
-) -> None:
+def test_images_whose_names_lose_their_order_are_numbered(format: str, tmp_path: Path) -> None:
     """Test a RecordIO file without names, and one whose numbers and names have different orders."""
     images = [jpeg(8 + i, 9) for i in range(12)]
     for case, names in {
@@ -235,9 +227,7 @@ def test_a_name_may_be_as_long_as_the_file_system_allows(format: str, tmp_path: 
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_source_without_splits_becomes_class_folders_or_files_called_images(
-    format: str, folder: Path, tmp_path: Path
-) -> None:
+def test_no_splits_give_one_part(format: str, folder: Path, tmp_path: Path) -> None:
     counts = pack(folder / "train", tmp_path / "target", Packing(format))
     assert counts == {"images": len(TRAIN)}
     source = find_source(tmp_path / "target")
@@ -307,9 +297,7 @@ def test_a_finished_pack_started_again_changes_no_file(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_progress_rises_to_all_the_images_of_all_splits(
-    format: str, folder: Path, tmp_path: Path
-) -> None:
+def test_progress_reaches_all_images(format: str, folder: Path, tmp_path: Path) -> None:
     image_folder(folder / "train", {f"a/more {i:03d}.jpg": jpeg(8, 8, i) for i in range(100)})
     seen: list[tuple[int, int]] = []
     pack(
@@ -326,9 +314,7 @@ def test_progress_rises_to_all_the_images_of_all_splits(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_progress_after_an_interruption_begins_with_what_is_written(
-    format: str, tmp_path: Path
-) -> None:
+def test_progress_resumes_with_what_is_written(format: str, tmp_path: Path) -> None:
     source = image_folder(
         tmp_path / "source", {f"a/{i:03d}.jpg": jpeg(8, 8, i) for i in range(100)}
     )

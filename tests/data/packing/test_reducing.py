@@ -13,12 +13,7 @@ from lockstep.data.listing import list_images
 from lockstep.data.packing.samples import reduce_image
 from lockstep.data.sources import find_source
 from tests.data.cases import image_folder, jpeg
-from tests.data.sets import (
-    FORMATS,
-    encode_blank,
-    pack_as,
-    read_all,
-)
+from tests.data.sets import FORMATS, encode_blank, pack_as, read_all
 
 LARGE = {
     "a/larger.jpg": jpeg(200, 300, 77),

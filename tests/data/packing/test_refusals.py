@@ -70,9 +70,7 @@ def test_a_target_that_holds_another_pack_is_refused_and_left_alone(
     assert find_split(target, "train")
 
 
-def test_a_target_that_holds_other_things_is_refused_and_left_alone(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_target_of_other_things_is_left_alone(folder: Path, tmp_path: Path) -> None:
     image_folder(tmp_path / "target", {"thesis.tex": b"..."})
     with pytest.raises(DataError, match=r"target holds other things \(thesis.tex\)"):
         pack_as(folder, tmp_path / "target", "recordio")
@@ -133,9 +131,7 @@ def test_an_unknown_format_is_refused_with_those_there_are(folder: Path, tmp_pat
         pack_as(folder, tmp_path / "target", "zip")
 
 
-def test_a_split_that_is_not_complete_is_an_error_and_not_left_out(
-    sets: dict[str, Path], tmp_path: Path
-) -> None:
+def test_an_incomplete_split_is_an_error(sets: dict[str, Path], tmp_path: Path) -> None:
     source = pack_as(sets["folder"], tmp_path / "source", "tfrecord", shards=2)
     (source / "validation-00001-of-00002").unlink()
     with pytest.raises(DataError, match=r"1 of 2 files: validation-00001-of-00002"):
@@ -143,9 +139,7 @@ def test_a_split_that_is_not_complete_is_an_error_and_not_left_out(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_file_that_cannot_be_read_is_named_and_the_pack_goes_on_once_it_can(
-    format: str, folder: Path, tmp_path: Path
-) -> None:
+def test_an_unreadable_file_is_named(format: str, folder: Path, tmp_path: Path) -> None:
     (folder / "val" / "a" / "gone.jpg").symlink_to("nowhere.jpg")
     target = tmp_path / "target"
     with pytest.raises(DataError, match=r"val/a/gone.jpg .*No such file"):
@@ -160,9 +154,7 @@ def test_a_file_that_cannot_be_read_is_named_and_the_pack_goes_on_once_it_can(
 
 
 @pytest.mark.parametrize("format", ["folder", "webdataset"])
-def test_an_image_whose_bytes_were_changed_after_indexing_is_not_packed(
-    format: str, folder: Path, tmp_path: Path
-) -> None:
+def test_images_changed_since_are_not_packed(format: str, folder: Path, tmp_path: Path) -> None:
     source = tmp_path / "own"
     pack_as(folder, source, format)
     training = open_index(find_split(source, "train"))

@@ -126,9 +126,7 @@ def _count_fewest_fetches(reads: list[int], capacity: int) -> int:
 
 @pytest.mark.parametrize("seed", range(8 if SOAK else 2))
 @pytest.mark.parametrize("capacity", [1, 2, 4])
-def test_a_known_plan_is_read_with_the_fewest_fetches(
-    tmp_path: Path, seed: int, capacity: int
-) -> None:
+def test_a_known_plan_needs_the_fewest_fetches(tmp_path: Path, seed: int, capacity: int) -> None:
     reads = np.random.default_rng(seed).integers(0, 7, 40).tolist()
     transfer, _ = _open(tmp_path, capacity)
     ahead = deque(reads)

@@ -44,9 +44,7 @@ def plant(data: Path, victim: Path, listener: socket.socket, names: list[str]) -
     (data / ".parts" / f"{machine}-0").symlink_to(victim)
 
 
-def test_a_planted_store_is_not_asked_and_removes_nothing(
-    tmp_path: Path, victim: Path, listener: socket.socket
-) -> None:
+def test_a_planted_store_is_unused(tmp_path: Path, victim: Path, listener: socket.socket) -> None:
     data = tmp_path / "data"
     data.mkdir()
     for split in ("train", "val"):
@@ -63,9 +61,7 @@ def test_a_planted_store_is_not_asked_and_removes_nothing(
         listener.accept()
 
 
-def test_a_planted_list_of_objects_is_a_hidden_file(
-    tmp_path: Path, victim: Path, listener: socket.socket
-) -> None:
+def test_a_planted_list_is_a_file(tmp_path: Path, victim: Path, listener: socket.socket) -> None:
     data = tmp_path / "data"
     for split in ("train", "val"):
         image_folder(data / split, {f"{name}/{i}.jpg": jpeg() for name in "ab" for i in range(2)})
@@ -82,9 +78,7 @@ def test_a_planted_list_of_objects_is_a_hidden_file(
         listener.accept()
 
 
-def test_a_link_into_the_cache_does_not_stand_for_a_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_in_the_cache_is_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     cached = user_cache() / "stores" / "0123"
     cached.mkdir(parents=True)

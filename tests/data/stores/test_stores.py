@@ -38,9 +38,7 @@ def test_images_of_a_store_are_those_of_the_files(store: Store, packed: Path, fo
 
 
 @pytest.mark.parametrize("format", ["webdataset", "tfrecord", "recordio"])
-def test_an_index_needs_a_request_for_a_piece_of_a_file(
-    store: Store, packed: Path, format: str
-) -> None:
+def test_an_index_needs_a_request_for_a_piece(store: Store, packed: Path, format: str) -> None:
     shutil.copytree(packed / format, store.folder)
     store.open()
     names = [name for name, _ in store.server.requests if not name.endswith((".txt", ".lst"))]
@@ -194,9 +192,7 @@ def test_an_address_with_a_password_is_refused_and_not_printed() -> None:
     assert "hidden" not in str(raised.value)
 
 
-def test_what_is_dropped_while_it_is_written_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_dropped_early_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cached = CachedObject(tmp_path / "object", 3 * BLOCK_BYTES)
     pwrite = os.pwrite
     dropping: list[threading.Thread] = []
@@ -263,9 +259,7 @@ def test_the_cache_knows_the_plan(store: Store, packed: Path) -> None:
     assert list(transfer.list_reads()) == []
 
 
-def test_an_empty_store_a_wrong_key_and_no_server_are_named(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stores_are_named_in_errors(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=f"{store.url} holds no images"):
         find_folder(store.url)
     forget_stores()

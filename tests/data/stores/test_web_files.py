@@ -49,9 +49,7 @@ def list_files(folder: Path) -> str:
     ("format", "mark"),
     [("webdataset", "ETag"), ("tfrecord", "Last-Modified"), ("recordio", "weak ETag")],
 )
-def test_images_of_a_web_server_are_those_of_the_files(
-    web: WebServer, packed: Path, format: str, mark: str
-) -> None:
+def test_web_images_are_the_files(web: WebServer, packed: Path, format: str, mark: str) -> None:
     web.marks = (mark,)
     address = f"{web.url}/a%20set/{format}/{{{list_files(packed / format)}}}"
     there = open_train(address)
@@ -75,9 +73,7 @@ def test_images_of_a_web_server_are_those_of_the_files(
         ({"marks": ()}, "has neither an ETag nor a Last-Modified"),
     ],
 )
-def test_a_server_that_lacks_something_is_refused_at_once(
-    web: WebServer, fault: dict[str, object], message: str
-) -> None:
+def test_poor_servers_are_refused(web: WebServer, fault: dict[str, object], message: str) -> None:
     for name, value in fault.items():
         setattr(web, name, value)
     with pytest.raises(DataError, match=rf"/train-00000\d.tar.* {message}"):
@@ -133,9 +129,7 @@ def test_an_address_with_a_secret_is_refused_and_not_printed(address: str) -> No
     assert connect.cache_info().currsize == 0
 
 
-def test_a_store_without_tls_lets_no_redirect_of_a_web_server_leave_tls(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_redirects_to_a_server_without_tls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000")
     assert may_be_plain("s3://bucket/images")
     assert may_be_plain("http://127.0.0.1/images")

@@ -74,9 +74,7 @@ def test_a_command_of_two_revisions_is_taken_for_the_first_with_a_note() -> None
         ),
     ],
 )
-def test_a_command_that_cannot_be_read_says_why(
-    command: str, how: dict[str, str], message: str
-) -> None:
+def test_an_unreadable_command_says_why(command: str, how: dict[str, str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         translate_text(command, **how)
 

@@ -94,9 +94,7 @@ PUBLISHED: list[tuple[str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("command", "name", "expected"), PUBLISHED)
-def test_a_published_command_is_the_published_recipe(
-    command: str, name: str, expected: dict[str, Any]
-) -> None:
+def test_published_commands_are_recipes(command: str, name: str, expected: dict[str, Any]) -> None:
     translation = translate_text(command)
     assert (translation.not_carried, translation.unknown) == ((), ())
     if expected:
@@ -416,9 +414,7 @@ def test_what_has_no_equivalent_is_named_with_its_reason() -> None:
         ("python main.py --static-loss-scale 128 D", ["--static-loss-scale 128"]),
     ],
 )
-def test_an_option_that_the_script_ignores_without_another_is_named(
-    command: str, ignored: list[str]
-) -> None:
+def test_an_option_without_its_other_is_named(command: str, ignored: list[str]) -> None:
     translation = translate_text(command)
     assert [remark.words for remark in translation.not_needed] == ignored
     assert all(

@@ -15,9 +15,7 @@ def loggers(folder: Path, *names: str, step: int = 0, warned: list[str] | None =
     return Loggers(names or ("noting",), Opening(folder, step, {"epochs": 2}, None), warn)
 
 
-def test_figures_are_named_by_their_group(
-    noting: Notebook, picture: Picture, tmp_path: Path
-) -> None:
+def test_figures_have_their_group(noting: Notebook, picture: Picture, tmp_path: Path) -> None:
     several = loggers(tmp_path)
     several.figures("train", {"loss": 1.5, "lr": 0.1}, 2)
     several.images("mistakes", [picture], 4)
@@ -30,9 +28,7 @@ def test_figures_are_named_by_their_group(
     ]
 
 
-def test_a_run_that_goes_on_keeps_its_key_and_sends_nothing_twice(
-    noting: Notebook, tmp_path: Path
-) -> None:
+def test_a_resumed_run_keeps_its_key(noting: Notebook, tmp_path: Path) -> None:
     first = loggers(tmp_path)
     for step in (2, 4, 6):
         first.figures("train", {"loss": float(step)}, step)

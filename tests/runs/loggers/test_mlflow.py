@@ -42,9 +42,7 @@ def open_loggers(folder: Path, step: int, warned: list[str]) -> Loggers:
     return Loggers(["mlflow"], opening, warned.append)
 
 
-def test_a_run_resumes_in_the_same_run_and_no_step_is_there_twice(
-    client: Any, picture: Picture, tmp_path: Path
-) -> None:
+def test_a_run_resumes_with_each_step_once(client: Any, picture: Picture, tmp_path: Path) -> None:
     warned: list[str] = []
     for first, outcome in ((2, "stopped"), (4, "finished")):
         several = open_loggers(tmp_path / "my run", first - 2, warned)

@@ -143,9 +143,7 @@ def test_a_missing_package_is_an_error_before_the_first_step(
     assert not (tmp_path / "run").exists()
 
 
-def test_without_loggers_there_is_the_log_alone(
-    recipe: Recipe, textures: Path, tmp_path: Path
-) -> None:
+def test_no_loggers_leave_the_log_alone(recipe: Recipe, textures: Path, tmp_path: Path) -> None:
     lockstep.train(recipe, textures, tmp_path / "run", execution=EXECUTION.replace(loggers=()))
     assert read_log(tmp_path / "run" / "log.jsonl")
     assert not (tmp_path / "run" / "tensorboard").exists()

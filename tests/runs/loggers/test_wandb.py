@@ -75,9 +75,7 @@ def history(records: list[Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def test_a_run_keeps_its_id_offline_and_no_step_is_there_twice(
-    picture: Picture, tmp_path: Path
-) -> None:
+def test_a_run_keeps_its_id_and_has_each_step_once(picture: Picture, tmp_path: Path) -> None:
     warned: list[str] = []
     for first, outcome in ((2, "stopped"), (4, "finished")):
         wait_for_the_next_second()  # the client names folders by it
