@@ -19,9 +19,8 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting.collect import open_runs
 from lockstep.reporting.views import MOST_CELLS, View, add_images, build_views, image_key
-from lockstep.runs.image_results import write_results
+from lockstep.runs.image_results import load_evaluated_images, write_results
 from lockstep.runs.reading import Run
-from lockstep.runs.worst_mistakes import load_evaluated_images
 from lockstep.system.files import write_text
 from lockstep.weights import checkpoint
 from tests.inference.cases import random_tensors

@@ -256,7 +256,7 @@ def test_a_class_that_only_validation_has_is_named(weights: Path, tmp_path: Path
 
 
 def test_a_probe_sees_all_classes(monkeypatch: pytest.MonkeyPatch, few_images: Path) -> None:
-    monkeypatch.setattr(linear_probe, "MOST_IMAGES", 10)
+    monkeypatch.setattr(linear_probe, "MOST_PROBE_IMAGES", 10)
     index = open_index(find_split(few_images, "train"))
     small = index.rows["label"] == 2
     rare = subset(index, np.flatnonzero(~small | (np.cumsum(small) == 1)))

@@ -81,7 +81,7 @@ def list_readers(data: Path) -> dict[str, Callable[[Path], object]]:
     from lockstep.data.sources import find_split
     from lockstep.inference.runtimes import fastest
     from lockstep.reporting import page
-    from lockstep.runs import features, image_list, loggers
+    from lockstep.runs import image_results, linear_probe, loggers
     from lockstep.runs.folder import hold_run
     from lockstep.runs.reading import read_run
     from lockstep.system import locks
@@ -94,12 +94,12 @@ def list_readers(data: Path) -> dict[str, Callable[[Path], object]]:
     page._prepare_environment = cache(page._prepare_environment)  # the template is compiled once
 
     def read_images(file: Path) -> None:
-        image_list.compare_images(file.parent, sets)
-        image_list.list_images(file.parent, sets, is_new=True)
+        image_results.compare_images(file.parent, sets)
+        image_results.list_images(file.parent, sets, is_new=True)
 
     def read_features(file: Path) -> None:
-        assert features._read(file, (3, 2)) is None
-        features._write(file, np.zeros((3, 2), np.float32))
+        assert linear_probe.read_features(file, (3, 2)) is None
+        linear_probe.write_features(file, np.zeros((3, 2), np.float32))
 
     def read_report(file: Path) -> None:
         page.render([read_run(file.parent)])

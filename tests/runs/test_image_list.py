@@ -12,7 +12,7 @@ import lockstep
 from lockstep.data.index import open_index, subset
 from lockstep.data.split import Sets, open_sets
 from lockstep.recipes import Execution, Recipe
-from lockstep.runs.image_list import FILE, compare_images, list_images, read_sample
+from lockstep.runs.image_results import IMAGES_FILE, compare_images, list_images, read_sample
 from lockstep.system.errors import CheckpointError, DataError
 from tests.data.cases import image_folder, jpeg
 from tests.runs.cases import read_losses
@@ -129,17 +129,17 @@ def test_images_that_are_not_listed_yet_are_listed(tmp_path: Path) -> None:
     nothing = sets._replace(validation=open_both(root).validation)
     nothing = nothing._replace(validation=subset(sets.validation, np.arange(0)))
     list_images(out, nothing, is_new=False)
-    with np.load(out / FILE) as listed:
+    with np.load(out / IMAGES_FILE) as listed:
         assert {name.partition(".")[0] for name in listed.files} == {"train"}
     list_images(out, sets, is_new=False)
-    with np.load(out / FILE) as listed:
+    with np.load(out / IMAGES_FILE) as listed:
         assert listed["val.checksums"].tolist() == sets.validation.checksums.tolist()
         assert listed["train.classes"].tolist() == ["cat", "owl"]
-    with (out / FILE).open("wb") as file:
+    with (out / IMAGES_FILE).open("wb") as file:
         strange = {"labels": np.zeros((2, 2)), "checksums": np.ones(3), "classes": np.array(7)}
         np.savez(file, **{f"train.{name}": values for name, values in strange.items()})
     assert compare_images(out, sets) == ""
-    (out / FILE).write_bytes(b"PK")  # a damaged list is no reason to refuse
+    (out / IMAGES_FILE).write_bytes(b"PK")  # a damaged list is no reason to refuse
     list_images(out, sets, is_new=False)
     assert compare_images(out, sets) == ""
 

@@ -8,9 +8,8 @@ import pytest
 
 import lockstep
 from lockstep.recipes import Execution, Recipe, load_recipe
-from lockstep.runs.finish import leaves_only_probe
-from lockstep.runs.last_step import explain_early_stop, find_last_step
 from lockstep.runs.report import Report, compare_with_published, read_report
+from lockstep.runs.step_plan import explain_early_stop, find_last_step, leaves_only_probe
 from lockstep.system.errors import RecipeError
 from tests.runs.cases import (
     Event,
@@ -53,7 +52,10 @@ def make_log(*top1: float, ema: float = 0.0, first: int = 10) -> list[dict[str, 
 
 
 def explain(log: list[dict[str, Any]], step: int, epochs: int = 2, **how: Any) -> str | None:
-    return explain_early_stop(log, step, how.get("per_epoch", 10), epochs, how.get("by", "top1"))
+    recipe = Recipe(early_stopping_epochs=epochs, selection=how.get("by", "top1"))
+    per_epoch = how.get("per_epoch", 10)
+    run: Any = SimpleNamespace(recipe=recipe, total_steps=1000, steps_per_epoch=per_epoch)
+    return explain_early_stop(run, log, step)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.recipes import Execution
-from lockstep.runs.step_intervals import plan_intervals
+from lockstep.runs.step_plan import plan_intervals
 
 
 @pytest.mark.parametrize("first", range(23))

@@ -10,7 +10,7 @@ from lockstep.data.loading.host import HostLoader
 from lockstep.models.metrics import Scores
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import evaluation_plans
-from lockstep.runs.worst_mistakes import find_worst, load_worst_mistakes
+from lockstep.runs.image_results import find_worst, load_worst_mistakes
 
 
 def scores(losses: list[float], ranks: list[int], predictions: list[int] | None = None) -> Scores:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from lockstep.backends import FRAMEWORKS
 from lockstep.benchmark.report_file import BenchmarkReport, read_benchmark
-from lockstep.runs import dllogger_lines, mxnet_report
-from lockstep.runs.epochs import LoggedRun, read_epochs
+from lockstep.runs.loggers import dlll, nvidia_report
+from lockstep.runs.reading import LoggedRun, read_epochs
 from lockstep.system.errors import DataError, UserError, nearest
 from lockstep.system.strict_json import to_json
 
@@ -63,7 +63,7 @@ def format_nvidia(report: BenchmarkReport) -> str:
 
 
 def format_dllogger(report: BenchmarkReport) -> str:
-    """Return a benchmark's cells as `DLLL {json}` lines (`lockstep.runs.dllogger_lines`): for each
+    """Return a benchmark's cells as `DLLL {json}` lines (`lockstep.runs.loggers.dlll`): for each
     measured cell a line of parameters and the summary ([]).
 
     `report["written_at"]` is the time at which the report was written, in seconds since 1970.
@@ -73,19 +73,17 @@ def format_dllogger(report: BenchmarkReport) -> str:
     elapsed = 0.0
     lines = []
     for cell in measured:
-        keys = dllogger_lines.KEYS[FRAMEWORKS[cell["backend"]].nvidia_example]
+        keys = dlll.KEYS[FRAMEWORKS[cell["backend"]].nvidia_example]
         chosen = keys.trained if cell["what"] == "train" else keys.inferred
         parameters = {name: cell[name] for name in _PARAMETERS}
         header = [
-            *dllogger_lines.describe_units(chosen),
-            dllogger_lines.make_line("PARAMETER", parameters),
+            *dlll.describe_units(chosen),
+            dlll.make_line("PARAMETER", parameters),
         ]
-        lines += [dllogger_lines.format_line(content, began, elapsed) for content in header]
+        lines += [dlll.format_line(content, began, elapsed) for content in header]
         elapsed += sum(cell["times_sec"])
-        figures = dllogger_lines.rename_figures(chosen, cell["latency_ms"] | cell)
-        lines.append(
-            dllogger_lines.format_line(dllogger_lines.make_line([], figures), began, elapsed)
-        )
+        figures = dlll.rename_figures(chosen, cell["latency_ms"] | cell)
+        lines.append(dlll.format_line(dlll.make_line([], figures), began, elapsed))
     return "".join(lines)
 
 
@@ -114,9 +112,9 @@ def format_timm(run: LoggedRun) -> str:
 FORMS: dict[
     str, tuple[Callable[[LoggedRun], str] | None, Callable[[BenchmarkReport], str] | None]
 ] = {
-    "nvidia-report": (mxnet_report.format_run, None),
+    "nvidia-report": (nvidia_report.format_run, None),
     "nvidia-benchmark": (None, format_nvidia),
-    "dlll": (dllogger_lines.format_run, format_dllogger),
+    "dlll": (dlll.format_run, format_dllogger),
     "timm": (format_timm, None),
 }
 """By name: the functions that write a run and a benchmark report; None if the format does not have

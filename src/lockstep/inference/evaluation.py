@@ -27,7 +27,6 @@ from lockstep.models.class_metrics import summarise_classes
 from lockstep.models.metrics import Scores, measure
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.published_accuracies import Comparison, compare_top1
-from lockstep.runs.divergence import describe_nonfinite
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import DivergedError
 from lockstep.system.ranks import count_ranks
@@ -200,7 +199,7 @@ def _describe_scores(
     order of classes is not proven. Raises `DivergedError` if a score is not finite."""
     index = matched.index
     name = images.source.title
-    if infinite := describe_nonfinite(scores):
+    if infinite := scores.describe_nonfinite():
         about_nan = "".join(f" {remark}." for remark in weights.remarks if "NaN" in remark)
         raise DivergedError(
             f"the loss of {weights.source} on {name} is not finite: {infinite}.{about_nan} {ADVICE}"

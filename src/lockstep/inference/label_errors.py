@@ -16,7 +16,7 @@ from lockstep.inference.images import read_square
 from lockstep.inference.session import SessionOptions, open_session
 from lockstep.models.label_errors import find_label_errors
 from lockstep.recipes import Execution, Recipe
-from lockstep.runs.evaluation_images import watch_images
+from lockstep.runs.evaluate import watch_images
 from lockstep.runs.events import Listener
 from lockstep.runs.folds import list_runs
 from lockstep.runs.recorder import Recorder

@@ -80,6 +80,20 @@ class Scores:
         order = np.argsort(samples)
         return Scores(*(getattr(self, field.name)[order] for field in fields(self)))
 
+    def describe_nonfinite(self) -> str | None:
+        """Return for how many images the loss or confidence is not finite, and the first such
+        value; None if all are finite.
+
+        >>> numbers, infinite = np.ones(2, np.float32), np.array([1, np.inf], np.float32)
+        >>> Scores(infinite, numbers, numbers, numbers, numbers).describe_nonfinite()
+        'it is inf for 1 of 2 images'
+        """
+        for values in (self.losses, self.confidences):
+            bad = values[~np.isfinite(values)]
+            if len(bad):
+                return f"it is {bad[0]} for {len(bad)} of {len(values)} images"
+        return None
+
     def per_class(self, classes: int) -> ClassCounts:
         """Return the numbers of images, hits and predictions of every class.
 

@@ -14,9 +14,8 @@ from lockstep.data.index import Index
 from lockstep.data.split import find_validation_index
 from lockstep.inference.grad_cam import make_explainer, overlay
 from lockstep.recipes import Execution
-from lockstep.runs.image_results import Results
+from lockstep.runs.image_results import Results, load_evaluated_images
 from lockstep.runs.reading import Run
-from lockstep.runs.worst_mistakes import load_evaluated_images
 from lockstep.system.errors import DataError
 from lockstep.system.html import data_address
 from lockstep.weights import open_weights

@@ -14,7 +14,7 @@ from lockstep.runs.environment import (
 from lockstep.runs.evaluate import evaluate, lacks_evaluation
 from lockstep.runs.notes import collect_notes
 from lockstep.runs.report import find_changed_fields
-from lockstep.runs.save import call_hooks
+from lockstep.runs.save import write_for_mxnet
 from lockstep.runs.trust import list_links, list_names, remember
 from lockstep.system.files import write_json
 from lockstep.system.ranks import find_restart
@@ -29,7 +29,7 @@ def begin(run: RunContext, state: State, damaged: list[str]) -> None:
     """
     if run.leads:
         (run.out / "report.json").unlink(missing_ok=True)  # this file marks the run as finished
-        call_hooks(run, state)  # again, in case the run ended between a checkpoint and this
+        write_for_mxnet(run, state)  # again, in case the run ended between a checkpoint and this
     load_state(run, state)
     evaluates_again = run.world.any(run.leads and lacks_evaluation(run, state.step))
     _open_log(run, state.step, damaged, evaluates_again)
@@ -49,7 +49,7 @@ def load_state(run: RunContext, state: State) -> None:
 
         run.engine.mask(read_masks(run.out))
     if run.recipe.quantisation != "none":
-        from lockstep.runs.scale_calibration import quantise
+        from lockstep.runs.input_statistics import quantise
 
         run.scales = quantise(run, state.step)
 

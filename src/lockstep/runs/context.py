@@ -16,11 +16,11 @@ from lockstep.models.metrics import Scores, Throughput
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.best_evaluation import find_best
 from lockstep.recipes.order import steps_per_epoch
-from lockstep.runs.hooks import Hook
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import DivergedError, Interrupted
 from lockstep.system.event_log import DivergedEvent, EvaluateEvent
 from lockstep.system.signals import StopRequests
+from lockstep.weights import checkpoint
 
 if TYPE_CHECKING:
     from lockstep.models.quantisation import Scales
@@ -47,8 +47,6 @@ class RunContext:
     """`time.perf_counter` when this process began a linear probe; None if it fitted none."""
     notes: list[str] = field(default_factory=list)
     """Notes for the user on how the run begins."""
-    hooks: list[Hook] = field(default_factory=list)
-    """Rank 0 calls them after each checkpoint."""
     copy: Callable[[], None] = lambda: None
     """Asks for a copy of the folder in an object store."""
     scales: "Scales" = field(default_factory=dict)
@@ -122,8 +120,15 @@ class RunContext:
             self.stop.exit_code,
         )
 
-    def diverge(self, step: int, message: str, **figures: Any) -> NoReturn:
-        """Log that something is not finite and raise `DivergedError`."""
+    def diverge(self, step: int, problem: str, hint: str = "", **figures: Any) -> NoReturn:
+        """Log what is not finite after a step, and raise `DivergedError` with the last good
+        checkpoint and advice. A `hint` is further advice."""
+        older = [saved for saved in checkpoint.steps(self.checkpoints) if saved < step]
+        good = "none"
+        if older:
+            path = checkpoint.checkpoint_path(self.checkpoints, older[-1])
+            good = f"{path} (start another run from its weights with --weights)"
+        message = f"{problem}. Last good checkpoint: {good}. {_advise(self.recipe)}{hint}"
         event = {"kind": "diverged", "step": step, "message": message, **figures}
         self.recorder.log(cast(DivergedEvent, event))
         raise DivergedError(message)
@@ -137,6 +142,17 @@ class RunContext:
             if batch is None:
                 return
             yield batch
+
+
+def _advise(recipe: Recipe) -> str:
+    advice = "Try a lower lr or a longer warm-up"
+    if recipe.precision in ("fp32", "tf32"):
+        return f"{advice}."
+    if recipe.precision != "fp16":
+        return f"{advice}, or precision=fp32."
+    if recipe.loss_scaling == "dynamic":
+        return f"{advice}, or precision=bf16."
+    return f"{advice}, or loss_scaling=dynamic or precision=bf16."
 
 
 def stop_before_training(stop: StopRequests, activity: str) -> None:

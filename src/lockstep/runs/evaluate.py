@@ -1,4 +1,4 @@
-"""Evaluate a run's weights on its validation images."""
+"""Evaluate a run's weights on its validation images, and pass all images of an index by."""
 
 import math
 import time
@@ -7,16 +7,22 @@ from dataclasses import replace
 from typing import cast
 
 from lockstep.data import Batch
+from lockstep.data.index import Index
 from lockstep.data.loading.loaders import open_evaluation
 from lockstep.models.metrics import measure
+from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import order_evaluation_samples
-from lockstep.runs import divergence
 from lockstep.runs.context import RunContext
-from lockstep.runs.finish import explain_early_stop
 from lockstep.runs.image_results import BEST_FILE, Results, write_results
-from lockstep.runs.step_intervals import plan_intervals
+from lockstep.runs.recorder import Recorder
+from lockstep.runs.step_plan import explain_early_stop, plan_intervals
 from lockstep.system import heartbeat
 from lockstep.system.event_log import EvaluateEvent, read_log
+
+_SETTLING = (
+    " In the first epochs batch norm's statistics may not have settled: resume with --set"
+    " evaluate_every_epochs=5."
+)
 
 
 def evaluate(run: RunContext, step: int) -> None:
@@ -50,12 +56,13 @@ def _evaluate_weights(run: RunContext, step: int, weights: str) -> None:
     images = len(scores.labels)
     names = (run.recipe.selection, *run.execution.metrics)
     figures = measure(scores, len(run.sets.training.classes), names)
-    message = divergence.describe_bad_scores(scores, step, run.recipe, run.checkpoints)
-    if message is not None and step == 0:  # training may mend the weights that it starts from
+    problem = scores.describe_nonfinite()
+    if problem is not None and step == 0:  # training may mend the weights that it starts from
         run.recorder.warn("the weights that the run starts from give losses that are not finite")
         return
-    if message is not None:
-        run.diverge(step, message, weights=weights, **figures, images=images)
+    if problem is not None:
+        problem = f"the validation loss is not finite at step {step}: {problem}"
+        run.diverge(step, problem, _SETTLING, weights=weights, **figures, images=images)
     if run.leads:
         samples = order_evaluation_samples(
             len(run.sets.validation), run.part_images, run.world.ranks
@@ -89,6 +96,25 @@ def _load_batches(run: RunContext, weights: str, count: int) -> Iterator[Batch]:
         for number, batch in enumerate(watched):
             if run.should_stop():
                 return
+            heartbeat.note("evaluating" if number else "compiling", moved=True)
+            yield batch
+
+
+def watch_images(
+    recorder: Recorder,
+    what: str,
+    index: Index,
+    recipe: Recipe,
+    execution: Execution,
+    batch_images: int,
+) -> Iterator[Batch]:
+    """Yield the images of an index. The last batch may be padded with images of label -1.
+
+    `what` names the work in the progress that the recorder passes on.
+    """
+    count = -(-len(index) // batch_images)
+    with open_evaluation(index, recipe, execution, batch_images) as batches:
+        for number, batch in enumerate(recorder.watch(what, batches, count)):
             heartbeat.note("evaluating" if number else "compiling", moved=True)
             yield batch
 

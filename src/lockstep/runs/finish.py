@@ -1,18 +1,21 @@
-"""The end of a run: whether it is reached, and `report.json`, which is built and written there."""
+"""The end of a run: whether it is reached, a temperature for the probabilities of the best
+checkpoint, and `report.json`, which is built and written there."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import cast
 
+from lockstep.data import Batch
 from lockstep.models.class_metrics import summarise_classes
-from lockstep.models.metrics import Scores
 from lockstep.recipes.best_evaluation import describe_best
-from lockstep.runs import last_step
 from lockstep.runs.context import RunContext
+from lockstep.runs.evaluate import watch_images
+from lockstep.runs.image_results import load_worst_mistakes
 from lockstep.runs.report import Evaluation, Report, compare_with_published, read_report
 from lockstep.runs.save import drop_old_checkpoints
-from lockstep.runs.worst_mistakes import load_worst_mistakes
+from lockstep.runs.step_plan import explain_early_stop
 from lockstep.system import heartbeat
-from lockstep.system.event_log import EvaluateEvent, LogEvent, read_log
+from lockstep.system.event_log import EvaluateEvent, read_log
 from lockstep.system.files import write_json
 from lockstep.weights import checkpoint
 from lockstep.weights.run_identity import settle_identity
@@ -44,48 +47,60 @@ def report_again(run: RunContext) -> Report | None:
     return report
 
 
-def find_early_stop(run: RunContext, step: int) -> str | None:
-    """Return why early stopping ends the run at a step before its last one, or None. All ranks get
-    the same answer."""
-    reason = explain_early_stop(run, run.recorder.evaluations, step)
-    if not run.world.any(run.leads and reason is not None):
-        return None
-    return reason or "early stopping"  # only rank 0 has a log
+def calibrate_best(run: RunContext, step: int) -> None:
+    """Fit a temperature to the best checkpoint of a run that ends at this step, if the recipe wants
+    one, and write it into the checkpoint's folder.
+
+    Rank 0 computes, with an engine that nobody needs for training any more; the others wait. Raises
+    `Interrupted` if a stop is requested; the same command then begins here again.
+    """
+    if not run.recipe.temperature_scaling or run.execution.train_only:
+        return
+    is_complete = not run.leads or _calibrate(run)
+    if run.world.any(not is_complete):
+        run.interrupt(step)
 
 
-def explain_early_stop(run: RunContext, log: Sequence[LogEvent], step: int) -> str | None:
-    """Return the reason that a log gives for early stopping at a step before the last one, or
-    None."""
-    if step == run.total_steps:
-        return None
-    recipe = run.recipe
-    if step == 0 and leaves_only_probe(run):
-        from lockstep.runs.starting_weights import starts_from_probe
+def _calibrate(run: RunContext) -> bool:
+    """Return whether all was done before a stop was requested."""
+    from lockstep.weights.calibration import (
+        collect_logits,
+        describe_fit,
+        fit_temperature,
+        write_calibration,
+    )
 
-        if starts_from_probe(run.out):
-            return (
-                "no training improves a linear probe on fixed features of images without"
-                " augmentation"
-            )
-    epochs = recipe.early_stopping_epochs
-    return last_step.explain_early_stop(log, step, run.steps_per_epoch, epochs, recipe.selection)
+    best = run.find_best()
+    if best is None:
+        return True
+    step = best["step"]
+    folder = checkpoint.checkpoint_path(run.checkpoints, step)
+    state, _ = checkpoint.load(folder)
+    for weights in run.weights_to_evaluate:
+        is_average = weights == "ema"
+        tensors = state.ema if is_average else state.tensors
+        run.engine.write(replace(state, tensors=tensors))
+        logits, labels = collect_logits(run.engine.predict, _load_images(run, weights))
+        if run.stop.requested:
+            return False
+        fit, reason = fit_temperature(logits, labels)
+        run.recorder.note(f"{describe_fit(fit, reason)} (step {step}, {weights} weights)")
+        if fit is not None:
+            write_calibration(checkpoint.find_weights_file(folder, ema=is_average), fit)
+    return True
 
 
-def leaves_only_probe(run: RunContext) -> bool:
-    """Return whether a run trains the classifier alone, for the loss and on what a linear probe is
-    fitted: cross-entropy, all images with equal weights, the same features in every epoch."""
-    recipe = run.recipe
-    trains_classifier = recipe.frozen == ("backbone",) and recipe.sparsity == "none"
-    is_exact = not recipe.dropout and not recipe.stochastic_depth and recipe.quantisation == "none"
-    is_augmented = recipe.varies_images or recipe.mixes_images
-    is_weighted = recipe.class_weights != "none" or recipe.sampling != "plain"
-    if recipe.loss != "cross_entropy" or is_augmented or is_weighted:
-        return False
-    if not (trains_classifier and is_exact):
-        return False
-    from lockstep.runs.linear_probe import MOST_IMAGES
-
-    return len(run.sets.training) <= MOST_IMAGES
+def _load_images(run: RunContext, weights: str) -> Iterator[Batch]:
+    """Yield all validation images; end early if a stop is requested."""
+    what = f"calibrating {weights}"
+    validation = run.sets.validation
+    images = watch_images(
+        run.recorder, what, validation, run.recipe, run.execution, run.part_images
+    )
+    for batch in images:
+        if run.stop.requested:
+            return
+        yield batch
 
 
 @heartbeat.saving()
@@ -99,7 +114,7 @@ def finish(run: RunContext, step: int, stopped_early: str | None) -> Report | No
     write_json(run.out / "report.json", report)  # last: this file marks the run as finished
     is_synthetic = run.execution.loader == "synthetic"  # noise, which nobody wants to see
     if run.scores and run.execution.loggers and not is_synthetic:
-        _show_mistakes(run, run.scores["trained"], step)
+        _show_mistakes(run, step)
     run.recorder.send({"kind": "finish", "report": report, "out": str(run.out)})
     best = report["best"]
     if best is not None and best["step"] == 0 and step > 0:
@@ -150,11 +165,11 @@ def _select_results(event: EvaluateEvent) -> Evaluation:
     return cast(Evaluation, results)
 
 
-def _show_mistakes(run: RunContext, scores: Scores, step: int) -> None:
+def _show_mistakes(run: RunContext, step: int) -> None:
     """Pass the worst mistakes to the loggers. The run is finished already: unreadable images cause
     only a warning."""
     try:
-        pictures = load_worst_mistakes(run.sets.validation, run.recipe, scores)
+        pictures = load_worst_mistakes(run.sets.validation, run.recipe, run.scores["trained"])
     except Exception as error:  # anything that a decoder or a storage raises
         run.recorder.warn(f"the worst mistakes cannot be shown: {type(error).__name__}: {error}")
     else:

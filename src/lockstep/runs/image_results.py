@@ -1,21 +1,39 @@
-"""The results for every image of a run's last evaluation, `validation.npz` in the run's folder, and
-of its best one, `best-validation.npz`.
+"""What a run's folder keeps for every image.
 
-Each holds `step`, the `digest` of the index of the images, the `classes`, `labels`, and for each
-kind of weights ("trained", "ema") the columns of `Scores` as `trained.losses` and so on. Row i is
-sample i of the index, whichever rank evaluated it.
+- `images.npz`: the images of the run; a run that cannot resume says which ones differ. For `train`
+  and `val`, it holds the `classes`, and for each image its name, label, length, and the checksum of
+  its bytes: `train.labels` and so on. Validation images that were not read are missing.
+- `validation.npz`: the results of the last evaluation, and `best-validation.npz`: those of the best
+  one. Each holds `step`, the `digest` of the index of the images, the `classes`, `labels`, and for
+  each kind of weights ("trained", "ema") the columns of `Scores` as `trained.losses` and so on. Row
+  i is sample i of the index, whichever rank evaluated it.
 """
 
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from lockstep.data.images import Names, printable
+from lockstep.data.index import Index
+from lockstep.data.loading.loaders import make_loader
+from lockstep.data.sources import shorten_list
+from lockstep.data.split import Sets
 from lockstep.models.metrics import Scores
+from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.order import centre_plan
+from lockstep.runs.loggers import Picture
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import replacing
 from lockstep.system.regular_files import RECORDS, open_regular
 
+IMAGES_FILE = "images.npz"
+_NAMED = 5
+_CHECKED = 64
+Arrays = dict[str, np.ndarray]
 FILE = "validation.npz"
 BEST_FILE = "best-validation.npz"
 _COLUMNS = {
@@ -116,3 +134,136 @@ def _check_column(values: np.ndarray, kind: type, images: int) -> None:
         raise ValueError(f"a column is not one {kind.__name__} for each label")
     if kind is np.int32 and values.min(initial=0) < 0:
         raise ValueError("an index is below 0")
+
+
+def find_worst(scores: Scores, count: int) -> np.ndarray:
+    """Return the rows of the wrong predictions with the highest losses, the worst first: int64 [at
+    most count]."""
+    wrong = np.flatnonzero(scores.ranks > 0)
+    return wrong[np.argsort(-scores.losses[wrong], kind="stable")][:count]
+
+
+def load_evaluated_images(index: Index, recipe: Recipe, samples: np.ndarray) -> np.ndarray:
+    """Return images as an evaluation crops them: uint8 [samples, size, size, 3]. Raises `DataError`
+    if one is unreadable."""
+    plan = centre_plan(recipe, samples, index.sizes_for(recipe)[samples])
+    with make_loader(index, recipe, Execution(), evaluation=True) as loader:
+        return next(iter(loader.batches([plan]))).pixels
+
+
+def load_worst_mistakes(
+    index: Index, recipe: Recipe, scores: Scores, count: int = 16
+) -> list[Picture]:
+    """Return the worst mistakes as the model gets them, with class names. Row i of the scores is
+    sample i."""
+    samples = find_worst(scores, count)
+    if not len(samples):
+        return []
+    images = load_evaluated_images(index, recipe, samples)
+    names = dict(enumerate(index.classes))
+    pictures = []
+    for number, (sample, pixels) in enumerate(zip(samples, images, strict=True), start=1):
+        label = int(scores.labels[sample])
+        prediction = int(scores.predictions[sample])
+        caption = f"{names[label]} taken for {names.get(prediction, str(prediction))}"
+        pictures.append(Picture(f"mistakes/{number:02d}", caption, pixels))
+    return pictures
+
+
+def list_images(out: Path, sets: Sets, *, is_new: bool) -> None:
+    """List the images in a run's folder that are not listed yet; all of them if the run is new."""
+    before = {} if is_new else _read_images(out)
+    now: Arrays = {}
+    for name, index in _name_sets(sets):
+        if len(before.get(f"{name}.checksums", ())) < len(index.checksums) or not before:
+            now |= _make_columns(name, index)
+    if now:
+        with replacing(out / IMAGES_FILE) as partial, partial.open("wb") as file:
+            np.savez_compressed(file, **(before | now))  # type: ignore[arg-type]
+
+
+def compare_images(out: Path, sets: Sets) -> str:
+    """Return which images differ from those that are listed in a run's folder; "" if none does, or
+    if that is not known."""
+    before = _read_images(out)
+    changes: list[str] = []
+    try:
+        for name, index in _name_sets(sets):
+            if f"{name}.labels" in before:
+                changes += _compare(name, before, _make_columns(name, index))
+    except (IndexError, TypeError, *DAMAGE):
+        return ""
+    return "; ".join(changes)
+
+
+def read_sample(index: Index, turn: int) -> None:
+    """Read images spread over an index, other ones at each `turn`. Raises `DataError` if one of
+    them changed since it was indexed."""
+    count = min(len(index), _CHECKED)
+    if not index.is_stored and len(index.checksums):
+        for i in range(count):
+            index.read((i * len(index) // count + turn) % len(index))
+
+
+def _name_sets(sets: Sets) -> Iterator[tuple[str, Index]]:
+    """Yield the indexes of a run that have images, with their names."""
+    for name, index in (("train", sets.training), ("val", sets.validation)):
+        if len(index):
+            yield name, index
+
+
+def _make_columns(name: str, index: Index) -> Arrays:
+    columns = {
+        "classes": np.array(index.classes, str),
+        "labels": index.rows["label"],
+        "lengths": index.rows["length"],
+        "checksums": index.checksums,
+        "names": index.names.text,
+        "name_ends": index.names.ends,
+    }
+    return {f"{name}.{column}": values for column, values in columns.items()}
+
+
+def _compare(name: str, before: Arrays, now: Arrays) -> list[str]:
+    """Return how the images of a set differ: a few of each kind, and how many."""
+    columns = [f"{name}.{column}" for column in ("labels", "lengths", "checksums")]
+    if not (len(before[columns[-1]]) and len(now[columns[-1]])):
+        columns.pop()
+    classes = f"{name}.classes"
+    if all(np.array_equal(before[column], now[column]) for column in (classes, *columns)):
+        return []
+    then_known, now_known = (_key_images(name, columns, arrays) for arrays in (before, now))
+    both = then_known.keys() & now_known.keys()
+    old_classes, new_classes = (set(arrays[classes].tolist()) for arrays in (before, now))
+    differences = {
+        "images are missing": then_known.keys() - both,
+        "images are new": now_known.keys() - both,
+        "images changed": {key for key in both if then_known[key] != now_known[key]},
+        "classes are missing": old_classes - new_classes,
+        "classes are new": new_classes - old_classes,
+    }
+    parts = []
+    for words, names in differences.items():
+        if names:
+            shown = shorten_list(list(map(printable, sorted(names))), _NAMED)
+            parts.append(f"{name}: {len(names)} {words} ({shown})")
+    return parts
+
+
+def _key_images(name: str, columns: list[str], arrays: Arrays) -> dict[str, Any]:
+    """Return the class and other columns of each image by its name, or by its number without."""
+    classes = arrays[f"{name}.classes"].tolist()
+    labels, *others = (arrays[column].tolist() for column in columns)
+    images = {}
+    for i, image in enumerate(Names(arrays[f"{name}.names"], arrays[f"{name}.name_ends"])):
+        about = (classes[labels[i]], *(values[i] for values in others))
+        images[os.fsdecode(image) or f"number {i}"] = about
+    return images
+
+
+def _read_images(out: Path) -> Arrays:
+    """Return the arrays of the file in a folder; none if it is missing or damaged."""
+    try:
+        return read_records(out / IMAGES_FILE)
+    except (OSError, *DAMAGE):
+        return {}

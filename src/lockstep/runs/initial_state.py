@@ -9,8 +9,8 @@ from lockstep.data.split import UNREAD, same_images
 from lockstep.models.state import State
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.runs.context import RunContext
-from lockstep.runs.image_list import compare_images, list_images, read_sample
-from lockstep.runs.save import open_hooks, write_checkpoint
+from lockstep.runs.image_results import compare_images, list_images, read_sample
+from lockstep.runs.save import check_mxnet_prefix, write_checkpoint
 from lockstep.system.errors import CheckpointError, DataError
 from lockstep.weights import checkpoint
 
@@ -27,7 +27,7 @@ def find_state(run: RunContext) -> tuple[State, list[str]]:
 
         start_from_probe(run)
     if run.leads:
-        open_hooks(run)
+        check_mxnet_prefix(run)
         _write_first_checkpoint(run, run.start)
     run.world.wait()  # wait: the other ranks read what rank 0 has written
     state, damaged = _read_state(run)
@@ -63,7 +63,7 @@ def _write_first_checkpoint(run: RunContext, start: "Start | None") -> None:
         starting_weights.refuse_other_weights(run.out, start)
         return
     if start.folded_norms:
-        from lockstep.runs.unfolded_norms import unfold_start
+        from lockstep.runs.input_statistics import unfold_start
 
         start = unfold_start(run, start)
     classes = run.sets.training.classes
@@ -73,7 +73,7 @@ def _write_first_checkpoint(run: RunContext, start: "Start | None") -> None:
     )
     run.notes += notes + more_notes
     if run.recipe.quantisation != "none":
-        from lockstep.runs.scale_calibration import calibrate
+        from lockstep.runs.input_statistics import calibrate
 
         run.engine.write(state)
         run.scales = calibrate(run)

@@ -1,35 +1,49 @@
 """The linear probe: the classifier of a run from weights that do not tell its classes apart.
 
-The features of the training images are computed once (`lockstep.runs.features`), and the best
-classifier on them is found in seconds (`lockstep.models.logistic_regression`). The run starts from
-it (LP-FT, arXiv:2202.10054): training does not first tear the features apart for a random one.
+The features of the training images are computed once, and the best classifier on them is found in
+seconds (`lockstep.models.logistic_regression`). The run starts from it (LP-FT, arXiv:2202.10054):
+training does not first tear the features apart for a random one.
+
+Features are kept next to the index of the images, in a file for each set of weights, preprocessing
+and images. A file appears complete or not at all, and the newest few are kept.
 """
 
+import hashlib
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from lockstep import backends
-from lockstep.backends import Engine
-from lockstep.data.index import Index, subset
+from lockstep.backends import FRAMEWORKS, Engine
+from lockstep.data.index import Index, find_cache_folder, subset
 from lockstep.models.logistic_regression import fit_classifier
+from lockstep.recipes import Recipe
+from lockstep.recipes.initial_weights import initial_state
 from lockstep.runs.context import RunContext, stop_before_training
-from lockstep.runs.features import feature_recipe, load_features
+from lockstep.runs.evaluate import watch_images
 from lockstep.runs.starting_weights import Start
+from lockstep.runs.step_plan import MOST_PROBE_IMAGES
 from lockstep.system import heartbeat
 from lockstep.system.errors import CheckpointError
+from lockstep.system.files import replacing
+from lockstep.system.regular_files import ANY_SIZE, open_regular
 from lockstep.system.text import make_printable_names
 from lockstep.weights import checkpoint
 
-MOST_IMAGES = 10_000
-"""With more training images, the classifier is fitted on about this many (`choose_images`):
-so that features and solver fit into memory (about 0.5 GB for ResNet-50)."""
 _PENALTY = 0.005
 """Penalty of the regression, divided by the number of classes: 0.001 for five. Between a third and
 three times this value, accuracy stays within its interval (benchmarks/notes/fine-tuning.md)."""
 _FOLDS = 5
+_BATCH_IMAGES = 32
+"""Images that pass through the model together. It is the same for every number of ranks, so that
+features are, too."""
+_FILES = 3
+"""The newest files that are kept for a set of images."""
+_NETWORK = ("model", "padding", "bn_epsilon", "precision", "image_size", "dct_scaling")
 
 
 def start_from_probe(run: RunContext) -> None:
@@ -43,7 +57,7 @@ def start_from_probe(run: RunContext) -> None:
         return
     began = time.perf_counter()
     backend = backends.load(run.execution.backend)
-    recipe = feature_recipe(run.recipe)
+    recipe = _make_feature_recipe(run.recipe)
     with backend.engine(recipe, np.zeros(1), run.world, run.execution) as engine:
         if run.leads and run.start is not None:
             run.start = _fit(run, engine, run.start)
@@ -64,7 +78,7 @@ def _fit(run: RunContext, engine: Engine, start: Start) -> Start:
     features are not finite."""
     images = choose_images(run.sets.training)
     labels = images.labels(np.arange(len(images)))
-    features = load_features(run, engine, start.tensors, images)
+    features = _load_features(run, engine, start.tensors, images)
     if not np.isfinite(features).all():
         raise CheckpointError(
             f"the weights {start.name} give features of the training images that are not finite,"
@@ -104,13 +118,13 @@ def _fit(run: RunContext, engine: Engine, start: Start) -> Start:
 
 
 def choose_images(training: Index) -> Index:
-    """Return the images to fit on: all, or `MOST_IMAGES` at equal distances in their order by
+    """Return the images to fit on: all, or `MOST_PROBE_IMAGES` at equal distances in their order by
     class, and one more of each class that is too small for these."""
-    if len(training) <= MOST_IMAGES:
+    if len(training) <= MOST_PROBE_IMAGES:
         return training
     labels = training.rows["label"]
     order = np.argsort(labels, kind="stable")
-    places = np.arange(MOST_IMAGES) * len(training) // MOST_IMAGES
+    places = np.arange(MOST_PROBE_IMAGES) * len(training) // MOST_PROBE_IMAGES
     classes, firsts = np.unique(labels[order], return_index=True)
     places = np.union1d(places, firsts[~np.isin(classes, labels[order[places]])])
     return subset(training, np.sort(order[places]))
@@ -158,3 +172,101 @@ def answer_first(run: RunContext, began: float) -> None:
             "seconds": time.perf_counter() - began,
         }
     )
+
+
+def _make_feature_recipe(recipe: Recipe) -> Recipe:
+    """Return the recipe of a model whose logits are the features of a recipe's model, with the same
+    preprocessing."""
+    fields = recipe.evaluation_recipe().fields()
+    network = {name: fields[name] for name in _NETWORK}
+    count = recipe.spec.features
+    return Recipe.of(recipe.preprocessing() | network | {"logits": count})
+
+
+def _load_features(
+    run: RunContext, engine: Engine, tensors: dict[str, np.ndarray], images: Index
+) -> np.ndarray:
+    """Return the features of images as evaluation prepares them, without augmentation: float32
+    [images, features].
+
+    `engine` has the recipe of `_make_feature_recipe`, `tensors` are the run's weights. Features are
+    read from the cache, or computed and written there. Raises `Interrupted` if a stop is requested
+    meanwhile.
+    """
+    recipe = _make_feature_recipe(run.recipe)
+    backbone = {name: value for name, value in tensors.items() if not name.startswith("fc.")}
+    shape = (len(images), recipe.logits)
+    file = find_cache_folder(images.source) / f"features-{_hash_inputs(run, backbone, images)}.npy"
+    cached = read_features(file, shape)
+    if cached is not None:
+        return cached
+    # With this classifier, a model returns its features.
+    classifier = {
+        "fc.weight": np.eye(recipe.logits, dtype=np.float32),
+        "fc.bias": np.zeros(recipe.logits, np.float32),
+    }
+    engine.write(initial_state(recipe, backbone | classifier))
+    computed = np.concatenate(list(_compute_features(run, engine, recipe, images)))
+    write_features(file, computed)
+    return computed
+
+
+def _compute_features(
+    run: RunContext, engine: Engine, recipe: Recipe, images: Index
+) -> Iterator[np.ndarray]:
+    """Yield the features of the images, batch by batch."""
+    what = "computing features"
+    for batch in watch_images(run.recorder, what, images, recipe, run.execution, _BATCH_IMAGES):
+        stop_before_training(run.stop, what)
+        yield engine.predict(batch.pixels)[batch.labels >= 0]
+
+
+def _hash_inputs(run: RunContext, backbone: dict[str, np.ndarray], images: Index) -> str:
+    """Return a text that is another one for other features: a hash of weights, recipe, images and
+    what computes."""
+    fields = ("backend", "loader", "compile", "fused", "layout", "deterministic")
+    about = {
+        "recipe": _make_feature_recipe(run.recipe).fields(),
+        "execution": {name: getattr(run.execution, name) for name in fields},
+        "framework": FRAMEWORKS[run.execution.backend].version(),
+        "device": run.world.device,
+        "images": [images.digest, images.states],
+    }
+    sha = hashlib.sha256(json.dumps(about, sort_keys=True, allow_nan=False).encode())
+    bytes_or_times = images.checksums if len(images.checksums) else images.times
+    sha.update(bytes_or_times.tobytes() + images.names.text.tobytes())
+    for name, value in sorted(backbone.items()):
+        sha.update(name.encode())
+        sha.update(np.ascontiguousarray(value).data)
+    return sha.hexdigest()[:32]
+
+
+def read_features(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
+    """Return the features in a file; None if there are none of this shape.
+
+    The header is checked before numpy allocates the array that it describes.
+    """
+    try:
+        with open_regular(file, ANY_SIZE) as opened:
+            if np.lib.format.read_magic(opened) != (1, 0):
+                return None
+            header = np.lib.format.read_array_header_1_0(opened)
+            if header != (shape, False, np.dtype(np.float32)):
+                return None
+            opened.seek(0)
+            values: np.ndarray = np.lib.format.read_array(opened, allow_pickle=False)
+    except (OSError, ValueError):
+        return None
+    return values
+
+
+def write_features(file: Path, values: np.ndarray) -> None:
+    """Write features, and remove the oldest files of the folder. A full disk leaves no file."""
+    try:
+        with replacing(file) as partial, partial.open("wb") as opened:
+            np.lib.format.write_array(opened, values, allow_pickle=False)
+        files = sorted(file.parent.glob("features-*.npy"), key=lambda path: path.stat().st_mtime)
+        for path in files[:-_FILES]:
+            path.unlink(missing_ok=True)
+    except OSError:
+        return  # they are computed again when they are needed

@@ -10,18 +10,23 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import cast
 
+import numpy as np
+
 from lockstep import backends
 from lockstep.backends import Handle
 from lockstep.data import Batch
 from lockstep.data.loading.loaders import make_loader, plan_training
-from lockstep.runs import divergence, last_step
 from lockstep.runs.context import RunContext
 from lockstep.runs.evaluate import evaluate
-from lockstep.runs.finish import find_early_stop, finish
+from lockstep.runs.finish import calibrate_best, finish
 from lockstep.runs.report import Report
 from lockstep.runs.save import save
-from lockstep.runs.step_intervals import IntervalPlan, plan_intervals
-from lockstep.runs.temperature import calibrate_best
+from lockstep.runs.step_plan import (
+    IntervalPlan,
+    find_early_stop,
+    find_last_step,
+    plan_intervals,
+)
 from lockstep.system import heartbeat
 from lockstep.system.event_log import TrainEvent
 
@@ -73,7 +78,7 @@ class TrainingLoop:
         """Train from step `first` to where this command or the run ends, or until a stop is
         requested; return the step."""
         run = self._run
-        end = last_step.find_last_step(first, run.total_steps, run.steps_per_epoch, run.execution)
+        end = find_last_step(first, run.total_steps, run.steps_per_epoch, run.execution)
         enqueued: deque[tuple[Handle, float]] = deque()
         self._interval_began = time.perf_counter()
         for plan in plan_intervals(first, run.total_steps, run.steps_per_epoch, run.execution, end):
@@ -158,9 +163,13 @@ class TrainingLoop:
         seconds = interval.finished_at - self._interval_began
         self._interval_began = interval.finished_at
         steps = len(interval.losses)
-        message = divergence.describe_bad_losses(interval, run.recipe, run.checkpoints)
-        if message is not None:
-            run.diverge(interval.first + steps, message, losses=interval.losses.tolist())
+        bad = np.flatnonzero(~np.isfinite(interval.losses))
+        if len(bad):
+            problem = (
+                f"the loss is {interval.losses[bad[0]]} at step {interval.first + bad[0]}, within"
+                f" steps {interval.first} to {interval.first + steps - 1}"
+            )
+            run.diverge(interval.first + steps, problem, losses=interval.losses.tolist())
         if not traced:
             run.throughput.add(steps, interval.counts.images, seconds, waited_sec)
         figures = {

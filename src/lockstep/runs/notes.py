@@ -14,8 +14,8 @@ from lockstep.recipes.my_images import NAME as MY_IMAGES
 from lockstep.recipes.my_images import OWN_IMAGES
 from lockstep.recipes.published import RECIPES
 from lockstep.recipes.schedule import learning_rates, peak_lr, warmup_epochs
-from lockstep.runs import last_step
 from lockstep.runs.context import RunContext
+from lockstep.runs.step_plan import find_last_step
 from lockstep.system.text import list_first
 from lockstep.weights import checkpoint
 
@@ -60,7 +60,7 @@ def collect_notes(run: RunContext, step: int) -> list[str]:
             f"steps {traced.start} to {traced.stop - 1} are not traced: this run has steps {step}"
             f" to {run.total_steps - 1}"
         )
-    end = last_step.find_last_step(step, run.total_steps, run.steps_per_epoch, run.execution)
+    end = find_last_step(step, run.total_steps, run.steps_per_epoch, run.execution)
     if end < run.total_steps:
         notes.append(
             f"this command stops after step {end} of {run.total_steps}; the same command resumes"

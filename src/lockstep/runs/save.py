@@ -1,15 +1,16 @@
 """Save a run's state."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.models.state import State
-from lockstep.runs import divergence
 from lockstep.runs.context import RunContext
-from lockstep.runs.hooks import make_hooks
 from lockstep.system import heartbeat
 from lockstep.weights import checkpoint
+from lockstep.weights.formats.format_list import FORMATS
 from lockstep.weights.run_identity import settle_identity
 
 
@@ -20,13 +21,13 @@ def save(run: RunContext) -> None:
         return
     state = run.engine.read()
     if not all(np.isfinite(value).all() for value in state.tensors.values()):
-        message = divergence.describe_bad_weights(state.step, run.recipe, run.checkpoints)
-        run.diverge(state.step, message)
+        problem = f"the weights are not finite numbers after step {state.step}"
+        run.diverge(state.step, problem)
     run.recorder.flush()
     path = write_checkpoint(run, state)
     drop_old_checkpoints(run)
     run.recorder.send({"kind": "save", "step": state.step, "path": str(path)})
-    call_hooks(run, state)
+    write_for_mxnet(run, state)
     run.copy()
 
 
@@ -54,12 +55,19 @@ def write_checkpoint(run: RunContext, state: State) -> Path:
     return path
 
 
-def open_hooks(run: RunContext) -> None:
-    """Open the hooks that the execution asks for. Raises `CheckpointError` if one cannot work."""
-    run.hooks = make_hooks(run.recipe, run.execution, run.steps_per_epoch)
+def check_mxnet_prefix(run: RunContext) -> None:
+    """Raise `CheckpointError` if files for MXNet cannot be written where the execution says."""
+    if run.execution.model_prefix:
+        nvidia_mxnet = FORMATS["nvidia_mxnet"].load()
+        nvidia_mxnet.check_prefix(Path(run.execution.model_prefix), run.recipe)
 
 
-def call_hooks(run: RunContext, state: State) -> None:
-    """Call the hooks that run after each checkpoint."""
-    for hook in run.hooks:
-        hook(state)
+def write_for_mxnet(run: RunContext, state: State) -> None:
+    """Write a saved state for MXNet, at the end of an epoch, if the execution says where."""
+    epoch, step = divmod(state.step, run.steps_per_epoch)
+    if not run.execution.model_prefix or not epoch or step:
+        return
+    if OPTIMIZERS[run.recipe.optimizer].velocity != "sum":  # the format has SGD's alone
+        state = replace(state, momentum={})
+    nvidia_mxnet = FORMATS["nvidia_mxnet"].load()
+    nvidia_mxnet.write_epoch(Path(run.execution.model_prefix), epoch, run.recipe, state)

@@ -1,26 +1,103 @@
-"""The JSON document of `--report FILE` in NVIDIA's MXNet example, while a run trains
-(`lockstep.runs.mxnet_report`).
+"""The JSON document of `--report FILE` in NVIDIA's MXNet example of 2019 (report.py): of a run's
+log, and in a file while a run trains.
 
-As there, the file is written again after every epoch of training and after every evaluation. A
-reader never sees a part of it.
+Metrics are lists by epoch; accuracies are in percent. `time` is the mean of an iteration in
+seconds. A metric that was not measured in every epoch has fewer values. Profiled steps have no
+speed. A log has the times of intervals, not of single steps. Therefore all steps of an epoch count
+here, while the example leaves out the first iteration of an epoch.
 """
 
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.runs.epochs import Epoch, sum_process_seconds
 from lockstep.runs.loggers import Logger, Opening
-from lockstep.runs.mxnet_report import compute_metrics, format_document
+from lockstep.runs.reading import Epoch, LoggedRun, count_images, sum_process_seconds
 from lockstep.system.errors import UserError
-from lockstep.system.event_log import EvaluateEvent, LogEvent, StartEvent, TrainEvent
+from lockstep.system.event_log import (
+    EvaluateEvent,
+    LogEvent,
+    StartEvent,
+    TrainEvent,
+    compute_seconds,
+)
 from lockstep.system.files import write_text
 from lockstep.system.regular_files import TEXT, read_regular
-from lockstep.system.strict_json import parsed
+from lockstep.system.strict_json import parsed, to_json
+
+
+def format_run(run: LoggedRun) -> str:
+    """Return the document of a run."""
+    metrics = [compute_metrics(epoch, run.recipe.global_batch_images) for epoch in run.epochs]
+    about = run.environment
+    return format_document(
+        run.recipe.fields()["model"], about["ranks"], run.seconds, about.get("command", []), metrics
+    )
+
+
+def format_document(
+    model: Any,
+    ranks: int,
+    seconds: float,
+    command: Sequence[str],
+    epochs: Iterable[dict[str, float]],
+) -> str:
+    """Return a document. `seconds` is the time of all processes; `epochs` are the metrics of every
+    epoch, in order."""
+    metrics: dict[str, list[float]] = {}
+    for epoch in epochs:
+        for name, value in epoch.items():
+            metrics.setdefault(name, []).append(value)
+    report = {
+        "model": model,
+        "ngpus": ranks,
+        "total_duration": seconds,
+        "cmd": command,
+        "metrics": metrics,
+    }
+    return to_json(report, indent=4)
+
+
+def compute_metrics(epoch: Epoch, batch_images: int) -> dict[str, float]:
+    """Return the metrics of an epoch, as far as it was trained and evaluated. `batch_images` are
+    the images of a step."""
+    return _select_training(epoch) | _select_evaluation(epoch, batch_images)
+
+
+def _select_training(epoch: Epoch) -> dict[str, float]:
+    return {
+        "train.top1": epoch.mean("top1_percent"),
+        "train.top5": epoch.mean("top5_percent"),
+        "train.loss": epoch.mean("loss"),
+    } | _compute_speed(epoch.timed_intervals)
+
+
+def _compute_speed(intervals: tuple[TrainEvent, ...]) -> dict[str, float]:
+    if not intervals:
+        return {}
+    seconds = sum(compute_seconds(entry) for entry in intervals)
+    steps = sum(entry["step"] - entry["first_step"] for entry in intervals)
+    return {"train.time": seconds / steps, "train.total_ips": count_images(intervals) / seconds}
+
+
+def _select_evaluation(epoch: Epoch, batch_images: int) -> dict[str, float]:
+    entry = epoch.evaluations.get("trained")
+    if entry is None:
+        return {}
+    return {
+        "val.top1": entry["top1_percent"],
+        "val.top5": entry["top5_percent"],
+        "val.loss": entry["loss"],
+        "val.time": compute_seconds(entry) / math.ceil(entry["images"] / batch_images),
+        "val.total_ips": entry["images_per_sec"],
+    }
 
 
 class NvidiaReport(Logger):
-    """Writes the report of the MXNet example."""
+    """Writes the report while a run trains: as in the example, again after every epoch of training
+    and after every evaluation. A reader never sees a part of it."""
 
     key = "nvidia-report"
 
