@@ -19,6 +19,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import Weights, checkpoint, open_weights
+from lockstep.weights.fingerprints import compute_fingerprints
 from lockstep.weights.target_formats import TARGETS
 from tests.weights.formats.cases import bits, state_of
 from tests.weights.small_models import (
@@ -139,6 +140,20 @@ def test_a_state_is_the_same_in_two_formats(
     carried = expected.momentum if {a, b} <= set(NVIDIAS) else {}
     assert bits(copy.state.momentum) == bits(carried)
     assert bits(copy.state.ema) == bits(expected.ema if {a, b} == {"nvidia-pytorch"} else {})
+
+
+ENDINGS = {"timm": "/model.safetensors"}
+ENDINGS |= {"nvidia-tensorflow": ".index", "nvidia-paddle": ".pdparams"}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_certificate_compares_what_a_format_stores(
+    name: str, first: dict[tuple[str, str], Path]
+) -> None:
+    recipe = recipe_for(name)
+    path = Path(f"{first[name, str(recipe.model)]}{ENDINGS.get(name, '')}")
+    [bias] = compute_fingerprints([plain_state(recipe).tensors["fc.bias"]]).values()
+    assert bias in compute_fingerprints(TARGETS[name].read_arrays(path)).values()
 
 
 HELD = {

@@ -113,6 +113,11 @@ def _read_bundle(index: Path) -> dict[str, np.ndarray]:
     return {name: bundle.read(name) for name in bundle.entries}
 
 
+def _read_keras(path: Path) -> dict[str, np.ndarray]:
+    with _call("keras_variables", "open_variables")(path) as variables:
+        return {name: variables.read(place) for name, place in variables.list_names().items()}
+
+
 TARGETS: dict[str, Target] = {
     "safetensors": Target(
         _write_safetensors,
@@ -139,7 +144,7 @@ TARGETS: dict[str, Target] = {
     ),
     "keras": Target(
         _write_by("keras_file", "write_keras"),
-        _call("keras_file", "stored"),
+        _read_keras,
         missing_fields=("mean",),
         prepares="keras.applications.resnet.preprocess_input, after Lockstep's resize",
         prepared_fields=("mean", "std"),
