@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.data.images import Progress
 from lockstep.data.index import Index, open_index
-from lockstep.data.split import divide_index, find_validation_index, open_sets
+from lockstep.data.split import choose_share, divide_index, find_validation_index, open_sets
 from lockstep.recipes.folds import Fold
 from lockstep.system.errors import DataError
 from tests.data.cases import image_folder, jpeg
@@ -134,6 +134,41 @@ def test_missing_validation_images_are_told(folder: str, part: str, tmp_path: Pa
     image_folder(tmp_path / folder, images(4, 4))
     with pytest.raises(DataError, match=r"apart for validation, use --split 0\.1, or 0\.3 with"):
         open_sets(tmp_path / part, 0.0, silent)
+
+
+@pytest.mark.parametrize(
+    ("names", "data", "share"),
+    [
+        (["a/0.jpg", "b/0.jpg"], "", 0.3),
+        (["train/a/0.jpg"], "", 0.3),
+        (["train/a/0.jpg"], "train", 0.3),
+        (["train/a/0.jpg", "test/a/0.jpg"], "", 0.3),
+        (["train-000000.tar"], "", 0.3),
+        (["photos-000000.tar"], "", 0.3),
+        (["train/a/0.jpg", "val/a/0.jpg"], "", 0.0),
+        (["train/a/0.jpg", "val/a/0.jpg"], "train", 0.0),
+        (["train.rec", "validation-00000-of-00001"], "", 0.0),
+        (["train/a/0.jpg", "valid/a/0.jpg"], "", 0.0),
+        (["0.jpg", "1.jpg"], "", 0.0),
+        (["a/0.jpg"], "elsewhere", 0.0),
+    ],
+)
+def test_a_share_is_set_apart_by_default_only_without_validation_images(
+    names: list[str], data: str, share: float, tmp_path: Path
+) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(IMAGE)
+    assert choose_share(tmp_path / data) == share
+
+
+def test_a_folder_of_validation_images_with_another_name_is_not_split_over(
+    tmp_path: Path,
+) -> None:
+    image_folder(tmp_path / "train", images(4, 4))
+    image_folder(tmp_path / "valid", images(4, 4))
+    with pytest.raises(DataError, match=r"If .*/valid holds them, rename it to .*/val; to set"):
+        open_sets(tmp_path, 0.0, silent)
 
 
 @pytest.mark.parametrize("folder", ["nothing", "a"])

@@ -150,6 +150,38 @@ def test_what_is_missing_or_damaged_is_named(
         complete_settings(run)
 
 
+@pytest.mark.parametrize(
+    ("changes", "how", "share", "is_noted"),
+    [
+        ({}, {}, 0.3, True),
+        ({"validation_share": 0.1}, {}, 0.1, False),
+        ({"validation_share": 0.0}, {}, 0.0, False),
+        ({"folds": 5, "fold": 2}, {}, 0.0, False),
+        ({}, {"train_only": True}, 0.0, False),
+    ],
+)
+@pytest.mark.parametrize("recipe", [None, "demo"])
+def test_a_run_without_validation_images_sets_a_share_apart_and_keeps_it(
+    recipe: str | None,
+    changes: dict[str, Any],
+    how: dict[str, Any],
+    share: float,
+    is_noted: bool,
+    run: Path,
+    tiny_recipe: Recipe,
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "photos"
+    (data / "cats").mkdir(parents=True)
+    new = complete_settings(tmp_path / "new", recipe, data, changes=changes, how=how)
+    assert new.wanted.validation_share == share
+    assert ["--split 0.1" in note for note in new.notes] == [True] * is_noted
+    begun = tiny_recipe.replace(validation_share=0.2)
+    (run / "recipe.yaml").write_text(begun.format_yaml())
+    resumed = complete_settings(run, recipe and begun.replace(validation_share=0.0), data)
+    assert (resumed.wanted.validation_share, resumed.notes) == (0.2, ())
+
+
 def test_a_new_run_without_images_asks_for_them(tmp_path: Path) -> None:
     message = r"there is no run in .*; a new run needs images: --data DATA"
     with pytest.raises(DataError, match=message):

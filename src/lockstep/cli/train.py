@@ -43,8 +43,8 @@ def command(
         float | None,
         typer.Option(
             help=(
-                "Share of the images to use for validation, such as 0.1, if the data set has no"
-                " validation images."
+                "Share of the images to use for validation if the data set has no validation"
+                " images; 0.3 by default."
             )
         ),
     ] = None,

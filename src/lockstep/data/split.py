@@ -31,6 +31,7 @@ from lockstep.data.index import (
 )
 from lockstep.data.sources import (
     ALIASES,
+    FOLDER,
     Source,
     find_source,
     find_split,
@@ -44,7 +45,11 @@ from lockstep.recipes.folds import Fold
 from lockstep.system.errors import DataError
 
 TYPICAL_SHARE = 0.1
-"""The share that messages suggest."""
+"""The share that messages suggest for many images."""
+DEFAULT_SHARE = 0.3
+"""The share that a run sets apart if a data set has no validation images and nothing sets it."""
+_OTHER_WORDS = ("valid", "validate", "dev", "eval")
+"""Names of folders that probably hold validation images, and that are not read."""
 UNREAD = "-"
 """Stands for the digest of validation images that were not read."""
 
@@ -200,6 +205,30 @@ def note_skipped(data: Path, indexes: Sequence[Index]) -> list[str]:
     return [*notes, note]
 
 
+def choose_share(data: Path) -> float:
+    """Return the share of a data set that a run sets apart for validation by default: 0 if it has
+    validation images, or no images of which a share can be set apart."""
+    data = _find_folder(data)
+    if not data.is_dir() or holds_split(data, "val") or _find_whole_set(data) is not None:
+        return 0.0
+    if holds_split(data, "train"):
+        return 0.0 if _find_other_word(data) else DEFAULT_SHARE
+    try:
+        holds_files = find_source(data).format != FOLDER
+    except DataError:
+        return 0.0
+    return DEFAULT_SHARE if holds_files or _holds_classes(data) else 0.0
+
+
+def _find_other_word(data: Path) -> str:
+    """Return the name of a folder next to the training images that probably holds validation
+    images; "" if there is none."""
+    for name in _OTHER_WORDS:
+        if (data / name).is_dir():
+            return name
+    return ""
+
+
 def _require_split(data: Path, split: str) -> Source:
     """Return the source of a split. The error of a data set without validation images suggests to
     set a share apart."""
@@ -210,6 +239,12 @@ def _require_split(data: Path, split: str) -> Source:
             raise
         if holds_split(data, "train"):
             where = "the training images"
+            other = _find_other_word(data)
+            if other:
+                raise DataError(
+                    f"{error}. If {data / other} holds them, rename it to {data / split}; to set a"
+                    f" share of {where} apart, use --split {DEFAULT_SHARE}"
+                ) from None
         elif _holds_classes(data):
             where = f"the classes in {data}"
         else:

@@ -471,7 +471,7 @@ class Model:
             recipe: a name, a file or a `Recipe`; by default `fine-tune`, whose values are chosen
                 from images, device and weights (docs/how-to/fine-tune.md).
             changes: new values for fields of the recipe.
-            split: the share set apart for validation if there are no validation images.
+            split: the share set apart for validation without validation images; by default 0.3.
             progress: show a bar, as `evaluate` does.
         """
         from lockstep.runs.train import train

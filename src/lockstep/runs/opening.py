@@ -79,7 +79,7 @@ def open_run(
             backends.load(execution.backend).engine(recipe, rates, world, execution)
         )
         run = RunContext(recipe, execution, world, engine, sets, out, stop, recorder, rates, start)
-        run.notes += sets.notes + notes
+        run.notes += [*settings.notes, *sets.notes, *notes]
         for name, (before, after) in changed.items():
             old, new = (format_value(value) for value in (before, after))
             run.notes.append(f"{name} is {new} from here on; until here it was {old}")

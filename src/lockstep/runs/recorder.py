@@ -204,6 +204,8 @@ def show_progress(listener: "Listener | None", *, progress: bool) -> "Iterator[L
             nonlocal steps
             if event["kind"] == "start":
                 steps = event["total"]
+                for note in event["notes"]:
+                    bar.console.print(f"note: {note}", markup=False)
             elif event["kind"] == "train":
                 advance("training", event["step"], steps)
             elif event["kind"] == "progress":

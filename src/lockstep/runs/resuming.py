@@ -9,7 +9,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ import numpy as np
 
 from lockstep.data.images import printable
 from lockstep.data.sources import find_url
-from lockstep.recipes import Execution, Recipe, difference, load_recipe
-from lockstep.recipes.field_validation import format_value
+from lockstep.data.split import TYPICAL_SHARE, choose_share
+from lockstep.recipes import Execution, Recipe, difference, format_value, load_recipe
 from lockstep.recipes.my_images import OWN_IMAGES, check_changes
 from lockstep.recipes.order import steps_per_epoch
 from lockstep.recipes.published import RECIPES
@@ -64,6 +64,8 @@ class RunSettings:
     origins: dict[str, str]
     """What was taken from the run's folder, in words. Keys are none or some of "recipe",
     "evaluation", "data" and "execution"."""
+    notes: tuple[str, ...] = ()
+    """Notes on what a new run does because nothing says otherwise."""
 
     @property
     def wanted(self) -> Recipe:
@@ -129,7 +131,36 @@ def complete_settings(
         execution = Execution.of(kept | dict(how))
         origins |= _list_unusual(kept)
     is_counted = counts_classes and there is None
-    return RunSettings(out, settled, chosen, is_counted, changes, Path(data), execution, origins)
+    fields = (out, settled, chosen, is_counted, changes, Path(data), execution, origins)
+    return _set_share_apart(RunSettings(*fields))
+
+
+def _set_share_apart(settings: RunSettings) -> RunSettings:
+    """Return the settings with a share to set apart for validation if the data set has no
+    validation images and nothing sets the share. A run that has begun keeps its own."""
+    is_set = "validation_share" in settings.changes or settings.wanted.division
+    if is_set or settings.execution.train_only:
+        return settings
+    share = choose_share(settings.data)
+    notes: tuple[str, ...] = ()
+    if share and holds_run(settings.out):
+        share = load_recipe(settings.out / "recipe.yaml").validation_share
+    elif share:
+        notes = (
+            f"{printable(str(settings.data))} has no validation images: {100 * share:g} % of its"
+            " images are set apart, chosen by their names; --split"
+            f" {TYPICAL_SHARE} changes the share",
+        )
+    if not share:
+        return settings
+    change = {"validation_share": share}
+    recipe = settings.recipe
+    return replace(
+        settings,
+        recipe=recipe if recipe is None else recipe.replace(**change),
+        changes=dict(settings.changes) | change,
+        notes=notes,
+    )
 
 
 def _require_modules(

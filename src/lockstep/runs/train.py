@@ -45,7 +45,7 @@ def train(
       `weights`; their values are chosen from images, device and weights
       (docs/how-to/fine-tune.md). `changes` are new values for its fields.
     - `data` are `train` and `val` folders, or files in another storage format. `split` is the share
-      set apart for validation if there are no validation images.
+      set apart for validation if there are no validation images, 0.3 by default.
     - `out` is the run's folder. An existing run resumes bit for bit from its newest intact
       checkpoint; what is left out (`recipe`, `data`, `execution`) is as in its last command. A
       finished run returns its report at once.
