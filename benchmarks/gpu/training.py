@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from benchmarks.gpu.rows import Rows, make_recipe, measure_ms, print_rows, wait
 from benchmarks.measuring import engine
+from lockstep.backends.torch.instruments import profile
 from lockstep.backends.torch.model import Model
-from lockstep.backends.torch.trace import profile
 from lockstep.benchmark.step_process import noise
 from lockstep.recipes import Execution, Recipe
 

@@ -1,13 +1,10 @@
-"""Training steps of ResNet-50 as users of Flax and Optax write them.
+"""ResNet-50 and its training step as users of Flax and Optax write them: a contender of
+`train_step.py --backend jax`.
 
-`jax_step.py` runs this in an environment with jax, flax and optax: `flax_step.py BATCH SIZE`.
 Architecture, loss and optimizer are those of Flax's own ImageNet example, in float32: Linen's
-modules, decay as a term of the loss, SGD with Nesterov's momentum. The state is donated, and the
-images are already on the device.
+modules, decay as a term of the loss, SGD with Nesterov's momentum. The state is donated.
 """
 
-import sys
-import time
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -70,6 +67,21 @@ model = ResNet50()
 optimizer = optax.sgd(optax.constant_schedule(0.001), momentum=0.9, nesterov=True)
 
 
+def draw_state(images: Any) -> State:
+    """Return a random state. NumPy draws it, because compiling Flax's own initialisation takes
+    longer than all steps."""
+    random = np.random.default_rng(0)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), images)
+    params, batch_stats = (
+        jax.tree.map(
+            lambda leaf: jnp.asarray(0.05 * random.standard_normal(leaf.shape, np.float32)),
+            shapes[name],
+        )
+        for name in ("params", "batch_stats")
+    )
+    return State(params, batch_stats, optimizer.init(params))
+
+
 @partial(jax.jit, donate_argnums=0)
 def take_step(state: State, images: Any, labels: Any) -> tuple[State, Any]:
     """Return the state after a step, and the loss."""
@@ -86,31 +98,3 @@ def take_step(state: State, images: Any, labels: Any) -> tuple[State, Any]:
     (loss, batch_stats), gradients = jax.value_and_grad(compute_loss, has_aux=True)(state.params)
     updates, momentum = optimizer.update(gradients, state.optimizer, state.params)
     return State(optax.apply_updates(state.params, updates), batch_stats, momentum), loss
-
-
-def main() -> None:
-    """For every line of the input, take a step and print its seconds, also of processor time."""
-    batch, size = map(int, sys.argv[1:])
-    random = np.random.default_rng(0)
-    images = jnp.asarray(random.standard_normal((batch, size, size, 3), np.float32))
-    labels = jnp.asarray(random.integers(0, CLASSES, batch))
-    shapes = jax.eval_shape(model.init, jax.random.key(0), images)
-    # Drawn here, because compiling the initialisation takes longer than all steps.
-    params, batch_stats = (
-        jax.tree.map(
-            lambda leaf: jnp.asarray(0.05 * random.standard_normal(leaf.shape, np.float32)),
-            shapes[name],
-        )
-        for name in ("params", "batch_stats")
-    )
-    state = State(params, batch_stats, optimizer.init(params))
-    for _ in sys.stdin:
-        began = time.perf_counter()
-        processor_began = time.process_time()
-        state, loss = take_step(state, images, labels)
-        float(loss)
-        print(time.perf_counter() - began, time.process_time() - processor_began, flush=True)
-
-
-if __name__ == "__main__":
-    main()
