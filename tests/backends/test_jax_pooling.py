@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from lockstep.backends.jax.max_pool import pool_largest
+from lockstep.backends.jax.model import pool_largest
 
 
 def pool_plainly(x: Any, stride: int, padding: list[tuple[int, int]]) -> Any:

@@ -1,5 +1,5 @@
 """Tests for every engine: optimizers with second moments, and the norm of gradients, against the
-reference's formulas in float64 (`lockstep.verification.optimizer_steps`), which
+reference's formulas in float64 (`lockstep.verification.comparison`), which
 `test_optimizer_formulas` compares with PyTorch and timm."""
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ import pytest
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS, distance
-from lockstep.verification.optimizer_steps import find_gradients, take_step
+from lockstep.verification.comparison import find_gradients, take_step
 from lockstep.verification.workload import SHOWN_OPTIMIZERS
 from tests.backends import oracle
 from tests.backends.cases import FP16, Arrays, bits, parameters

@@ -25,7 +25,7 @@ def test_a_framework_reads_the_bits_that_were_written(
     state = draw_state(tiny_recipe)
     weights = Weights(tiny_recipe, state, (), tmp_path, "Lockstep")
     written = TARGETS[to].write(tmp_path / target, weights, True, tmp_path)
-    read: Any = importlib.import_module(f"lockstep.backends.{backend.name}.target_reader").read
+    read: Any = importlib.import_module(f"lockstep.backends.{backend.name}.certificate").read
     stored: set[str] = set()
     for path in written.arrays:
         prints = compute_fingerprints(read(path, tiny_recipe))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.backends.torch import dlpack
-from lockstep.backends.torch.dlpack import Borrower
+from lockstep.backends.torch import inputs
+from lockstep.backends.torch.inputs import Borrower
 
 
 class Memory:
@@ -76,7 +76,7 @@ def test_memory_is_held_until_copied_without_waiting(monkeypatch: pytest.MonkeyP
         lent.append(weakref.ref(memory))
         return memory
 
-    monkeypatch.setattr(dlpack, "from_dlpack", borrow)
+    monkeypatch.setattr(inputs, "from_dlpack", borrow)
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: steps)
     borrower: Any = Borrower(torch.device("cuda"), uploads)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import save_file
 from torch import nn
 
-from lockstep.backends.torch.original import compute
+from lockstep.backends.torch.certificate import compute
 
 IMAGES = np.random.default_rng(2).standard_normal((3, 3, 8, 8)).astype(np.float32)
 

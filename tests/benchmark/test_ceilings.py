@@ -85,9 +85,9 @@ def test_mxnets_products_are_of_the_ranks_own_gpu(monkeypatch: pytest.MonkeyPatc
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("LOCAL_RANK", "3")
-    monkeypatch.delitem(sys.modules, "lockstep.backends.mxnet.timer", raising=False)
-    importlib.import_module("lockstep.backends.mxnet.timer").products(True).tensor(
+    monkeypatch.delitem(sys.modules, "lockstep.backends.mxnet.instruments", raising=False)
+    importlib.import_module("lockstep.backends.mxnet.instruments").products(True).tensor(
         np.zeros((2, 2)), "fp32"
     )
-    monkeypatch.delitem(sys.modules, "lockstep.backends.mxnet.timer")
+    monkeypatch.delitem(sys.modules, "lockstep.backends.mxnet.instruments")
     assert placed == ["GPU 3"]

@@ -5,9 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from lockstep.benchmark.page import render, write_page
+from lockstep.benchmark.page import draw_roofline, render, share_of_machine, write_page
 from lockstep.benchmark.report_file import BenchmarkReport
-from lockstep.benchmark.roofline_plot import draw_roofline, share_of_machine
 from lockstep.system.errors import DataError
 from lockstep.system.files import write_json
 from tests.benchmark.cases import entry

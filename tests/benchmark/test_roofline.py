@@ -5,9 +5,8 @@ import math
 
 import pytest
 
-from lockstep.benchmark.roofline import limit_images_per_sec
 from lockstep.models.architectures import MODELS, ModelSpec
-from lockstep.models.operations import Work, forward_macs, layers, work
+from lockstep.models.operations import Work, forward_macs, layers, limit_images_per_sec, work
 
 # torchvision's documentation, "GFLOPS" of its weights at 224 px (multiply-adds, in 1e9).
 PUBLISHED_GMACS = {

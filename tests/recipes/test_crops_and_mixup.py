@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.recipes import Recipe
-from lockstep.recipes.crops import draw_crops, random_windows
-from lockstep.recipes.order import centre_plan, training_plans
+from lockstep.recipes.order import centre_plan, draw_crops, random_windows, training_plans
 from lockstep.recipes.philox import Purpose, draw
 from tests.recipes.cases import MIXED, SIZES
 from tests.soak import EXAMPLES

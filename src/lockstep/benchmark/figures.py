@@ -6,9 +6,8 @@ from typing import Any
 from lockstep.benchmark import iteration_times
 from lockstep.benchmark.cells import SYNTHETIC, TRAIN, Cell, Plan
 from lockstep.benchmark.contention import ProcessorTime, measure_others
-from lockstep.benchmark.roofline import limit_images_per_sec
 from lockstep.models.latency import latency_ms
-from lockstep.models.operations import Work, work
+from lockstep.models.operations import Work, limit_images_per_sec, work
 from lockstep.recipes import Recipe
 
 COMPUTING = "computing"

@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import ipaddress
 import json
+import os
 import secrets
 import socket
 import struct
@@ -16,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lockstep.system.errors import UserError
+from lockstep.system.machine import share_of_cores
 from lockstep.system.ranks import LISTEN_ADDRESS, LOOPBACK, free_ports
 from lockstep.system.version import version
 
@@ -318,3 +320,9 @@ def find_reachable_address(host: str, other: str | None = None) -> tuple[str, st
         f"{reason}, which other machines cannot reach; give --bind with an address that they"
         f" reach, of {_format(own) or 'none: this machine has loopback alone'}"
     )
+
+
+def share_cores(variable: str, table: Table) -> dict[str, str]:
+    """Return the environment variable that gives each rank of this machine an equal share of its
+    cores, unless the user has set it."""
+    return {variable: os.environ.get(variable) or str(share_of_cores(table.own.processes))}

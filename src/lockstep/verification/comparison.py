@@ -1,18 +1,19 @@
 """Compare a backend's results with the reference's, with definitions and with bounds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from lockstep.backends.reference.update import clip
+from lockstep.backends.reference import update
 from lockstep.models.optimizers import OPTIMIZERS
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
+from lockstep.recipes.schedule import find_corrections
 from lockstep.recipes.trained_tensors import rate_factors
 from lockstep.verification.bounds import BOUNDS, Bound, angle, distance, largest
-from lockstep.verification.optimizer_steps import find_gradients, take_step
 from lockstep.verification.workload import (
     DECAY,
     FINE_TUNING,
@@ -152,16 +153,16 @@ def _define_optimizer_steps(actual: Arrays, workload: Workload) -> dict[str, Arr
         velocities = part(actual, f"{name} velocity")
         moments = part(actual, f"{name} moments")
         after = replace(before, momentum=velocities, second_moments=moments)
-        limited = clip(part(actual, "gradient"), recipe.clip_norm)
+        limited = update.clip(part(actual, "gradient"), recipe.clip_norm)
         own = find_gradients(recipe, before, after, OPTIMIZER_RATE)
         by_limited = take_step(recipe, before, limited, OPTIMIZER_STEP, OPTIMIZER_RATE)
         by_own = take_step(recipe, before, own, OPTIMIZER_STEP, OPTIMIZER_RATE)
-        update = {key: value - before.tensors[key] for key, value in by_own.tensors.items()}
+        moves = {key: value - before.tensors[key] for key, value in by_own.tensors.items()}
         keep = 1.0 if OPTIMIZER_STEP % recipe.ema_every_steps else recipe.ema_decay
-        averages = {key: (1 - keep) * value for key, value in update.items()}
+        averages = {key: (1 - keep) * value for key, value in moves.items()}
         definitions[f"{name} velocity"] = by_limited.momentum
         definitions[f"{name} moments"] = by_own.second_moments
-        definitions[f"{name} update"] = update | add_prefix("average", averages)
+        definitions[f"{name} update"] = moves | add_prefix("average", averages)
     return definitions
 
 
@@ -225,3 +226,48 @@ def compare_loaders(actual: Arrays, expected: Arrays) -> dict[str, Any]:
         off = int(np.abs(pixels - expected["loader pixels"]).max())
     passed = all(same.values()) and off <= BOUNDS["pixels"].value
     return same | {"largest_pixel_difference": off, "passed": passed}
+
+
+def take_step(
+    recipe: Recipe, before: State, gradients: Mapping[str, np.ndarray], step: int, rate: float
+) -> State:
+    """Return the trained tensors, their velocities and second moments after a step with number
+    `step`, from 0, and limited gradients: float64."""
+    after = State(step + 1, {}, {})
+    tables = find_corrections(recipe, step + 1)
+    corrections = {name: float(table[step]) for name, table in tables.items()}
+    decays = find_decays(recipe)
+    for name, factor in rate_factors(recipe).items():
+        kept = (before.tensors, before.momentum, before.second_moments)
+        values = update.Values(*(arrays[name].astype(np.float64) for arrays in kept if arrays))
+        pace = update.Pace(rate * factor, decays[name], corrections)
+        moved = update.step(recipe, values, gradients[name].astype(np.float64), pace)
+        after.tensors[name] = moved.weight
+        after.momentum[name] = moved.velocity
+        if moved.second_moment is not None:
+            after.second_moments[name] = moved.second_moment
+    return after
+
+
+def find_gradients(recipe: Recipe, before: State, after: State, rate: float) -> Arrays:
+    """Return the limited gradients, without decay, that follow from the velocities that an engine
+    computed: float64. A velocity is a mean of gradients, or the moves of RMSProp."""
+    gradients = {}
+    decays = find_decays(recipe)
+    for name, factor in rate_factors(recipe).items():
+        old = before.momentum[name].astype(np.float64)
+        new = after.momentum[name].astype(np.float64)
+        if OPTIMIZERS[recipe.optimizer].velocity == "mean":
+            gradients[name] = (new - recipe.beta1 * old) / (1 - recipe.beta1)
+        else:
+            squares = after.second_moments[name].astype(np.float64)
+            root = np.sqrt(squares + recipe.optimizer_epsilon)
+            move = (new - recipe.momentum * old) / (rate * factor)
+            gradients[name] = move * root - decays[name] * before.tensors[name]
+    return gradients
+
+
+def find_decays(recipe: Recipe) -> dict[str, float]:
+    """Return the weight decay of every tensor."""
+    table = recipe.list_tensors()
+    return {tensor.name: recipe.weight_decay * recipe.decays(tensor) for tensor in table}

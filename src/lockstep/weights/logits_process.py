@@ -48,7 +48,7 @@ def compute_logits(folder: Path, backend: str, names: list[str]) -> None:
 
 def _write_readings(folder: Path, backend: str, name: str, recipe: Recipe) -> None:
     """Write the fingerprints of what the framework reads from the files of `NAME.files.json`."""
-    read = importlib.import_module(f"lockstep.backends.{backend}.target_reader").read
+    read = importlib.import_module(f"lockstep.backends.{backend}.certificate").read
     readings = {}
     for path in json.loads((folder / f"{name}.files.json").read_text(encoding="utf-8")):
         values = read(Path(path), recipe)

@@ -49,11 +49,11 @@ class Program:
 
 PROGRAMS = {
     "ONNX Runtime": Program("lockstep.weights.formats.onnx_original", ("onnxruntime",)),
-    "TensorFlow": Program("lockstep.backends.tensorflow.original"),
-    "Keras": Program("lockstep.backends.tensorflow.original"),
-    "MXNet": Program("lockstep.backends.mxnet.original"),
-    "Paddle": Program("lockstep.backends.paddle.original"),
-    "torchvision or timm": Program("lockstep.backends.torch.original", ("timm", "torchvision")),
+    "TensorFlow": Program("lockstep.backends.tensorflow.certificate"),
+    "Keras": Program("lockstep.backends.tensorflow.certificate"),
+    "MXNet": Program("lockstep.backends.mxnet.certificate"),
+    "Paddle": Program("lockstep.backends.paddle.certificate"),
+    "torchvision or timm": Program("lockstep.backends.torch.certificate", ("timm", "torchvision")),
 }
 
 

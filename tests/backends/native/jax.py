@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lockstep.backends.jax import convolutions, model, programs
-from lockstep.backends.jax.loss_scale import LossScale
+from lockstep.backends.jax.update import LossScale
 from lockstep.data import Batch
 from lockstep.recipes import Execution, Recipe
 from tests.backends.native import Facts, Groups

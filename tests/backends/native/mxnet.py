@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 # First, because it sets the number of threads
-from lockstep.backends.mxnet.loss_scale import LossScale
+from lockstep.backends.mxnet.update import LossScale
 from lockstep.data import Batch
 from lockstep.recipes import Recipe
 from lockstep.system.machine import arithmetic

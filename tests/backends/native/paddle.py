@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 # First, because it suppresses Paddle's greetings
-from lockstep.backends.paddle.loss_scale import LossScale
+from lockstep.backends.paddle.update import LossScale
 from lockstep.backends.paddle.world import PaddleWorld
 from lockstep.data import Batch
 from lockstep.recipes import Recipe

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 # First, because it suppresses TensorFlow's greetings
-from lockstep.backends.tensorflow.loss_scale import LossScale
+from lockstep.backends.tensorflow.update import LossScale
 from lockstep.backends.tensorflow.world import TensorflowWorld
 from lockstep.data import Batch
 from lockstep.recipes import Recipe

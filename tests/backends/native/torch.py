@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.backends.torch.loss_scale import LossScale
+from lockstep.backends.torch.update import LossScale
 from lockstep.data import Batch
 from lockstep.recipes import Recipe
 from tests.backends.native import Facts, Groups, Steps

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lockstep.recipes import Execution, Recipe, load_recipe, parse_settings
-from lockstep.recipes.nvidia.nearest import find_changes
+from lockstep.recipes.nvidia.commands import find_changes
 from lockstep.recipes.nvidia.table import systems
 from lockstep.recipes.nvidia.translation import Translation, translate
 from lockstep.system.plain_yaml import read_yaml

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.recipes.nvidia.nearest import find_changes
+from lockstep.recipes.nvidia.commands import find_changes
 from lockstep.recipes.published import NVIDIA_RECIPES, RECIPES
 from lockstep.recipes.schedule import learning_rates
 from tests.recipes.cases import build_recipe, translate_text

@@ -272,7 +272,7 @@ def test_jax_reads_what_is_written_as_lockstep_does(
 ) -> None:
     """As a certificate compares them."""
     pytest.importorskip("jax")
-    from lockstep.backends.jax.target_reader import read
+    from lockstep.backends.jax.certificate import read
 
     recipe = recipe_of()
     write(tmp_path / f"a.{ending}", recipe, State(0, state_of(recipe).tensors, {}))
@@ -285,10 +285,10 @@ def test_without_flax_its_own_files_are_not_read_by_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("jax")
-    from lockstep.backends.jax import target_reader
+    from lockstep.backends.jax import certificate
 
-    monkeypatch.setattr(target_reader.importlib.util, "find_spec", lambda name: None)
-    assert target_reader.read(tmp_path / "a.msgpack", recipe_of()) is None
+    monkeypatch.setattr(certificate.importlib.util, "find_spec", lambda name: None)
+    assert certificate.read(tmp_path / "a.msgpack", recipe_of()) is None
 
 
 @pytest.mark.parametrize("form", ["msgpack", "npz"])

@@ -285,7 +285,7 @@ def test_keras_loads_what_is_written(
 ) -> None:
     import keras
 
-    from lockstep.backends.tensorflow import target_reader
+    from lockstep.backends.tensorflow import certificate
 
     build = keras.applications.ResNet50
     built = []
@@ -297,7 +297,7 @@ def test_keras_loads_what_is_written(
     written = write_keras(tmp_path / name, original.recipe, original.state)
     assert (written.files, len(written.remarks)) == ((tmp_path / name,), 1)
     monkeypatch.setattr(keras.applications, "ResNet50", small)
-    weights = target_reader.read(tmp_path / name, original.recipe)
+    weights = certificate.read(tmp_path / name, original.recipe)
     assert_close(np.asarray(built[0](keras_files.inputs)), keras_files.logits)
     with keras_variables.open_variables(tmp_path / name) as variables:
         stored = {key: variables.read(place) for key, place in variables.list_names().items()}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from lockstep.backends.tensorflow.original import compute
+from lockstep.backends.tensorflow.certificate import compute
 from lockstep.models.architectures import MODELS
 from lockstep.weights.formats import keras_file, keras_process
 from lockstep.weights.formats.tensorflow_weights import read as read_graph

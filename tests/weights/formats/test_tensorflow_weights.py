@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import lockstep
 from lockstep import backends
-from lockstep.backends.tensorflow import export, frozen_graph
+from lockstep.backends.tensorflow import export
 from lockstep.inference.images import read_square
 from lockstep.models.architectures import ModelSpec
 from lockstep.recipes import Recipe
@@ -361,7 +361,7 @@ def test_a_graph_with_nvidias_names_has_its_preprocessing(folds: bool, tmp_path:
     program = export.SquareProgram(recipe, random_tensors(recipe, 1))
     images = tf.TensorSpec([None, 40, 40, 3], tf.uint8, name="images")
     served = tf.function(program.serve, autograph=False).get_concrete_function(images)
-    frozen_graph.write(served, describe(recipe), (), tmp_path / "a")
+    export.write_frozen_graph(served, describe(recipe), (), tmp_path / "a")
     if folds:
         edit_graph(tmp_path / "a", choose_classes)
     ours = read(tmp_path / "a")

@@ -4,10 +4,9 @@ from lockstep.backends.jax import framework_import  # before all modules that im
 
 # isort: split
 from lockstep.backends.jax.engine import JaxEngine as engine
-from lockstep.backends.jax.module import load_module
+from lockstep.backends.jax.instruments import libraries, products, profile
+from lockstep.backends.jax.model import load_module
 from lockstep.backends.jax.rank_setup import prepare_ranks
-from lockstep.backends.jax.timer import libraries, products
-from lockstep.backends.jax.trace import profile
 from lockstep.backends.jax.world import JaxWorld, devices
 from lockstep.backends.jax.worlds_of_devices import DevicesWorld, Workers
 from lockstep.recipes import Execution

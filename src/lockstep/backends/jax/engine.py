@@ -15,7 +15,6 @@ import numpy as np
 
 from lockstep.backends import Interval
 from lockstep.backends.jax import programs
-from lockstep.backends.jax.loss_scale import LossScale, Scale
 from lockstep.backends.jax.model import (
     Array,
     canonical_shapes,
@@ -25,7 +24,7 @@ from lockstep.backends.jax.model import (
     new_arrays,
 )
 from lockstep.backends.jax.programs import Rows
-from lockstep.backends.jax.update import Values, make_table, read_numbers
+from lockstep.backends.jax.update import LossScale, Scale, Values, make_table, read_numbers
 from lockstep.backends.jax.world import JaxWorld
 from lockstep.backends.shared.batch_columns import list_columns, name_columns
 from lockstep.backends.shared.device import build_memory_error

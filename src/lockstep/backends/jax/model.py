@@ -4,7 +4,9 @@ Tensors have canonical names and JAX's usual layouts: kernels [height, width, in
 classifier [in, out].
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +16,6 @@ from jax import lax
 
 from lockstep.backends.jax.batch_norm import ALONE, OverRanks, count_values, normalise_batch
 from lockstep.backends.jax.convolutions import convolve
-from lockstep.backends.jax.max_pool import pool_largest
 from lockstep.backends.jax.quantisation import fake_quantise, quantise_weight
 from lockstep.models.architectures import Block, Conv, Squeeze
 from lockstep.models.state import check_fit
@@ -306,3 +307,69 @@ def new_arrays(recipe: Recipe) -> dict[str, np.ndarray]:
         tensor.name: np.zeros([tensor.shape[axis] for axis in _AXES[len(tensor.shape)]], np.float32)
         for tensor in recipe.list_tensors()
     }
+
+
+@dataclass(frozen=True)
+class Module:
+    """The model in evaluation mode.
+
+    `module.apply(module.params, images)`, or `module(images)`, are the logits [N, logits] of
+    normalised images [N, H, W, 3].
+    """
+
+    apply: Callable[[Arrays, Array], Array]
+    """Parameters and images to logits. It can be differentiated, compiled and vectorised."""
+    params: Arrays
+    """Trained tensors by canonical name: kernels [height, width, in / groups, out], classifier [in,
+    out]. The statistics of batch norm are in `apply`."""
+
+    def __call__(self, images: Array) -> Array:
+        """Return the logits."""
+        return self.apply(self.params, images)
+
+
+def load_module(recipe: Recipe, tensors: dict[str, np.ndarray]) -> Module:
+    """Return the model in evaluation mode: normalised NHWC images to logits."""
+    arrays = convert_all(new_arrays(recipe), tensors, "weights")
+    values = {name: jnp.asarray(array) for name, array in arrays.items()}
+    params = {name: values.pop(name) for name in _list_parameters(recipe)}
+    on_gpu = jax.default_backend() != "cpu"
+    return Module(jax.jit(partial(_compute_logits, recipe, values, on_gpu)), params)
+
+
+def _list_parameters(recipe: Recipe) -> list[str]:
+    table = recipe.list_tensors()
+    return [tensor.name for tensor in table if tensor.is_trained]
+
+
+def _compute_logits(
+    recipe: Recipe, statistics: Arrays, on_gpu: bool, params: Arrays, images: Array
+) -> Array:
+    values = statistics | params
+    return Pass(recipe, values, training=False, on_gpu=on_gpu).logits(images)
+
+
+_WINDOW = 3
+
+
+def pool_largest(x: Array, stride: int, padding: Sequence[tuple[int, int]]) -> Array:
+    """Return the largest value of every window of 3 x 3 pixels of images [N, H, W, C], which are
+    padded before and after both axes. NaN is the largest.
+
+    The gradient goes to the first of equal values, in the order of rows. Rows and columns are
+    pooled one after the other, as slices: the gradient of XLA's own operation is one long loop on a
+    CPU (benchmarks/notes/engines.md).
+    """
+    for axis in (2, 1):
+        pads = [(0, 0, 0)] * x.ndim
+        pads[axis] = (*padding[axis - 1], 0)
+        x = lax.pad(x, np.array(-np.inf, x.dtype), pads)
+        last = (x.shape[axis] - _WINDOW) // stride * stride
+        largest, *others = (
+            lax.slice_in_dim(x, place, place + last + 1, stride, axis) for place in range(_WINDOW)
+        )
+        for other in others:
+            is_larger = (other > largest) | (other != other)
+            largest = jnp.where(is_larger, other, largest)
+        x = largest
+    return x

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from lockstep.backends.jax.connection import COORDINATOR
 from lockstep.backends.jax.world import THREADS
 from lockstep.backends.shared import rank_connections
-from lockstep.backends.shared.threads import share_cores
-from lockstep.launch.nodes import Start, Table
+from lockstep.launch.nodes import Start, Table, share_cores
 
 
 @contextmanager

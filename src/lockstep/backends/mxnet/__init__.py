@@ -7,10 +7,9 @@ from lockstep.backends.mxnet import framework_import  # before all modules that 
 import os
 
 from lockstep.backends.mxnet.engine import MxnetEngine as engine
-from lockstep.backends.mxnet.module import load_module
+from lockstep.backends.mxnet.instruments import libraries, products, profile
+from lockstep.backends.mxnet.model import load_module
 from lockstep.backends.mxnet.rank_setup import prepare_ranks
-from lockstep.backends.mxnet.timer import libraries, products
-from lockstep.backends.mxnet.trace import profile
 from lockstep.backends.mxnet.world import MxnetWorld, Workers, devices
 from lockstep.recipes import Execution
 

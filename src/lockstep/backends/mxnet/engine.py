@@ -8,22 +8,23 @@ and the graph computes with views. MXNet executes all calls asynchronously, also
 """
 
 import os
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from functools import cache
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import mxnet as mx
 import numpy as np
 
 from lockstep.backends import Interval
-from lockstep.backends.mxnet.loss_scale import Array
 from lockstep.backends.mxnet.losses import ImageLosses, log_sum_exp, mix_images
 from lockstep.backends.mxnet.model import Pass, variables
 from lockstep.backends.mxnet.update import Update
-from lockstep.backends.mxnet.wait_thread import Result, run_in_thread
-from lockstep.backends.mxnet.world import MxnetWorld
+from lockstep.backends.mxnet.world import Array, MxnetWorld
 from lockstep.backends.shared.device import build_memory_error
 from lockstep.backends.shared.handles import FutureHandle, Rows
 from lockstep.backends.shared.host_memory import keep_freed_memory
@@ -36,6 +37,7 @@ from lockstep.recipes.stochastic_depth import branch_factors
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import arithmetic
 
+Result = TypeVar("Result")
 _LOOK_SEC = 1.0
 """Seconds to wait for steps before checking whether all ranks still exist."""
 
@@ -401,3 +403,34 @@ def _configure(recipe: Recipe, execution: Execution, world: MxnetWorld) -> None:
     os.environ["MXNET_ENFORCE_DETERMINISM"] = str(int(execution.deterministic))
     os.environ["MXNET_CUDNN_AUTOTUNE_DEFAULT"] = str(int(not execution.deterministic))
     os.environ["NVIDIA_TF32_OVERRIDE"] = str(int(recipe.precision == "tf32"))
+
+
+def run_in_thread(work: Callable[[], Result]) -> "Future[Result]":
+    """Do work that waits in a separate daemon thread, which does not keep the process from ending.
+
+    It is the same thread for all work: MXNet keeps 5 MB for every thread that has called it, also
+    after the thread's end.
+    """
+    future: Future[Result] = Future()
+
+    def do() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    _work_queue().put(do)
+    return future
+
+
+@cache
+def _work_queue() -> "SimpleQueue[Callable[[], None]]":
+    """Return the queue of a thread that does what is put into it, in this order."""
+    queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+
+    def go_on() -> None:
+        while True:
+            queue.get()()
+
+    threading.Thread(target=go_on, name="lockstep-fetch", daemon=True).start()
+    return queue

@@ -5,7 +5,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from lockstep.backends.mxnet.loss_scale import Array
+from lockstep.backends.mxnet.world import Array
 from lockstep.data import Batch
 from lockstep.recipes import Recipe
 from lockstep.recipes.class_weights import read_class_weights

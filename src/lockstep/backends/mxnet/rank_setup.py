@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 from lockstep.backends.shared import rank_connections
 from lockstep.backends.shared.horovod import rendezvous
-from lockstep.backends.shared.threads import share_cores
-from lockstep.launch.nodes import Start, Table
+from lockstep.launch.nodes import Start, Table, share_cores
 from lockstep.system.ranks import OF_NETWORKS
 
 

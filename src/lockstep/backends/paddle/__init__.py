@@ -8,10 +8,9 @@ from lockstep.backends.paddle import (
 import numpy as np
 
 from lockstep.backends.paddle.engine import PaddleEngine as engine
+from lockstep.backends.paddle.instruments import libraries, products, profile
 from lockstep.backends.paddle.model import Model
 from lockstep.backends.paddle.rank_setup import prepare_ranks
-from lockstep.backends.paddle.timer import libraries, products
-from lockstep.backends.paddle.trace import profile
 from lockstep.backends.paddle.world import PaddleWorld as world
 from lockstep.backends.paddle.world import devices
 from lockstep.recipes import Recipe

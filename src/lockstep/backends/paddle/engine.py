@@ -7,6 +7,7 @@ model has views of them. The layout is NCHW on a CPU, where oneDNN computes, and
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,6 @@ import paddle
 from paddle.autograd import PyLayer
 
 from lockstep.backends import Interval
-from lockstep.backends.paddle.dlpack import Borrower
 from lockstep.backends.paddle.losses import ImageLosses, mix_images
 from lockstep.backends.paddle.model import COMPUTED_IN, Pass
 from lockstep.backends.paddle.program import Compiled, Outputs, Tensors
@@ -26,7 +26,7 @@ from lockstep.backends.paddle.world import PaddleWorld, Tensor
 from lockstep.backends.shared.device import build_memory_error
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.shared.layout import Layout
-from lockstep.data import Batch
+from lockstep.data import Batch, LentImages
 from lockstep.models.metrics import Scores
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
@@ -379,3 +379,32 @@ def _configure(recipe: Recipe, execution: Execution, world: PaddleWorld) -> None
             "FLAGS_allow_tf32_cudnn": recipe.precision == "tf32",
         }
     )
+
+
+_CPU = 1
+_CUDA = 2
+"""DLPack's types of these devices."""
+
+
+class Borrower:
+    """Copies lent images to an engine's device. On a GPU the host does not wait for the copy."""
+
+    def __init__(self, *, on_gpu: bool) -> None:
+        self._on_gpu = on_gpu
+        self._lent: deque[tuple[Any, Tensor]] = deque()
+        """Images that are being copied, with the event that follows the copy. They keep the
+        loader's memory."""
+
+    def copy(self, images: LentImages) -> Tensor:
+        """Return a copy of images on the device."""
+        if images.__dlpack_device__()[0] != (_CUDA if self._on_gpu else _CPU):
+            return paddle.to_tensor(np.asarray(images))
+        while self._lent and self._lent[0][0].query():
+            self._lent.popleft()
+        lent = paddle.utils.dlpack.from_dlpack(images.__dlpack__())
+        copy = lent.clone()
+        if self._on_gpu:
+            done = paddle.device.cuda.Event()
+            done.record(paddle.device.cuda.current_stream())
+            self._lent.append((done, lent))
+        return copy

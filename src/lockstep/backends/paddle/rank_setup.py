@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lockstep.backends.shared.threads import share_cores
-from lockstep.launch.nodes import Start, Table
+from lockstep.launch.nodes import Start, Table, share_cores
 
 
 @contextmanager

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 import paddle
 
-from lockstep.backends.paddle.loss_scale import LossScale
 from lockstep.backends.paddle.world import Tensor
 from lockstep.backends.shared import formulas
 from lockstep.backends.shared.formulas import Formula, Kept, Step
 from lockstep.backends.shared.layout import Group, Layout
+from lockstep.backends.shared.loss_scale import LossScaleState
 from lockstep.backends.shared.vector_state import VectorState
 from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.recipes import Recipe
@@ -137,3 +137,48 @@ def _rmsprop_tf(step: _Step, kept: Kept, gradient: Tensor) -> Tensor:
 
 FORMULAS: dict[str, Formula | None] = {"sgd": None, **formulas.FORMULAS, "rmsprop_tf": _rmsprop_tf}
 """By the names in `OPTIMIZERS`. SGD is Paddle's own operation."""
+
+
+class LossScale(LossScaleState):
+    """The loss scale in Paddle's tensors."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        self.value = paddle.to_tensor([self._initial], dtype="float32")
+        self._good = paddle.zeros([1], dtype="int64")
+        self._bad = paddle.zeros([1], dtype="int64")
+
+    def step(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the unscaled gradient and whether to use it, bool [1], and adapt the scale.
+
+        With dynamic scaling a gradient with a value that is not finite is replaced by zeros and not
+        used.
+        """
+        unscaled = gradient / self.value
+        if not self.is_dynamic:
+            return unscaled, paddle.ones([1], dtype="bool")
+        finite = paddle.isfinite(gradient).all().reshape([1])
+        self._adapt(finite)
+        return paddle.where(finite, unscaled, paddle.zeros([1])), finite
+
+    def _adapt(self, finite: Tensor) -> None:
+        zero = paddle.zeros([1], dtype="int64")
+        good = paddle.where(finite, self._good + 1, zero)
+        bad = paddle.where(finite, zero, self._bad + 1)
+        grows = good >= self._recipe.loss_scale_growth_steps
+        shrinks = bad >= self._recipe.loss_scale_backoff_steps
+        factor = paddle.where(
+            grows, paddle.full([1], self._recipe.loss_scale_growth), paddle.ones([1])
+        )
+        factor = paddle.where(shrinks, paddle.full([1], self._recipe.loss_scale_backoff), factor)
+        self.value = self.value * factor
+        self._good = paddle.where(grows, zero, good)
+        self._bad = paddle.where(shrinks, zero, bad)
+
+    def _read_numbers(self) -> tuple[float, float, float]:
+        return self.value.item(), self._good.item(), self._bad.item()
+
+    def _write_numbers(self, scale: float, good: int, bad: int) -> None:
+        self.value = paddle.to_tensor([scale], dtype="float32")
+        self._good = paddle.to_tensor([good])
+        self._bad = paddle.to_tensor([bad])

@@ -8,9 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from lockstep.backends.reference.engine import ReferenceEngine as engine
+from lockstep.backends.reference.instruments import libraries, products, profile
 from lockstep.backends.reference.model import Network
-from lockstep.backends.reference.timer import libraries, products
-from lockstep.backends.reference.trace import profile
 from lockstep.backends.reference.world import ReferenceWorld as world
 from lockstep.backends.reference.world import devices
 from lockstep.models import architectures

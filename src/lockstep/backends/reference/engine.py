@@ -14,9 +14,8 @@ import numpy as np
 from lockstep.backends import Interval, World
 from lockstep.backends.reference import functions as f
 from lockstep.backends.reference import update
-from lockstep.backends.reference.loss_scale import LossScale
 from lockstep.backends.reference.model import Network
-from lockstep.backends.reference.update import Pace, Values
+from lockstep.backends.reference.update import LossScale, Pace, Values
 from lockstep.backends.shared.device import build_memory_error
 from lockstep.data import Batch
 from lockstep.models.metrics import Counts, Scores

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lockstep.backends.shared.loss_scale import LossScaleState
 from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.recipes import Recipe
 
@@ -111,3 +112,32 @@ def _find_root(recipe: Recipe, values: Values, pace: Pace) -> np.ndarray:
     assert values.second_moment is not None
     root = np.sqrt(values.second_moment)
     return root * pace.corrections["root"] + recipe.optimizer_epsilon
+
+
+class LossScale(LossScaleState):
+    """The loss scale in Python's numbers."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        self.value = self._initial
+        self._good = 0
+        self._bad = 0
+
+    def adapt(self, overflow: bool) -> None:
+        """Adapt the scale to a step with or without overflow."""
+        self._good = 0 if overflow else self._good + 1
+        self._bad = self._bad + 1 if overflow else 0
+        if self._good >= self._recipe.loss_scale_growth_steps:
+            self.value = self.value * self._recipe.loss_scale_growth
+            self._good = 0
+        if self._bad >= self._recipe.loss_scale_backoff_steps:
+            self.value = self.value * self._recipe.loss_scale_backoff
+            self._bad = 0
+
+    def _read_numbers(self) -> tuple[float, float, float]:
+        return self.value, self._good, self._bad
+
+    def _write_numbers(self, scale: float, good: int, bad: int) -> None:
+        self.value = scale
+        self._good = good
+        self._bad = bad

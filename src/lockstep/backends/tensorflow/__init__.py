@@ -10,10 +10,9 @@ import os
 import numpy as np
 
 from lockstep.backends.tensorflow.engine import TensorflowEngine as engine
+from lockstep.backends.tensorflow.instruments import libraries, products, profile
 from lockstep.backends.tensorflow.model import Model
 from lockstep.backends.tensorflow.rank_setup import prepare_ranks
-from lockstep.backends.tensorflow.timer import libraries, products
-from lockstep.backends.tensorflow.trace import profile
 from lockstep.backends.tensorflow.world import TensorflowWorld, Workers, devices
 from lockstep.recipes import Execution, Recipe
 

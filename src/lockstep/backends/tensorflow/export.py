@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from lockstep.backends.shared.resize import crop_centre, read_geometry
-from lockstep.backends.tensorflow import frozen_graph
 from lockstep.backends.tensorflow.model import Model, Tensor, graph
 from lockstep.recipes import Recipe
 from lockstep.system.files import write_lines
+from lockstep.system.regular_files import WEIGHTS, read_regular
+from lockstep.system.strict_json import to_json
 
 
 def export(
@@ -49,14 +51,14 @@ def export_frozen_graph(
     """Write `frozen_graph.pb`, a GraphDef with constants, and `classes.txt`. Values and errors are
     those of `export`."""
     _, serve = _build_serving(recipe, tensors)
-    frozen_graph.write(serve.get_concrete_function(), preprocessing, classes, folder)
+    write_frozen_graph(serve.get_concrete_function(), preprocessing, classes, folder)
 
 
 def open_program(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """Return the program in a folder, loaded by TensorFlow's own loader: from uint8 images to
     classes and probabilities."""
-    if (folder / frozen_graph.FILE).is_file():
-        return frozen_graph.load(folder)
+    if (folder / _FROZEN_GRAPH).is_file():
+        return _load_frozen_graph(folder)
     loaded = tf.saved_model.load(str(folder))  # its signatures live as long as it
 
     def answer(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -153,3 +155,46 @@ class _Operations:
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         return tf.matmul(a, b)
+
+
+_FROZEN_GRAPH = "frozen_graph.pb"
+_OUTPUTS = ("classes", "probabilities")
+
+
+def write_frozen_graph(
+    served: Any, preprocessing: str, classes: tuple[str, ...], folder: Path
+) -> None:
+    """Write `frozen_graph.pb` and `classes.txt` into a new folder.
+
+    `served` is the concrete function of one argument `images` and a dictionary with `_OUTPUTS`.
+    Control flow is lowered to Switch and Merge, which TensorFlow 1 has, too.
+    """
+    frozen = convert_variables_to_constants_v2(served)
+    graph = frozen.graph.as_graph_def()
+    labels = {output.op.name: name for name, output in zip(_OUTPUTS, frozen.outputs, strict=True)}
+    for node in graph.node:
+        node.name = labels.get(node.name, node.name)
+    for name, text in {
+        "lockstep_preprocessing": preprocessing,
+        "lockstep_classes": to_json(classes),
+    }.items():
+        node = graph.node.add(name=name, op="Const")
+        node.attr["dtype"].type = tf.string.as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(text))
+    folder.mkdir()
+    (folder / _FROZEN_GRAPH).write_bytes(graph.SerializeToString(deterministic=True))
+    write_lines(folder / "classes.txt", classes)
+
+
+def _load_frozen_graph(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Return the program in a folder, imported by TensorFlow, as a function of uint8 images to
+    classes and probabilities."""
+    graph = tf.compat.v1.GraphDef.FromString(read_regular(folder / _FROZEN_GRAPH, WEIGHTS))
+    whole = tf.compat.v1.wrap_function(lambda: tf.graph_util.import_graph_def(graph, name=""), [])
+    program = whole.prune("images:0", [f"{name}:0" for name in _OUTPUTS])
+
+    def run(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        classes, probabilities = program(tf.constant(images))
+        return classes.numpy(), probabilities.numpy()
+
+    return run

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lockstep.backends.shared.horovod import rendezvous
-from lockstep.backends.shared.threads import share_cores
-from lockstep.launch.nodes import Start, Table
+from lockstep.launch.nodes import Start, Table, share_cores
 
 THREADS = "TF_NUM_INTRAOP_THREADS"
 """Environment variable: the number of threads of a rank."""

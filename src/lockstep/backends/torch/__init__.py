@@ -4,10 +4,9 @@ import numpy as np
 
 from lockstep.backends.torch.engine import TorchEngine as engine
 from lockstep.backends.torch.engine import canonical_tensors, copy_into
+from lockstep.backends.torch.instruments import libraries, products, profile
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.rank_setup import prepare_ranks
-from lockstep.backends.torch.timer import libraries, products
-from lockstep.backends.torch.trace import profile
 from lockstep.backends.torch.world import TorchWorld as world
 from lockstep.backends.torch.world import devices
 from lockstep.models.architectures import model_spec

@@ -19,8 +19,7 @@ def prepare_ranks(table: "Table", distributed: str) -> "Iterator[Start]":
 
     torchrun is not used: its rendezvous listens on all interfaces and unpickles what it receives.
     """
-    from lockstep.backends.shared.threads import share_cores
-    from lockstep.launch.nodes import Start
+    from lockstep.launch.nodes import Start, share_cores
 
     threads = share_cores("OMP_NUM_THREADS", table)
     if len(table.nodes) > 1:

@@ -2,7 +2,7 @@
 
 What a graph replays is exactly what was captured: the same kernels on the same memory. So a step
 reads everything that changes from tensors that keep their memory: the batch from buffers, the rest
-from tables and counters on the device (`updating`, `loss_scale`).
+from tables and counters on the device (`update`).
 """
 
 from collections.abc import Callable, Iterator, Sequence

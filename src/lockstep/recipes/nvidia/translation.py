@@ -11,8 +11,7 @@ from typing import Any
 
 from lockstep.recipes.execution import Execution
 from lockstep.recipes.nvidia.command_line import ParsedCommand, Word, read_command
-from lockstep.recipes.nvidia.commands import Command, Request
-from lockstep.recipes.nvidia.nearest import nearest_recipe
+from lockstep.recipes.nvidia.commands import Command, Request, nearest_recipe
 from lockstep.recipes.nvidia.table import Option, fill_template, is_equal
 from lockstep.recipes.recipe import Recipe, eval_fields
 from lockstep.recipes.recipe_files import parse_settings

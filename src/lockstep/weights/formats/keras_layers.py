@@ -418,8 +418,8 @@ _TRANSLATIONS: dict[str, Callable[[Translation, Call, str], Steps | None]] = {
 }
 
 
-# The model as Keras computes it, for `lockstep.backends.tensorflow.original`: only plain settings
-# are kept, since Keras imports the modules that others name
+# The model as Keras computes it, for `lockstep.backends.tensorflow.certificate`: only plain
+# settings are kept, since Keras imports the modules that others name
 
 
 def write_original(model: Translation, output: str, folder: Path) -> None:

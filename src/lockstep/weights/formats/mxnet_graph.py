@@ -1,6 +1,6 @@
 """Graphs for MXNet, written without it: that of NVIDIA's model of 2019, as its users have it in
 `-symbol.json`, one by the names of variables that have no graph (`assume_graph`),
-and one that was read, for `lockstep.backends.mxnet.original`.
+and one that was read, for `lockstep.backends.mxnet.certificate`.
 
 Without a graph the names are those of NVIDIA's symbols, or Gluon's, whose order is that of the
 layers. Gluon either counts layers in the order of creation (`resnetv10_stage1_conv0_weight`) or

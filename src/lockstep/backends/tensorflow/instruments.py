@@ -1,7 +1,9 @@
-"""What a benchmark asks of TensorFlow: the versions and threads it computes with, and products of
-matrices."""
+"""What a benchmark asks of TensorFlow: threads, versions, matrix products; and its profiler."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -28,3 +30,14 @@ def products(on_gpu: bool) -> Products:
         lambda array, dtype: tf.cast(tf.constant(array), dtypes.get(dtype, tf.float32)),
         lambda result: result[:1, :1].numpy(),
     )
+
+
+@contextmanager
+def profile(folder: Path) -> Iterator[None]:
+    """Write `plugins/profile/TIME/HOST.xplane.pb` into a folder, for TensorBoard's profile plugin
+    or XProf."""
+    tf.profiler.experimental.start(str(folder))
+    try:
+        yield
+    finally:
+        tf.profiler.experimental.stop()

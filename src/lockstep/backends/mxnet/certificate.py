@@ -1,11 +1,19 @@
-"""What MXNet computes of a graph that was rebuilt from a file, for the certificate of a
-conversion."""
+"""For the certificate of a conversion: weights files as MXNet itself reads them, and what it
+computes of a graph."""
 
 import json
 from pathlib import Path
 
-import mxnet as mx
 import numpy as np
+
+from lockstep.backends.mxnet.framework_import import mx
+from lockstep.recipes import Recipe
+
+
+def read(path: Path, recipe: Recipe) -> dict[str, np.ndarray]:
+    """Return the arrays of a `.params` by name, of any shape and dtype. `recipe` is not needed.
+    Raises what MXNet raises."""
+    return {name: value.asnumpy() for name, value in mx.nd.load(str(path)).items()}
 
 
 def compute(folder: Path, images: np.ndarray) -> tuple[np.ndarray, str]:

@@ -1,11 +1,26 @@
-"""What the network of paddle.vision computes of tensors, for the certificate of a conversion."""
+"""For the certificate of a conversion: weights files as Paddle itself reads them, and what the
+network of paddle.vision computes of tensors."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import paddle
 from safetensors.numpy import load_file
+
+from lockstep.backends.paddle.framework_import import paddle
+from lockstep.recipes import Recipe
+
+
+def read(path: Path, recipe: Recipe) -> Any:
+    """Return the arrays of a `.pdparams` or `.pdopt` by name, of any shape and dtype. `recipe` is
+    not needed.
+
+    Paddle unpickles the file, so it must be one that Lockstep has just written. Raises what Paddle
+    raises.
+    """
+    return paddle.load(str(path), return_numpy=True)
+
 
 _NAMES = {"running_mean": "_mean", "running_var": "_variance"}
 

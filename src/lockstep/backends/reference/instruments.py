@@ -1,7 +1,10 @@
-"""What a benchmark asks of the reference: the versions and threads it computes with, and products
-of matrices."""
+"""What a benchmark asks of NumPy, threads and matrix products, and a profiler."""
 
+import cProfile
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,3 +24,16 @@ def libraries() -> dict[str, Any]:
 def products(on_gpu: bool) -> Products:
     """Return how matrices are multiplied: in float64, whatever is rounded in between."""
     return Products(lambda array, dtype: array.astype(np.float64), lambda result: None)
+
+
+@contextmanager
+def profile(folder: Path) -> Iterator[None]:
+    """Write `trace.pstats` into a folder, for `python -m pstats` or SnakeViz: the time of every
+    function."""
+    trace = cProfile.Profile()
+    trace.enable()
+    try:
+        yield
+    finally:
+        trace.disable()
+        trace.dump_stats(folder / "trace.pstats")

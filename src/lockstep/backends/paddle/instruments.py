@@ -1,9 +1,12 @@
-"""What a benchmark asks of Paddle: the versions and threads it computes with, and products of
-matrices."""
+"""What a benchmark asks of Paddle: threads, versions, matrix products; and its profiler."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import paddle
+from paddle.profiler import Profiler, ProfilerTarget
 
 from lockstep.backends import Products
 from lockstep.backends.paddle import framework_import
@@ -23,3 +26,22 @@ def products(on_gpu: bool) -> Products:
         lambda array, dtype: paddle.to_tensor(array).astype(names.get(dtype, "float32")),
         lambda result: paddle.device.synchronize() if on_gpu else None,
     )
+
+
+@contextmanager
+def profile(folder: Path) -> Iterator[None]:
+    """Write `trace.json` into a folder, for chrome://tracing or Perfetto: operators, and kernels on
+    a GPU."""
+    on_gpu = paddle.device.get_device().startswith("gpu")
+    targets = [ProfilerTarget.CPU, *([ProfilerTarget.GPU] if on_gpu else [])]
+    trace = Profiler(
+        targets=targets,
+        on_trace_ready=lambda done: done.export(str(folder / "trace.json"), format="json"),
+    )
+    trace.start()
+    try:
+        yield
+        if on_gpu:
+            paddle.device.synchronize()
+    finally:
+        trace.stop()

@@ -1,7 +1,9 @@
-"""What a benchmark asks of JAX: the versions and threads it computes with, and products of
-matrices."""
+"""What a benchmark asks of JAX: threads, versions, matrix products; and its profiler."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -28,3 +30,17 @@ def products(on_gpu: bool) -> Products:
         jax.block_until_ready,
         jax.jit(jnp.matmul),
     )
+
+
+@contextmanager
+def profile(folder: Path) -> Iterator[None]:
+    """Write `plugins/profile/TIME/HOST.xplane.pb` into a folder, for TensorBoard's profile plugin
+    or XProf."""
+    jax.profiler.start_trace(str(folder))
+    try:
+        yield
+    finally:
+        jax.block_until_ready(jax.live_arrays())
+        jax.profiler.stop_trace()
+        for copy in folder.rglob("*.trace.json.gz"):  # the same trace for an older viewer
+            copy.unlink()

@@ -1,5 +1,5 @@
-"""What timm's or torchvision's own network computes of tensors, for the certificate of a
-conversion."""
+"""For the certificate of a conversion: weights files as PyTorch itself reads them, and what timm's
+or torchvision's own network computes of tensors."""
 
 import importlib
 import json
@@ -9,6 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
+
+from lockstep.recipes import Recipe
+
+
+def read(path: Path, recipe: Recipe) -> Any:
+    """Return what a file of safetensors or of `torch.save` holds: tensors of any shape and dtype,
+    in dicts and lists.
+
+    Only weights and plain values are loaded. `recipe` is not needed. Raises what PyTorch raises.
+    """
+    if path.suffix == ".safetensors":
+        return load_file(path)
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def compute(folder: Path, images: np.ndarray) -> tuple[np.ndarray, str]:
