@@ -42,9 +42,7 @@ def compute_expected(logits: np.ndarray) -> np.ndarray:
     return -np.sort(-powers / powers.sum())
 
 
-def test_probabilities_are_those_of_the_divided_logits(
-    calibrated: tuple[Path, np.ndarray], photo: Path
-) -> None:
+def test_logits_are_divided(calibrated: tuple[Path, np.ndarray], photo: Path) -> None:
     source, logits = calibrated
     events: list[Any] = []
     with lockstep.load(source).on(listener=events.append) as predictor:
@@ -78,9 +76,7 @@ def test_an_export_computes_calibrated_probabilities(
     np.testing.assert_allclose(probabilities, compute_expected(logits), rtol=1e-3)
 
 
-def test_a_bare_export_has_the_logits_and_names_the_temperature(
-    calibrated: tuple[Path, np.ndarray], tmp_path: Path
-) -> None:
+def test_a_bare_export_has_logits(calibrated: tuple[Path, np.ndarray], tmp_path: Path) -> None:
     source, _ = calibrated
     result = lockstep.load(source).export(tmp_path / "bare", to="onnx", bare=True, compare=False)
     remark = "for calibrated probabilities, divide the logits by 3 before softmax"
@@ -101,9 +97,7 @@ def uncertain(calibrated: tuple[Path, np.ndarray]) -> tuple[Path, float]:
     return source, threshold
 
 
-def test_an_image_below_the_threshold_is_unknown(
-    uncertain: tuple[Path, float], photo: Path
-) -> None:
+def test_images_below_it_are_unknown(uncertain: tuple[Path, float], photo: Path) -> None:
     source, threshold = uncertain
     for unknown_below, expected in ((None, True), (threshold - 2e-4, False), (0, False)):
         prediction = lockstep.load(source, unknown_below=unknown_below).predict(photo)

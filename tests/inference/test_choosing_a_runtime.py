@@ -76,9 +76,7 @@ def choose(weights: Weights, file: Path, rates: dict[str, Any]) -> Choose:
     return run
 
 
-def test_the_fastest_runtime_within_the_bound_is_chosen_and_said(
-    choose: Choose, file: Path
-) -> None:
+def test_the_fastest_runtime_within_the_bound_is_chosen(choose: Choose, file: Path) -> None:
     chosen, notes = choose()
     assert chosen == "onnxruntime"
     assert notes == [
@@ -103,9 +101,7 @@ def test_a_runtime_of_another_framework_is_not_considered(weights: Weights) -> N
 
 
 @pytest.mark.parametrize("difference", [float("nan"), RuntimeError("no such instruction")])
-def test_a_runtime_that_fails_or_answers_nonsense_is_left_out(
-    choose: Choose, rates: dict[str, Any], difference: Any
-) -> None:
+def test_a_bad_runtime_is_left_out(choose: Choose, rates: dict[str, Any], difference: Any) -> None:
     rates["onnxruntime"] = (difference, 90.0)
     chosen, notes = choose()
     assert chosen == NATIVE
@@ -115,9 +111,7 @@ def test_a_runtime_that_fails_or_answers_nonsense_is_left_out(
     )
 
 
-def test_a_choice_is_remembered_for_the_same_weights(
-    choose: Choose, rates: dict[str, Any], weights: Weights
-) -> None:
+def test_a_choice_is_remembered(choose: Choose, rates: dict[str, Any], weights: Weights) -> None:
     choose()
     rates["openvino"] = (0.0, 30.0)
     assert choose() == ("onnxruntime", [])

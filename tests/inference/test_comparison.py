@@ -130,9 +130,7 @@ def test_logits_that_are_no_numbers_are_not_exported(tiny_recipe: Recipe, tmp_pa
     assert not (tmp_path / "model").exists()
 
 
-def test_quantised_weights_are_compared_with_an_engine_that_quantises(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_quantised_weights_are_compared_quantised(tiny_recipe: Recipe, tmp_path: Path) -> None:
     recipe = tiny_recipe.replace(quantisation="int8", mean=MEAN, std=STD)
     weights = save_random(recipe, tmp_path / "run", dict.fromkeys(layers(recipe.spec), 0.0155))
     rounded = lockstep.load(weights).export(tmp_path / "int8", to="onnx")["comparison"]
@@ -145,9 +143,7 @@ def test_quantised_weights_are_compared_with_an_engine_that_quantises(
     ]
 
 
-def test_a_bare_model_takes_normalised_images_in_batches_of_one_size_and_returns_logits(
-    weights: Path, tmp_path: Path
-) -> None:
+def test_a_bare_model_maps_normalised_images_to_logits(weights: Path, tmp_path: Path) -> None:
     lockstep.load(weights).export(tmp_path / "model", to="onnx", bare=True, batch=3, compare=False)
     session = onnxruntime.InferenceSession(
         str(tmp_path / "model" / "model.onnx"), providers=["CPUExecutionProvider"]
@@ -167,9 +163,7 @@ def test_a_bare_model_takes_normalised_images_in_batches_of_one_size_and_returns
 
 
 @pytest.mark.parametrize("bare", [False, True])
-def test_photos_of_any_size_have_the_answers_of_predict(
-    weights: Path, bare: bool, tmp_path: Path
-) -> None:
+def test_photos_have_predicts_answers(weights: Path, bare: bool, tmp_path: Path) -> None:
     """A bare model gets them from the program next to it, which runs without Lockstep."""
     lockstep.load(weights).export(tmp_path / "model", to="onnx", bare=bare, compare=False)
     session = onnxruntime.InferenceSession(

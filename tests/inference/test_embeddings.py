@@ -44,9 +44,7 @@ def test_every_engine_gives_the_features_that_its_classifier_receives(
         np.testing.assert_allclose(logits, list(predictor.logits(images)), rtol=1e-5, atol=1e-6)
 
 
-def test_features_of_quantised_weights_are_multiples_of_the_classifiers_scale(
-    tiny_recipe: Recipe, images: list[Path], tmp_path: Path
-) -> None:
+def test_quantised_features(tiny_recipe: Recipe, images: list[Path], tmp_path: Path) -> None:
     recipe = tiny_recipe.replace(quantisation="int8")
     source = save_random(recipe, tmp_path, dict.fromkeys(layers(recipe.spec), 0.05))
     with lockstep.load(source) as predictor:

@@ -70,9 +70,7 @@ def test_an_export_has_the_accuracy_of_its_weights(
         assert result["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
-def test_an_export_turns_photos_as_its_weights_do(
-    exported: Path, weights: Path, tmp_path: Path
-) -> None:
+def test_exports_turn_photos_as_weights_do(exported: Path, weights: Path, tmp_path: Path) -> None:
     exif = Image.Exif()
     pixels = draw_images(1, 60)[0, :45]
     exif[0x0112] = 6

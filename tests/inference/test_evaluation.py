@@ -23,9 +23,7 @@ SaveWeights = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_an_evaluation_agrees_with_predictions_one_by_one(
-    save_weights: SaveWeights, textures: Path
-) -> None:
+def test_an_evaluation_agrees_with_predictions(save_weights: SaveWeights, textures: Path) -> None:
     # Evaluation resizes otherwise than training.
     source = save_weights(
         antialias=True, eval_antialias=False, eval_sampling="asymmetric", eval_offset_rounding="up"
@@ -67,9 +65,7 @@ def test_an_evaluation_agrees_with_predictions_one_by_one(
 
 
 @pytest.mark.parametrize("batch", [1, 7, 19, 20, 21, 64])
-def test_every_image_counts_once_whatever_the_batch(
-    batch: int, save_weights: SaveWeights, textures: Path
-) -> None:
+def test_every_image_counts_once(batch: int, save_weights: SaveWeights, textures: Path) -> None:
     source = save_weights()
     whole, parts = (
         lockstep.load(source).on(batch=images).evaluate(textures).to_json()
@@ -80,9 +76,7 @@ def test_every_image_counts_once_whatever_the_batch(
     assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-5)
 
 
-def test_a_folder_of_classes_is_evaluated_like_the_val_folder_of_a_data_set(
-    save_weights: SaveWeights, textures: Path
-) -> None:
+def test_a_folder_of_classes_is_a_val_folder(save_weights: SaveWeights, textures: Path) -> None:
     source = save_weights()
     classes = lockstep.load(source).evaluate(textures / "val").to_json()
     whole = lockstep.load(source).evaluate(textures).to_json()
@@ -123,9 +117,7 @@ def test_a_part_of_imagenet_has_imagenets_labels_if_the_weights_name_no_classes(
     assert any("ImageNet" in remark for remark in result["remarks"])
 
 
-def test_folders_without_names_of_outputs_are_counted_aloud(
-    save_weights: SaveWeights, textures: Path
-) -> None:
+def test_folders_are_numbered_with_a_remark(save_weights: SaveWeights, textures: Path) -> None:
     remarks = (
         lockstep.load(save_weights(classes=(), logits=12)).evaluate(textures).to_json()["remarks"]
     )
@@ -146,9 +138,7 @@ def test_bad_images_are_left_out_and_reported(
     assert result["quarantined"][0]["reason"]
 
 
-def test_an_output_beyond_the_classes_is_never_right(
-    save_weights: SaveWeights, textures: Path
-) -> None:
+def test_outputs_beyond_classes_are_wrong(save_weights: SaveWeights, textures: Path) -> None:
     result = lockstep.load(save_weights(logits=12, favourite=11)).evaluate(textures).to_json()
     assert result["per_class"]["images"] == [2] * 10
     assert result["per_class"]["top1"] == [0] * 10
@@ -160,9 +150,7 @@ def test_more_classes_than_outputs_are_refused(save_weights: SaveWeights, textur
         lockstep.load(save_weights(classes=(), logits=4)).evaluate(textures).to_json()
 
 
-def test_classes_the_weights_do_not_know_are_refused(
-    save_weights: SaveWeights, textures: Path
-) -> None:
+def test_unknown_classes_are_refused(save_weights: SaveWeights, textures: Path) -> None:
     with pytest.raises(DataError, match="blobs"):
         lockstep.load(save_weights(classes=("cat", *CLASSES[1:]))).evaluate(textures).to_json()
 

@@ -304,9 +304,7 @@ def test_what_is_changed_within_the_network_is_run(
     assert_answers(file)
 
 
-def test_a_model_that_onnx_runtime_quantised_dynamically_is_run(
-    write: Callable[..., Path],
-) -> None:
+def test_a_dynamically_quantised_model_is_run(write: Callable[..., Path]) -> None:
     file = write(Form(), photos=True)
     quantize_dynamic(file, file)
     assert_answers(file)

@@ -98,9 +98,7 @@ def answers(folder: Path, images: list[Path]) -> list[dict[str, Any]]:
 
 @in_a_soak  # test_programs evaluates one on whole photos in every test run
 @pytest.mark.slow
-def test_a_saved_model_answers_as_predict_for_photos_of_any_size(
-    weights: Path, images: list[Path], tmp_path: Path
-) -> None:
+def test_a_saved_model_predicts(weights: Path, images: list[Path], tmp_path: Path) -> None:
     folder = tmp_path / "saved model"
     assert lockstep.load(weights).export(folder, compare=False)["written"] == str(folder)
     names = (folder / "assets.extra" / "classes.txt").read_text()
@@ -288,9 +286,7 @@ def test_the_predictor_refuses_what_is_not_a_batch_of_images(weights: Path, tmp_
         ({"precision": "bf16", "onednn": False}, "bf16 needs onednn=True"),
     ],
 )
-def test_the_predictor_refuses_options_in_words(
-    options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_other_options_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     from lockstep.backends.paddle.predictor import Options, open_predictor
 
     with pytest.raises(BackendError, match=message):
@@ -305,9 +301,7 @@ def test_the_predictor_refuses_a_folder_without_a_program(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("to", ["paddle-inference", "torchscript", "torch-export", "onnx"])
-def test_what_is_fp32_alone_refuses_other_precisions(
-    weights: Path, to: str, tmp_path: Path
-) -> None:
+def test_formats_in_fp32_refuse_bf16(weights: Path, to: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"fp32.* bf16"):
         lockstep.load(weights).export(tmp_path / "model", to=to, precision="bf16", compare=False)
     assert not (tmp_path / "model").exists()

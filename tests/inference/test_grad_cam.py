@@ -60,9 +60,7 @@ def test_grad_cam_of_an_average_and_a_linear_layer_is_the_class_activation_map(
 
 
 @BACKENDS
-def test_grad_cam_of_small_images_is_that_of_an_earlier_stage(
-    backend: str, tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_small_images_use_earlier_stages(backend: str, tiny_recipe: Recipe, tmp_path: Path) -> None:
     """Compare with differences of the logits where a channel is raised everywhere, in float64."""
     weights = open_weights(save_random(tiny_recipe.replace(mean=MEAN, std=STD), tmp_path))
     images = pictures(32, 32)
@@ -113,17 +111,13 @@ def test_heat_colours_the_pixels_below_it_and_no_others() -> None:
     assert (warm[5, 60] != 100).all()
 
 
-def test_an_engine_without_gradients_says_which_has_them(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_an_engine_without_gradients_names_others(tiny_recipe: Recipe, tmp_path: Path) -> None:
     model = lockstep.load(save_random(tiny_recipe, tmp_path)).on("reference")
     with pytest.raises(BackendError, match=r"reference .* --backend jax or torch"):
         model.predict(np.zeros((40, 40, 3), np.uint8), explain=True)
 
 
-def test_a_prediction_with_an_explanation_is_otherwise_the_same(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_an_explanation_changes_no_prediction(tiny_recipe: Recipe, tmp_path: Path) -> None:
     source = save_random(tiny_recipe, tmp_path)
     path = image_file(tmp_path, 50, 50)
     with lockstep.load(source) as model:

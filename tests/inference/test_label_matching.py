@@ -120,7 +120,7 @@ def test_words_and_ids_of_imagenet_are_found_and_others_are_not() -> None:
         assert find_imagenet(names) is None
 
 
-def test_predictions_and_conversions_name_the_order_that_outputs_have(
+def test_the_order_of_outputs_is_named(
     save_weights: SaveWeights, reds: Path, tmp_path: Path
 ) -> None:
     source = save_weights(classes=(), logits=12)

@@ -73,9 +73,7 @@ def test_onnx_runtime_has_the_probabilities_of_float64(
 
 
 @pytest.mark.parametrize("padding", ["symmetric", "same"])
-def test_onnx_runtime_has_the_probabilities_of_the_quantised_engine(
-    tiny_recipe: Recipe, padding: str, tmp_path: Path
-) -> None:
+def test_onnx_runtime_quantises_alike(tiny_recipe: Recipe, padding: str, tmp_path: Path) -> None:
     recipe = tiny_recipe.replace(quantisation="int8", mean=MEAN, std=STD, padding=padding)
     # Many inputs are beyond the limits of these scales. Dark pixels reach -128.
     scales = dict.fromkeys(layers(recipe.spec), 0.0155)
@@ -94,9 +92,7 @@ def test_onnx_runtime_has_the_probabilities_of_the_quantised_engine(
     assert np.abs(in_float - wanted).max() > 0.03, "quantisation must be able to matter"
 
 
-def test_every_layer_of_a_quantised_model_rounds_its_input_and_has_int8_weights(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_every_quantised_layer_has_int8_weights(tiny_recipe: Recipe, tmp_path: Path) -> None:
     recipe = tiny_recipe.replace(quantisation="int8")
     names = layers(recipe.spec)
     weights = save_random(
@@ -125,9 +121,7 @@ def test_every_layer_of_a_quantised_model_rounds_its_input_and_has_int8_weights(
         assert (integers == rounded).all()
 
 
-def test_other_formats_say_that_they_compute_without_quantisation(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_other_formats_compute_unquantised(tiny_recipe: Recipe, tmp_path: Path) -> None:
     recipe = tiny_recipe.replace(quantisation="int8")
     weights = save_random(recipe, tmp_path, dict.fromkeys(layers(recipe.spec), 1.0))
     exported = lockstep.load(weights).export(tmp_path / "model", to="torchscript", compare=False)
@@ -165,9 +159,7 @@ def test_a_checkpoint_of_mxnets_is_exported(tmp_path: Path) -> None:
     assert own.tobytes() == mxnet.tobytes()
 
 
-def test_the_names_of_the_classes_are_in_the_model_and_next_to_it(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_class_names_are_in_the_model_and_next_to_it(tiny_recipe: Recipe, tmp_path: Path) -> None:
     lockstep.load(save_random(tiny_recipe, tmp_path)).export(
         tmp_path / "model", to="onnx", compare=False
     )
@@ -179,7 +171,7 @@ def test_the_names_of_the_classes_are_in_the_model_and_next_to_it(
     ) == list(CLASSES)
 
 
-def test_without_the_package_it_is_told_how_to_get_it(
+def test_a_missing_package_is_named(
     tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
@@ -190,9 +182,7 @@ def test_without_the_package_it_is_told_how_to_get_it(
     assert not (tmp_path / "model").exists()
 
 
-def test_a_folder_of_the_user_next_to_the_export_stays_as_it_is(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_a_folder_next_to_the_export_is_unchanged(tiny_recipe: Recipe, tmp_path: Path) -> None:
     (tmp_path / "unfinished-model").mkdir()
     (tmp_path / "unfinished-model" / "thesis.txt").write_text("mine")
     lockstep.load(save_random(tiny_recipe, tmp_path)).export(

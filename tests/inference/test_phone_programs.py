@@ -93,9 +93,7 @@ def data(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_photos_of_any_size_have_the_answers_of_predict(
-    exported: Exported, weights: Path, tmp_path: Path
-) -> None:
+def test_photos_have_predicts_answers(exported: Exported, weights: Path, tmp_path: Path) -> None:
     prepare = runpy.run_path(str(exported.folder / "preprocessing.py"))["prepare"]
     run = exported.open()
     for height, width in SIZES:

@@ -22,9 +22,7 @@ def weights(tiny_recipe: Recipe, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", list_export_runtimes())
-def test_another_runtime_has_the_logits_and_features_of_the_reference(
-    name: str, weights: Path, tmp_path: Path
-) -> None:
+def test_runtimes_have_the_references_logits(name: str, weights: Path, tmp_path: Path) -> None:
     path = image_file(tmp_path, 50, 70)
     results = []
     for where, runtime in (("reference", "native"), (name, name)):

@@ -96,9 +96,7 @@ def test_no_more_classes_are_given_than_asked_for_or_there_are(
     assert len(prediction.classes) == len(prediction.probabilities) == count
 
 
-def test_outputs_beyond_the_classes_are_called_by_their_number(
-    save_weights: SaveWeights, tmp_path: Path
-) -> None:
+def test_unnamed_outputs_are_numbers(save_weights: SaveWeights, tmp_path: Path) -> None:
     [prediction] = list(
         lockstep.load(save_weights(logits=13)).predict([image_file(tmp_path, 50, 50)], top=99)
     )
@@ -166,9 +164,7 @@ def test_1000_classes_of_a_user_keep_their_names(save_weights: SaveWeights, tmp_
     assert (prediction.classes, heard) == (("281",), [])
 
 
-def test_given_names_replace_those_of_the_weights(
-    save_weights: SaveWeights, tmp_path: Path
-) -> None:
+def test_given_names_replace_own_names(save_weights: SaveWeights, tmp_path: Path) -> None:
     image = image_file(tmp_path, 50, 50)
     names = [name.upper() for name in CLASSES]
     source = save_weights(favourite=3)
@@ -178,9 +174,7 @@ def test_given_names_replace_those_of_the_weights(
         list(lockstep.load(source, classes=names[1:]).predict([image]))
 
 
-def test_given_names_are_not_replaced_by_those_of_imagenet(
-    save_weights: SaveWeights, tmp_path: Path
-) -> None:
+def test_given_names_replace_imagenets(save_weights: SaveWeights, tmp_path: Path) -> None:
     source = save_weights(classes=(), favourite=281, logits=1000)
     heard = []
     names = [f"product {i}" for i in range(1000)]
@@ -209,9 +203,7 @@ def test_the_moving_average_predicts_when_asked_for(
     assert trained.probabilities != average.probabilities
 
 
-def test_a_loaded_model_is_an_ordinary_module_with_these_weights_ready_for_inference(
-    save_weights: SaveWeights,
-) -> None:
+def test_a_loaded_model_is_a_module_in_evaluation_mode(save_weights: SaveWeights) -> None:
     source = save_weights()
     module = lockstep.load(source).module()
     assert isinstance(module, torch.nn.Module)
@@ -227,9 +219,7 @@ def test_a_loaded_model_is_an_ordinary_module_with_these_weights_ready_for_infer
     }
 
 
-def test_a_run_is_loaded_at_the_step_asked_for(
-    save_weights: SaveWeights, tiny_recipe: Recipe
-) -> None:
+def test_a_run_is_loaded_at_any_step(save_weights: SaveWeights, tiny_recipe: Recipe) -> None:
     for seed in (1, 2, 3):
         run = save_weights(seed=seed).parents[1]
     for name, seed in (("newest", 3), ("2", 2)):
@@ -247,9 +237,7 @@ BAD_IMAGES = {
 
 
 @pytest.mark.parametrize("name", BAD_IMAGES)
-def test_a_file_that_is_no_whole_image_is_named(
-    name: str, save_weights: SaveWeights, tmp_path: Path
-) -> None:
+def test_a_broken_image_is_named(name: str, save_weights: SaveWeights, tmp_path: Path) -> None:
     good = image_file(tmp_path, 40, 40)
     bad = tmp_path / name
     content = BAD_IMAGES[name]
@@ -279,9 +267,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def test_an_image_of_any_kind_has_the_prediction_of_its_file(
-    save_weights: SaveWeights, tmp_path: Path
-) -> None:
+def test_images_of_any_kind_are_predicted(save_weights: SaveWeights, tmp_path: Path) -> None:
     path = image_file(tmp_path, 50, 60)
     source = save_weights()
     [expected] = list(lockstep.load(source).predict([path], top=10))
@@ -331,10 +317,7 @@ def test_a_photo_is_turned_by_its_exif_orientation_if_the_recipe_says_so(
         (7, "int"),
         (None, "NoneType"),
         ([b"", 3.5], "float"),
-        (
-            np.full((4, 4, 3), 7, np.float32),
-            r"float32 array \[4, 4, 3\] with values from 7 to 7",
-        ),
+        (np.full((4, 4, 3), 7, np.float32), r"float32 array \[4, 4, 3\] with values from 7 to 7"),
         (np.full((4, 4, 3), np.nan), r"float64 array \[4, 4, 3\] with values from nan to nan"),
         (torch.zeros(4, 4, 3, dtype=torch.int32), r"int32 array \[4, 4, 3\]"),
         (torch.zeros(4, 4, 3, dtype=torch.bfloat16), r"torch.bfloat16 tensor \[4, 4, 3\]"),
@@ -348,9 +331,7 @@ def test_what_is_not_an_image_is_answered_with_what_is_taken(image: Any, kind: s
         list(list_images(image))
 
 
-def test_a_predictor_takes_images_and_gives_results_as_they_are_asked_for(
-    save_weights: SaveWeights, tmp_path: Path
-) -> None:
+def test_a_predictor_is_lazy(save_weights: SaveWeights, tmp_path: Path) -> None:
     path = image_file(tmp_path, 40, 40)
     consumed = []
 
@@ -379,9 +360,7 @@ def test_a_predictor_gives_the_modules_logits(
     np.testing.assert_allclose(logits, expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_images_that_cannot_be_read_are_told_and_the_others_predicted(
-    save_weights: SaveWeights, tmp_path: Path
-) -> None:
+def test_unreadable_images_are_reported(save_weights: SaveWeights, tmp_path: Path) -> None:
     good = [image_file(tmp_path, 40, 40 + i) for i in range(3)]
     problems: list[tuple[str, str]] = []
     (tmp_path / "scans.jpg").write_bytes(progressive_jpeg(repeated=1000))

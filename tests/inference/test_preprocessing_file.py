@@ -22,9 +22,7 @@ WORDS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "words"), WORDS)
-def test_sampling_and_roundings_are_said_in_words(
-    changes: dict[str, Any], words: str, tmp_path: Path
-) -> None:
+def test_preparation_is_in_words(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     write_preprocessing(tmp_path, Recipe(**changes), normalises=False)
     description = (tmp_path / FILE).read_text(encoding="utf-8").split('"""')[1]
     assert words in description

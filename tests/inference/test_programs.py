@@ -94,9 +94,7 @@ def described(weights: Path, tmp_path: Path) -> Callable[..., Path]:
     return describe
 
 
-def test_a_program_that_can_run_code_is_not_loaded_unless_it_is_asked_for(
-    described: Callable[..., Path], photos: Path
-) -> None:
+def test_code_is_loaded_on_request_alone(described: Callable[..., Path], photos: Path) -> None:
     """PyTorch's loader unpickles. That it was called shows in its complaint about this file."""
     folder = described(target="torch-export")
     (folder / "model.pt2").write_bytes(b"not a program")
@@ -146,9 +144,7 @@ def test_a_description_that_was_changed_is_refused(
         lockstep.load(described(**changes)).evaluate(photos).to_json()
 
 
-def test_another_number_of_logits_than_described_is_an_error(
-    described: Callable[..., Path], photos: Path
-) -> None:
+def test_wrong_numbers_of_logits_are_errors(described: Callable[..., Path], photos: Path) -> None:
     with pytest.raises(CheckpointError, match=r"\[\d, 10\], expected \[\d, 12\]"):
         lockstep.load(described(logits=12)).evaluate(photos).to_json()
 

@@ -56,9 +56,7 @@ def logits_of(model: Path, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("method", ["minmax", "entropy", "percentile"])
-def test_a_model_in_int8_is_near_float64_and_says_what_it_loses(
-    weights: Path, data: Path, method: str, tmp_path: Path
-) -> None:
+def test_int8_is_near_float64(weights: Path, data: Path, method: str, tmp_path: Path) -> None:
     int8 = lockstep.Int8(data, method=method, tolerance=10)
     model = lockstep.load(weights)
     result = model.export(tmp_path / "model", to="onnx", bare=True, precision=int8)
@@ -103,9 +101,7 @@ def test_every_layer_computes_in_integers(weights: Path, data: Path, tmp_path: P
     assert not {"Conv", "FusedConv", "Gemm"} & set(kinds)
 
 
-def test_weights_have_seven_bits_so_that_no_processor_overflows(
-    weights: Path, data: Path, tmp_path: Path
-) -> None:
+def test_weights_have_seven_bits(weights: Path, data: Path, tmp_path: Path) -> None:
     export_quantised(weights, data, tmp_path / "model")
     graph = onnx.load(str(tmp_path / "model" / "model.onnx")).graph
     kernels = [
@@ -117,9 +113,7 @@ def test_weights_have_seven_bits_so_that_no_processor_overflows(
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_a_model_to_measure_int8_with_computes_every_layer_in_it(
-    weights: Path, symmetric: bool
-) -> None:
+def test_every_layer_is_measured_in_int8(weights: Path, symmetric: bool) -> None:
     images = pictures(32, 32)
     model = onnx.load_from_string(
         quantise_for_speed(open_weights(weights), images, symmetric=symmetric)
@@ -158,9 +152,7 @@ def add_outlier(weights: Path, folder: Path) -> Path:
     )
 
 
-def test_losing_more_than_the_tolerance_is_an_error_and_leaves_nothing(
-    weights: Path, data: Path, tmp_path: Path
-) -> None:
+def test_the_tolerance_is_a_bound(weights: Path, data: Path, tmp_path: Path) -> None:
     source = add_outlier(weights, tmp_path / "run")
     with pytest.raises(CheckpointError, match=r"int8 .* 100.00 % .* 12"):
         lockstep.load(source).export(
@@ -173,10 +165,7 @@ def test_losing_more_than_the_tolerance_is_an_error_and_leaves_nothing(
     ("options", "message"),
     [
         (None, "int8 needs images, .*: --data DATA"),
-        (
-            {"method": "median"},
-            "there is no method 'median' to calibrate onnx with. Known: minmax",
-        ),
+        ({"method": "median"}, "there is no method 'median' to calibrate onnx with. Known: minmax"),
         ({"images": 0}, "0 calibration images"),
     ],
 )

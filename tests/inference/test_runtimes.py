@@ -64,9 +64,7 @@ def test_the_runtimes_that_tests_need_are_installed() -> None:
         : 2 * len(HERE) - 1
     ],  # Paddle is slow to open
 )
-def test_logits_are_those_of_float64_for_batches_of_any_size(
-    tiny_recipe: Recipe, name: str, changes: dict[str, Any]
-) -> None:
+def test_logits_are_near_float64(tiny_recipe: Recipe, name: str, changes: dict[str, Any]) -> None:
     recipe = tiny_recipe.replace(mean=MEAN, std=STD, **changes)
     weights = make_weights(recipe)
     with open_runtime(name, weights, CPU, most_images=5) as runtime:
@@ -107,9 +105,7 @@ def test_a_model_in_fp16_computes_in_float16(tiny_recipe: Recipe) -> None:
 
 
 @pytest.mark.parametrize("as_inputs", [False, True])
-def test_large_weights_go_to_a_runtime_without_being_copied(
-    tiny_recipe: Recipe, as_inputs: bool
-) -> None:
+def test_large_weights_are_not_copied(tiny_recipe: Recipe, as_inputs: bool) -> None:
     tensors = make_weights(tiny_recipe).tensors
     model, apart = onnx_model.logits_model_apart(tiny_recipe, tensors, as_inputs=as_inputs)
     assert {name for name, value in tensors.items() if value.nbytes >= 1024} == {*apart}
@@ -127,9 +123,7 @@ def test_large_weights_go_to_a_runtime_without_being_copied(
 @pytest.mark.parametrize(
     "images", [np.zeros((1, 31, 32, 3), np.uint8), np.zeros((1, 32, 32, 3), np.float32)]
 )
-def test_images_of_another_size_or_type_are_refused(
-    tiny_recipe: Recipe, name: str, images: np.ndarray
-) -> None:
+def test_other_images_are_refused(tiny_recipe: Recipe, name: str, images: np.ndarray) -> None:
     with (
         open_runtime(name, make_weights(tiny_recipe), CPU) as runtime,
         pytest.raises(ValueError, match=r"expected uint8 \(N, 32, 32, 3\)"),
@@ -174,17 +168,13 @@ def test_what_a_runtime_cannot_do_is_said(
 
 
 @pytest.mark.usefixtures("pretend_installed")
-def test_bf16_is_refused_on_processors_without_it(
-    tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bf16_needs_a_processor(tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtimes, "arithmetic", lambda: parse_arithmetic("flags: fma avx2", {}))
     with pytest.raises(BackendError, match=r"openvino .* bf16"):
         open_runtime("openvino", make_weights(tiny_recipe.replace(precision="bf16")), CPU)
 
 
-def test_a_missing_package_is_named_with_how_to_install_it(
-    tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_packages_are_named(tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         RUNTIMES, "openvino", replace(RUNTIMES["openvino"], distributions=("no-such-distribution",))
     )
@@ -193,9 +183,7 @@ def test_a_missing_package_is_named_with_how_to_install_it(
         open_runtime("openvino", make_weights(tiny_recipe), CPU)
 
 
-def test_tensorrt_is_asked_for_where_there_is_a_gpu_and_nowhere_else(
-    tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorrt_needs_a_gpu(tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = make_weights(tiny_recipe)
     with pytest.raises(
         BackendError, match=r"tensorrt needs tensorrt or .*: pip install tensorrt=="
@@ -214,9 +202,7 @@ def test_tensorrt_is_asked_for_where_there_is_a_gpu_and_nowhere_else(
         open_runtime("tensorrt", weights)
 
 
-def test_a_session_is_on_the_gpu_where_package_and_machine_have_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_session_is_on_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     package = SimpleNamespace(
         get_available_providers=lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
     )
@@ -228,11 +214,7 @@ def test_a_session_is_on_the_gpu_where_package_and_machine_have_one(
     monkeypatch.setattr(runtime, "gpu", lambda: ("H100", machine.describe_gpu_arithmetic((9, 0))))
     assert [
         runtime.choose_device(Execution.of({"device": name})) for name in ("auto", "cuda", "cpu")
-    ] == [
-        "cuda",
-        "cuda",
-        "cpu",
-    ]
+    ] == ["cuda", "cuda", "cpu"]
 
 
 def test_a_gpu_computes_fp32_in_fp32_and_fp16_by_tensorrt() -> None:
@@ -278,17 +260,14 @@ def test_scores_are_those_of_the_reference_engine(tiny_recipe: Recipe, flips: bo
     assert scores.confidences == pytest.approx(wanted.confidences, rel=1e-4)
 
 
-def test_the_first_batch_of_an_evaluation_is_not_part_of_its_speed(
-    tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_speed_omits_the_first_batch(tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = draw_batch(tiny_recipe)
     pace = Pace()
     # Given at 0, 20 and 24 s; done at 10, 22 and 30 s: 2 and 6 s of computing, 20 s from the end of
     # the first batch.
     clock = iter([0.0, 10.0, 20.0, 22.0, 24.0, 30.0])
     monkeypatch.setattr(
-        "lockstep.inference.runtimes.scores.time",
-        SimpleNamespace(perf_counter=lambda: next(clock)),
+        "lockstep.inference.runtimes.scores.time", SimpleNamespace(perf_counter=lambda: next(clock))
     )
     assert len(list(pace.watch([batch] * 3))) == 3
     speed = pace.describe_speed(batch_images=8, on_gpu=False)

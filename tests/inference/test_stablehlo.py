@@ -72,10 +72,7 @@ def test_jax_alone_answers_as_float64(name: str, tiny_recipe: Recipe, tmp_path: 
     for path, batch in zip(paths, batches, strict=True):
         answers = np.load(f"{path}.npz")
         wanted = expected(weights, batch)
-        assert (answers["classes"].dtype, answers["probabilities"].dtype) == (
-            np.int32,
-            np.float32,
-        )
+        assert (answers["classes"].dtype, answers["probabilities"].dtype) == (np.int32, np.float32)
         # A relative error of a probability is an absolute error of a logit.
         assert answers["probabilities"] == pytest.approx(wanted, rel=1e-5)
         assert answers["classes"].tolist() == wanted.argmax(axis=1).tolist()
@@ -107,9 +104,7 @@ def test_photos_become_the_pixels_of_evaluation(
         assert (difference > 0).mean() <= share
 
 
-def test_an_export_is_compared_and_refuses_what_are_no_bytes_of_rgb(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_an_export_is_compared_and_takes_only_rgb(tiny_recipe: Recipe, tmp_path: Path) -> None:
     weights = save_random(tiny_recipe, tmp_path)
     written = lockstep.load(weights).export(tmp_path / "program", to="stablehlo")
     assert written["comparison"]["runtime"] == f"jax {jax.__version__}"

@@ -79,9 +79,7 @@ def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.mark.parametrize("bare", [False, True])
-def test_tritons_configuration_describes_the_model(
-    weights: Path, bare: bool, tmp_path: Path
-) -> None:
+def test_tritons_configuration_fits(weights: Path, bare: bool, tmp_path: Path) -> None:
     result = lockstep.load(weights).export(tmp_path / "models", to="triton", batch=5, bare=bare)
     assert result["comparison"]["runtime"].startswith("onnxruntime ")
     model = tmp_path / "models" / "model"
@@ -126,9 +124,7 @@ def test_tritons_configuration_describes_the_model(
     [{}, {"bare": True, "batch": 3}, {"precision": "fp16"}],
     ids=["default", "bare, batch of 3", "fp16"],
 )
-def test_openvino_has_the_probabilities_of_float64(
-    weights: Path, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_openvino_is_near_float64(weights: Path, options: dict[str, Any], tmp_path: Path) -> None:
     import openvino
 
     export = lockstep.load(weights).export(tmp_path / "model", to="openvino", **options)
@@ -155,9 +151,7 @@ def test_openvino_has_the_probabilities_of_float64(
 @pytest.mark.skipif(
     importlib.util.find_spec("openvino") is None, reason="openvino is not installed"
 )
-def test_openvino_refuses_photos_of_another_size_and_is_right_in_its_own_precision(
-    weights: Path, tmp_path: Path
-) -> None:
+def test_openvino_refuses_photos_of_another_size(weights: Path, tmp_path: Path) -> None:
     """On processors with bf16 instructions, that is bf16."""
     import openvino
 
@@ -185,8 +179,6 @@ def test_without_the_package_that_writes_a_format_it_is_told_how_to_get_it(
 
 
 @pytest.mark.parametrize("to", ["onnx", "triton", "openvino", "tensorrt"])
-def test_bf16_is_left_to_the_program_that_runs_the_model(
-    weights: Path, to: str, tmp_path: Path
-) -> None:
+def test_bf16_is_left_to_the_runtime(weights: Path, to: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=f"{to} .* bf16"):
         lockstep.load(weights).export(tmp_path / "model", to=to, precision="bf16")

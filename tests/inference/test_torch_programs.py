@@ -103,9 +103,7 @@ def test_a_torchscript_program_has_the_probabilities_of_float64_for_any_batch(
 
 
 @pytest.mark.slow
-def test_pytorch_alone_answers_as_float64_with_both_programs(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_pytorch_alone_answers_as_float64(tiny_recipe: Recipe, tmp_path: Path) -> None:
     weights = save_random(tiny_recipe.replace(**SIZES, padding="same"), tmp_path)
     batches = [
         draw_images(1, 40, seed=1),

@@ -351,9 +351,7 @@ def find_differences(
     return {row["quantity"] for row in rows if not row["passed"]}
 
 
-def test_the_right_engine_misses_nothing_in_this_process_either(
-    work: Workload, expected: dict[str, np.ndarray]
-) -> None:
+def test_the_right_engine_misses_nothing(work: Workload, expected: dict[str, np.ndarray]) -> None:
     assert find_differences(work, run_worker(work, "torch", Wrong()), expected) == set()
 
 
@@ -403,9 +401,7 @@ def wrong_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.slow
-def test_a_loader_that_mirrors_images_drops_no_blocks_and_rotates_none_is_caught(
-    wrong_python: Any,
-) -> None:
+def test_a_loader_that_prepares_images_otherwise_is_caught(wrong_python: Any) -> None:
     wrong_python(
         "from dataclasses import replace\nsound = host.decode_into\n"
         "def mirror(data, size, square, out):\n"
@@ -444,9 +440,7 @@ def test_an_engine_that_fails_is_reported_with_its_own_words(wrong_python: Any) 
 
 
 @pytest.mark.slow
-def test_an_engine_that_leaves_nothing_or_cannot_run_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_without_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_program = tmp_path / "python"
     no_program.write_bytes(b"\x00\x01")
     no_program.chmod(0o700)

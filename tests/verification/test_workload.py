@@ -60,9 +60,7 @@ def test_a_narrow_model_is_of_the_recipes_kind(workload: Workload) -> None:
     assert all(getattr(workload.recipe, name) == getattr(recipe, name) for name in kept)
 
 
-def test_there_is_a_batch_for_every_step_and_a_last_one_that_is_not_full(
-    workload: Workload,
-) -> None:
+def test_every_step_has_a_batch_and_the_last_is_not_full(workload: Workload) -> None:
     assert [len(batch.labels) for batch in workload.batches] == [16] * 8
     assert [int((batch.labels >= 0).sum()) for batch in workload.evaluation] == [16, 4]
     assert all(batch.coefficients is not None for batch in workload.batches)

@@ -128,9 +128,7 @@ ARCHIVES: dict[str, tuple[dict[str, int], str]] = {
 
 
 @pytest.mark.parametrize(("sizes", "reason"), ARCHIVES.values(), ids=ARCHIVES)
-def test_an_archive_whose_directory_lies_is_refused(
-    sizes: dict[str, int], reason: str, tmp_path: Path
-) -> None:
+def test_a_lying_archive_is_refused(sizes: dict[str, int], reason: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.keras", "w") as file:
         file.writestr("config.json", "{}")
         file.writestr("model.weights.h5", hdf5(lambda _: None))
@@ -142,9 +140,7 @@ def test_an_archive_whose_directory_lies_is_refused(
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
 @pytest.mark.parametrize("name", ["config.json", "model.weights.h5"])
-def test_a_member_that_unpacks_to_more_than_it_claims_takes_little_memory(
-    name: str, compression: int, tmp_path: Path
-) -> None:
+def test_a_growing_member_takes_little_memory(name: str, compression: int, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.keras", "w", compression) as file:
         file.writestr({"config.json", "model.weights.h5"}.difference({name}).pop(), b"{}")
         with file.open(name, "w") as member:
@@ -193,9 +189,7 @@ def test_a_safetensors_file_whose_header_lies_is_refused(data: bytes, tmp_path: 
 
 
 @pytest.mark.parametrize("location", ["x" * 300, "a\0b", "../../etc/passwd", "/etc/passwd"])
-def test_a_constant_of_onnx_in_a_file_that_cannot_be_is_refused(
-    location: str, tmp_path: Path
-) -> None:
+def test_external_data_in_impossible_places_is_refused(location: str, tmp_path: Path) -> None:
     kernel = onnx.TensorProto(
         name="w", dims=[1, 3, 1, 1], data_type=1, data_location=onnx.TensorProto.EXTERNAL
     )
@@ -349,9 +343,7 @@ def test_weights_of_lockstep_that_do_not_fit_their_recipe_are_refused(
         open_weights(tmp_path / "a.safetensors")
 
 
-def test_more_names_of_classes_than_classes_are_refused(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_too_many_names_of_classes_are_refused(tiny_recipe: Recipe, tmp_path: Path) -> None:
     about = {
         "lockstep": json.dumps({"recipe": tiny_recipe.fields(), "classes": list("abcdefghijk")})
     }
@@ -360,9 +352,7 @@ def test_more_names_of_classes_than_classes_are_refused(
         open_weights(tmp_path / "a.safetensors")
 
 
-def test_a_name_of_a_class_that_no_encoding_can_write_is_spelled_out(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_an_unencodable_name_of_a_class_is_escaped(tiny_recipe: Recipe, tmp_path: Path) -> None:
     about = {"lockstep": json.dumps({"recipe": tiny_recipe.fields(), "classes": ["a", "\ud800"]})}
     (tmp_path / "a.safetensors").write_bytes(save(state_of(tiny_recipe).tensors, metadata=about))
     assert open_weights(tmp_path / "a.safetensors").classes == ("a", "\\ud800")

@@ -139,9 +139,7 @@ def test_where_no_temperature_fits_there_is_none_for_a_reason(case: str) -> None
 
 
 @pytest.mark.parametrize("wanted", [0.5, 0.8, 0.9, 0.95, 1.0])
-def test_of_all_thresholds_with_the_precision_the_one_that_answers_most_is_chosen(
-    wanted: float,
-) -> None:
+def test_the_threshold_with_the_precision_and_most_answers_is_chosen(wanted: float) -> None:
     random = np.random.default_rng(5)
     confidences = random.integers(20, 100, 300) / 100  # many are equal
     hits = random.random(300) < confidences**0.5

@@ -66,7 +66,7 @@ def test_a_copied_checkpoint_keeps_its_temperature(saved: Path, tmp_path: Path) 
     assert open_weights(tmp_path / "step-00000003").calibration == Calibration(3.0)
 
 
-def test_the_temperature_of_other_weights_is_left_out_with_a_remark(
+def test_other_weights_have_no_temperature(
     saved: Path, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     about = {"recipe": tiny_recipe.fields(), "classes": CLASSES}
@@ -96,9 +96,7 @@ def test_a_damaged_file_is_named(content: str, message: str, saved: Path) -> Non
         open_weights(saved)
 
 
-def test_a_converted_file_has_the_temperature_if_it_has_metadata(
-    saved: Path, tmp_path: Path
-) -> None:
+def test_converted_metadata_holds_the_temperature(saved: Path, tmp_path: Path) -> None:
     convert(WeightsChoice(str(saved)), tmp_path / "weights.safetensors", certificate=False)
     assert open_weights(tmp_path / "weights.safetensors").calibration == Calibration(3.0)
     result = convert(

@@ -66,9 +66,7 @@ def torchs_logits() -> np.ndarray:
         return np.asarray(module.eval()((images - mean) / std).numpy(), np.float64)
 
 
-def test_two_frameworks_agree_on_converted_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_frameworks_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in ONE_THREAD.items():
         monkeypatch.setenv(name, value)
     source = save_checkpoint(tmp_path / "same", tensors(), RECIPE.replace(padding="same"))
@@ -91,9 +89,7 @@ def test_two_frameworks_agree_on_converted_weights(
     assert result["written"][-1] == str(tmp_path / "model.ckpt-7.certificate.json")
 
 
-def test_a_certificate_has_the_sha256_of_every_file(
-    source: Path, tmp_path: Path, one_process: None
-) -> None:
+def test_a_certificate_has_sha256_of_files(source: Path, tmp_path: Path, one_process: None) -> None:
     record = lockstep.load(source).save(tmp_path / "a", to="nvidia-paddle")["certificate"]
 
     def digests(*paths: Path) -> dict[str, str]:
@@ -114,9 +110,7 @@ ADDED = {
 }
 
 
-def test_the_files_of_a_prefix_with_brackets_are_in_the_certificate(
-    source: Path, tmp_path: Path, one_process: None
-) -> None:
+def test_files_of_a_prefix_with_brackets(source: Path, tmp_path: Path, one_process: None) -> None:
     prefix = tmp_path / "run[1]" / "model[2]"
     lockstep.load(source).save(prefix, to="nvidia-paddle", certificate=False)
     record = lockstep.load(prefix).save(tmp_path / "a.safetensors")["certificate"]
@@ -136,9 +130,7 @@ def test_the_files_next_to_the_weights_are_in_the_certificate(
     }
 
 
-def test_external_data_of_an_onnx_model_is_in_the_certificate(
-    source: Path, tmp_path: Path, one_process: None
-) -> None:
+def test_external_data_is_certified(source: Path, tmp_path: Path, one_process: None) -> None:
     lockstep.load(source).export(tmp_path / "a", to="onnx", compare=False)
     file = tmp_path / "a" / "model.onnx"
     onnx.save(
@@ -211,7 +203,7 @@ def test_a_mistake_that_writer_and_reader_share_is_seen(
     )
 
 
-def test_a_network_that_a_formats_programs_do_not_have_gets_no_certificate(
+def test_unknown_networks_are_not_certified(
     source: Path, tmp_path: Path, one_process: None
 ) -> None:
     with pytest.raises(CheckpointError, match="padding same, not symmetric"):
@@ -260,9 +252,7 @@ def test_what_a_target_named_before_is_not_what_is_certified(
     assert (sorted(source.iterdir()), list(source.parent.iterdir())) == (before, [source])
 
 
-def test_the_epoch_that_is_written_is_certified_beside_a_later_one(
-    source: Path, tmp_path: Path, one_process: None
-) -> None:
+def test_the_written_epoch_is_certified(source: Path, tmp_path: Path, one_process: None) -> None:
     other = save_checkpoint(
         tmp_path / "other", {name: value + 1 for name, value in tensors().items()}
     )
@@ -295,9 +285,7 @@ def test_an_interrupted_certificate_leaves_no_files(
     assert left(tmp_path) == []
 
 
-def test_weights_whose_logits_are_not_finite_get_no_certificate(
-    tmp_path: Path, one_process: None
-) -> None:
+def test_infinite_logits_get_no_certificate(tmp_path: Path, one_process: None) -> None:
     values = tensors()
     values["fc.bias"][1] = np.nan
     source = save_checkpoint(tmp_path, values)
@@ -310,9 +298,7 @@ def test_weights_whose_logits_are_not_finite_get_no_certificate(
     )
 
 
-def test_without_a_certificate_the_files_metadata_says_so(
-    source: Path, tmp_path: Path, one_process: None
-) -> None:
+def test_metadata_says_what_is_uncertified(source: Path, tmp_path: Path, one_process: None) -> None:
     for name, certified in (("with", True), ("without", False)):
         lockstep.load(source).save(tmp_path / f"{name}.safetensors", certificate=certified)
         with safe_open(tmp_path / f"{name}.safetensors", framework="numpy") as file:
@@ -325,9 +311,7 @@ def test_without_a_certificate_the_files_metadata_says_so(
     ]
 
 
-def test_without_a_certificate_the_metadata_of_timms_weights_says_so(
-    source: Path, tmp_path: Path, one_process: None
-) -> None:
+def test_timms_metadata_says_it_too(source: Path, tmp_path: Path, one_process: None) -> None:
     for name, certified in (("with", True), ("without", False)):
         remarks = lockstep.load(source).save(tmp_path / name, to="timm", certificate=certified)[
             "remarks"
@@ -351,9 +335,7 @@ def test_a_target_without_a_name_is_refused(target: str, source: Path) -> None:
         lockstep.load(source).save(target)
 
 
-def test_a_format_whose_framework_is_missing_is_computed_by_the_reference(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_reference_replaces_a_missing_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     assert certificate.find_backend("NVIDIA Paddle") == "paddle"
     assert certificate.find_backend("ONNX") == "reference"
     monkeypatch.setattr(backends, "find_interpreter", lambda name: None)
@@ -402,9 +384,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_killed_conversion_leaves_no_target_and_the_next_removes_what_it_left(
-    moment: str, source: Path, tmp_path: Path
-) -> None:
+def test_a_killed_conversion_is_cleaned_up(moment: str, source: Path, tmp_path: Path) -> None:
     to, module, function, first, expected = MOMENTS[moment]
     program = KILLED.format(to=to, module=module, function=function, first=first)
     target = tmp_path / "new" / "a"

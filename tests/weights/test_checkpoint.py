@@ -77,9 +77,7 @@ def test_what_was_saved_is_loaded_bit_for_bit(ema: bool, scaler: bool, tmp_path:
     assert path.name == "step-00000012"
 
 
-def test_the_weights_are_an_ordinary_safetensors_file_that_notes_its_recipe_and_classes(
-    tmp_path: Path,
-) -> None:
+def test_weights_are_a_safetensors_file_with_recipe_and_classes(tmp_path: Path) -> None:
     path = save(tmp_path, 3) / "model.safetensors"
     arrays = load_file(path)
     assert bits(arrays) == bits(state_of(3).tensors)
@@ -110,9 +108,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_named_and_the_checkpoint_before_is_used(
-    name: str, damage: str, tmp_path: Path
-) -> None:
+def test_a_damaged_file_is_named_and_skipped(name: str, damage: str, tmp_path: Path) -> None:
     save(tmp_path, 8)
     newest = save(tmp_path, 16)
     DAMAGES[damage](newest / name)
@@ -139,18 +135,14 @@ def test_no_flipped_bit_of_the_description_goes_unnoticed(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "garbage", ["", "hello", "[]", "{}", "null", "7", '{"sha256": []}', "\0" * 500, "{}\n{}"]
 )
-def test_a_description_of_garbage_is_an_error_and_nothing_else(
-    garbage: str, tmp_path: Path
-) -> None:
+def test_a_description_of_garbage_is_an_error(garbage: str, tmp_path: Path) -> None:
     path = save(tmp_path, 8)
     (path / "state.json").write_text(garbage)
     with pytest.raises(CheckpointError, match="damaged"):
         checkpoint.load(path)
 
 
-def test_if_all_checkpoints_are_damaged_it_is_an_error_that_names_each_and_never_a_fresh_start(
-    tmp_path: Path,
-) -> None:
+def test_if_all_checkpoints_are_damaged_each_is_named(tmp_path: Path) -> None:
     flip(save(tmp_path, 8) / "momentum.safetensors", 40)
     (save(tmp_path, 16) / "ema.safetensors").unlink()
     with pytest.raises(CheckpointError) as error:
@@ -185,9 +177,7 @@ def test_names_of_other_things_are_no_checkpoints(tmp_path: Path) -> None:
     assert checkpoint.steps(tmp_path) == [20, 123_456_789]
 
 
-def test_a_checkpoint_that_cannot_be_renamed_is_an_error_and_the_one_before_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_rename_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 8)
 
     def refuse(*paths: object) -> None:
@@ -218,9 +208,7 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> No
     assert reasons == []
 
 
-def test_a_damaged_later_checkpoint_does_not_crowd_out_those_that_are_made_again(
-    tmp_path: Path,
-) -> None:
+def test_a_damaged_later_checkpoint_is_not_counted(tmp_path: Path) -> None:
     save(tmp_path, 8)
     flip(save(tmp_path, 16) / "model.safetensors", -1)
     save(tmp_path, 12)
@@ -354,9 +342,7 @@ FLOAT8 = b'{"a":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[0,2]}}'
     ],
     ids=["missing", "empty", "text", "float8"],
 )
-def test_a_file_that_is_no_weights_is_an_error_that_names_it(
-    content: bytes | None, reason: str, tmp_path: Path
-) -> None:
+def test_other_files_are_no_weights(content: bytes | None, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     if content is not None:
         path.write_bytes(content)

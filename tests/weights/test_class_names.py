@@ -77,9 +77,7 @@ def test_a_synset_id_is_shown_with_its_word_and_other_names_are_unchanged() -> N
         (10, "same", 0),
     ],
 )
-def test_imagenet_is_assumed_of_1000_outputs_and_of_nvidias_1001(
-    logits: int, padding: str, names: int
-) -> None:
+def test_imagenet_is_assumed_of_1000_outputs(logits: int, padding: str, names: int) -> None:
     classes = assume_classes(Recipe(model="resnet18").replace(logits=logits, padding=padding))
     assert classes == imagenet_names()[:names]
 
@@ -102,9 +100,7 @@ def text_file(folder: Path, content: bytes, name: str = "names.txt") -> Path:
         (b"n01440764 tench, Tinca tinca\n", ("n01440764 tench, Tinca tinca",)),
     ],
 )
-def test_a_text_file_has_one_name_on_each_line(
-    content: bytes, names: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_text_has_one_name_a_line(content: bytes, names: tuple[str, ...], tmp_path: Path) -> None:
     assert read_classes(text_file(tmp_path, content)) == names
 
 
@@ -158,9 +154,7 @@ def test_classes_with_the_same_name_get_their_numbers(tmp_path: Path) -> None:
         ("a.json", b"[" * 100_000, "a.json is not JSON: nested too deep"),
     ],
 )
-def test_a_file_that_holds_no_names_is_refused_with_the_line_or_class(
-    name: str, content: bytes, message: str, tmp_path: Path
-) -> None:
+def test_other_files_are_refused(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         read_classes(text_file(tmp_path, content, name))
 
@@ -173,9 +167,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "logits", "own"), [(3, 3, 0), (2, 3, 2), (3, 3, 2), (1000, 1001, 0), (1001, 1001, 0)]
 )
-def test_names_are_as_many_as_the_outputs_or_the_weights_own_classes(
-    names: int, logits: int, own: int
-) -> None:
+def test_names_are_as_many_as_outputs_or_classes(names: int, logits: int, own: int) -> None:
     classes = [f"class {i}" for i in range(names)]
     assert check_classes(classes, logits, [str(i) for i in range(own)]) == tuple(classes)
 
@@ -202,7 +194,7 @@ def test_names_are_as_many_as_the_outputs_or_the_weights_own_classes(
         (999, 1001, 0, "999 names, but the weights have 1001 outputs; expected 1000 or 1001 names"),
     ],
 )
-def test_another_number_of_names_is_refused_with_both_numbers(
+def test_other_numbers_of_names_are_refused(
     names: int, logits: int, own: int, message: str
 ) -> None:
     with pytest.raises(DataError, match=message):

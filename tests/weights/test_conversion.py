@@ -110,9 +110,7 @@ def test_there_are_no_moving_averages_in_a_checkpoint_of_tensorflow(original: Pa
         converted(original, original / "a.safetensors", ema=True)
 
 
-def test_a_checkpoint_of_tensorflow_becomes_a_file_that_is_used_in_the_same_way(
-    original: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_tensorflow_becomes_a_file(original: Path, tmp_path: Path) -> None:
     target = tmp_path / "new" / "neutral.safetensors"
     result = converted(original, target)
     assert result == {
@@ -152,7 +150,7 @@ def test_a_run_becomes_a_checkpoint_of_tensorflow_with_velocities_and_step(
 
 
 @pytest.mark.parametrize(("checkpoint", "ema", "bias"), [("3", False, 3), ("newest", True, 8)])
-def test_which_weights_are_meant_is_said_as_for_evaluation(
+def test_checkpoint_and_average_are_chosen(
     checkpoint: str, ema: bool, bias: int, run: Path
 ) -> None:
     prefix = run.parent / "model"
@@ -165,9 +163,7 @@ def test_which_weights_are_meant_is_said_as_for_evaluation(
     assert open_weights(file).classes == ("cat", "owl")
 
 
-def test_given_names_of_classes_are_stored_in_place_of_the_weights_own(
-    run: Path, tmp_path: Path
-) -> None:
+def test_given_names_of_classes_are_stored(run: Path, tmp_path: Path) -> None:
     target = tmp_path / "named.safetensors"
     names = tuple("abcdefghij")
     converted(run, target, classes=names)
@@ -176,9 +172,7 @@ def test_given_names_of_classes_are_stored_in_place_of_the_weights_own(
     assert open_weights(target).classes == names
 
 
-def test_names_that_do_not_fit_are_refused_before_anything_is_written(
-    run: Path, tmp_path: Path
-) -> None:
+def test_names_that_do_not_fit_are_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"3 names, .* 10 outputs; expected 2 or 10"):
         converted(run, tmp_path / "named.safetensors", classes=["a", "b", "c"])
     with pytest.raises(CheckpointError, match="nvidia-paddle holds no names of classes"):

@@ -37,9 +37,7 @@ def test_a_file_is_downloaded_once_with_its_progress(server: Server, tmp_path: P
 
 
 @pytest.mark.parametrize("sha256", [DIGEST, ""])
-def test_broken_connections_continue_where_they_ended(
-    server: Server, tmp_path: Path, sha256: str
-) -> None:
+def test_broken_connections_are_continued(server: Server, tmp_path: Path, sha256: str) -> None:
     server.cut_after = [1_000_000, 2_000_000]
     download(server.address, tmp_path / "w.pth", sha256=sha256)
     assert (tmp_path / "w.pth").read_bytes() == CONTENT
@@ -73,9 +71,7 @@ def test_a_file_that_changed_on_the_server_begins_again(server: Server, tmp_path
 
 
 @pytest.mark.parametrize("rest", [b"", b"more than the server has"])
-def test_a_part_that_is_complete_or_too_long_gives_the_file(
-    server: Server, tmp_path: Path, rest: bytes
-) -> None:
+def test_complete_and_too_long_parts_work(server: Server, tmp_path: Path, rest: bytes) -> None:
     (tmp_path / "w.pth.part").write_bytes(CONTENT + rest)
     download(server.address, tmp_path / "w.pth", sha256=DIGEST)
     assert (tmp_path / "w.pth").read_bytes() == CONTENT
@@ -138,9 +134,7 @@ OTHER_PARTS = {
 
 
 @pytest.mark.parametrize("name", OTHER_PARTS)
-def test_a_part_that_does_not_continue_the_file_is_left_out(
-    server: Server, tmp_path: Path, name: str
-) -> None:
+def test_other_parts_are_left_out(server: Server, tmp_path: Path, name: str) -> None:
     server.cut_after = [START]
     status, content_range, tag = OTHER_PARTS[name]
     headers = {"Content-Range": content_range, "ETag": tag}
@@ -214,9 +208,7 @@ def test_other_addresses_are_refused(address: str) -> None:
         check_address(address)
 
 
-def test_a_redirect_to_another_machine_without_https_is_refused(
-    server: Server, tmp_path: Path
-) -> None:
+def test_a_redirect_without_https_is_refused(server: Server, tmp_path: Path) -> None:
     address = server.address.replace("w.pth", "elsewhere")
     with pytest.raises(CheckpointError, match=r"192\.0\.2\.1"):
         download(address, tmp_path / "w.pth")

@@ -123,9 +123,7 @@ def test_the_recipe_decides_which_checkpoint_is_the_best(run: Path, tiny_recipe:
         assert open_weights(run).tensors["fc.bias"].tolist() == [step] * 3
 
 
-def test_a_checkpoint_can_be_given_by_its_folder_or_by_its_file_of_weights(
-    run: Path, tiny_recipe: Recipe
-) -> None:
+def test_a_checkpoint_is_named_by_folder_or_file(run: Path, tiny_recipe: Recipe) -> None:
     folder = run / "checkpoints" / "step-00000008"
     for path in (folder, str(folder), folder / "model.safetensors"):
         weights = open_weights(path)
@@ -180,9 +178,7 @@ def torchvision_resnet18(logits: int) -> dict[str, np.ndarray]:
     }
 
 
-def test_a_file_with_torchvisions_names_is_recognised_and_used_with_torchvisions_preprocessing(
-    tmp_path: Path,
-) -> None:
+def test_torchvisions_names_imply_torchvisions_preprocessing(tmp_path: Path) -> None:
     path = tmp_path / "resnet18.safetensors"
     save_file(torchvision_resnet18(37), path)
     weights = open_weights(path)
@@ -264,18 +260,14 @@ def test_damaged_weights_are_not_opened(run: Path) -> None:
 
 
 @pytest.mark.parametrize("as_file", [True, False], ids=["file", "checkpoint"])
-def test_a_recipe_of_another_version_is_an_error_that_names_the_file(
-    as_file: bool, tmp_path: Path
-) -> None:
+def test_a_recipe_of_another_version_is_refused(as_file: bool, tmp_path: Path) -> None:
     about = {"recipe": {"epochz": 3}, "classes": []}
     path = checkpoint.save(tmp_path, State(1, value_at(1), {}), data_digest="", about=about)
     with pytest.raises(CheckpointError, match=r"step-00000001.*: .*'epochz'"):
         open_weights(path / "model.safetensors" if as_file else path)
 
 
-def test_a_checkpoint_without_a_note_of_its_recipe_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_recipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def save_without_note(tensors: dict[str, np.ndarray], path: Path, metadata: object) -> None:
         save_file(tensors, path)
 

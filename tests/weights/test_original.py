@@ -69,9 +69,7 @@ def test_without_the_program_the_first_line_says_so(
     )
 
 
-def test_a_program_that_prepares_images_otherwise_is_seen(
-    tmp_path: Path, one_process: None
-) -> None:
+def test_other_preparation_of_images_is_seen(tmp_path: Path, one_process: None) -> None:
     sharp = RECIPE.replace(eval_antialias=False, exif_orientation=False)
     seen = {}
     for name, recipe in (("sharp", sharp), ("smooth", sharp.replace(eval_antialias=True))):

@@ -88,9 +88,7 @@ def test_the_older_layout_without_pretrained_cfg_is_the_same() -> None:
     ("size", "share", "resize"),
     [(224, 0.875, 256), (224, 0.95, 235), (288, 0.95, 303), (288, 1.0, 288), (160, 0.95, 168)],
 )
-def test_the_resize_is_the_size_over_the_share_rounded_down(
-    size: int, share: float, resize: int
-) -> None:
+def test_the_resize_is_the_size_over_the_share(size: int, share: float, resize: int) -> None:
     sizes = {
         "input_size": [3, size, size],
         "crop_pct": share,
@@ -149,9 +147,7 @@ def test_fields_at_the_top_go_before_those_of_pretrained_cfg() -> None:
         (["crane", "owl", "crane"], ()),
     ],
 )
-def test_names_of_classes_are_a_list_or_a_table_by_index(
-    names: Any, expected: tuple[str, ...]
-) -> None:
+def test_class_names_are_a_list_or_a_table(names: Any, expected: tuple[str, ...]) -> None:
     assert read_timm_config(CONFIG | {"num_classes": 3, "label_names": names})[1] == expected
     assert (
         read_timm_config(
@@ -221,9 +217,7 @@ def test_what_is_not_kept_is_remarked_upon(more: dict[str, Any], remark: str) ->
         ("fixed_input_size", "no", "fixed_input_size is 'no'; expected true or false"),
     ],
 )
-def test_a_preprocessing_that_lockstep_does_not_have_is_refused(
-    name: str, value: Any, message: str
-) -> None:
+def test_unknown_preprocessing_is_refused(name: str, value: Any, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         read_timm_config(change_field(name, value))
 
@@ -264,9 +258,7 @@ def test_a_preprocessing_that_lockstep_does_not_have_is_refused(
         ("pretrained_cfg", [], "pretrained_cfg is .*; expected a table of fields"),
     ],
 )
-def test_a_model_that_lockstep_does_not_have_is_refused(
-    name: str, value: Any, message: str
-) -> None:
+def test_unknown_models_are_refused(name: str, value: Any, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         read_timm_config(CONFIG | {name: value})
 
@@ -343,9 +335,7 @@ def test_a_model_that_timm_does_not_have_is_refused(model: Any) -> None:
         ("gluon", (MEAN, STD, "bilinear", False, 256, 224, False, "down", "down", "half_pixel")),
     ],
 )
-def test_a_known_origin_has_its_published_evaluation(
-    origin: str, expected: tuple[Any, ...]
-) -> None:
+def test_origins_have_published_evaluations(origin: str, expected: tuple[Any, ...]) -> None:
     assert tuple(KNOWN[origin][name] for name in FIELDS) == (
         *expected,
         False,

@@ -79,9 +79,7 @@ def test_a_pruned_file_is_2_to_4_and_one_weight_more_makes_it_dense(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("channels", "is_pruned"), [(3, False), (4, True)])
-def test_the_stem_is_pruned_and_checked_if_its_recipe_has_four_channels(
-    channels: int, is_pruned: bool, tmp_path: Path
-) -> None:
+def test_a_stem_of_four_channels_is_pruned(channels: int, is_pruned: bool, tmp_path: Path) -> None:
     source = written(tmp_path / "dense.safetensors", channels=channels)
     target = tmp_path / "sparse.safetensors"
     prune(source, target)
@@ -127,9 +125,7 @@ def test_zeros_stay_zeros_through_a_conversion_and_an_export(to: str, tmp_path: 
     assert result["tensors"] == check_sparsity(source)["tensors"]
 
 
-def test_a_quantised_file_keeps_its_scales_and_the_count_zeros_its_export_are_counted(
-    tmp_path: Path,
-) -> None:
+def test_a_quantised_file_keeps_scales_and_zeros(tmp_path: Path) -> None:
     recipe = recipe_of().replace(quantisation="int8")
     sparse = tmp_path / "sparse.safetensors"
     about = {

@@ -128,9 +128,7 @@ def test_a_file_of_paddle_is_recognised_whatever_its_name_is(tmp_path: Path, nar
         assert weights.tensors["fc.bias"].tobytes() == state.tensors["fc.bias"].tobytes()
 
 
-def test_what_nvidias_pytorch_code_stores_beside_the_weights_is_opened_if_asked_for(
-    tmp_path: Path, narrow: None
-) -> None:
+def test_velocities_and_averages_of_nvidias_pytorch_are_read(tmp_path: Path, narrow: None) -> None:
     state = plain_state(recipe_of())
     nvidia_pytorch(tmp_path / "checkpoint.pth.tar", state)
     weights = open_weights(tmp_path, momentum=True)
@@ -208,9 +206,7 @@ def test_a_file_that_cannot_be_read_is_a_clear_error(suffix: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("model", ["resnet50", "resnet50-v1"])
-def test_a_file_that_fits_two_models_is_the_one_that_is_named(
-    model: str, tmp_path: Path, narrow: None
-) -> None:
+def test_of_two_models_the_named_one_is_read(model: str, tmp_path: Path, narrow: None) -> None:
     zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
     weights, without = (open_weights(tmp_path / "a.pth", model=named) for named in (model, None))
     assert (weights.recipe.model, without.recipe.model) == (model, "resnet50")
@@ -224,16 +220,14 @@ def test_a_file_that_fits_two_models_is_the_one_that_is_named(
         ("resnet50_v1", "there is no model 'resnet50_v1'. Did you mean resnet50-v1"),
     ],
 )
-def test_a_file_is_not_opened_as_a_model_that_it_does_not_hold(
-    model: str, message: str, tmp_path: Path, narrow: None
-) -> None:
+def test_a_wrong_model_is_refused(model: str, message: str, tmp_path: Path, narrow: None) -> None:
     zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
     with pytest.raises(CheckpointError, match=message):
         open_weights(tmp_path / "a.pth", model=model)
 
 
 @pytest.mark.parametrize(("write", "name"), [(onnx, "a.onnx"), (mxnet, "a-0000.params")])
-def test_a_network_that_a_graph_contradicts_is_an_error_that_names_the_difference(
+def test_a_graph_refuses_another_model(
     write: Writer, name: str, tmp_path: Path, narrow: None
 ) -> None:
     write(tmp_path / name, plain_state(recipe_of()))
@@ -261,9 +255,7 @@ def without_classifier(path: Path) -> Path:
     return path
 
 
-def test_weights_without_a_classifier_can_only_be_trained(
-    textures: Path, tmp_path: Path, narrow: None
-) -> None:
+def test_headless_weights_can_only_be_trained(textures: Path, tmp_path: Path, narrow: None) -> None:
     backbone = without_classifier(tmp_path / "backbone.pth")
     for use in (
         lambda: lockstep.load(backbone).evaluate(textures).to_json(),
@@ -276,9 +268,7 @@ def test_weights_without_a_classifier_can_only_be_trained(
     assert [path.name for path in tmp_path.iterdir()] == ["backbone.pth"]
 
 
-def test_the_classifier_that_a_file_lacks_is_the_recipes_initial_one(
-    tmp_path: Path, narrow: None
-) -> None:
+def test_a_missing_classifier_is_the_initial_one(tmp_path: Path, narrow: None) -> None:
     recipe = recipe_of().replace(logits=7, seed=3)
     source = StartSource(without_classifier(tmp_path / "backbone.pth"))
     start = fit_start(source, recipe, tmp_path / "run")
@@ -305,9 +295,7 @@ def assumptions(remarks: tuple[str, ...]) -> list[str]:
     ]
 
 
-def test_an_assumed_preprocessing_is_remarked_upon_beside_any_config_json(
-    tmp_path: Path, narrow: None
-) -> None:
+def test_an_assumed_preprocessing_is_remarked_upon(tmp_path: Path, narrow: None) -> None:
     zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     weights = open_weights(tmp_path / "a.pth")
@@ -319,9 +307,7 @@ def test_an_assumed_preprocessing_is_remarked_upon_beside_any_config_json(
     )
 
 
-def test_weights_of_timm_without_its_config_are_prepared_by_its_defaults(
-    tmp_path: Path, narrow: None
-) -> None:
+def test_timms_defaults_apply_without_a_config(tmp_path: Path, narrow: None) -> None:
     zip_file(tmp_path / "pytorch_model.bin", plain_state(recipe_of()))
     weights = open_weights(tmp_path)
     assert (assumptions(weights.remarks), weights.recipe.interpolation) == (["timm"], "bicubic")
@@ -330,7 +316,7 @@ def test_weights_of_timm_without_its_config_are_prepared_by_its_defaults(
 @pytest.mark.parametrize(
     ("write", "name"), [(tensorflow, "model.ckpt-7"), (timm, "folder"), (onnx, "a.onnx")]
 )
-def test_nothing_is_assumed_of_a_file_whose_format_or_origin_says_it(
+def test_stated_values_are_not_assumed(
     write: Writer, name: str, tmp_path: Path, narrow: None
 ) -> None:
     write(tmp_path / name, plain_state(recipe_of()))
@@ -346,9 +332,7 @@ def test_sizes_are_assumed_where_only_the_colours_are_known(tmp_path: Path, narr
 
 
 @pytest.mark.parametrize("write", [zip_file, paddle])
-def test_values_that_are_not_finite_are_counted_and_the_first_tensor_is_named(
-    write: Writer, tmp_path: Path, narrow: None
-) -> None:
+def test_infinite_values_are_counted(write: Writer, tmp_path: Path, narrow: None) -> None:
     state = plain_state(recipe_of())
     state.tensors["bn1.weight"][2] = np.inf
     state.tensors["fc.bias"][1:3] = np.nan

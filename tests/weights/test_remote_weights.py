@@ -112,9 +112,7 @@ def test_an_address_with_another_digest_is_refused(server: Server) -> None:
 
 
 @pytest.mark.parametrize("fragment", ["#", "#main", "#sha256=", "#sha256=0123xyz0", "#sha256=0123"])
-def test_an_address_whose_digest_is_none_is_refused_before_a_download(
-    fragment: str, server: Server
-) -> None:
+def test_an_address_with_a_wrong_digest_is_refused(fragment: str, server: Server) -> None:
     with pytest.raises(CheckpointError, match="#sha256= and the first 8 to 64 hexadecimal digits"):
         fetch_weights(server.address + fragment)
     assert server.requests == []

@@ -92,9 +92,7 @@ def test_a_recipes_whole_evaluation_can_be_set(tmp_path: Path) -> None:
         ({"mean": "grey"}, "mean: "),
     ],
 )
-def test_other_fields_and_values_are_refused(
-    changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_other_values_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=message):
         open_weights(nameless(tmp_path), preprocessing=changes)
 
@@ -256,9 +254,7 @@ def test_only_what_evaluation_uses_is_needed_by_others(tmp_path: Path) -> None:
     assert expected in remarks
 
 
-def test_weights_without_a_preprocessing_predict_and_evaluate_as_set(
-    textures: Path, tmp_path: Path
-) -> None:
+def test_weights_predict_and_evaluate_as_set(textures: Path, tmp_path: Path) -> None:
     recipe = recipe_of().replace(image_size=32, logits=10)
     source = save_checkpoint(tmp_path, recipe)
     path = tmp_path / "b.pth"
@@ -279,9 +275,7 @@ def test_weights_without_a_preprocessing_predict_and_evaluate_as_set(
     assert predictions[0] == predictions[1]
 
 
-def test_an_exported_model_is_read_as_weights_if_its_preprocessing_is_set(
-    textures: Path, tmp_path: Path
-) -> None:
+def test_an_export_with_another_preprocessing_is_weights(textures: Path, tmp_path: Path) -> None:
     source = save_checkpoint(tmp_path, recipe_of().replace(logits=10, image_size=64))
     lockstep.load(source, preprocessing={"image_size": 32}).export(
         tmp_path / "onnx", to="onnx", compare=False
@@ -307,9 +301,7 @@ def test_an_exported_model_is_read_as_weights_if_its_preprocessing_is_set(
         ("frozen-graph", False, "frozen_graph.pb"),
     ],
 )
-def test_what_was_assumed_for_an_export_is_read_back_as_assumed(
-    to: str, bare: bool, file: str, tmp_path: Path
-) -> None:
+def test_an_exports_assumptions_are_read(to: str, bare: bool, file: str, tmp_path: Path) -> None:
     settings = {"mean": (1.0, 2.0, 3.0)}
     folder = tmp_path / "b"
     lockstep.load(nameless(tmp_path), preprocessing=settings).export(

@@ -78,9 +78,7 @@ def test_masks_are_paddles_own(paddle: Found, algorithm: str, shape: tuple[int, 
     np.testing.assert_array_equal(mask(draw(shape), algorithm), paddle[f"{algorithm} {name}"])
 
 
-def test_paddles_best_mask_keeps_less_than_its_greedy_one_where_weights_are_negative(
-    paddle: Found,
-) -> None:
+def test_paddles_best_mask_is_worse_than_its_greedy_one_below_0(paddle: Found) -> None:
     magnitudes = np.abs(draw((8, 8, 3, 3)))
     kept = {
         algorithm: magnitudes[paddle[f"{algorithm} (8, 8, 3, 3)"]].sum() for algorithm in ALGORITHMS
@@ -91,17 +89,13 @@ def test_paddles_best_mask_keeps_less_than_its_greedy_one_where_weights_are_nega
 
 @pytest.mark.parametrize("shape", TOO_FEW_INPUTS, ids=str)
 @every_algorithm
-def test_what_paddle_skips_for_having_too_few_inputs_has_no_mask(
-    paddle: Found, algorithm: str, shape: tuple[int, ...]
-) -> None:
+def test_too_few_inputs_have_no_mask(paddle: Found, algorithm: str, shape: tuple[int, ...]) -> None:
     assert paddle[f"{algorithm} {shape}"].all()
     assert make_masks({"a": draw(shape)}, algorithm) == {}
 
 
 @every_algorithm
-def test_a_stem_of_three_channels_is_pruned_as_paddles_of_four(
-    paddle: Found, algorithm: str
-) -> None:
+def test_a_stem_is_pruned_as_if_it_had_four_channels(paddle: Found, algorithm: str) -> None:
     # A fourth weight begins like the others, and weight decay makes it a millionth in 90 epochs.
     kept = make_masks({"conv1.weight": STEM[:, :3]}, algorithm, stem_channels=4)["conv1.weight"]
     np.testing.assert_array_equal(kept, paddle[f"{algorithm} stem"][:, :3])
@@ -273,9 +267,7 @@ def test_masks_are_the_same_whatever_the_memory_they_are_made_from(algorithm: st
 
 
 @pytest.mark.parametrize("model", ["resnet18", "resnet50", "resnext101-32x4d"])
-def test_what_is_not_excluded_is_pruned_by_half_and_a_stem_of_four_channels_by_a_third(
-    model: str,
-) -> None:
+def test_half_of_the_weights_and_a_third_of_the_stem_are_pruned(model: str) -> None:
     shapes = {tensor.name: tensor.shape for tensor in MODELS[model].list_tensors(1000)}
     values = {name: np.broadcast_to(np.float32(1), shape) for name, shape in shapes.items()}
     masks = make_masks(values, "mask_1d", ("fc.weight",), stem_channels=4)

@@ -260,9 +260,7 @@ def test_velocities_that_nobody_asks_for_are_not_read(tmp_path: Path) -> None:
         open_weights(tmp_path / "a.pth", momentum=True)
 
 
-def test_a_checkpoint_of_a_training_is_never_a_published_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_is_no_published_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training(tmp_path / "a.pth")
     monkeypatch.setattr(known_preprocessing, "hash_file", None)  # its digest is not even computed
     assert any(

@@ -43,12 +43,7 @@ def test_a_name_that_was_given_is_allowed() -> None:
     assert [
         status(access, host=host)
         for host in ("api.example", "API.example:443", "localhost", "www.example")
-    ] == [
-        None,
-        None,
-        None,
-        403,
-    ]
+    ] == [None, None, None, 403]
     public = make_access("0.0.0.0", "0.0.0.0", TOKEN, no_token=False, hosts=["api.example"])
     assert status(public, host="localhost", authorization=f"Bearer {TOKEN}") == 403
 
@@ -222,10 +217,7 @@ def test_addresses_and_names() -> None:
     assert [
         is_loopback(address)
         for address in ("127.0.0.1", "127.9.9.9", "::1", "0.0.0.0", "::", "10.0.0.1")
-    ] == [
-        *(True, True, True),
-        *(False, False, False),
-    ]
+    ] == [*(True, True, True), *(False, False, False)]
     assert [get_host_name(host) for host in ("a:1", "[::1]", "[::1]:2", "a.b.", "")] == [
         "a",
         "::1",

@@ -172,9 +172,7 @@ def jpeg(width: int, height: int) -> bytes:
         "usual scans",
     ],
 )
-def test_images_that_are_too_large_or_none_are_refused(
-    strict: Server, data: bytes, status: int
-) -> None:
+def test_large_and_other_images_are_refused(strict: Server, data: bytes, status: int) -> None:
     answer = strict.post("/predict", data)
     assert answer.status_code == status, answer.text
     assert ("error" in answer.json()) == (status != 200)
@@ -221,7 +219,7 @@ def test_compressed_bodies_are_refused(strict: Server) -> None:
         ("multipart/form-data; boundary=b", form(b"", b""), 415),
     ],
 )
-def test_forms_without_an_image_are_refused(
+def test_forms_without_image_are_refused(
     strict: Server, kind: str, body: bytes, status: int
 ) -> None:
     assert strict.post("/predict", body, headers={"Content-Type": kind}).status_code == status
@@ -349,9 +347,7 @@ def test_of_too_many_connections_those_that_wait_longest_are_closed(strict: Serv
                 assert closed.recv(100) == b""
 
 
-def test_connections_that_wait_are_closed_before_an_upload_that_makes_progress(
-    strict: Server,
-) -> None:
+def test_idle_connections_are_closed_before_a_moving_upload(strict: Server) -> None:
     strict.session.close()
 
     def is_answered() -> bool:

@@ -88,9 +88,7 @@ def block_runtime(batcher: Batcher, sums: Sums) -> "Future[Computed]":
     return result
 
 
-def test_requests_that_arrive_during_a_batch_are_the_next_batch_each_with_its_own_results(
-    start: Start,
-) -> None:
+def test_requests_during_a_batch_are_the_next_batch(start: Start) -> None:
     batcher, sums = start(max_batch=8)
     first = block_runtime(batcher, sums)
     others = [put(batcher, 1), put(batcher, 2, 3), put(batcher, 4)]
@@ -167,9 +165,7 @@ def test_a_cancelled_request_is_not_computed(start: Start) -> None:
     assert batcher.waiting == 0
 
 
-def test_an_error_of_the_engine_reaches_its_requests_and_the_next_ones_are_computed(
-    start: Start,
-) -> None:
+def test_an_error_reaches_its_own_requests_alone(start: Start) -> None:
     batcher, sums = start()
     sums.error = MemoryError("too much")
     with pytest.raises(MemoryError, match="too much"):

@@ -70,9 +70,7 @@ def stuck_upload(server: Server, data: bytes) -> Iterator[socket.socket]:
         yield connection
 
 
-def test_stuck_decoders_and_half_uploads_cost_only_their_own_requests(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_stuck_decoders_cost_only_their_requests(tiny_recipe: Recipe, tmp_path: Path) -> None:
     """Also: a full queue answers 429, clients that leave free their places, and decoders end with a
     killed server."""
     large = save_random(
@@ -120,7 +118,7 @@ def test_stuck_decoders_and_half_uploads_cost_only_their_own_requests(
         wait_until(lambda: not any(map(is_running, (forker, *last))))
 
 
-def test_the_time_of_a_request_and_the_end_of_the_server_do_not_wait_for_a_decoder(
+def test_nothing_waits_for_a_stuck_decoder(
     weights: Path, photos: list[Path], tmp_path: Path
 ) -> None:
     """Also: it is not ready while nothing can be decoded, and is ready again when something can."""
@@ -205,9 +203,7 @@ def test_a_process_that_starts_decoders_is_replaced_when_it_is_stopped(
         asyncio.run(run())
 
 
-def test_a_decoder_is_ended_although_the_process_that_does_it_was_busy(
-    pool_settings: Settings,
-) -> None:
+def test_a_decoder_is_ended_although_its_forker_was_busy(pool_settings: Settings) -> None:
     async def run() -> None:
         await decoders.start(pool_settings)
         forker = decoders._forker

@@ -79,7 +79,7 @@ def load(server: Server, seconds: float, photos: list[Path], expected: np.ndarra
 
 
 @pytest.mark.slow
-def test_many_clients_get_right_answers_and_memory_does_not_grow(
+def test_many_clients_need_no_more_memory(
     weights: Path, photos: list[Path], tmp_path: Path
 ) -> None:
     expected = reference_logits(weights, noise(CLIENTS, 32))

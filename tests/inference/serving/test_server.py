@@ -59,9 +59,7 @@ def test_an_image_gets_the_classes_that_the_reference_predicts(
         assert content["ms"].keys() == {"receive", "decode", "wait", "compute", "total"}
 
 
-def test_photos_above_and_below_the_threshold_are_tested(
-    expected: list[lockstep.Prediction],
-) -> None:
+def test_photos_are_above_and_below_the_threshold(expected: list[lockstep.Prediction]) -> None:
     assert {prediction.is_unknown for prediction in expected} == {True, False}
 
 
@@ -84,9 +82,7 @@ def test_a_form_with_an_image_gets_the_same_answer(server: Server, photos: list[
     assert chunked.json()["probabilities"] == raw.json()["probabilities"]
 
 
-def test_tensors_as_json_and_binary_get_the_logits_of_the_reference(
-    server: Server, weights: Path
-) -> None:
+def test_json_and_binary_tensors_get_the_references_logits(server: Server, weights: Path) -> None:
     images = noise(3, 32)
     logits = reference_logits(weights, images)
     url = "/v2/models/model/infer"
@@ -156,9 +152,7 @@ def test_a_path_with_another_slash_is_another_path(server: Server, photos: list[
     assert "end without a slash" in answers[0].json()["error"]
 
 
-def test_a_thumbnail_is_what_the_network_sees(
-    server: Server, weights: Path, photos: list[Path]
-) -> None:
+def test_a_thumbnail_is_what_is_seen(server: Server, weights: Path, photos: list[Path]) -> None:
     data = photos[0].read_bytes()
     answer = server.post("/predict?thumbnail=1", data).json()
     kind, _, text = answer["thumbnail"].partition(",")
@@ -173,9 +167,7 @@ def test_a_thumbnail_is_what_the_network_sees(
 @pytest.mark.parametrize(
     "query", ["thumbnail=2", "top=0", "top=x", "top=-1", "explain=maybe", "other=1", "explain=1"]
 )
-def test_options_that_do_not_exist_are_refused(
-    server: Server, photos: list[Path], query: str
-) -> None:
+def test_unknown_options_are_refused(server: Server, photos: list[Path], query: str) -> None:
     answer = server.post(f"/predict?{query}", photos[0].read_bytes())
     assert answer.status_code == 400
     if query == "explain=1":
@@ -186,9 +178,7 @@ def test_options_that_do_not_exist_are_refused(
         )
 
 
-def test_clients_at_the_same_time_get_their_own_answers_in_common_batches(
-    weights: Path, tmp_path: Path
-) -> None:
+def test_clients_get_their_own_answers_of_common_batches(weights: Path, tmp_path: Path) -> None:
     """Also: the first batch waits for an image that is in progress, until all clients have sent
     theirs."""
     images = noise(CLIENTS, 32, seed=1)
@@ -297,9 +287,7 @@ def test_the_log_is_lines_of_json(server: Server) -> None:
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+\+00:00", event["time"]) for event in events)
 
 
-def test_a_token_is_asked_for_and_one_of_an_export_is_served(
-    weights: Path, photos: list[Path], tmp_path: Path
-) -> None:
+def test_a_token_is_required(weights: Path, photos: list[Path], tmp_path: Path) -> None:
     """Also: the environment gives the token, the model is a bare export with a name, successes
     are not logged, and the limit of pixels holds for tensors too."""
     lockstep.load(weights).export(tmp_path / "export", to="onnx", bare=True, compare=False)

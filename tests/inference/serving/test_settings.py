@@ -61,9 +61,7 @@ def test_the_environment_changes_no_setting(monkeypatch: pytest.MonkeyPatch) -> 
     assert (settings.workers, settings.forwarded_allow_ips) == (1, [])
 
 
-def test_a_person_at_a_terminal_reads_words(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_gets_words(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", terminal.stream)
     request = {"method": "POST", "path": "/a\nforged\x1b[31m", "status": 404, "ms": 3.21}
     with open_logs():
@@ -99,9 +97,7 @@ def list_kernel_addresses() -> set[str]:
     return {address for address in local if not address.startswith("127.")}
 
 
-def test_a_phone_gets_a_link_with_the_token_for_every_address(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_phone_gets_links(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", terminal.stream)
     text = describe_ways("0.0.0.0", 8123, TOKEN)
     links = re.findall(r"http://(\S+):8123/#token=(\S+) \(with the token", text)

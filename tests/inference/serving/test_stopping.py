@@ -35,9 +35,7 @@ def client(server: Server, data: bytes, statuses: list[int], lost: list[Exceptio
 
 
 @pytest.mark.slow
-def test_a_signal_under_load_loses_no_request(
-    weights: Path, photos: list[Path], tmp_path: Path
-) -> None:
+def test_a_signal_loses_no_request(weights: Path, photos: list[Path], tmp_path: Path) -> None:
     data = photos[1].read_bytes()
     statuses = list[int]()
     lost = list[Exception]()
@@ -65,9 +63,7 @@ def test_a_signal_under_load_loses_no_request(
     assert events[-1]["event"] == "stopped"
 
 
-def test_while_it_drains_it_answers_and_says_that_it_is_not_ready(
-    weights: Path, photos: list[Path], tmp_path: Path
-) -> None:
+def test_it_answers_while_it_drains(weights: Path, photos: list[Path], tmp_path: Path) -> None:
     with serving(
         weights, tmp_path / "log", "--runtime", ENGINE, "--drain-sec", 10 * PATIENCE_SEC
     ) as server:
@@ -83,9 +79,7 @@ def test_while_it_drains_it_answers_and_says_that_it_is_not_ready(
         idle.close()
 
 
-def test_ctrl_c_ends_it_while_connections_are_open(
-    weights: Path, photos: list[Path], tmp_path: Path
-) -> None:
+def test_ctrl_c_closes_connections(weights: Path, photos: list[Path], tmp_path: Path) -> None:
     options = (
         "--drain-sec",
         0,
@@ -99,9 +93,7 @@ def test_ctrl_c_ends_it_while_connections_are_open(
         silent.close()
 
 
-def test_an_upload_that_has_begun_is_answered_after_the_signal(
-    weights: Path, photos: list[Path], tmp_path: Path
-) -> None:
+def test_a_begun_upload_is_answered(weights: Path, photos: list[Path], tmp_path: Path) -> None:
     data = photos[0].read_bytes()
     options = ("--drain-sec", 0, "--timeout-sec", 10 * PATIENCE_SEC)
     with serving(weights, tmp_path / "log", "--runtime", ENGINE, *options) as server:

@@ -88,9 +88,7 @@ def test_the_client_sends_files_and_asks_for_names(
         )
 
 
-def test_without_outputs_the_client_gets_those_of_an_export_in_binary(
-    triton: Any, client: Any
-) -> None:
+def test_by_default_outputs_are_those_of_an_export(triton: Any, client: Any) -> None:
     tensor = triton.InferInput("images", [1, 32, 32, 3], "UINT8")
     tensor.set_data_from_numpy(noise(1, 32))
     answer = client.infer("model", [tensor])

@@ -103,16 +103,10 @@ def _build(place: Place, channels: int) -> dict[str, tuple[list[Any], list[Any]]
         "Max": ([make("Max", ["x", "c"], ["y"])], [_constant("c", 0.25)]),
         "Sum": ([make("Sum", ["x", "c"], ["y"])], [_constant("c", shift)]),
         "Where": (
-            [
-                make("Greater", ["x", "c"], ["m"]),
-                make("Where", ["m", "x", "c"], ["y"]),
-            ],
+            [make("Greater", ["x", "c"], ["m"]), make("Where", ["m", "x", "c"], ["y"])],
             [_constant("c", 0.25)],
         ),
-        "Concat and Slice": (
-            [make("Concat", ["x", "x"], ["y"], axis=1)],
-            [],
-        ),
+        "Concat and Slice": ([make("Concat", ["x", "x"], ["y"], axis=1)], []),
     }
     if place in ("before the stem", "between blocks"):
         kernel = square.reshape(channels, channels, 1, 1)
@@ -176,10 +170,7 @@ def _build(place: Place, channels: int) -> dict[str, tuple[list[Any], list[Any]]
             "Transpose": ([make("Transpose", ["x"], ["y"], perm=[1, 0])], []),
             "TopK": ([make("TopK", ["x", "k"], ["y", ""])], [_constant("k", [2], np.int64)]),
             "ArgMax": ([make("ArgMax", ["x"], ["y"], axis=1)], []),
-            "Softmax twice": (
-                [make("Softmax", ["x"], ["p"]), make("Softmax", ["p"], ["y"])],
-                [],
-            ),
+            "Softmax twice": ([make("Softmax", ["x"], ["p"]), make("Softmax", ["p"], ["y"])], []),
             "Softmax of images": ([make("Softmax", ["x"], ["y"], axis=0)], []),
             "Softmax, then Gather": (
                 [make("Softmax", ["x"], ["p"]), make("Gather", ["p", "o"], ["y"], axis=1)],
@@ -189,10 +180,7 @@ def _build(place: Place, channels: int) -> dict[str, tuple[list[Any], list[Any]]
                 [make("Softmax", ["x"], ["p"]), make("Gather", ["p", "o"], ["y"], axis=1)],
                 [_constant("o", order[:3], np.int64)],
             ),
-            "Softmax, then Log": (
-                [make("Softmax", ["x"], ["p"]), make("Log", ["p"], ["y"])],
-                [],
-            ),
+            "Softmax, then Log": ([make("Softmax", ["x"], ["p"]), make("Log", ["p"], ["y"])], []),
             "one Sigmoid": (
                 [make("Gather", ["x", "o"], ["g"], axis=1), make("Sigmoid", ["g"], ["y"])],
                 [_constant("o", [3], np.int64)],

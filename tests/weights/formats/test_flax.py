@@ -97,9 +97,7 @@ SEPARATORS = {
 
 @pytest.mark.parametrize("form", WRITERS)
 @pytest.mark.parametrize("model", MODELS)
-def test_every_file_gives_the_weights_whatever_it_is_called(
-    model: str, form: str, tmp_path: Path
-) -> None:
+def test_files_of_any_name_give_the_weights(model: str, form: str, tmp_path: Path) -> None:
     WRITERS[form](tmp_path / "any", variables_of(model))
     weights = open_weights(tmp_path / "any")
     assert_canonical(weights.tensors, state_of(recipe_of(model)).tensors)
@@ -165,9 +163,7 @@ def test_a_checkpoint_of_orbax_is_refused_with_what_to_do(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("average", ["ema", "params_ema"])
-def test_trained_weights_go_before_moving_averages_also_in_a_tree_around_them(
-    average: str, tmp_path: Path
-) -> None:
+def test_trained_weights_take_precedence_over_averages(average: str, tmp_path: Path) -> None:
     tree = nest(variables_of())
     averages = nest({name: value + 1 for name, value in variables_of().items()})
     state = tree | {"opt_state": {"0": {"count": np.array(3)}}, "step": np.array(3)}
@@ -281,9 +277,7 @@ def test_jax_reads_what_is_written_as_lockstep_does(
     assert len(theirs) > 100
 
 
-def test_without_flax_its_own_files_are_not_read_by_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flax_is_not_needed_to_read_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("jax")
     from lockstep.backends.jax import certificate
 
@@ -292,9 +286,7 @@ def test_without_flax_its_own_files_are_not_read_by_it(
 
 
 @pytest.mark.parametrize("form", ["msgpack", "npz"])
-def test_arrays_with_torch_names_are_read_and_written_as_they_are(
-    form: str, tmp_path: Path
-) -> None:
+def test_arrays_with_torch_names_are_left_unchanged(form: str, tmp_path: Path) -> None:
     recipe = recipe_of("modern").replace(padding="symmetric")
     state = State(0, state_of(recipe).tensors, {})
     target = tmp_path / f"a.{form}"

@@ -17,13 +17,7 @@ from lockstep.weights.formats import mxnet_params
 from lockstep.weights.formats.mxnet_graph import name_tensors
 from lockstep.weights.formats.nvidia_mxnet import read
 from tests.lines import check_lines
-from tests.weights.formats.cases import (
-    RESNET,
-    Variables,
-    assert_canonical,
-    rename_arrays,
-    state_of,
-)
+from tests.weights.formats.cases import RESNET, Variables, assert_canonical, rename_arrays, state_of
 from tests.weights.formats.mxnet_cases import (
     EPOCH,
     SPEEDS,
@@ -152,9 +146,7 @@ def assert_folded(actual: Weights, expected: Variables, biases: dict[str, np.nda
     assert "biases of convolutions were subtracted" in "; ".join(actual.remarks)
 
 
-def test_biases_of_gluons_resnet50_v1_are_folded_into_means(
-    mxnet_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_biases_are_folded_into_means(mxnet_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "small-v1", replace(RESNET, stride_in="1x1"))
     arrays = dict(mxnet_params.load(mxnet_file))
     biases = add_biases(arrays, "bias")

@@ -119,9 +119,7 @@ def convert_to_keras_1(source: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["whole", "weights", "of Keras 1"])
-def test_a_resnet50_with_names_of_until_2018_has_its_logits(
-    kind: str, old: Old, tmp_path: Path
-) -> None:
+def test_a_resnet50_with_old_names_has_its_logits(kind: str, old: Old, tmp_path: Path) -> None:
     convert_to_keras_1(old.weights, tmp_path / "keras-1.h5")
     weights = read(
         {"whole": old.whole, "weights": old.weights, "of Keras 1": tmp_path / "keras-1.h5"}[kind]

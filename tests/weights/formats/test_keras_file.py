@@ -149,9 +149,7 @@ def test_a_model_of_keras_has_its_logits(keras_files: Keras, original: Weights) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES[1:])
-def test_all_kinds_of_files_have_the_same_weights(
-    name: str, keras_files: Keras, original: Weights
-) -> None:
+def test_all_files_have_the_same_weights(name: str, keras_files: Keras, original: Weights) -> None:
     assert find(keras_files.folder / name) == keras_files.folder / name
     weights = read(keras_files.folder / name)
     assert weights.recipe.replace(**EVALUATION) == original.recipe.replace(**EVALUATION)
@@ -162,7 +160,7 @@ def test_all_kinds_of_files_have_the_same_weights(
 
 
 @pytest.mark.slow
-def test_layers_that_are_only_numbered_are_known_by_their_order(
+def test_numbered_layers_are_in_order(
     keras_files: Keras, original: Weights, tmp_path: Path
 ) -> None:
     shutil.copy(keras_files.folder / "model.weights.h5", tmp_path / "a")
@@ -173,9 +171,7 @@ def test_layers_that_are_only_numbered_are_known_by_their_order(
 
 
 @pytest.mark.slow
-def test_a_model_without_a_classifier_has_all_other_tensors(
-    keras_files: Keras, original: Weights
-) -> None:
+def test_a_headless_model_has_all_other_tensors(keras_files: Keras, original: Weights) -> None:
     weights = read(keras_files.folder / "headless.h5")
     assert not weights.has_classifier
     assert "it has no classifier" in weights.remarks
@@ -186,9 +182,7 @@ def test_a_model_without_a_classifier_has_all_other_tensors(
 
 
 @pytest.mark.slow
-def test_the_only_dense_layer_is_the_classifier(
-    keras_files: Keras, original: Weights, tmp_path: Path
-) -> None:
+def test_one_dense_layer_classifies(keras_files: Keras, original: Weights, tmp_path: Path) -> None:
     shutil.copy(keras_files.folder / "model.weights.h5", tmp_path / "a")
     with h5py.File(tmp_path / "a", "r+") as file:
         file["layers/dense/vars"].attrs["name"] = "cats_and_dogs"
@@ -240,14 +234,8 @@ def describe_layers(keras_files: Keras, path: Path, **layers: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("layers", "reason"),
     [
-        (
-            {"conv1_bn": {"epsilon": 1e-3}},
-            r"epsilons \[1\.001e-05, 0\.001\]",
-        ),
-        (
-            {"conv3_block1_1_conv": {"strides": [3, 3]}},
-            r"conv3_block1_1_conv' is padded|stride",
-        ),
+        ({"conv1_bn": {"epsilon": 1e-3}}, r"epsilons \[1\.001e-05, 0\.001\]"),
+        ({"conv3_block1_1_conv": {"strides": [3, 3]}}, r"conv3_block1_1_conv' is padded|stride"),
     ],
 )
 def test_a_description_of_another_model_is_refused(
@@ -306,9 +294,7 @@ def test_keras_loads_what_is_written(
 
 
 @pytest.mark.slow
-def test_another_epsilon_and_std_are_written_into_scales_and_kernels(
-    keras_files: Keras, original: Weights, tmp_path: Path
-) -> None:
+def test_epsilon_and_std_are_folded(keras_files: Keras, original: Weights, tmp_path: Path) -> None:
     recipe = original.recipe.replace(bn_epsilon=1e-2, std=(0.9, 1.1, 1.3))
     expected = logits(Weights(recipe, original.state, (), Path(), ""), keras_files.images)
     remarks = write_keras(tmp_path / "w.h5", recipe, original.state).remarks
@@ -317,9 +303,7 @@ def test_another_epsilon_and_std_are_written_into_scales_and_kernels(
 
 
 @pytest.mark.slow
-def test_means_unlike_keras_and_what_a_file_cannot_hold_are_remarked(
-    original: Weights, tmp_path: Path
-) -> None:
+def test_what_a_file_cannot_hold_is_remarked_upon(original: Weights, tmp_path: Path) -> None:
     tensors = original.state.tensors
     recipe = original.recipe.replace(mean=(123.675, 116.28, 103.53))
     remarks = write_keras(tmp_path / "w.h5", recipe, State(7, tensors, {})).remarks
@@ -335,11 +319,7 @@ def test_means_unlike_keras_and_what_a_file_cannot_hold_are_remarked(
 @pytest.mark.parametrize(
     ("changes", "name", "reason"),
     [
-        (
-            {"model": "resnet50"},
-            "w.h5",
-            "has no resnet50",
-        ),
+        ({"model": "resnet50"}, "w.h5", "has no resnet50"),
         ({"padding": "same"}, "w.h5", "pads symmetrically"),
         ({}, "w.keras", r"expected a name that ends in \.weights\.h5 or \.h5"),
     ],
@@ -440,9 +420,7 @@ def test_other_files_are_not_of_keras(tmp_path: Path) -> None:
         assert find(tmp_path / name) is None
 
 
-def test_without_the_package_it_is_told_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_file(tmp_path / "a.h5")
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(BackendError, match="pip install h5py=="):

@@ -239,9 +239,7 @@ def count_twice(match: re.Match[str]) -> str:
     ],
     ids=["Keras 3", "Keras 2.12", "counts with gaps"],
 )
-def test_arrays_that_are_only_numbered_are_found(
-    place: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_numbered_arrays_are_found(place: Callable[[str], str], tmp_path: Path) -> None:
     model = transfer(layers.BatchNormalization(), layers.Dense(7), layers.Dense(CLASSES))
     file = save(model, tmp_path)
     move_weights(file, place)
@@ -286,9 +284,7 @@ def test_layers_called_as_in_training_are_refused(tmp_path: Path) -> None:
         read(save(model, tmp_path))
 
 
-def test_a_network_with_names_of_its_own_is_assumed_to_take_the_usual_images(
-    tmp_path: Path,
-) -> None:
+def test_a_network_with_other_names_takes_the_usual_images(tmp_path: Path) -> None:
     model = resnet(names="my_", epsilon=1e-3)
     weights = assert_read(model, save(model, tmp_path))
     assert (weights.assumed_as, weights.recipe.bn_epsilon) == ("torchvision-v1", 1e-3)

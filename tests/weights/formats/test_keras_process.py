@@ -20,9 +20,7 @@ def save_broken(path: Path) -> Path:
     return path
 
 
-def test_a_file_from_which_hdf5_does_not_return_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_hangs_hdf5_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = bytearray(save_broken(tmp_path / "a.h5").read_bytes())
     data[data.index(b"GCOL") + 9] += 4  # a heap of texts that is larger by 1024 bytes
     (tmp_path / "a.h5").write_bytes(data)

@@ -73,18 +73,14 @@ def test_the_bytes_are_those_of_flax(tmp_path: Path) -> None:
 
 @settings(max_examples=40)
 @given(tree=TREES)
-def test_what_was_written_is_read_bit_for_bit(
-    tree: Any, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_reading_inverts_writing(tree: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("flax") / "any"
     dump(path, tree)
     assert_stored(flat(load(path)), flat(tree))
 
 
 @pytest.mark.parametrize("value", ARRANGED.values(), ids=ARRANGED)
-def test_however_an_array_lies_in_memory_its_values_are_written(
-    value: np.ndarray, tmp_path: Path
-) -> None:
+def test_arrays_of_any_layout_are_written(value: np.ndarray, tmp_path: Path) -> None:
     dump(tmp_path / "a", {"a": value})
     assert np.array_equal(load(tmp_path / "a")["a"], value)
 

@@ -70,7 +70,7 @@ def compute_as_read(weights: Weights, images: np.ndarray) -> np.ndarray:
     [(number, place, name) for number, (place, name, _) in enumerate(CASES)],
     ids=[f"{place}: {name}" for place, name, _ in CASES],
 )
-def test_an_operator_more_is_computed_or_refused_by_name(
+def test_an_operator_is_computed_or_named(
     number: int, place: Place, name: str, theirs: Path
 ) -> None:
     weights = read_or_explain(theirs / f"case{number}-0000.params")
@@ -83,9 +83,7 @@ def test_an_operator_more_is_computed_or_refused_by_name(
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(HEADS)))
-def test_layers_of_gluons_after_the_pool_are_computed_or_refused_by_name(
-    number: int, name: str, theirs: Path
-) -> None:
+def test_layers_after_the_pool_are_computed_or_named(number: int, name: str, theirs: Path) -> None:
     weights = read_or_explain(theirs / f"head{number}-0003.params")
     if isinstance(weights, str):
         assert name not in ("Dense", "Dropout, Dense", "BatchNorm, Dense", "Dense, Dense")
@@ -103,9 +101,7 @@ def test_layers_of_gluons_after_the_pool_are_computed_or_refused_by_name(
         if name.count("Dense") > 1 or "Norm" in name
     ],
 )
-def test_without_a_graph_layers_with_weights_are_refused_by_name(
-    number: int, name: str, theirs: Path
-) -> None:
+def test_without_a_graph_other_layers_are_refused(number: int, name: str, theirs: Path) -> None:
     for kind in ("names", "paths"):
         with pytest.raises(CheckpointError, match=f"{HEAD}|output"):
             read(theirs / f"head{number}-{kind}.params", momentum=False)

@@ -57,7 +57,7 @@ def array_of(
 
 @EXAMPLES
 @given(values=st.dictionaries(st.text(max_size=20), VALUES, max_size=10))
-def test_what_was_written_is_read_bit_for_bit(
+def test_reading_inverts_writing(
     values: Variables, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("mxnet") / "any.params"
@@ -78,9 +78,7 @@ def test_the_bytes_are_those_that_mxnet_writes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ARRANGED.values(), ids=ARRANGED)
-def test_however_an_array_lies_in_memory_its_values_are_written(
-    value: np.ndarray, tmp_path: Path
-) -> None:
+def test_arrays_of_any_layout_are_written(value: np.ndarray, tmp_path: Path) -> None:
     dump(tmp_path / "a", {"a": value})
     assert np.array_equal(load(tmp_path / "a")["a"], value)
 

@@ -14,13 +14,7 @@ from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.mxnet_graph import name_tensors
 from lockstep.weights.formats.nvidia_mxnet import read
 from lockstep.weights.weights_choice import WeightsChoice
-from tests.weights.formats.cases import (
-    RESNET,
-    Variables,
-    assert_canonical,
-    state_of,
-    zeros,
-)
+from tests.weights.formats.cases import RESNET, Variables, assert_canonical, state_of, zeros
 from tests.weights.formats.mxnet_cases import (
     EPOCH,
     find_node,
@@ -277,9 +271,7 @@ def test_velocities_that_are_not_all_there_are_left_out(mxnet_file: Path) -> Non
 
 
 @pytest.mark.parametrize("place", [1, 3])
-def test_batch_norms_of_nvidias_mxnet_include_the_sum_and_relu(
-    place: int, mxnet_file: Path
-) -> None:
+def test_batch_norms_may_include_the_sum_and_relu(place: int, mxnet_file: Path) -> None:
     """NVIDIA's versions of MXNet have the addend at different places among the inputs."""
 
     def fuse(nodes: list[dict[str, Any]]) -> None:
@@ -313,9 +305,7 @@ def test_graphs_of_older_versions_are_read(mxnet_file: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "is_bytes"), [("3", True), ("4", True), ("0", False)])
-def test_images_of_integers_are_not_normalised_unless_the_graph_does(
-    dtype: str, is_bytes: bool, mxnet_file: Path
-) -> None:
+def test_images_of_integers_are_bytes(dtype: str, is_bytes: bool, mxnet_file: Path) -> None:
     """A variable may have MXNet's number of a type, 3 for uint8 and 4 for int32."""
     weights = read_with_graph(mxnet_file, lambda nodes: nodes[0].update(attrs={"__dtype__": dtype}))
     assert (weights.stated == {"mean", "std"}) == is_bytes

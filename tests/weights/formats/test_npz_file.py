@@ -48,9 +48,7 @@ def test_numpy_reads_what_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ARRANGED.values(), ids=ARRANGED)
-def test_however_an_array_lies_in_a_file_its_values_are_read(
-    value: np.ndarray, tmp_path: Path
-) -> None:
+def test_arrays_of_any_layout_are_read(value: np.ndarray, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", a=value)
     assert np.array_equal(load(tmp_path / "a.npz")["a"], value)
 
@@ -81,9 +79,7 @@ ODD: dict[str, tuple[dict[str, bytes], str]] = {
 
 
 @pytest.mark.parametrize(("members", "reason"), ODD.values(), ids=ODD)
-def test_what_is_no_array_of_numbers_is_refused(
-    members: dict[str, bytes], reason: str, tmp_path: Path
-) -> None:
+def test_other_members_are_refused(members: dict[str, bytes], reason: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=reason):
         read(tmp_path, members)
 
@@ -94,9 +90,7 @@ def test_an_archive_that_expands_too_far_is_refused(tmp_path: Path) -> None:
         read(tmp_path, zeros, zipfile.ZIP_DEFLATED)
 
 
-def test_a_member_that_is_listed_with_more_bytes_than_the_file_has_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_member_longer_than_its_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "w.npz"
     np.savez(path, a=np.zeros(4, np.float32))
     data = bytearray(path.read_bytes())

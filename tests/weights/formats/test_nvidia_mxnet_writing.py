@@ -77,9 +77,7 @@ def test_velocities_of_another_run_are_not_adopted(tmp_path: Path) -> None:
     check_other_velocities(write, tmp_path / "b", recipe_of(), "b-0000.momentum.params")
 
 
-def test_nothing_is_overwritten_and_nothing_half_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_overwritten_or_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_of()
     target = tmp_path / "model-0090.params"
     write(target, recipe, state_of(recipe))
@@ -93,9 +91,7 @@ def test_nothing_is_overwritten_and_nothing_half_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_may_not_be_on_the_disk_is_not_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unflushed_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flush(path: Path) -> None:
         if path.is_dir():
             raise OSError(5, "Input/output error")
@@ -106,9 +102,7 @@ def test_what_may_not_be_on_the_disk_is_not_left(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_writes_every_epoch_and_again_where_it_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_writes_every_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_of()
     prefix = tmp_path / "new" / "model"
     for epoch in (1, 2, 2):
@@ -173,9 +167,7 @@ def test_the_epochs_of_nvidias_later_code_count_from_0(mxnet_file: Path) -> None
     assert weights.remarks[1].startswith("there is no model_0089-symbol.json: it is assumed")
 
 
-def test_a_folder_with_epochs_that_count_from_0_and_from_1_does_not_say_which(
-    mxnet_file: Path,
-) -> None:
+def test_a_folder_with_two_ways_to_count_epochs_is_refused(mxnet_file: Path) -> None:
     mxnet_file.with_name("model_0090.params").touch()
     for path in (mxnet_file.parent, mxnet_file.with_name("model")):
         with pytest.raises(CheckpointError, match=r"model-0090\.params and model_0090\.params"):

@@ -170,9 +170,7 @@ COMPUTED: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("nodes", COMPUTED.values(), ids=COMPUTED)
-def test_a_computed_constant_is_what_onnx_runtime_computes(
-    nodes: list[Any], tmp_path: Path
-) -> None:
+def test_constants_are_computed_as_by_onnx_runtime(nodes: list[Any], tmp_path: Path) -> None:
     edited = insert(bare_model(), ("after it", "Add of channels"), CHANNELS)
     constants = {"numbers": NUMBERS, "large": np.float32(300), "scale": np.float32(0.01)}
     constants["zero"] = np.int8(5)
@@ -354,9 +352,7 @@ OTHERS: dict[str, tuple[list[Any], str]] = {
 
 
 @pytest.mark.parametrize(("nodes", "reason"), OTHERS.values(), ids=OTHERS)
-def test_other_outputs_are_named_next_to_the_probabilities(
-    nodes: list[Any], reason: str, tmp_path: Path
-) -> None:
+def test_other_outputs_are_named(nodes: list[Any], reason: str, tmp_path: Path) -> None:
     edited = insert(bare_model(), ("after it", "Identity"), CHANNELS)
     edited.opset_import[0].version = 12  # axes are attributes
     edited.graph.node.extend([MAKE("Softmax", ["y"], ["p"], axis=1), *nodes])

@@ -48,10 +48,7 @@ def test_metadata_without_a_geometry_is_read_as_torchvisions() -> None:
     ("changes", "reason"),
     [
         (None, "Expecting value"),
-        (
-            {"eval_crop": None},
-            "expected a table of mean, std",
-        ),
+        ({"eval_crop": None}, "expected a table of mean, std"),
         ({"eval_crop": "128"}, "eval_crop is '128', expected a value such as 128"),
         ({"antialias": 1}, "antialias is 1, expected a value such as False"),
         ({"interpolation": "nearest"}, "interpolation: Input should be 'bilinear' or 'bicubic'"),

@@ -261,9 +261,7 @@ def test_weights_in_a_file_next_to_the_model_are_read(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bytes_outside_of_the_models_folder_are_not_read(
-    entry: dict[str, str], reason: str, tmp_path: Path
-) -> None:
+def test_bytes_of_other_folders_stay(entry: dict[str, str], reason: str, tmp_path: Path) -> None:
     export_model(recipe_of(), tmp_path / "model")
     (tmp_path / "secret").write_bytes(bytes(10_000))
     (tmp_path / "model" / "link").symlink_to(tmp_path / "secret")
@@ -382,9 +380,7 @@ def test_a_model_is_found_by_its_content(tmp_path: Path) -> None:
     assert find(tmp_path / "missing") is None
 
 
-def test_without_the_package_it_is_told_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export_model(recipe_of(), tmp_path / "model")
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(BackendError, match="pip install onnx=="):

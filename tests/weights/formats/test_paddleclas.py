@@ -100,9 +100,7 @@ def test_resnet_is_read_by_its_names(tmp_path: Path) -> None:
     assert_canonical(weights.state.tensors, state.tensors)
 
 
-def test_a_shortcut_that_torchvisions_model_does_not_have_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_shortcut_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PaddleClas' ResNet18 has a kernel in the shortcut of its first block."""
     basic = ModelSpec(
         block="basic", layers=(1, 1, 1, 1), stem_width=8, widths=(8, 8, 16, 16), expansion=1

@@ -93,9 +93,7 @@ def logits(original: Weights, folder: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("name", "spec"), [("resnet", RESNET), ("resnext", RESNEXT)])
-def test_a_checkpoint_with_nvidias_names_gives_the_logits_of_the_graph_that_wrote_it(
-    name: str, spec: object, theirs: Path
-) -> None:
+def test_a_checkpoint_gives_the_logits_of_its_graph(name: str, spec: object, theirs: Path) -> None:
     original = open_file(theirs, name)
     assert original.recipe == resnet50_tensorflow_90ep().replace(
         model=spec, logits=1001, precision="fp32"
@@ -109,9 +107,7 @@ def test_a_checkpoint_with_nvidias_names_gives_the_logits_of_the_graph_that_wrot
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("export", ["frozen graph", "SavedModel"])
-def test_what_nvidias_code_exports_holds_the_weights_of_the_checkpoint(
-    name: str, export: str, theirs: Path
-) -> None:
+def test_exports_hold_the_weights_of_the_checkpoint(name: str, export: str, theirs: Path) -> None:
     path = tensorflow_weights.find(
         theirs / (f"{name}.pb" if export == "frozen graph" else f"{name}-saved")
     )
@@ -148,9 +144,7 @@ def test_velocities_are_the_accumulators_of_the_variables(name: str, theirs: Pat
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tensorflow_restores_what_was_written_and_computes_the_same_logits(
-    name: str, ours: Path
-) -> None:
+def test_tensorflow_computes_the_same_logits_from_our_files(name: str, ours: Path) -> None:
     expected = np.load(ours / f"{name}-logits.npz")["logits"]
     assert (
         np.abs(np.load(ours / f"ours-{name}-logits.npz")["logits"] - expected).max()
@@ -159,9 +153,7 @@ def test_tensorflow_restores_what_was_written_and_computes_the_same_logits(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_read_and_written_again_every_variable_is_the_same_to_the_bit(
-    name: str, ours: Path
-) -> None:
+def test_variables_survive_reading_and_writing_bit_for_bit(name: str, ours: Path) -> None:
     first = np.load(ours / f"{name}.npz")
     again = np.load(ours / f"ours-{name}.npz")
     scope = {"resnet": "resnet50", "resnext": "resnext101-32x4d"}[name]
@@ -205,9 +197,7 @@ def test_types_that_no_weights_have_are_refused(kind: str, theirs: Path) -> None
         Bundle(theirs / "types" / "types").read(f"types/{kind}")
 
 
-def test_several_data_files_are_read_and_a_missing_one_is_named(
-    theirs: Path, tmp_path: Path
-) -> None:
+def test_of_several_data_files_a_missing_one_is_named(theirs: Path, tmp_path: Path) -> None:
     for file in (theirs / "sharded").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     bundle = Bundle(tmp_path / "sharded")

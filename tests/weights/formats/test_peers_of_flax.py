@@ -75,9 +75,7 @@ def test_files_of_flax_give_its_logits(model: str, spec: object, ending: str, th
 
 
 @pytest.mark.parametrize("ending", ["msgpack", "npz", "safetensors"])
-def test_bfloat16_with_points_between_names_gives_logits_within_its_rounding(
-    ending: str, theirs: Path
-) -> None:
+def test_bfloat16_gives_logits_within_its_rounding(ending: str, theirs: Path) -> None:
     weights = open_weights(theirs / f"small-bf16.{ending}")
     assert any("not float32" in remark for remark in weights.remarks)
     assert_close(compute_logits(weights, theirs), np.load(theirs / "small-logits.npy"), 0.05)

@@ -114,9 +114,7 @@ def test_every_type_of_mxnets_arrays_is_read(arrays: Path) -> None:
         ("nameless", "it has 1 arrays and 0 names"),
     ],
 )
-def test_arrays_of_mxnets_that_are_not_dense_or_have_no_names_are_refused(
-    name: str, reason: str, arrays: Path
-) -> None:
+def test_sparse_and_nameless_arrays_are_refused(name: str, reason: str, arrays: Path) -> None:
     with pytest.raises(CheckpointError, match=reason):
         mxnet_params.load(arrays / f"{name}.params")
 
@@ -174,9 +172,7 @@ MODULES: dict[str, tuple[str, float, tuple[str, ...]]] = {
         *((name, False) for name in MODULES if name != "epsilon"),
     ],
 )
-def test_a_checkpoint_of_a_module_gives_its_values_and_logits(
-    name: str, graph: bool, theirs: Path, tmp_path: Path
-) -> None:
+def test_a_module_gives_its_logits(name: str, graph: bool, theirs: Path, tmp_path: Path) -> None:
     model, epsilon, remarks = MODULES[name]
     file = nvidia_mxnet.find(theirs / name)
     assert file == theirs / f"{name}-0090.params"
@@ -206,9 +202,7 @@ def test_a_checkpoint_of_a_module_gives_its_values_and_logits(
 
 @pytest.mark.parametrize(("name", "model"), [("counted", "small"), ("resnet18_v1", "resnet18")])
 @pytest.mark.parametrize("kind", ["export", "names", "paths"])
-def test_a_network_of_gluons_gives_its_logits(
-    kind: str, name: str, model: str, theirs: Path
-) -> None:
+def test_a_gluon_network_gives_its_logits(kind: str, name: str, model: str, theirs: Path) -> None:
     file = theirs / (f"{name}-0003.params" if kind == "export" else f"{name}-{kind}.params")
     original = nvidia_mxnet.read(file, momentum=False)
     assert original.origin == ("NVIDIA MXNet" if name == "counted" else "Gluon")
@@ -233,9 +227,7 @@ def test_the_model_zoos_resnet50_v1_gives_its_logits(kind: str, theirs: Path) ->
     )
 
 
-def test_the_model_zoos_resnet50_v1_gets_a_certificate_that_names_the_folded_biases(
-    theirs: Path, tmp_path: Path
-) -> None:
+def test_a_certificate_names_the_folded_biases(theirs: Path, tmp_path: Path) -> None:
     """PyTorch computes what was written; NumPy, or MXNet where it is installed, what was read."""
     small = {"image_size": 64, "eval_resize": 72, "eval_crop": 64}
     record = lockstep.load(theirs / "resnet50_v1-names.params", preprocessing=small).save(
@@ -256,9 +248,7 @@ def softmax(values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("loaded_by", ["module", "gluon"])
-def test_mxnet_loads_what_was_written_and_computes_the_same_probabilities(
-    loaded_by: str, ours: Path
-) -> None:
+def test_mxnet_computes_the_same_from_our_files(loaded_by: str, ours: Path) -> None:
     arrays = dict(np.load(ours / "ours.npz"))
     for tensor, value in state().tensors.items():
         assert np.array_equal(arrays[theirs_of(tensor)], value), tensor

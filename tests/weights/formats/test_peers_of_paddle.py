@@ -132,9 +132,7 @@ def assert_logits(actual: np.ndarray, file: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["static", "protocol2"])
-def test_a_checkpoint_of_the_original_gives_its_values_velocities_and_logits(
-    name: str, theirs: Path
-) -> None:
+def test_a_checkpoint_gives_values_velocities_and_logits(name: str, theirs: Path) -> None:
     original = open_file(theirs, name)
     stored = dict(np.load(theirs / f"{name}.npz"))
     assert (original.recipe, original.remarks) == (recipe_of(), (EPOCH, FOURTH_CHANNEL))
@@ -181,9 +179,7 @@ def test_layers_that_paddle_saved_give_their_logits(name: str, model: str, layer
     assert_logits(logits(original, images_of(layers)), layers / f"{name}-logits.npz")
 
 
-def test_a_program_of_paddles_own_models_counts_shortcuts_first_and_gives_its_logits(
-    theirs: Path,
-) -> None:
+def test_paddles_own_models_count_shortcuts_first(theirs: Path) -> None:
     original = open_file(theirs, "vision")
     assert (original.recipe.model, original.remarks) == ("resnet18", (EPOCH,))
     assert len(original.state.momentum) == 62

@@ -49,9 +49,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_pointer_and_a_web_page_are_named_whatever_their_own_name_is(
-    name: str, tmp_path: Path
-) -> None:
+def test_pointers_and_web_pages_are_recognised(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(POINTER)
     with pytest.raises(CheckpointError, match=rf"/{name} is a Git LFS pointer.*git lfs pull"):
         open_weights(tmp_path / name)
@@ -139,7 +137,7 @@ def test_a_pointer_in_a_run_is_named(
         lockstep.load(tmp_path / "run").save(tmp_path / "w.safetensors")
 
 
-def test_a_pointer_in_place_of_external_data_is_named(
+def test_a_pointer_as_external_data_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_narrow_models(monkeypatch)

@@ -36,9 +36,7 @@ def variables_of(spec: ModelSpec, logits: int = 1001) -> dict[str, tuple[str, Sh
 
 
 @pytest.mark.parametrize("model", ["resnet50", "resnet101", "resnet152", "resnext101-32x4d"])
-def test_models_at_their_own_size_are_recognised_whatever_the_order_of_the_variables(
-    model: str,
-) -> None:
+def test_models_are_recognised_in_any_order_of_variables(model: str) -> None:
     expected = variables_of(MODELS[model])
     items = list(expected.values())
     random.Random(model).shuffle(items)

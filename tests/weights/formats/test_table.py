@@ -196,9 +196,7 @@ def open_case(
 
 
 @pytest.mark.parametrize(("name", "array"), LEFTOVER)
-def test_an_array_that_may_change_the_results_refuses_the_file_by_its_name(
-    name: str, array: str, tmp_path: Path
-) -> None:
+def test_an_array_that_may_matter_refuses_the_file(name: str, array: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="tensors that this network does not") as caught:
         open_case(name, tmp_path, {array: CASES[name].leftover[array]})
     assert f"--ignore '{array}'" in str(caught.value)

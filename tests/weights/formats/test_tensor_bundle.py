@@ -53,7 +53,7 @@ def prefix(tmp_path: Path) -> Path:
 
 @EXAMPLES
 @given(tensors=st.dictionaries(NAMES, VALUES, max_size=40))
-def test_what_was_written_is_read_bit_for_bit(
+def test_reading_inverts_writing(
     tensors: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     prefix = tmp_path_factory.mktemp("bundle") / "any"
@@ -191,9 +191,7 @@ def test_an_index_with_right_checksums_that_makes_no_sense_is_refused(
     ],
     ids=["size", "unknown type", "other type"],
 )
-def test_a_tensor_that_makes_no_sense_is_refused_when_it_is_read(
-    entry: bytes, reason: str, tmp_path: Path
-) -> None:
+def test_a_senseless_tensor_is_refused(entry: bytes, reason: str, tmp_path: Path) -> None:
     table(tmp_path / "odd.index", [HEADER, (b"a", entry)])
     with pytest.raises(CheckpointError, match=reason):
         Bundle(tmp_path / "odd").read("a")
@@ -260,9 +258,7 @@ def test_a_prefix_any_of_its_files_and_a_folder_name_the_same_checkpoint(prefix:
 
 
 @pytest.mark.parametrize("path", ["model.ckpt-7", "/elsewhere/run/model.ckpt-7", "./model.ckpt-7"])
-def test_of_several_the_newest_is_the_one_its_file_names_also_where_it_was_moved(
-    path: str, prefix: Path
-) -> None:
+def test_the_newest_is_named_by_its_file_also_after_a_move(path: str, prefix: Path) -> None:
     write(prefix.with_name("model.ckpt-9"), WHOLE)
     state(prefix.parent, path)
     assert find(prefix.parent) == prefix

@@ -114,10 +114,7 @@ OUTPUTS: dict[str, tuple[Callable[[Any], Any], str]] = {
         "",
     ),
     "the largest, too": (
-        lambda x: [
-            tf.identity(classify(x), "answer"),
-            tf.reduce_max(tensor("probabilities"), 1),
-        ],
+        lambda x: [tf.identity(classify(x), "answer"), tf.reduce_max(tensor("probabilities"), 1)],
         "",
     ),
     "constants, too": (lambda x: [classify(x), tf.constant([1.0, 2.0]) + 1], ""),
@@ -272,11 +269,7 @@ def test_a_mean_over_channels_is_refused_by_the_names_of_its_axes(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("place", "change"),
-    [
-        ("before", lambda x: x - 0.5),
-        ("after", lambda x: tf.reverse(x, [-1])),
-    ],
+    ("place", "change"), [("before", lambda x: x - 0.5), ("after", lambda x: tf.reverse(x, [-1]))]
 )
 def test_exports_that_prepare_photos_otherwise_are_refused(
     place: str, change: Callable[[Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -78,9 +78,7 @@ def rescale(x: Any) -> Any:
 
 
 @pytest.mark.parametrize(("before", "kind"), [(rescale, "uint8"), (prepare, "float32")])
-def test_what_a_model_of_keras_prepares_itself_is_read(
-    before: Layers, kind: str, tmp_path: Path
-) -> None:
+def test_preprocessing_in_the_model_is_read(before: Layers, kind: str, tmp_path: Path) -> None:
     model = build(before, layers.BatchNormalization(epsilon=0.01), kind)
     weights = open_frozen(model, tmp_path)
     assert is_same_answer(compute(model, IMAGES), compute_as_read(weights))

@@ -76,9 +76,7 @@ def nodes_of(graph: Any, op: str) -> list[Any]:
     ],
     ids=str,
 )
-def test_what_lockstep_exports_is_read_back_bit_for_bit(
-    form: str, changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_exports_are_read_back_exactly(form: str, changes: dict[str, Any], tmp_path: Path) -> None:
     recipe = recipe_of(**changes)
     tensors = random_tensors(recipe, 1)
     WRITERS[form](recipe, tensors, CLASSES, tmp_path / "model", describe(recipe))
@@ -100,7 +98,7 @@ def test_what_lockstep_exports_is_read_back_bit_for_bit(
     )
 
 
-def test_a_frozen_graph_is_compared_and_answers_in_tensorflow_alone(tmp_path: Path) -> None:
+def test_a_frozen_graph_answers_in_tensorflow_alone(tmp_path: Path) -> None:
     recipe = recipe_of()
     tensors = random_tensors(recipe, 1)
     WRITERS["frozen"](recipe, tensors, CLASSES, tmp_path / "first", describe(recipe))
@@ -194,9 +192,7 @@ class Basic:
 
 
 @pytest.mark.parametrize("kind", ["folded", "biased", "explicit", "unfused"])
-def test_graphs_of_other_programs_compute_what_tensorflow_computes(
-    kind: str, tmp_path: Path
-) -> None:
+def test_graphs_of_others_compute_as_in_tensorflow(kind: str, tmp_path: Path) -> None:
     expected = frozen(Basic(kind), tmp_path / "graph.pb")
     original = read(tmp_path / "graph.pb")
     module = backends.load("reference").load_module(original.recipe, original.state.tensors)

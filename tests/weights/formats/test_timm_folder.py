@@ -84,9 +84,7 @@ def empty(folder: Path, *names: str, config: str = json.dumps(CONFIG)) -> Path:
 
 
 @pytest.mark.parametrize("named", ["", "config.json", "model.safetensors"])
-def test_the_folder_its_config_and_its_weights_name_the_same_file(
-    named: str, tmp_path: Path
-) -> None:
+def test_folder_config_and_weights_name_the_same_file(named: str, tmp_path: Path) -> None:
     folder = empty(tmp_path, "config.json", "model.safetensors", "pytorch_model.bin")
     assert timm_folder.find(folder / named) == folder / "model.safetensors"
 
@@ -127,9 +125,7 @@ def test_a_config_that_is_not_json_is_refused(text: str, tmp_path: Path) -> None
         timm_folder.find(tmp_path)
 
 
-def test_a_folder_that_timm_saved_is_read_with_its_preprocessing(
-    state: State, tmp_path: Path
-) -> None:
+def test_a_folder_of_timm_is_read_with_its_preprocessing(state: State, tmp_path: Path) -> None:
     weights = read(save_folder(tmp_path, state))
     assert weights.recipe == RECIPE.replace(eval_resize=73, eval_crop=64)
     assert (weights.recipe.image_size, weights.recipe.interpolation) == (64, "bicubic")
@@ -139,9 +135,7 @@ def test_a_folder_that_timm_saved_is_read_with_its_preprocessing(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_weights_of_half_precision_become_float32(
-    dtype: torch.dtype, state: State, tmp_path: Path
-) -> None:
+def test_half_precision_becomes_float32(dtype: torch.dtype, state: State, tmp_path: Path) -> None:
     values = {
         name: value.to(dtype) if value.is_floating_point() else value
         for name, value in convert_state(state).items()
@@ -169,9 +163,7 @@ def test_weights_of_half_precision_become_float32(
         ('{"architectures": ["ResNet"]}', "config.json is not of timm"),
     ],
 )
-def test_weights_that_do_not_fit_their_config_are_refused(
-    config: Any, message: str, state: State, tmp_path: Path
-) -> None:
+def test_a_wrong_config_is_refused(config: Any, message: str, state: State, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=message):
         read(save_folder(tmp_path, state, config))
 
@@ -179,17 +171,13 @@ def test_weights_that_do_not_fit_their_config_are_refused(
 @pytest.mark.parametrize(
     "name", ["resnet18.a1_in1k", "tv_resnet18", "gluon_resnet18_v1b", "ssl_resnet18"]
 )
-def test_tags_and_old_names_of_timm_are_the_network_that_timm_makes_of_them(
-    name: str, state: State, tmp_path: Path
-) -> None:
+def test_tags_and_old_names_of_timm_are_known(name: str, state: State, tmp_path: Path) -> None:
     weights = read(save_folder(tmp_path, state, CONFIG | {"architecture": name}))
     assert weights.recipe.model == "resnet18"
 
 
 @pytest.mark.parametrize("where", ["config", "pretrained_cfg", "metadata"])
-def test_a_setting_that_inference_could_need_is_refused_or_left_out(
-    where: str, state: State, tmp_path: Path
-) -> None:
+def test_unknown_settings_are_refused_or_ignored(where: str, state: State, tmp_path: Path) -> None:
     config = CONFIG | {"tags": ["a"], "label_smoothing": 0.1}
     metadata = {"format": "pt"}
     if where == "config":
@@ -263,9 +251,7 @@ def test_any_mean_and_deviation_is_read_as_it_was_written(
     assert (read_again.recipe.mean, read_again.recipe.std) == (mean, std)
 
 
-def test_a_described_network_takes_the_place_of_an_unknown_architecture(
-    state: State, tmp_path: Path
-) -> None:
+def test_a_described_network_replaces_an_unknown_one(state: State, tmp_path: Path) -> None:
     folder = save_folder(tmp_path, state, CONFIG | {"architecture": "my_resnet"})
     with pytest.raises(CheckpointError, match=r"'my_resnet'.*name that: --model resnet50"):
         read(folder)
@@ -281,9 +267,7 @@ def test_a_described_network_takes_the_place_of_an_unknown_architecture(
         read(folder, other)
 
 
-def test_a_module_that_normalises_images_is_refused_next_to_a_config(
-    state: State, tmp_path: Path
-) -> None:
+def test_a_normalising_module_next_to_a_config_is_refused(state: State, tmp_path: Path) -> None:
     values = {f"model.{name}": value for name, value in convert_state(state).items()}
     colours = {f"normalize.{kind}": torch.full((3,), 0.5) for kind in ("mean", "std")}
     save_file(values | colours, save_folder(tmp_path, state) / "model.safetensors")
@@ -299,9 +283,7 @@ def test_whole_numbers_as_weights_are_refused(state: State, tmp_path: Path) -> N
         read(tmp_path)
 
 
-def test_a_written_folder_has_the_files_and_tensors_that_timm_loads(
-    state: State, tmp_path: Path
-) -> None:
+def test_a_written_folder_has_what_timm_loads(state: State, tmp_path: Path) -> None:
     done = timm_folder.write(tmp_path / "new", RECIPE, state, CLASSES)
     expected_files = {tmp_path / "new" / n for n in ("config.json", "model.safetensors")}
     assert set(done.files) == set((tmp_path / "new").iterdir()) == expected_files

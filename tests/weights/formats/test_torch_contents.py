@@ -316,18 +316,14 @@ def test_what_the_user_leaves_out_has_no_effect(case: str, tmp_path: Path) -> No
         ("class_to_idx", {name: i + 1 for i, name in enumerate("abcde")}, ""),
     ],
 )
-def test_names_that_fit_all_outputs_are_used(
-    key: str, names: Any, expected: str, tmp_path: Path
-) -> None:
+def test_names_of_all_outputs_are_used(key: str, names: Any, expected: str, tmp_path: Path) -> None:
     weights = read_value(add_value(**{key: names}), tmp_path)
     assert weights.classes == tuple(expected)
     is_reported = any(f"{key} does not name each of the 5 outputs" in r for r in weights.remarks)
     assert is_reported != bool(expected)
 
 
-def test_a_described_network_is_the_only_one_that_is_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_described_network_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(MODELS, "basic")
     tensors = add_prefix(Plain().state_dict(), "timm_model.")
     with pytest.raises(CheckpointError, match="is not a complete ResNet"):

@@ -23,9 +23,7 @@ CASES = list(product(PLACES, INSERTED))
 
 
 @pytest.mark.parametrize(("place", "kind"), sample(CASES, 7), ids=lambda text: text)
-def test_a_module_more_is_computed_or_refused_by_name(
-    place: Place, kind: str, tmp_path: Path
-) -> None:
+def test_a_module_is_computed_or_named(place: Place, kind: str, tmp_path: Path) -> None:
     module = insert(INSERTED[kind](CHANNELS[place]), place)
     if (place, kind) == ("before the stem", "normalisation"):
         check_answers(read_value(module.state_dict(), tmp_path), module)

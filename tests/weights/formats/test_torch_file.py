@@ -77,7 +77,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
 
 
 @CONTAINERS
-def test_tensors_are_read_bit_for_bit_whatever_their_type_and_however_they_lie(
+def test_tensors_of_any_type_and_layout_are_read(
     container: dict[str, bool], tmp_path: Path
 ) -> None:
     arrays = load(written(TENSORS, tmp_path, container))
@@ -106,9 +106,7 @@ def test_what_programs_store_next_to_tensors_becomes_plain_values(
 
 
 @CONTAINERS
-def test_an_object_that_occurs_twice_is_read_twice(
-    container: dict[str, bool], tmp_path: Path
-) -> None:
+def test_repeated_objects_are_read_twice(container: dict[str, bool], tmp_path: Path) -> None:
     numbers = np.arange(3)
     options = argparse.Namespace(lr=0.1)
     arrays = load(written([numbers, options, numbers, options, BASE, BASE], tmp_path, container))
@@ -140,9 +138,7 @@ def test_unsigned_integers_that_older_containers_lack_are_read(tmp_path: Path) -
 
 
 @CONTAINERS
-def test_a_state_dict_has_the_names_of_its_modules(
-    container: dict[str, bool], tmp_path: Path
-) -> None:
+def test_a_state_dict_has_names_of_modules(container: dict[str, bool], tmp_path: Path) -> None:
     arrays = load(written(STATE, tmp_path, container))
     assert (list(arrays), arrays.modules) == (list(STATE), ("", "0", "1"))
 
@@ -208,9 +204,7 @@ def test_a_tensor_cannot_reach_outside_of_its_storage(
 
 
 @CONTAINERS
-def test_tensors_that_share_a_storage_may_not_take_much_more_than_the_file(
-    container: dict[str, bool], tmp_path: Path
-) -> None:
+def test_shared_storages_cannot_multiply(container: dict[str, bool], tmp_path: Path) -> None:
     shared = torch.zeros(100_000)
     assert len(load(written([shared[i:] for i in range(5)], tmp_path, container))) == 5
     with pytest.raises(CheckpointError, match="more than 8 times the bytes of the file"):

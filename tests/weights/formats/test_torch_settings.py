@@ -96,9 +96,7 @@ def list_effects(values: dict[str, Any], *ignore: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("values", "effect"), NEEDED, ids=str)
-def test_a_value_that_inference_could_need_has_an_effect(
-    values: dict[str, Any], effect: str
-) -> None:
+def test_a_value_that_may_matter_has_an_effect(values: dict[str, Any], effect: str) -> None:
     effects = list_effects(values)
     assert effects
     assert effect in effects[0]

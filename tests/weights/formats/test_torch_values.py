@@ -93,9 +93,7 @@ def test_options_of_timm_prepare_images_as_timm_does(
         ({"model": "resnet50"}, "closest model, resnet50, does not fit:"),
     ],
 )
-def test_options_of_timm_that_lockstep_does_not_have_are_refused(
-    options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_other_timm_options_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=message):
         read_value(save_as_timm(**options), tmp_path)
 
@@ -119,9 +117,7 @@ def test_options_of_torchvision_prepare_images_as_its_script_does(tmp_path: Path
         ({"val_crop_size": "big"}, "eval_crop: Input should be a valid integer"),
     ],
 )
-def test_options_of_torchvision_that_lockstep_does_not_have_are_refused(
-    options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_other_torchvision_options(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=message):
         read_value(save_as_torchvision(**options), tmp_path)
 
@@ -176,16 +172,13 @@ def test_mean_and_std_next_to_the_weights_are_used(values: Any, tmp_path: Path) 
         ({"hyper_parameters": {"model_name": "tv_resnet50"}}, "resnet50, does not fit:"),
     ],
 )
-def test_values_that_contradict_each_other_or_the_network_are_refused(
-    values: Any, message: str, tmp_path: Path
-) -> None:
+def test_contradicting_values_are_refused(values: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=message):
         read_value({"state_dict": Plain().state_dict(), **values}, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["BASIC", "hf-hub:timm/basic.a1_in1k", "tv_basic", "gluon_basic_v1b", "resnet", ""],
+    "name", ["BASIC", "hf-hub:timm/basic.a1_in1k", "tv_basic", "gluon_basic_v1b", "resnet", ""]
 )
 def test_names_of_networks_are_those_of_several_programs(name: str, tmp_path: Path) -> None:
     for key in ("arch", "model_name"):

@@ -81,9 +81,7 @@ def test_a_checkpoint_that_was_written_is_read_as_it_was(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("write", [write_torchvision, write_nvidia_pytorch])
-def test_nothing_is_overwritten_and_nothing_is_left_after_an_error(
-    write: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_nothing_is_overwritten_or_left_behind(write: Callable[..., Any], tmp_path: Path) -> None:
     recipe = recipe_of()
     (tmp_path / "a.pth").write_text("mine")
     with pytest.raises(CheckpointError, match=r"a\.pth already exists"):
@@ -107,9 +105,7 @@ V1 = ModelSpec(
         ({}, "left out, since the file holds only weights: velocities, step 7"),
     ],
 )
-def test_what_a_state_dict_cannot_say_is_remarked(
-    changes: dict[str, Any], remark: str, tmp_path: Path
-) -> None:
+def test_what_is_lost_is_remarked(changes: dict[str, Any], remark: str, tmp_path: Path) -> None:
     recipe = recipe_of().replace(**changes)
     remarks = write_torchvision(tmp_path / "a.pth", recipe, state_of(recipe)).remarks
     assert remark in "; ".join(remarks)
