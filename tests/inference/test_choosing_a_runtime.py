@@ -54,10 +54,8 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, float]]:
         return LOGITS + difference * 2.0, rate
 
     monkeypatch.setattr(fastest, "_measure_one", measure)
-    for name in (
-        "onnxruntime",
-        "openvino",
-    ):  # nothing is computed, so their packages need not be there
+    # Nothing is computed, so their packages need not be there.
+    for name in ("onnxruntime", "openvino"):
         monkeypatch.setitem(RUNTIMES, name, replace(RUNTIMES[name], distributions=("numpy",)))
     return measurements
 

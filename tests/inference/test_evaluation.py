@@ -102,10 +102,8 @@ def test_labels_follow_the_names_of_the_weights_where_only_some_classes_are_ther
 def test_a_part_of_imagenet_has_imagenets_labels_if_the_weights_name_no_classes(
     save_weights: SaveWeights, textures: Path, tmp_path: Path
 ) -> None:
-    for name, synset in (
-        ("stripes", "n02123045"),
-        ("dots", "n01443537"),
-    ):  # tabby, 281, and goldfish, 1
+    # Tabby, 281, and goldfish, 1.
+    for name, synset in (("stripes", "n02123045"), ("dots", "n01443537")):
         shutil.copytree(textures / "val" / name, tmp_path / "some" / synset)
     result = (
         lockstep.load(save_weights(classes=(), logits=1000, favourite=281))

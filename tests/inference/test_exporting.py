@@ -184,9 +184,8 @@ def assert_equal(classes: np.ndarray, probabilities: np.ndarray, wanted: np.ndar
     assert probabilities == pytest.approx(wanted, rel=1e-3)
     assert classes.tolist() == wanted.argmax(axis=1).tolist()
     assert wanted.max() < 0.9
-    assert (
-        len(wanted) == 1 or np.ptp(np.log(wanted), axis=0).max() > 0.02
-    )  # different images have different results
+    # Different images have different results.
+    assert len(wanted) == 1 or np.ptp(np.log(wanted), axis=0).max() > 0.02
 
 
 def infer_alone(folder: Path, batches: list[np.ndarray], scratch: Path) -> list[Any]:

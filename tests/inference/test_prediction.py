@@ -110,11 +110,8 @@ def test_unnamed_outputs_are_numbers(save_weights: SaveWeights, tmp_path: Path) 
         ({"logits": 1000}, 281, "tabby"),
         ({"logits": 1000}, 999, "toilet tissue"),
         ({"logits": 1001, "padding": "same"}, 0, "tench"),
-        (
-            {"logits": 1001, "padding": "same"},
-            1000,
-            "1000",
-        ),  # NVIDIA's model never trains its last output
+        # NVIDIA's model never trains its last output.
+        ({"logits": 1001, "padding": "same"}, 1000, "1000"),
         ({"logits": 1001}, 281, "281"),
         ({"logits": 999}, 281, "281"),
     ],

@@ -158,7 +158,6 @@ def test_the_threshold_with_the_precision_and_most_answers_is_chosen(wanted: flo
 
 
 def test_a_precision_that_no_threshold_reaches_is_an_error() -> None:
-    with pytest.raises(
-        DataError, match=r"reaches a precision of 99 %.*can reach is 66\.66 %: ask for 0\.6666"
-    ):
+    expected = r"reaches a precision of 99 %.*can reach is 66\.66 %: ask for 0\.6666"
+    with pytest.raises(DataError, match=expected):
         choose_threshold(np.array([0.9, 0.8, 0.7]), np.array([False, True, True]), 0.99)

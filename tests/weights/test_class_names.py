@@ -67,11 +67,8 @@ def test_a_synset_id_is_shown_with_its_word_and_other_names_are_unchanged() -> N
     [
         (1000, "symmetric", 1000),
         (1000, "same", 1000),
-        (
-            1001,
-            "same",
-            1000,
-        ),  # NVIDIA's TensorFlow model: labels 0 to 999, and an output that is never trained
+        # NVIDIA's TensorFlow model: labels 0 to 999, and an output that is never trained.
+        (1001, "same", 1000),
         (1001, "symmetric", 0),  # it may have a background class, which comes first
         (999, "symmetric", 0),
         (10, "same", 0),

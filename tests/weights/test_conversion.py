@@ -94,12 +94,8 @@ def test_a_checkpoint_of_tensorflow_is_opened_with_the_published_recipe(
     prefix = original / "model.ckpt-9"
     path = {"folder": original, "prefix": prefix, "index": original / "model.ckpt-9.index"}[named]
     weights = open_weights(path)
-    assert (weights.recipe, weights.classes, weights.source, weights.remarks) == (
-        LIKE_ORIGINAL,
-        (),
-        prefix,
-        (),
-    )
+    assert weights.recipe == LIKE_ORIGINAL
+    assert (weights.classes, weights.source, weights.remarks) == ((), prefix, ())
     assert bits(weights.tensors) == bits(initial_tensors(LIKE_ORIGINAL))
 
 
@@ -126,9 +122,8 @@ def test_a_checkpoint_of_tensorflow_becomes_a_file(original: Path, tmp_path: Pat
     assert [path.name for path in target.parent.iterdir()] == ["neutral.safetensors"]
     assert bits(load_file(target)) == bits(initial_tensors(LIKE_ORIGINAL))
     assert open_weights(target).recipe == LIKE_ORIGINAL
-    assert (
-        target.stat().st_mode == (tmp_path / "theirs" / "checkpoint").stat().st_mode
-    )  # other users may read it too
+    # Other users may read it too.
+    assert target.stat().st_mode == (tmp_path / "theirs" / "checkpoint").stat().st_mode
 
 
 def test_a_run_becomes_a_checkpoint_of_tensorflow_with_velocities_and_step(

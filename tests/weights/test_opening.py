@@ -128,11 +128,8 @@ def test_a_checkpoint_is_named_by_folder_or_file(run: Path, tiny_recipe: Recipe)
     for path in (folder, str(folder), folder / "model.safetensors"):
         weights = open_weights(path)
         assert weights.tensors["fc.bias"].tolist() == [8] * 3
-        assert (weights.recipe, weights.classes, weights.source) == (
-            tiny_recipe,
-            CLASSES,
-            Path(path),
-        )
+        assert weights.recipe == tiny_recipe
+        assert (weights.classes, weights.source) == (CLASSES, Path(path))
 
 
 def test_the_file_of_the_moving_average_knows_its_recipe(run: Path, tiny_recipe: Recipe) -> None:
@@ -182,11 +179,8 @@ def test_torchvisions_names_imply_torchvisions_preprocessing(tmp_path: Path) -> 
     path = tmp_path / "resnet18.safetensors"
     save_file(torchvision_resnet18(37), path)
     weights = open_weights(path)
-    changes = {
-        "antialias": True,
-        "eval_resize": 256,
-        "eval_crop": 224,
-    }  # of torchvision's presets for V1
+    # Of torchvision's presets for V1.
+    changes = {"antialias": True, "eval_resize": 256, "eval_crop": 224}
     assert weights.recipe == Recipe(model="resnet18", logits=37, precision="fp32").replace(
         **changes
     )

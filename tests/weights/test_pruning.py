@@ -52,9 +52,8 @@ def test_zeros_are_counted_in_fours_along_the_inputs() -> None:
         "fc": np.array([[0, 0, 0, 0, 0, 1, 1, 1]]),
         "bn": np.zeros(8),
         "small": np.zeros((8, 3, 7, 7)),
-        "conv1.weight": np.array([[0, 1, 1], [1, 1, 1]]).reshape(
-            2, 3, 1, 1
-        ),  # the stem, with a fourth input of zeros
+        # The stem, with a fourth input of zeros.
+        "conv1.weight": np.array([[0, 1, 1], [1, 1, 1]]).reshape(2, 3, 1, 1),
     }
     assert count_zeros(tensors) == {
         "kernel": Zeros(4, 3, 12, 4),
@@ -140,9 +139,8 @@ def test_a_quantised_file_keeps_scales_and_zeros(tmp_path: Path) -> None:
     assert b"QuantizeLinear" in (tmp_path / "onnx" / "model.onnx").read_bytes()
     result = check_sparsity(tmp_path / "onnx")
     assert result["is_sparse"]
-    for name, of_weights in check_sparsity(sparse)[
-        "tensors"
-    ].items():  # rounding to int8 makes zeros of the smallest weights, too
+    # Rounding to int8 makes zeros of the smallest weights, too.
+    for name, of_weights in check_sparsity(sparse)["tensors"].items():
         assert of_weights["zeros"] <= result["tensors"][name]["zeros"]
     assert (
         "its QuantizeLinear and DequantizeLinear were left out"

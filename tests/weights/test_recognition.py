@@ -73,10 +73,8 @@ def test_a_file_is_recognised_by_its_content(
     state = plain_state(keras_recipe() if write is keras else recipe_of())
     write(tmp_path / name, state)
     weights = open_weights(tmp_path / name / named if named != ".." else tmp_path)
-    assert (weights.origin, weights.recipe.model) == (
-        origin,
-        "resnet50-v1" if write is keras else "resnet50",
-    )
+    assert weights.origin == origin
+    assert weights.recipe.model == ("resnet50-v1" if write is keras else "resnet50")
     assert bits(weights.tensors) == bits(state.tensors)
 
 
@@ -101,9 +99,8 @@ def test_a_file_that_was_cut_off_is_called_by_the_format_of_its_name(
 def test_a_program_is_refused_by_what_runs_it(named: str, tmp_path: Path) -> None:
     for name in ("model.json", "model.pdiparams", "model.pdmodel"):
         (tmp_path / name).write_text("{}")
-    with pytest.raises(
-        CheckpointError, match=r"model\.pdi?\w+ is .* Paddle Inference, not weights"
-    ):
+    expected = r"model\.pdi?\w+ is .* Paddle Inference, not weights"
+    with pytest.raises(CheckpointError, match=expected):
         open_weights(tmp_path / named)
 
 
@@ -112,10 +109,8 @@ def test_a_file_of_mxnet_is_recognised_whatever_its_name_is(tmp_path: Path, narr
     mxnet(tmp_path / "model", state)
     file = (tmp_path / "model-0000.params").rename(tmp_path / "weights.pth")
     weights = open_weights(file)
-    assert (weights.origin, weights.tensors["fc.bias"].tobytes()) == (
-        "NVIDIA MXNet",
-        state.tensors["fc.bias"].tobytes(),
-    )
+    assert weights.origin == "NVIDIA MXNet"
+    assert weights.tensors["fc.bias"].tobytes() == state.tensors["fc.bias"].tobytes()
 
 
 def test_a_file_of_paddle_is_recognised_whatever_its_name_is(tmp_path: Path, narrow: None) -> None:
@@ -300,11 +295,8 @@ def test_an_assumed_preprocessing_is_remarked_upon(tmp_path: Path, narrow: None)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     weights = open_weights(tmp_path / "a.pth")
     assert assumptions(weights.remarks) == ["torchvision-v1"]
-    assert (weights.recipe.eval_resize, weights.recipe.eval_crop, weights.recipe.antialias) == (
-        256,
-        224,
-        True,
-    )
+    assert weights.recipe.eval_resize == 256
+    assert (weights.recipe.eval_crop, weights.recipe.antialias) == (224, True)
 
 
 def test_timms_defaults_apply_without_a_config(tmp_path: Path, narrow: None) -> None:

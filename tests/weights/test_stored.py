@@ -221,9 +221,8 @@ def test_numbers_beyond_float32_become_infinite_without_a_warning(tmp_path: Path
     torch.save(
         values | {"fc.bias": torch.full((5,), -1e300, dtype=torch.float64)}, tmp_path / "a.pth"
     )
-    assert (
-        open_weights(tmp_path / "a.pth").tensors["fc.bias"].tolist() == [-np.inf] * 5
-    )  # warnings are errors in tests
+    # Warnings are errors in tests.
+    assert open_weights(tmp_path / "a.pth").tensors["fc.bias"].tolist() == [-np.inf] * 5
 
 
 # Reading no more than is needed
@@ -251,9 +250,8 @@ def test_velocities_that_nobody_asks_for_are_not_read(tmp_path: Path) -> None:
     data = (tmp_path / "a.pth").read_bytes()
     velocities = np.full(9, 4.25, np.float32).tobytes()
     assert data.count(velocities) == 1
-    (tmp_path / "a.pth").write_bytes(
-        data.replace(velocities, bytes(36))
-    )  # its checksum is wrong then
+    # Its checksum is wrong then.
+    (tmp_path / "a.pth").write_bytes(data.replace(velocities, bytes(36)))
     tensors = open_weights(tmp_path / "a.pth").tensors
     assert all(np.array_equal(tensors[name], value) for name, value in state.tensors.items())
     with pytest.raises(CheckpointError, match=r"a\.pth is damaged.*Bad CRC-32"):

@@ -205,9 +205,8 @@ def test_a_token_that_can_be_guessed_or_sent_wrong_is_refused(token: str) -> Non
 
 
 def test_another_address_needs_a_token_or_the_users_word() -> None:
-    with pytest.raises(
-        UserError, match=r"everyone who reaches 0\.0\.0\.0 could use this server; expected a token"
-    ):
+    expected = r"everyone who reaches 0\.0\.0\.0 could use this server; expected a token"
+    with pytest.raises(UserError, match=expected):
         make_access("0.0.0.0", "0.0.0.0", None, no_token=False)
     assert make_access("0.0.0.0", "0.0.0.0", None, no_token=True).token is None
     assert make_access("::1", "::1", None, no_token=False).hosts is not None

@@ -85,9 +85,8 @@ def still_right(request: pytest.FixtureRequest, photos: list[Path]) -> Iterator[
     data = photos[0].read_bytes()
     before = read_probabilities(server, data)
     yield
-    assert read_probabilities(server, data) == pytest.approx(
-        before, abs=2e-6
-    )  # batches of other sizes round otherwise
+    # Batches of other sizes round otherwise.
+    assert read_probabilities(server, data) == pytest.approx(before, abs=2e-6)
 
 
 def read_probabilities(server: Server, data: bytes) -> list[float]:
@@ -436,9 +435,8 @@ def test_mutated_requests_get_bounded_answers(hasty: Server, photos: list[Path])
     statuses = {answer[9:12] for answer, _ in answers if answer}
     assert {answer[:9] for answer, _ in answers if answer} == {b"HTTP/1.1 "}
     assert {b"200", b"400", b"415"} <= statuses
-    assert not {status for status in statuses if status.startswith(b"5")} - {
-        b"503"
-    }  # 503: the machine was too busy
+    # 503: the machine was too busy.
+    assert not {status for status in statuses if status.startswith(b"5")} - {b"503"}
     assert max(len(answer) for answer, _ in answers) < 20_000
     assert max(seconds for _, seconds in answers) < BOUNDED_SEC
 

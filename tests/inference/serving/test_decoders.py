@@ -127,10 +127,8 @@ def test_nothing_waits_for_a_stuck_decoder(
     with serving(weights, tmp_path / "log", "--runtime", ENGINE, *options) as server:
         with stuck_upload(server, data) as connection:
             assert connection.recv(12) == b"HTTP/1.1 503"
-        assert server.post("/predict", data).status_code in (
-            200,
-            503,
-        )  # 503: forking took longer on a busy machine
+        # 503: forking took longer on a busy machine.
+        assert server.post("/predict", data).status_code in (200, 503)
 
         forker = forker_of(server)
         os.kill(forker, signal.SIGSTOP)

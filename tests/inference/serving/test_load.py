@@ -55,9 +55,8 @@ def client(
             ):
                 wrong.append(answer)
             answer = own.post(f"{server.url}/predict", photo).json()
-            if answer.get("probabilities") != pytest.approx(
-                first, abs=2e-6
-            ):  # batches of other sizes round otherwise
+            # Batches of other sizes round otherwise.
+            if answer.get("probabilities") != pytest.approx(first, abs=2e-6):
                 wrong.append(answer)
             if own.post(f"{server.url}/predict", photo[:-40]).status_code != 415:
                 wrong.append("a damaged image")
@@ -89,9 +88,8 @@ def test_many_clients_need_no_more_memory(
         files = server.metric("process_open_fds")
         assert load(server, SECONDS, photos, expected) == []
         assert (server.metric("process_resident_memory_bytes") - before) / 1e6 < GROWTH_MB
-        wait_until(
-            lambda: server.metric("process_open_fds") <= files + 2
-        )  # it closes what its clients have closed
+        # It closes what its clients have closed.
+        wait_until(lambda: server.metric("process_open_fds") <= files + 2)
         assert server.metric("lockstep_requests_total", status="200") > 3 * CLIENTS
         assert server.stop() == 0
         assert [event for event in server.events() if event["level"] == "error"] == []

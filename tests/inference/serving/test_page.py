@@ -167,9 +167,8 @@ def test_the_page_shows_why_an_image_is_refused(show: Show, server: Server, tmp_
     assert page.locator(".result .bad").inner_text().startswith("not an image that can be read")
     status = page.locator("#status").inner_text()
     assert status == "0 of 1 images are classified. 1 failed: their cards say why."
-    page.locator(".result img").wait_for(
-        state="detached"
-    )  # when Chromium reports that it is damaged
+    # When Chromium reports that it is damaged.
+    page.locator(".result img").wait_for(state="detached")
 
 
 def test_files_that_are_no_images_are_named(

@@ -24,9 +24,8 @@ def client(server: Server, data: bytes, statuses: list[int], lost: list[Exceptio
             try:
                 status = own.post(server.url + "/predict", data, timeout=PATIENCE_SEC).status_code
             except requests.ConnectionError as error:
-                if (
-                    "refused" not in str(error).lower()
-                ):  # the connection was made, so this request had been sent
+                # The connection was made, so this request had been sent.
+                if "refused" not in str(error).lower():
                     lost.append(error)
                 return
             statuses.append(status)
@@ -80,12 +79,8 @@ def test_it_answers_while_it_drains(weights: Path, photos: list[Path], tmp_path:
 
 
 def test_ctrl_c_closes_connections(weights: Path, photos: list[Path], tmp_path: Path) -> None:
-    options = (
-        "--drain-sec",
-        0,
-        "--timeout-sec",
-        10 * PATIENCE_SEC,
-    )  # it does not end because a limit has passed
+    # It does not end because a limit has passed.
+    options = ("--drain-sec", 0, "--timeout-sec", 10 * PATIENCE_SEC)
     with serving(weights, tmp_path / "log", "--runtime", ENGINE, *options) as server:
         silent = server.connect()
         assert server.get("/v2").status_code == 200  # its connection stays open

@@ -189,9 +189,8 @@ def child(kind: str, seed: int, numbers: range, keep: Path) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (mapped + MOST_MEMORY, mapped + MOST_MEMORY))
     for number in numbers:
         print(json.dumps({"number": number}), flush=True)
-        signal.setitimer(
-            signal.ITIMER_REAL, MOST_SECONDS
-        )  # a library may hang outside of Python: the process is killed
+        # A library may hang outside of Python: the process is killed.
+        signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS)
         folder = keep / f"{kind}-{seed}-{number}"
         folder.mkdir(parents=True)
         try:

@@ -15,9 +15,8 @@ from lockstep.weights.formats.keras_file import read
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings(
-        "ignore:__array__ implementation:DeprecationWarning"
-    ),  # Keras, with NumPy 2
+    # Keras, with NumPy 2.
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
 SPEC = ModelSpec(
     block="bottleneck", layers=(2, 1, 1, 1), stem_width=8, widths=(8, 16, 32, 64), stride_in="1x1"
@@ -124,11 +123,8 @@ def test_a_resnet50_with_old_names_has_its_logits(kind: str, old: Old, tmp_path:
     weights = read(
         {"whole": old.whole, "weights": old.weights, "of Keras 1": tmp_path / "keras-1.h5"}[kind]
     )
-    assert (weights.recipe.model, weights.recipe.logits, weights.recipe.bn_epsilon) == (
-        "resnet50-v1",
-        10,
-        1e-3,
-    )
+    assert weights.recipe.model == "resnet50-v1"
+    assert (weights.recipe.logits, weights.recipe.bn_epsilon) == (10, 1e-3)
     module = backends.load("reference").load_module(weights.recipe, weights.state.tensors)
     images = (old.images - weights.recipe.mean) / weights.recipe.std
     difference = np.abs(module(images.transpose(0, 3, 1, 2).astype(np.float64)) - old.logits).max()

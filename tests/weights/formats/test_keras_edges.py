@@ -20,9 +20,8 @@ from tests.weights.formats.insertions_keras import (
     resnet,
 )
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:__array__ implementation:DeprecationWarning"
-)  # Keras, with NumPy 2
+# Keras, with NumPy 2.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 ENDINGS = ("keras", "h5", "weights.h5")
 INSERTIONS = list(list_insertions())
 CASES = sample([(case, "keras") for case in INSERTIONS], 61)

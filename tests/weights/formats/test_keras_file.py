@@ -28,9 +28,8 @@ from tests.lines import check_lines
 from tests.soak import SOAK
 from tests.weights.formats.cases import EVALUATION, assert_canonical
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:__array__ implementation:DeprecationWarning"
-)  # Keras, with NumPy 2
+# Keras, with NumPy 2.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 LOGITS = 10
 ASSUMES = "its layers are those of Keras' ResNets, so it is assumed that images are as"
 BIASES = "biases of convolutions were subtracted from the running means, which computes the same"
@@ -136,12 +135,8 @@ def assert_close(actual: np.ndarray, expected: np.ndarray) -> None:
 def test_a_model_of_keras_has_its_logits(keras_files: Keras, original: Weights) -> None:
     assert_close(logits(original, keras_files.images), keras_files.logits)
     recipe = original.recipe
-    assert (recipe.model, recipe.logits, recipe.bn_epsilon, recipe.precision) == (
-        "resnet50-v1",
-        LOGITS,
-        1.001e-5,
-        "fp32",
-    )
+    assert recipe.model == "resnet50-v1"
+    assert (recipe.logits, recipe.bn_epsilon, recipe.precision) == (LOGITS, 1.001e-5, "fp32")
     assert (original.origin, original.state.step, original.state.momentum) == ("Keras", 0, {})
     assert original.remarks[0].startswith(ASSUMES)
     assert original.remarks[1:] == (BIASES,)
@@ -348,10 +343,8 @@ def small_file(path: Path, **changes: np.ndarray | None) -> None:
 
 def test_another_model_is_refused_with_what_differs(tmp_path: Path) -> None:
     small_file(tmp_path / "a.h5")
-    with pytest.raises(
-        CheckpointError,
-        match=r"is not a complete ResNet as Keras .*'conv1_bn/beta', 'conv1_conv/kernel'",
-    ):
+    expected = r"is not a complete ResNet as Keras .*'conv1_bn/beta', 'conv1_conv/kernel'"
+    with pytest.raises(CheckpointError, match=expected):
         read(tmp_path / "a.h5")
 
 

@@ -35,9 +35,8 @@ from tests.weights.formats.insertions_keras import (
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings(
-        "ignore:__array__ implementation:DeprecationWarning"
-    ),  # Keras, with NumPy 2
+    # Keras, with NumPy 2.
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
 Edit = Callable[[dict[str, Any]], object]
 

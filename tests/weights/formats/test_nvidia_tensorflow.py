@@ -60,9 +60,8 @@ def read_again(variables: Variables, tmp_path: Path, *, momentum: bool = True) -
 
 def test_the_names_of_resnet50_are_those_of_the_originals_code() -> None:
     table = name_tensors(MODELS["resnet50"])
-    assert (
-        len(table) == 267
-    )  # 53 convolutions with four tensors of batch norm each, and the classifier's two
+    # 53 convolutions with four tensors of batch norm each, and the classifier's two.
+    assert len(table) == 267
     assert table["conv1.weight"] == "conv2d/conv2d/kernel"
     assert table["bn1.running_var"] == "conv2d/BatchNorm/moving_variance"
     assert table["layer1.0.conv1.weight"] == "btlnck_block_0_0/bottleneck_1/conv2d/kernel"

@@ -107,10 +107,8 @@ def test_tensors_with_the_names_of_their_parameters_are_read(protocol: int, tmp_
     }
     weights = read(pickle.dumps(OrderedDict(tensors), protocol), tmp_path)
     assert_stored(weights.arrays, {"conv.weight": weight})
-    assert (weights.parameters, weights.others) == (
-        {"conv.weight": "conv2d_0.w_0"},
-        ("epoch", "lr"),
-    )
+    assert weights.parameters == {"conv.weight": "conv2d_0.w_0"}
+    assert weights.others == ("epoch", "lr")
 
 
 def test_a_table_of_parameters_beside_arrays_is_read(tmp_path: Path) -> None:

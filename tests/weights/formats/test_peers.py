@@ -33,12 +33,8 @@ def tensorflow(command: str, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("peers")
-    for name in (
-        "sharded",
-        "types",
-        "partitioned",
-        "many",
-    ):  # TensorFlow does not create this folder
+    # TensorFlow does not create this folder.
+    for name in ("sharded", "types", "partitioned", "many"):
         (folder / name).mkdir()
     save_images(folder, 4, 64, 64, 3)
     tensorflow("make", folder)
@@ -174,10 +170,8 @@ def test_tensorflow_reads_every_tensor_that_was_written(name: str, ours: Path) -
     arrays = np.load(ours / f"ours-{name}.npz")
     assert set(arrays) == set(expected)
     for key, value in expected.items():
-        assert (arrays[key].dtype, arrays[key].shape) == (
-            value.dtype.newbyteorder("="),
-            value.shape,
-        )
+        assert arrays[key].dtype == value.dtype.newbyteorder("=")
+        assert arrays[key].shape == value.shape
         assert arrays[key].tobytes() == np.asarray(value, value.dtype.newbyteorder("=")).tobytes()
 
 
@@ -234,12 +228,8 @@ def test_resnet50_at_its_own_size_is_recognised_with_velocities_and_step(tmp_pat
     assert original.recipe == resnet50_tensorflow_90ep().replace(precision="fp32")
     assert original.state.step == 112_590
     assert len(original.state.momentum) == 161  # as the original's code asserts
-    for (
-        name,
-        velocity,
-    ) in (
-        original.state.momentum.items()
-    ):  # half of the value; a step with rate 0.5 subtracts a quarter
+    # Half of the value; a step with rate 0.5 subtracts a quarter.
+    for name, velocity in original.state.momentum.items():
         assert np.allclose(original.state.tensors[name], 1.5 * velocity, rtol=1e-6)
     actual = logits(original, tmp_path)
     expected = np.load(tmp_path / "full-logits.npz")["logits"]

@@ -84,9 +84,8 @@ def test_any_bytes_are_an_error_and_nothing_else(
 ) -> None:
     prefix = tmp_path_factory.mktemp("garbage") / "any"
     index_path(prefix).write_bytes(data + struct.pack("<Q", 0xDB4775248B80FB57) * magic)
-    with pytest.raises(
-        CheckpointError, match=r"any\.index is (damaged or not the index|.*, not weights)"
-    ):
+    expected = r"any\.index is (damaged or not the index|.*, not weights)"
+    with pytest.raises(CheckpointError, match=expected):
         Bundle(prefix)
 
 

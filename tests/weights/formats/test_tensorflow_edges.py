@@ -213,9 +213,8 @@ def test_of_several_signatures_the_one_for_servers_is_read(tmp_path: Path) -> No
     assert is_same_answer(np.asarray(expected), compute_as_read(weights))
     signatures = {"serving_default": module.scaled, "another": module.probabilities}
     tf.saved_model.save(module, str(tmp_path / "other"), signatures)
-    with pytest.raises(
-        CheckpointError, match=r"TensorFlow's Tanh '[0-9]//Tanh:0' follows the logits"
-    ):
+    message = r"TensorFlow's Tanh '[0-9]//Tanh:0' follows the logits"
+    with pytest.raises(CheckpointError, match=message):
         read(tmp_path / "other" / "saved_model.pb")
 
 

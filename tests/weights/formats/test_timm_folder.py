@@ -220,9 +220,8 @@ def test_a_prefix_is_taken_off(name: str, prefix: str, state: State, tmp_path: P
 def test_tensors_that_are_left_over_refuse_a_folder(state: State, tmp_path: Path) -> None:
     values = convert_state(state) | {f"more.{i}": torch.zeros(2) for i in range(40)}
     save_file(values, save_folder(tmp_path, state) / "model.safetensors")
-    with pytest.raises(
-        CheckpointError, match=r"more\.0 and 39 more; .*--ignore 'more\.\*'$"
-    ) as error:
+    expected = r"more\.0 and 39 more; .*--ignore 'more\.\*'$"
+    with pytest.raises(CheckpointError, match=expected) as error:
         read(tmp_path)
     assert "more.30" not in str(error.value)
     weights = read(tmp_path, None, "more.*")
@@ -261,9 +260,8 @@ def test_a_described_network_replaces_an_unknown_one(state: State, tmp_path: Pat
         assert_canonical(weights.state.tensors, state.tensors)
         assert (weights.recipe.image_size, weights.classes) == (64, CLASSES)
     other = replace(MODELS["resnet18"], layers=(2, 2, 2, 3))
-    with pytest.raises(
-        CheckpointError, match=r"closest model, the described model, does not fit: layer4\.2\.conv1"
-    ):
+    expected = r"closest model, the described model, does not fit: layer4\.2\.conv1"
+    with pytest.raises(CheckpointError, match=expected):
         read(folder, other)
 
 

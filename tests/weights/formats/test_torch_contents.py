@@ -337,10 +337,8 @@ def test_only_a_described_network_is_tried(tmp_path: Path, monkeypatch: pytest.M
     )
     check_answers(weights, Plain())
     other = ModelSpec(block="basic", layers=(1, 1, 1, 1), expansion=1)
-    with pytest.raises(
-        CheckpointError,
-        match=r"closest model, the described model, does not fit: \S+conv1\.weight is",
-    ):
+    expected = r"closest model, the described model, does not fit: \S+conv1\.weight is"
+    with pytest.raises(CheckpointError, match=expected):
         read_value(tensors, tmp_path, model=other)
 
 

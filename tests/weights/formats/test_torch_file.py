@@ -110,12 +110,8 @@ def test_repeated_objects_are_read_twice(container: dict[str, bool], tmp_path: P
     numbers = np.arange(3)
     options = argparse.Namespace(lr=0.1)
     arrays = load(written([numbers, options, numbers, options, BASE, BASE], tmp_path, container))
-    assert (arrays[0].tolist(), arrays[2].tolist(), arrays[1], arrays[3]) == (
-        [0, 1, 2],
-        [0, 1, 2],
-        {"lr": 0.1},
-        {"lr": 0.1},
-    )
+    assert arrays[0].tolist() == [0, 1, 2]
+    assert (arrays[2].tolist(), arrays[1], arrays[3]) == ([0, 1, 2], {"lr": 0.1}, {"lr": 0.1})
     assert arrays[4].tolist() == arrays[5].tolist() == BASE.tolist()
 
 
@@ -226,10 +222,8 @@ def test_pytorch_reads_arrays_that_were_written_bit_for_bit(tmp_path: Path) -> N
     save(tmp_path / "a.pth", ARRAYS)
     contents = torch.load(tmp_path / "a.pth", weights_only=True, mmap=True)
     for name, value in ARRAYS.items():
-        assert (contents[name].numpy().dtype, contents[name].shape) == (
-            value.dtype.newbyteorder("<"),
-            value.shape,
-        )
+        assert contents[name].numpy().dtype == value.dtype.newbyteorder("<")
+        assert contents[name].shape == value.shape
         assert contents[name].is_contiguous()
         assert np.array_equal(contents[name].numpy(), value)
 

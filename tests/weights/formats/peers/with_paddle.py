@@ -201,9 +201,8 @@ def load(folder):
     names = program.names()
     np.savez(folder / "ours.npz", **program.values(names))
     np.savez(folder / "ours-logits.npz", logits=program.run(add_channel(images)))
-    program.executor.run(
-        program.main, feed={"x": add_channel(images)}, fetch_list=[program.loss]
-    )  # continues training
+    # Continues training.
+    program.executor.run(program.main, feed={"x": add_channel(images)}, fetch_list=[program.loss])
     np.savez(folder / "ours-after.npz", **program.values(names))
     if not paddle.framework.in_pir_mode():
         amp = Program(lambda: Network(4), 4, amp=True)
