@@ -16,25 +16,12 @@ from lockstep.weights.calibration import TemperatureFit
 MEAN = (100.0, 110.0, 120.0)
 STD = (50.0, 60.0, 70.0)
 FIT: TemperatureFit = {
-    "temperature": 3.0,
-    "images": 150,
-    "loss_before": 0.5,
-    "loss_after": 0.4,
-    "error_percent_before": 9.0,
-    "error_percent_after": 2.0,
+    **{"temperature": 3.0, "images": 150, "loss_before": 0.5, "loss_after": 0.4},
+    **{"error_percent_before": 9.0, "error_percent_after": 2.0},
 }
 """What a calibration may have found."""
 CLASSES = (
-    "blobs",
-    "bricks",
-    "checks",
-    "dots",
-    "grid",
-    "rays",
-    "rings",
-    "spiral",
-    "stripes",
-    "zigzag",
+    *("blobs", "bricks", "checks", "dots", "grid", "rays", "rings", "spiral", "stripes", "zigzag"),
 )
 
 

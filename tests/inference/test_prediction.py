@@ -225,11 +225,8 @@ def test_a_run_is_loaded_at_any_step(save_weights: SaveWeights, tiny_recipe: Rec
 
 
 BAD_IMAGES = {
-    "missing.jpg": None,
-    "empty.jpg": b"",
-    "text.jpg": b"hello, this is no image",
-    "cut off.jpg": "half",
-    "cut off.png": "half",
+    **{"missing.jpg": None, "empty.jpg": b"", "text.jpg": b"hello, this is no image"},
+    **{"cut off.jpg": "half", "cut off.png": "half"},
 }
 
 

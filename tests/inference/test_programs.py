@@ -22,12 +22,7 @@ from lockstep.system.errors import CheckpointError
 from tests.inference.cases import CLASSES, MEAN, STD, image_file, save_random
 
 TARGETS = [
-    "torchscript",
-    "torch-export",
-    "savedmodel",
-    "frozen-graph",
-    "paddle-inference",
-    "triton",
+    *("torchscript", "torch-export", "savedmodel", "frozen-graph", "paddle-inference", "triton"),
     "openvino",
 ]
 SIZES = ((32, 32), (97, 61), (97, 61), (120, 200), (33, 50))

@@ -4,12 +4,14 @@ weights."""
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
 
+import lockstep
 from lockstep.inference import onnx_model
 from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.models.state import State
@@ -47,6 +49,11 @@ def compute_in_this_process(monkeypatch: pytest.MonkeyPatch, backend: str = "ref
     monkeypatch.setattr(certificate, "find_backend", lambda origin: backend)
     monkeypatch.setattr(certificate, "_compute_logits", compute)
     monkeypatch.setattr(logits_process, "tell", lambda done, total: None)
+
+
+def converted(source: Path, target: Path, *, to: str = "safetensors", **choice: Any) -> Any:
+    """Write weights in another format, without a certificate, which takes seconds."""
+    return lockstep.load(source, **choice).save(target, to=to, certificate=False)
 
 
 def recipe_of(model: str = "resnet50") -> Recipe:

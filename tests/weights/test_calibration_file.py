@@ -45,12 +45,8 @@ def test_the_trained_weights_and_their_average_have_an_entry_each(saved: Path) -
 def test_a_threshold_stays_until_the_temperature_changes(saved: Path) -> None:
     file = saved / "model.safetensors"
     threshold: Threshold = {
-        "wanted_percent": 95.0,
-        "unknown_below": 0.75,
-        "precision_percent": 96.0,
-        "precision_interval_percent": [90.0, 99.0],
-        "answered": 60,
-        "answered_percent": 60.0,
+        **{"wanted_percent": 95.0, "unknown_below": 0.75, "precision_percent": 96.0},
+        **{"precision_interval_percent": [90.0, 99.0], "answered": 60, "answered_percent": 60.0},
     }
     write_calibration(file, FIT, threshold)
     write_calibration(file, FIT)

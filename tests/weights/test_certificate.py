@@ -29,12 +29,8 @@ from tests.weights.formats.cases import bits
 from tests.weights.small_models import compute_in_this_process, keras_recipe, make_torch_tensors
 
 TARGET_NAMES = {
-    "safetensors": "a.safetensors",
-    "timm": "a",
-    "nvidia-pytorch": "a.pth.tar",
-    "nvidia-tensorflow": "a",
-    "nvidia-paddle": "a",
-    "nvidia-mxnet": "a",
+    **{"safetensors": "a.safetensors", "timm": "a", "nvidia-pytorch": "a.pth.tar"},
+    **{"nvidia-tensorflow": "a", "nvidia-paddle": "a", "nvidia-mxnet": "a"},
 }
 
 

@@ -161,13 +161,8 @@ def test_without_any_checkpoint_there_is_no_state_and_no_complaint(tmp_path: Pat
 
 def test_names_of_other_things_are_no_checkpoints(tmp_path: Path) -> None:
     for name in (
-        "step-abc",
-        "step-",
-        "step-00000007-copy",
-        "step-7",
-        "unfinished-step-00000032",
-        "step--0000001",
-        "other",
+        *("step-abc", "step-", "step-00000007-copy", "step-7", "unfinished-step-00000032"),
+        *("step--0000001", "other"),
     ):
         (tmp_path / name).mkdir()
     (tmp_path / "step-00000064").write_text("a file")
@@ -245,13 +240,7 @@ def test_the_newest_and_the_best_are_kept(
 
 
 TOUCHES_FILES = {
-    "open",
-    "os.mkdir",
-    "os.rename",
-    "os.remove",
-    "os.rmdir",
-    "os.scandir",
-    "os.listdir",
+    *("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.scandir", "os.listdir"),
     "os.fsync",
 }
 KILLED = 9

@@ -19,12 +19,9 @@ from lockstep.weights.class_names import (
 
 # From the categories of torchvision's weights and from Keras' imagenet_class_index.json.
 ANCHORS = {
-    0: ("n01440764", "tench"),
-    1: ("n01443537", "goldfish"),
-    207: ("n02099601", "golden retriever"),
-    281: ("n02123045", "tabby"),
-    285: ("n02124075", "Egyptian cat"),
-    388: ("n02510455", "giant panda"),
+    **{0: ("n01440764", "tench"), 1: ("n01443537", "goldfish")},
+    **{207: ("n02099601", "golden retriever"), 281: ("n02123045", "tabby")},
+    **{285: ("n02124075", "Egyptian cat"), 388: ("n02510455", "giant panda")},
     999: ("n15075141", "toilet tissue"),
 }
 
@@ -54,11 +51,7 @@ def test_no_two_of_imagenets_classes_have_the_same_name() -> None:
 
 def test_a_synset_id_is_shown_with_its_word_and_other_names_are_unchanged() -> None:
     assert [describe_class(name) for name in ("n02123045", "cat", "n00000001", "281", "")] == [
-        "tabby (n02123045)",
-        "cat",
-        "n00000001",
-        "281",
-        "",
+        *("tabby (n02123045)", "cat", "n00000001", "281", "")
     ]
 
 

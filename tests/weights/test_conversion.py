@@ -20,25 +20,14 @@ from lockstep.recipes.from_nvidia import (
 )
 from lockstep.recipes.initial_weights import initial_tensors, zero_momentum
 from lockstep.system.errors import CheckpointError, DataError
-from lockstep.weights import Weights, checkpoint, open_weights
-from lockstep.weights.formats import (
-    mxnet_params,
-    nvidia_mxnet,
-    nvidia_paddle,
-    nvidia_tensorflow,
-    paddle_pickle,
-)
+from lockstep.weights import checkpoint, open_weights
+from lockstep.weights.formats import nvidia_mxnet, nvidia_paddle, nvidia_tensorflow
 from lockstep.weights.formats.tensor_bundle import Bundle
+from tests.conftest import TINY_MODEL
 from tests.lines import check_lines
-from tests.weights.formats.cases import bits
+from tests.weights.formats.cases import assert_remarked, bits
+from tests.weights.small_models import converted
 
-
-def converted(source: Path, target: Path, *, to: str = "safetensors", **choice: Any) -> Any:
-    """Write weights in another format, without a certificate."""
-    return lockstep.load(source, **choice).save(target, to=to, certificate=False)
-
-
-"""Certificates need processes and seconds; `test_certificate` tests them."""
 SPEC = ModelSpec(
     block="bottleneck",
     layers=(1, 1, 1, 1),
@@ -87,25 +76,6 @@ def original(tmp_path: Path) -> Path:
     return tmp_path / "theirs"
 
 
-@pytest.mark.parametrize("named", ["folder", "prefix", "index"])
-def test_a_checkpoint_of_tensorflow_is_opened_with_the_published_recipe(
-    named: str, original: Path
-) -> None:
-    prefix = original / "model.ckpt-9"
-    path = {"folder": original, "prefix": prefix, "index": original / "model.ckpt-9.index"}[named]
-    weights = open_weights(path)
-    assert weights.recipe == LIKE_ORIGINAL
-    assert (weights.classes, weights.source, weights.remarks) == ((), prefix, ())
-    assert bits(weights.tensors) == bits(initial_tensors(LIKE_ORIGINAL))
-
-
-def test_there_are_no_moving_averages_in_a_checkpoint_of_tensorflow(original: Path) -> None:
-    with pytest.raises(CheckpointError, match="has no moving average"):
-        open_weights(original, ema=True)
-    with pytest.raises(CheckpointError, match="has no moving average"):
-        converted(original, original / "a.safetensors", ema=True)
-
-
 def test_a_checkpoint_of_tensorflow_becomes_a_file(original: Path, tmp_path: Path) -> None:
     target = tmp_path / "new" / "neutral.safetensors"
     result = converted(original, target)
@@ -126,22 +96,96 @@ def test_a_checkpoint_of_tensorflow_becomes_a_file(original: Path, tmp_path: Pat
     assert target.stat().st_mode == (tmp_path / "theirs" / "checkpoint").stat().st_mode
 
 
-def test_a_run_becomes_a_checkpoint_of_tensorflow_with_velocities_and_step(
-    run: Path, tiny_recipe: Recipe, tmp_path: Path
+OF_RESNET18 = {"model": "resnet18", "logits": 10, "precision": "fp32"}
+ORIGINALS: dict[str, tuple[Any, str, Recipe, list[str]]] = {
+    "tensorflow": (
+        nvidia_tensorflow.write,
+        "model.ckpt-9",
+        LIKE_ORIGINAL,
+        ["", "model.ckpt-9", "model.ckpt-9.index"],
+    ),
+    "paddle": (
+        nvidia_paddle.write,
+        "ResNet50/4/resnet_50_paddle",
+        resnet50_paddle_90ep().replace(**OF_RESNET18),
+        ["", "ResNet50", "ResNet50/4", "ResNet50/4/resnet_50_paddle.pdparams"],
+    ),
+    "mxnet": (
+        nvidia_mxnet.write,
+        "model-0004.params",
+        resnet50_mxnet_90ep().replace(**OF_RESNET18),
+        ["", "model", "model-0004.params"],
+    ),
+}
+"""How the programs of NVIDIA write checkpoints, and the paths that name them."""
+
+
+@pytest.mark.parametrize(
+    ("program", "named"), [(name, path) for name, row in ORIGINALS.items() for path in row[-1]]
+)
+def test_a_checkpoint_of_nvidia_is_opened_with_the_published_recipe(
+    program: str, named: str, tmp_path: Path
 ) -> None:
-    prefix = tmp_path / "to" / "model.ckpt-7"
-    result = converted(run, prefix, to="nvidia-tensorflow")
-    names = ["model.ckpt-7.index", "model.ckpt-7.data-00000-of-00001", "checkpoint"]
-    assert result["written"] == [str(prefix.parent / name) for name in names]
-    assert sorted(names) == sorted(path.name for path in prefix.parent.iterdir())
-    bundle = Bundle(prefix)
-    assert bundle.read("global_step") == result["step"] == 7
-    assert bundle.read("resnet/output/dense/bias").tolist() == [7] * 10
-    velocity = state_of(tiny_recipe).momentum["layer1.0.conv2.weight"]
-    name = "resnet/btlnck_block_0_0/bottleneck_2/bottleneck_2group_filter/Momentum"
-    assert np.array_equal(bundle.read(name), velocity.transpose(2, 3, 1, 0))
-    for words in ("symmetric padding", "have 10", "loss scaling", "--ema converts them"):
-        assert [words in remark for remark in result["remarks"]].count(True) == 1
+    write, file, recipe, _ = ORIGINALS[program]
+    write(tmp_path / "theirs" / file, recipe, state_of(recipe, 9))
+    path = tmp_path / "theirs" / named
+    weights = open_weights(path)
+    assert (weights.recipe, weights.classes) == (recipe, ())
+    assert weights.source == tmp_path / "theirs" / file
+    assert bits(weights.tensors) == bits(initial_tensors(recipe))
+    with pytest.raises(CheckpointError, match="has no moving average; leave out --ema"):
+        open_weights(path, ema=True)
+    with pytest.raises(CheckpointError, match="has no moving average"):
+        converted(path, tmp_path / "a.safetensors", ema=True)
+
+
+RUNS: list[tuple[str, str, list[str], tuple[str, ...]]] = [
+    (
+        "nvidia-tensorflow",
+        "model.ckpt-7",
+        ["model.ckpt-7.index", "model.ckpt-7.data-00000-of-00001", "checkpoint"],
+        ("symmetric padding", "have 10", "loss scaling"),
+    ),
+    (
+        "nvidia-paddle",
+        "7/model",
+        ["model.pdparams", "model.pdopt"],
+        ("this is another", "have 10: --num-of-class"),
+    ),
+    (
+        "nvidia-mxnet",
+        "model-0090.params",
+        ["model-symbol.json", "model-0090.momentum.params", "model-0090.params"],
+        ("this is another", "have 10: --num-classes", "step 7 cannot be stored", "loss scaling"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("to", "name", "files", "remarks"), RUNS)
+def test_a_run_becomes_a_checkpoint_of_nvidia(
+    to: str,
+    name: str,
+    files: list[str],
+    remarks: tuple[str, ...],
+    run: Path,
+    tiny_recipe: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = tmp_path / "to" / name
+    result = converted(run, target, to=to)
+    assert (result["step"], result["written"]) == (7, [str(target.with_name(n)) for n in files])
+    assert sorted(files) == sorted(path.name for path in target.parent.iterdir())
+    assert_remarked(result["remarks"], *remarks, "--ema converts them")
+    monkeypatch.setitem(MODELS, "tiny", TINY_MODEL)
+    copy = open_weights(target, momentum=True)
+    assert copy.tensors["fc.bias"].tolist() == [7] * 10
+    assert bits(copy.state.momentum) == bits(state_of(tiny_recipe).momentum)
+    averages = converted(run, tmp_path / "average" / name, to=to, ema=True)
+    assert open_weights(tmp_path / "average" / name).tensors["fc.bias"].tolist() == [8] * 10
+    assert len(averages["written"]) == len(files) - (to != "nvidia-tensorflow")
+    is_noted = any("no velocities were written" in remark for remark in averages["remarks"])
+    assert is_noted == (to != "nvidia-mxnet")
 
 
 @pytest.mark.parametrize(("checkpoint", "ema", "bias"), [("3", False, 3), ("newest", True, 8)])
@@ -178,145 +222,6 @@ def test_names_that_do_not_fit_are_refused(run: Path, tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "resnet18", narrow_model(MODELS["resnet18"]))
-
-
-def check_resnet18(weights: Weights, published: Recipe, source: Path) -> None:
-    """Check that the weights are a new resnet18's, and that the rest of its recipe is published."""
-    assert weights.recipe == published.replace(model="resnet18", logits=10, precision="fp32")
-    assert (weights.classes, weights.source) == ((), source)
-    assert bits(weights.tensors) == bits(initial_tensors(Recipe(model="resnet18", logits=10)))
-
-
-@pytest.fixture
-def paddle_folder(tmp_path: Path) -> Path:
-    """A folder as NVIDIA's PaddlePaddle code writes it."""
-    recipe = Recipe(model="resnet18", logits=10)
-    nvidia_paddle.write(
-        tmp_path / "checkpoint" / "ResNet50" / "4" / "resnet_50_paddle", recipe, state_of(recipe)
-    )
-    return tmp_path / "checkpoint"
-
-
-@pytest.mark.parametrize(
-    "named", ["", "ResNet50", "ResNet50/4", "ResNet50/4/resnet_50_paddle.pdparams"]
-)
-def test_a_checkpoint_of_paddle_is_opened_with_the_published_recipe(
-    named: str, paddle_folder: Path
-) -> None:
-    weights = open_weights(paddle_folder / named)
-    source = paddle_folder / "ResNet50" / "4" / "resnet_50_paddle"
-    check_resnet18(weights, resnet50_paddle_90ep(), source)
-    check_lines(weights.remarks, "^the stem has a fourth input channel, .* only zeros")
-
-
-def test_there_are_no_moving_averages_in_a_checkpoint_of_paddle(
-    paddle_folder: Path, tmp_path: Path
-) -> None:
-    for path in (paddle_folder, paddle_folder / "ResNet50" / "4" / "resnet_50_paddle.pdparams"):
-        with pytest.raises(CheckpointError, match=r"has no moving average"):
-            open_weights(path, ema=True)
-        with pytest.raises(CheckpointError, match=r"has no moving average"):
-            converted(path, tmp_path / "a.safetensors", ema=True)
-
-
-def test_from_one_framework_to_another_a_state_is_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(MODELS, "small", SPEC)
-    recipe = Recipe(model="small", logits=3)
-    state = state_of(recipe)
-    nvidia_tensorflow.write(tmp_path / "a", recipe, state)
-    to_paddle = converted(tmp_path / "a", tmp_path / "b", to="nvidia-paddle")
-    assert to_paddle["written"] == [str(tmp_path / name) for name in ("b.pdparams", "b.pdopt")]
-    converted(tmp_path / "b", tmp_path / "c", to="nvidia-tensorflow")
-    copy = nvidia_tensorflow.read(tmp_path / "c").state
-    assert bits(copy.tensors) == bits(state.tensors)
-    assert bits(copy.momentum) == bits(state.momentum)
-    for words in (
-        "fourth input channel",
-        "SAME padding",
-        "have 3: --num-of-class",
-        "step 7 cannot be stored",
-    ):
-        assert [words in remark for remark in to_paddle["remarks"]].count(True) == 1
-
-
-def test_a_run_becomes_a_checkpoint_of_paddle_with_velocities(
-    run: Path, tiny_recipe: Recipe, tmp_path: Path
-) -> None:
-    result = converted(run, tmp_path / "ResNet50" / "7" / "model", to="nvidia-paddle")
-    optimizer = paddle_pickle.load(tmp_path / "ResNet50" / "7" / "model.pdopt").arrays
-    assert np.array_equal(
-        optimizer["conv2d_2.w_0_velocity_0"],
-        state_of(tiny_recipe).momentum["layer1.0.conv2.weight"],
-    )
-    assert optimizer["loss_scaling_0"] == 8
-    for words in ("this is another", "have 10: --num-of-class", "--ema converts them"):
-        assert [words in remark for remark in result["remarks"]].count(True) == 1
-    averages = converted(run, tmp_path / "average", to="nvidia-paddle", ema=True)
-    assert averages["written"] == [str(tmp_path / "average.pdparams")]
-    assert (
-        paddle_pickle.load(tmp_path / "average.pdparams").arrays["linear_0.b_0"].tolist()
-        == [8] * 10
-    )
-    assert any("no velocities were written" in remark for remark in averages["remarks"])
-
-
-@pytest.fixture
-def mxnet_folder(tmp_path: Path) -> Path:
-    """A folder as NVIDIA's MXNet code writes it."""
-    recipe = Recipe(model="resnet18", logits=10)
-    for epoch in (3, 4):
-        nvidia_mxnet.write(
-            tmp_path / "theirs" / f"model-{epoch:04d}.params",
-            recipe,
-            State(0, initial_tensors(recipe), {}),
-        )
-    return tmp_path / "theirs"
-
-
-@pytest.mark.parametrize("named", ["", "model", "model-0004.params"])
-def test_a_checkpoint_of_mxnet_is_opened_with_the_published_recipe(
-    named: str, mxnet_folder: Path
-) -> None:
-    weights = open_weights(mxnet_folder / named)
-    check_resnet18(weights, resnet50_mxnet_90ep(), mxnet_folder / "model-0004.params")
-    assert weights.remarks == ()
-
-
-def test_there_are_no_moving_averages_in_a_checkpoint_of_mxnet(mxnet_folder: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"has no moving average; leave out --ema"):
-        open_weights(mxnet_folder, ema=True)
-
-
-def test_a_run_becomes_a_checkpoint_of_mxnet_with_velocities_and_back(
-    run: Path, tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    result = converted(run, tmp_path / "to" / "model-0090.params", to="nvidia-mxnet")
-    written = ["model-symbol.json", "model-0090.momentum.params", "model-0090.params"]
-    assert result["written"] == [str(tmp_path / "to" / name) for name in written]
-    assert (
-        mxnet_params.load(tmp_path / "to" / "model-0090.params")["arg:fc1_bias"].tolist()
-        == [7] * 10
-    )
-    for words in (
-        "this is another",
-        "have 10: --num-classes",
-        "step 7 cannot be stored",
-        "loss scaling",
-        "--ema converts them",
-    ):
-        assert [words in remark for remark in result["remarks"]].count(True) == 1
-    assert isinstance(tiny_recipe.model, ModelSpec)
-    monkeypatch.setitem(MODELS, "tiny", tiny_recipe.model)
-    converted(tmp_path / "to", tmp_path / "back", to="nvidia-tensorflow")
-    back = nvidia_tensorflow.read(tmp_path / "back").state
-    assert bits(back.momentum) == bits(state_of(tiny_recipe).momentum)
-    averages = converted(run, tmp_path / "average", to="nvidia-mxnet", ema=True)
-    assert averages["written"] == [
-        str(tmp_path / name) for name in ("average-symbol.json", "average-0000.params")
-    ]
-    assert mxnet_params.load(tmp_path / "average-0000.params")["arg:fc1_bias"].tolist() == [8] * 10
 
 
 def test_there_and_back_a_state_is_the_same(original: Path, tmp_path: Path) -> None:

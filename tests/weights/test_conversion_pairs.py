@@ -8,12 +8,10 @@ or v1 for Keras.
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-import lockstep
 from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
@@ -24,6 +22,7 @@ from lockstep.weights.target_formats import TARGETS
 from tests.weights.formats.cases import bits, state_of
 from tests.weights.small_models import (
     Arrays,
+    converted,
     keras_recipe,
     plain_state,
     recipe_of,
@@ -31,16 +30,10 @@ from tests.weights.small_models import (
 )
 
 NAMES = {
-    "safetensors": "a.safetensors",
-    "torchvision": "a.pth",
-    "timm": "folder",
-    "keras": "a.weights.h5",
-    "nvidia-pytorch": "a.pth.tar",
-    "nvidia-tensorflow": "model.ckpt-7",
-    "nvidia-paddle": "2/resnet_50_paddle",
-    "nvidia-mxnet": "model-0003.params",
-    "flax": "a.msgpack",
-    "torchax": "a.npz",
+    **{"safetensors": "a.safetensors", "torchvision": "a.pth", "timm": "folder"},
+    **{"keras": "a.weights.h5", "nvidia-pytorch": "a.pth.tar", "nvidia-tensorflow": "model.ckpt-7"},
+    **{"nvidia-paddle": "2/resnet_50_paddle", "nvidia-mxnet": "model-0003.params"},
+    **{"flax": "a.msgpack", "torchax": "a.npz"},
 }
 NVIDIAS = [name for name in TARGETS if name.startswith("nvidia-")]
 ONLY_V1 = "keras"
@@ -58,11 +51,6 @@ REFUSED = {
     ): r"keras\.applications pads symmetrically; these weights have the padding flax",
 }
 PAIRS = [(a, b) for a in TARGETS for b in TARGETS if (a, b) not in REFUSED]
-
-
-def converted(source: Path, target: Path, *, to: str = "safetensors", **choice: Any) -> Any:
-    """Write weights in another format, without a certificate."""
-    return lockstep.load(source, **choice).save(target, to=to, certificate=False)
 
 
 @pytest.fixture(scope="module", autouse=True)

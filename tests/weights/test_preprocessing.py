@@ -22,22 +22,11 @@ TORCHVISION = ("down", "even", "half_pixel")
 DALI = ("nearest", "up", "half_pixel_symmetric")
 TF1 = ("float32_down", "down", "asymmetric")
 PRETRAINED: dict[str, Any] = {
-    "tag": "tv2_in1k",
-    "custom_load": False,
-    "input_size": [3, 176, 176],
-    "test_input_size": [3, 224, 224],
-    "fixed_input_size": False,
-    "interpolation": "bilinear",
-    "crop_pct": 0.875,
-    "test_crop_pct": 0.965,
-    "crop_mode": "center",
-    "mean": [0.485, 0.456, 0.406],
-    "std": [0.229, 0.224, 0.225],
-    "num_classes": 1000,
-    "pool_size": [6, 6],
-    "first_conv": "conv1",
-    "classifier": "fc",
-    "license": "bsd-3-clause",
+    **{"tag": "tv2_in1k", "custom_load": False, "input_size": [3, 176, 176]},
+    **{"test_input_size": [3, 224, 224], "fixed_input_size": False, "interpolation": "bilinear"},
+    **{"crop_pct": 0.875, "test_crop_pct": 0.965, "crop_mode": "center"},
+    **{"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "num_classes": 1000},
+    **{"pool_size": [6, 6], "first_conv": "conv1", "classifier": "fc", "license": "bsd-3-clause"},
 }
 """What timm's `resnet50.tv2_in1k` has."""
 CONFIG = {
@@ -55,20 +44,10 @@ def change_field(name: str, value: Any) -> dict[str, Any]:
 def test_a_config_of_timm_is_evaluated_at_its_sizes_for_tests() -> None:
     changes, classes, remarks = read_timm_config(CONFIG)
     assert changes == {
-        "model": "resnet50",
-        "logits": 1000,
-        "image_size": 176,
-        "mean": MEAN,
-        "std": STD,
-        "interpolation": "bilinear",
-        "antialias": True,
-        "eval_resize": 232,
-        "eval_crop": 224,
-        "eval_antialias": True,
-        "eval_side_rounding": "down",
-        "eval_offset_rounding": "even",
-        "eval_sampling": "half_pixel",
-        "exif_orientation": False,
+        **{"model": "resnet50", "logits": 1000, "image_size": 176, "mean": MEAN, "std": STD},
+        **{"interpolation": "bilinear", "antialias": True, "eval_resize": 232, "eval_crop": 224},
+        **{"eval_antialias": True, "eval_side_rounding": "down", "eval_offset_rounding": "even"},
+        **{"eval_sampling": "half_pixel", "exif_orientation": False},
     }
     assert classes == ()
     assert len(remarks) == 1
@@ -114,11 +93,8 @@ def test_what_a_config_does_not_say_is_timms_default_and_is_named() -> None:
     assert changes == KNOWN["timm"] | {"model": "resnet34", "logits": 1000, "image_size": 224}
     [remark] = remarks
     for part in (
-        "num_classes 1000",
-        "input_size [3, 224, 224]",
-        "interpolation bicubic",
-        "crop_pct 0.875",
-        "mean [0.485, ",
+        *("num_classes 1000", "input_size [3, 224, 224]", "interpolation bicubic"),
+        *("crop_pct 0.875", "mean [0.485, "),
     ):
         assert part in remark
 

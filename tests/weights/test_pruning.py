@@ -1,7 +1,6 @@
 """Zeros of groups of four in files of weights, and files that are pruned without training."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,22 +12,13 @@ from lockstep.weights import checkpoint, open_weights
 from lockstep.weights.pruning import check_sparsity, prune
 from lockstep.weights.sparsity import Zeros, count_zeros
 from lockstep.weights.target_formats import TARGETS
-from tests.weights.small_models import keras_recipe, plain_state, recipe_of
+from tests.weights.small_models import converted, keras_recipe, plain_state, recipe_of
 
 NAMES = {
-    "torchvision": "a.pth",
-    "timm": "folder",
-    "keras": "a.weights.h5",
-    "nvidia-pytorch": "a.pth.tar",
-    "flax": "a.msgpack",
-    "torchax": "a.npz",
+    **{"torchvision": "a.pth", "timm": "folder", "keras": "a.weights.h5"},
+    **{"nvidia-pytorch": "a.pth.tar", "flax": "a.msgpack", "torchax": "a.npz"},
 }
 """Targets of a conversion whose names are not free."""
-
-
-def converted(source: Path, target: Path, *, to: str = "safetensors", **choice: Any) -> Any:
-    """Write weights in another format, without a certificate."""
-    return lockstep.load(source, **choice).save(target, to=to, certificate=False)
 
 
 pytestmark = pytest.mark.usefixtures("narrow")

@@ -98,14 +98,9 @@ def test_other_values_are_refused(changes: dict[str, Any], message: str, tmp_pat
 
 
 TARGETS = {
-    "safetensors": "b.safetensors",
-    "timm": "b",
-    "torchvision": "b.pth",
-    "nvidia-pytorch": "b.pth.tar",
-    "nvidia-tensorflow": "out/b",
-    "nvidia-paddle": "out/b",
-    "nvidia-mxnet": "out/b",
-    "keras": "b.weights.h5",
+    **{"safetensors": "b.safetensors", "timm": "b", "torchvision": "b.pth"},
+    **{"nvidia-pytorch": "b.pth.tar", "nvidia-tensorflow": "out/b", "nvidia-paddle": "out/b"},
+    **{"nvidia-mxnet": "out/b", "keras": "b.weights.h5"},
 }
 
 

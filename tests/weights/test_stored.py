@@ -190,14 +190,8 @@ def mxnet_types(path: Path) -> dict[str, str]:
 
 TYPES: list[Callable[[Path], dict[str, str]]] = [
     *(
-        torch_types,
-        safetensors_types,
-        lockstep_types,
-        keras_types,
-        onnx_types,
-        tensorflow_types,
-        paddle_types,
-        mxnet_types,
+        *(torch_types, safetensors_types, lockstep_types, keras_types, onnx_types),
+        *(tensorflow_types, paddle_types, mxnet_types),
     )
 ]
 

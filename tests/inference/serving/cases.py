@@ -152,11 +152,8 @@ def calibrated_softmax(logits: np.ndarray) -> np.ndarray:
 
 def head(server: Server, length: object, path: str = "/predict") -> bytes:
     lines = [
-        f"POST {path} HTTP/1.1",
-        f"Host: {server.host}:{server.port}",
-        f"Content-Length: {length}",
-        "",
-        "",
+        *(f"POST {path} HTTP/1.1", f"Host: {server.host}:{server.port}"),
+        *(f"Content-Length: {length}", "", ""),
     ]
     return "\r\n".join(lines).encode()
 

@@ -218,9 +218,5 @@ def test_addresses_and_names() -> None:
         for address in ("127.0.0.1", "127.9.9.9", "::1", "0.0.0.0", "::", "10.0.0.1")
     ] == [*(True, True, True), *(False, False, False)]
     assert [get_host_name(host) for host in ("a:1", "[::1]", "[::1]:2", "a.b.", "")] == [
-        "a",
-        "::1",
-        "::1",
-        "a.b",
-        "",
+        *("a", "::1", "::1", "a.b", "")
     ]

@@ -59,14 +59,8 @@ def small_server(
 ) -> Iterator[Server]:
     """Start a server. After all tests it still answers, and holds nothing."""
     options = (
-        "--max-body-mb",
-        1,
-        "--max-megapixels",
-        2,
-        "--timeout-sec",
-        timeout_sec,
-        "--max-connections",
-        CONNECTIONS,
+        *("--max-body-mb", 1, "--max-megapixels", 2, "--timeout-sec", timeout_sec),
+        *("--max-connections", CONNECTIONS),
     )
     with serving(
         weights, tmp_path_factory.mktemp("log") / "small.log", "--runtime", ENGINE, *options
@@ -155,20 +149,8 @@ def jpeg(width: int, height: int) -> bytes:
         (progressive_jpeg(), 200),
     ],
     ids=[
-        "bomb",
-        "absurd",
-        "large png",
-        "large jpeg",
-        "strip",
-        "fits",
-        "empty",
-        "text",
-        "half",
-        "no rows",
-        "eps",
-        "gif",
-        "scans",
-        "usual scans",
+        *("bomb", "absurd", "large png", "large jpeg", "strip", "fits", "empty", "text", "half"),
+        *("no rows", "eps", "gif", "scans", "usual scans"),
     ],
 )
 def test_large_and_other_images_are_refused(strict: Server, data: bytes, status: int) -> None:

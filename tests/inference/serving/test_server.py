@@ -111,22 +111,14 @@ def test_the_protocols_addresses(server: Server) -> None:
     for path in ("/v2/models/model", "/v2/models/model/versions/1"):
         assert server.get(path).json()["versions"] == ["1"]
     for path in (
-        "/",
-        "/about",
-        "/metrics",
-        "/v2",
-        "/v2/health/live",
-        "/v2/health/ready",
+        *("/", "/about", "/metrics", "/v2", "/v2/health/live", "/v2/health/ready"),
         "/v2/models/model",
     ):
         answer = server.session.head(server.url + path, timeout=PATIENCE_SEC)
         assert (answer.status_code, answer.content) == (200, b"")
         assert int(answer.headers["content-length"]) > 0
     for path in (
-        "/v2/models/other",
-        "/v2/models/model/versions/2",
-        "/v2/models/other/ready",
-        "/nothing",
+        *("/v2/models/other", "/v2/models/model/versions/2", "/v2/models/other/ready", "/nothing"),
         "/docs",
     ):
         answer = server.get(path)

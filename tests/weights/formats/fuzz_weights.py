@@ -47,13 +47,7 @@ MOST_SECONDS = 20
 PICKLES = ("pth-zip", "pth-old", "pdparams")
 KINDS = (*SAMPLES, *PICKLES)
 UNWRITABLE = (
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    RuntimeError,
-    OSError,
-    AttributeError,
+    *(ValueError, TypeError, KeyError, IndexError, RuntimeError, OSError, AttributeError),
     LockstepError,
 )
 """What libraries raise if a random value cannot be written at all. The file is then read whole."""

@@ -111,11 +111,8 @@ def test_a_run_writes_every_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             == tmp_path / "new" / f"model-000{epoch}.params"
         )
     assert sorted(list_names(prefix.parent.iterdir())) == [
-        "model-0001.momentum.params",
-        "model-0001.params",
-        "model-0002.momentum.params",
-        "model-0002.params",
-        "model-symbol.json",
+        *("model-0001.momentum.params", "model-0001.params", "model-0002.momentum.params"),
+        *("model-0002.params", "model-symbol.json"),
     ]
     state = read(prefix.parent / "model-0002.params").state
     assert_state(state, state_of(recipe, 2))
@@ -132,11 +129,8 @@ def test_a_run_writes_every_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_file_a_prefix_and_a_folder_name_the_last_epoch(mxnet_file: Path) -> None:
     for name in (
-        "model-9999.params",
-        "model-10000.params",
-        "model-0091.momentum.params",
-        "model-91.params",
-        "model_best.params",
+        *("model-9999.params", "model-10000.params", "model-0091.momentum.params"),
+        *("model-91.params", "model_best.params"),
     ):
         mxnet_file.with_name(name).touch()
     last = mxnet_file.with_name("model-10000.params")
@@ -181,11 +175,7 @@ def test_other_paths_name_no_checkpoint(tmp_path: Path) -> None:
     missing = [
         tmp_path / name
         for name in (
-            "missing",
-            "missing.params",
-            "a",
-            "a-0001.momentum.params",
-            "model.safetensors",
+            *("missing", "missing.params", "a", "a-0001.momentum.params", "model.safetensors"),
         )
     ]
     for path in (tmp_path, Path(), *missing):

@@ -80,18 +80,14 @@ def test_the_variables_of_resnet50_are_those_of_the_originals_program(tmp_path: 
     assert parameters["conv2d_0.w_0"].shape == (64, 4, 7, 7)
     assert not parameters["conv2d_0.w_0"][:, 3].any()
     for ours, theirs in {
-        "conv1.weight": "conv2d_0.w_0",
-        "layer1.0.conv1.weight": "conv2d_1.w_0",
-        "layer1.0.conv3.weight": "conv2d_3.w_0",
-        "layer1.0.downsample.0.weight": "conv2d_4.w_0",
+        **{"conv1.weight": "conv2d_0.w_0", "layer1.0.conv1.weight": "conv2d_1.w_0"},
+        **{"layer1.0.conv3.weight": "conv2d_3.w_0", "layer1.0.downsample.0.weight": "conv2d_4.w_0"},
         "layer1.1.conv1.weight": "conv2d_5.w_0",
         "layer2.0.downsample.0.weight": "conv2d_14.w_0",
-        "layer4.2.conv3.weight": "conv2d_52.w_0",
-        "bn1.weight": "batch_norm_0.w_0",
+        **{"layer4.2.conv3.weight": "conv2d_52.w_0", "bn1.weight": "batch_norm_0.w_0"},
         "bn1.bias": "batch_norm_0.b_0",
         "layer1.0.downsample.1.running_mean": "batch_norm_4.w_1",
-        "layer4.2.bn3.running_var": "batch_norm_52.w_2",
-        "fc.bias": "linear_0.b_0",
+        **{"layer4.2.bn3.running_var": "batch_norm_52.w_2", "fc.bias": "linear_0.b_0"},
     }.items():
         assert np.array_equal(
             parameters[theirs][:, :3] if ours == "conv1.weight" else parameters[theirs],

@@ -219,15 +219,8 @@ EDITS = st.lists(
         st.sampled_from(NAMES),
         st.sampled_from(
             [
-                "resnet",
-                "btlnck_block_0_0",
-                "bottleneck_1",
-                "BatchNorm",
-                "conv2d",
-                "kernel",
-                "gamma",
-                "",
-                "a/b",
+                *("resnet", "btlnck_block_0_0", "bottleneck_1", "BatchNorm", "conv2d", "kernel"),
+                *("gamma", "", "a/b"),
             ]
         ),
         st.none() | st.lists(st.sampled_from([0, 1, 3, 7, 8, 16, 32]), max_size=5),

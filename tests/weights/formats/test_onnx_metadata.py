@@ -23,17 +23,10 @@ def test_the_preprocessing_in_the_metadata_is_that_of_the_recipe(tmp_path: Path)
     assert json.loads(
         {prop.key: prop.value for prop in model.metadata_props}["lockstep_preprocessing"]
     ) == {
-        "mean": [123.675, 116.28, 103.53],
-        "std": [58.395, 57.12, 57.375],
-        "interpolation": "bicubic",
-        "antialias": False,
-        "eval_resize": 235,
-        "eval_crop": 224,
-        "eval_antialias": False,
-        "eval_side_rounding": "down",
-        "eval_offset_rounding": "even",
-        "eval_sampling": "half_pixel",
-        "exif_orientation": True,
+        **{"mean": [123.675, 116.28, 103.53], "std": [58.395, 57.12, 57.375]},
+        **{"interpolation": "bicubic", "antialias": False, "eval_resize": 235, "eval_crop": 224},
+        **{"eval_antialias": False, "eval_side_rounding": "down", "eval_offset_rounding": "even"},
+        **{"eval_sampling": "half_pixel", "exif_orientation": True},
     }
 
 

@@ -72,10 +72,7 @@ def assert_close(actual: np.ndarray, expected: np.ndarray) -> None:
         },
         {"model": V1, "bn_epsilon": 1.001e-5, "padding": "flax"},
         {
-            "interpolation": "bicubic",
-            "antialias": True,
-            "eval_resize": 235,
-            "eval_crop": 224,
+            **{"interpolation": "bicubic", "antialias": True, "eval_resize": 235, "eval_crop": 224},
             "mean": (123.456789012, 1, 2),
         },
     ],

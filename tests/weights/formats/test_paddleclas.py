@@ -78,11 +78,8 @@ def test_resnext_is_read_by_its_names(tmp_path: Path) -> None:
     state = state_of(recipe)
     stored = resnext(state.tensors)
     known = {
-        "conv._conv.weight",
-        "bb_1_1.conv2._batch_norm._mean",
-        "bb_3_0.short._conv.weight",
-        "out.weight",
-        "out.bias",
+        *("conv._conv.weight", "bb_1_1.conv2._batch_norm._mean", "bb_3_0.short._conv.weight"),
+        *("out.weight", "out.bias"),
     }
     assert known < stored.keys()  # names of ResNeXt101_32x4d_pretrained.pdparams
     paddle_pickle.dump(tmp_path / "a.pdparams", stored)

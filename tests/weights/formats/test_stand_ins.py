@@ -35,16 +35,8 @@ PAGES = {
 }
 DENIED = b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>AccessDenied</Code></Error>'
 NAMES = (
-    "a.pth.tar",
-    "a.bin",
-    "a.safetensors",
-    "a.h5",
-    "a.keras",
-    "a.onnx",
-    "a.params",
-    "a.pdparams",
-    "a.index",
-    "a",
+    *("a.pth.tar", "a.bin", "a.safetensors", "a.h5", "a.keras", "a.onnx", "a.params", "a.pdparams"),
+    *("a.index", "a"),
 )
 
 

@@ -38,10 +38,7 @@ IMAGES = np.random.default_rng(3).integers(0, 256, (2, 40, 40, 3), np.uint8)
 
 def recipe_of(model: str | ModelSpec = RESNEXT, **changes: Any) -> Recipe:
     own = {
-        "mean": MEAN,
-        "std": STD,
-        "eval_resize": 48,
-        "eval_crop": 40,
+        **{"mean": MEAN, "std": STD, "eval_resize": 48, "eval_crop": 40},
         "eval_sampling": "half_pixel",
     }
     return Recipe(model=model, logits=10, precision="fp32").replace(**own | changes)

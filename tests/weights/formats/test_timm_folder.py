@@ -30,12 +30,8 @@ CONFIG: dict[str, Any] = {
     "num_classes": 3,
     "label_names": list(CLASSES),
     "pretrained_cfg": {
-        "custom_load": False,
-        "input_size": [3, 64, 64],
-        "interpolation": "bicubic",
-        "crop_pct": 0.875,
-        "crop_mode": "center",
-        "mean": [0.485, 0.456, 0.406],
+        **{"custom_load": False, "input_size": [3, 64, 64], "interpolation": "bicubic"},
+        **{"crop_pct": 0.875, "crop_mode": "center", "mean": [0.485, 0.456, 0.406]},
         "std": [0.229, 0.224, 0.225],
     },
 }

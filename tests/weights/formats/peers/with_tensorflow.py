@@ -19,18 +19,11 @@ v1 = tf.compat.v1
 v1.disable_v2_behavior()
 
 RESNET = {
-    "scope": "resnet50",
-    "layers": (2, 1, 1, 1),
-    "stem": 8,
-    "widths": (8, 16, 32, 64),
-    "expansion": 4,
-    "groups": 1,
+    **{"scope": "resnet50", "layers": (2, 1, 1, 1), "stem": 8, "widths": (8, 16, 32, 64)},
+    **{"expansion": 4, "groups": 1},
 }
 RESNEXT = RESNET | {
-    "scope": "resnext101-32x4d",
-    "layers": (1, 2, 1, 1),
-    "expansion": 2,
-    "groups": 4,
+    **{"scope": "resnext101-32x4d", "layers": (1, 2, 1, 1), "expansion": 2, "groups": 4},
     "final_conv": True,
 }
 FULL = RESNET | {"layers": (3, 4, 6, 3), "stem": 64, "widths": (64, 128, 256, 512)}
@@ -213,13 +206,7 @@ def make_types(folder):
     with tf.Graph().as_default(), v1.Session() as session:
         numbers = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
         for dtype in (
-            tf.float32,
-            tf.float64,
-            tf.float16,
-            tf.bfloat16,
-            tf.int32,
-            tf.int64,
-            tf.bool,
+            *(tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64, tf.bool),
             tf.string,
         ):
             value = np.array([["a", ""]]) if dtype == tf.string else tf.cast(numbers * 10, dtype)
