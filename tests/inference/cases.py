@@ -1,17 +1,24 @@
 """Classes and weights of models to use trained weights with."""
 
 import math
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
+import pytest
 from PIL import Image
 
+import lockstep
 from lockstep.inference.images import read_square
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.weights import checkpoint
+from lockstep.weights import checkpoint, open_weights
 from lockstep.weights.calibration import TemperatureFit
+from tests.edges import softmax
 
 MEAN = (100.0, 110.0, 120.0)
 STD = (50.0, 60.0, 70.0)
@@ -72,15 +79,26 @@ def prepare_photo(path: Path, recipe: Recipe) -> np.ndarray:
     return normalised.transpose(2, 0, 1)[None].astype(np.float32)
 
 
+def save_tensors(
+    folder: Path,
+    recipe: Recipe,
+    tensors: dict[str, np.ndarray],
+    *,
+    classes: Sequence[str] = CLASSES,
+    **others: Any,
+) -> Path:
+    """Write weights as a run does, with other fields of what is noted of them; return the path."""
+    about = {"recipe": recipe.fields(), "classes": classes, **others}
+    state = State(3, tensors, {})
+    return checkpoint.save(folder / "checkpoints", state, data_digest="", about=about)
+
+
 def save_random(recipe: Recipe, folder: Path, scales: dict[str, float] | None = None) -> Path:
     """Write random weights whose probabilities are not near 1, since those would hide differences;
     return the path."""
     tensors = random_tensors(recipe, 1)
     tensors["fc.weight"] = tensors["fc.weight"] / 50
-    about = {"recipe": recipe.fields(), "classes": CLASSES, "scales": scales}
-    return checkpoint.save(
-        folder / "checkpoints", State(3, tensors, {}), data_digest="", about=about
-    )
+    return save_tensors(folder, recipe, tensors, scales=scales)
 
 
 def pictures(height: int, width: int) -> np.ndarray:
@@ -96,6 +114,45 @@ def read_squares(images: np.ndarray, recipe: Recipe) -> np.ndarray:
     for image, square in zip(images, squares, strict=True):
         read_square(image, recipe, square)
     return squares
+
+
+def compute_expected(weights: Path, photos: np.ndarray) -> np.ndarray:
+    """Return the reference's probabilities of photos as `predict` prepares them, float64."""
+    recipe = open_weights(weights).recipe
+    squares = read_squares(photos, recipe).astype(np.float64)
+    x = ((squares - recipe.mean) / recipe.std).transpose(0, 3, 1, 2)
+    return softmax(np.asarray(lockstep.load(weights).on("reference").module()(x)))
+
+
+def assert_answers(answers: Mapping[str, Any], wanted: np.ndarray, whole: type = np.int64) -> None:
+    """Check the classes and the probabilities of a program. A relative error of a probability is an
+    absolute error of a logit."""
+    classes, probabilities = (np.asarray(answers[name]) for name in ("classes", "probabilities"))
+    assert (classes.dtype, probabilities.dtype) == (whole, np.float32)
+    assert probabilities == pytest.approx(wanted, rel=1e-5)
+    assert classes.tolist() == wanted.argmax(axis=1).tolist()
+    assert wanted.max() < 0.95
+
+
+def open_session(model: Path | bytes) -> Any:
+    """Return a session of ONNX Runtime on the CPU."""
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+
+
+def run_alone(
+    program: str, arguments: Sequence[object], batches: list[np.ndarray], folder: Path
+) -> tuple[list[Path], str]:
+    """Run a program with batches of images in a separate process, which imports nothing of this
+    folder; return the files of the batches, and what is printed."""
+    paths = [folder / f"{i}.npy" for i in range(len(batches))]
+    for path, batch in zip(paths, batches, strict=True):
+        np.save(path, batch)
+    command = [sys.executable, "-I", "-c", program, *arguments, *paths]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return paths, done.stdout
 
 
 def read_as_tensorflow_1(pixels: np.ndarray, resize: int, crop: int) -> np.ndarray:

@@ -9,7 +9,7 @@ import torch
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.weights import checkpoint
-from tests.inference.cases import CLASSES, random_tensors
+from tests.inference.cases import CLASSES, MEAN, STD, random_tensors, save_random
 
 SaveWeights = Callable[..., Path]
 
@@ -22,6 +22,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of random weights. Tests must only read it."""
+    return save_random(tiny_recipe.replace(mean=MEAN, std=STD), tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from PIL import Image
 
@@ -22,7 +21,16 @@ from lockstep.system.errors import CheckpointError
 from lockstep.weights import open_weights
 from lockstep.weights.certificate import draw_photos
 from tests.backends import oracle
-from tests.inference.cases import CLASSES, MEAN, STD, image_file, pictures, save_random
+from tests.edges import softmax
+from tests.inference.cases import (
+    CLASSES,
+    MEAN,
+    STD,
+    image_file,
+    open_session,
+    pictures,
+    save_random,
+)
 
 FORMATS = [
     ("onnx", {}, 1e-4),
@@ -30,11 +38,6 @@ FORMATS = [
     ("onnx", {"bare": True, "batch": 3}, 1e-4),
 ]
 """The other targets take long to write; the tests that write them anyway compare them."""
-
-
-@pytest.fixture(scope="module")
-def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_random(tiny_recipe.replace(mean=MEAN, std=STD), tmp_path_factory.mktemp("weights"))
 
 
 def logarithms(logits: np.ndarray) -> np.ndarray:
@@ -58,21 +61,16 @@ def faulty(
 ) -> None:
     """Make the writer of ONNX models write other weights than it is given."""
     right = onnx_model.build_model
-    monkeypatch.setattr(
-        onnx_model,
-        "build_model",
-        lambda recipe, tensors, *rest: right(recipe, change(tensors), *rest),
-    )
+    wrong = lambda recipe, tensors, *rest: right(recipe, change(tensors), *rest)  # noqa: E731
+    monkeypatch.setattr(onnx_model, "build_model", wrong)
 
 
 def test_a_wrong_export_is_refused_with_both_figures_and_leaves_nothing(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = np.arange(10, dtype=np.float32) == 3
-    faulty(
-        monkeypatch,
-        lambda tensors: tensors | {"fc.bias": tensors["fc.bias"] + wrong / np.float32(8)},
-    )
+    shift = wrong / np.float32(8)
+    faulty(monkeypatch, lambda tensors: tensors | {"fc.bias": tensors["fc.bias"] + shift})
     opened = open_weights(weights)
     squares = np.empty((8, 32, 32, 3), np.uint8)
     for photo, square in zip(draw_photos(opened.recipe), squares, strict=True):
@@ -145,9 +143,7 @@ def test_quantised_weights_are_compared_quantised(tiny_recipe: Recipe, tmp_path:
 
 def test_a_bare_model_maps_normalised_images_to_logits(weights: Path, tmp_path: Path) -> None:
     lockstep.load(weights).export(tmp_path / "model", to="onnx", bare=True, batch=3, compare=False)
-    session = onnxruntime.InferenceSession(
-        str(tmp_path / "model" / "model.onnx"), providers=["CPUExecutionProvider"]
-    )
+    session = open_session(tmp_path / "model" / "model.onnx")
     [input_value], [returned] = session.get_inputs(), session.get_outputs()
     assert input_value.name == "input"
     assert (input_value.type, input_value.shape) == ("tensor(float)", [3, 3, 32, 32])
@@ -163,9 +159,7 @@ def test_a_bare_model_maps_normalised_images_to_logits(weights: Path, tmp_path: 
 def test_photos_have_predicts_answers(weights: Path, bare: bool, tmp_path: Path) -> None:
     """A bare model gets them from the program next to it, which runs without Lockstep."""
     lockstep.load(weights).export(tmp_path / "model", to="onnx", bare=bare, compare=False)
-    session = onnxruntime.InferenceSession(
-        str(tmp_path / "model" / "model.onnx"), providers=["CPUExecutionProvider"]
-    )
+    session = open_session(tmp_path / "model" / "model.onnx")
     photos = [
         image_file(tmp_path, height, width) for height, width in ((32, 32), (97, 61), (300, 411))
     ]
@@ -175,7 +169,7 @@ def test_photos_have_predicts_answers(weights: Path, bare: bool, tmp_path: Path)
             [sys.executable, "-I", program, *photos, tmp_path / "inputs.npy"], check=True
         )
         [logits] = session.run(["logits"], {"input": np.load(tmp_path / "inputs.npy")})
-        answers = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        answers = softmax(logits)
         with pytest.raises(Exception, match="invalid dimensions"):
             session.run(None, {"input": np.zeros((1, 3, 33, 32), np.float32)})
     else:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx.helper import make_function, make_node, make_opsetid, make_tensor_value_info
 from onnxruntime.quantization import quantize_dynamic
@@ -22,14 +21,14 @@ from lockstep.models.quantisation import layers
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats.onnx_photos import take_photos
-from tests.inference.cases import CLASSES, MEAN, STD, random_tensors
+from tests.inference.cases import CLASSES, MEAN, STD, open_session, random_tensors
 
 SQUARES = np.random.default_rng(7).integers(0, 256, (3, 32, 32, 3), np.uint8)
 
 
 def ask_onnx_runtime(file: Path, images: np.ndarray) -> list[np.ndarray]:
     """Return the outputs of a file for uint8 images [N, H, W, 3], or normalised for a bare one."""
-    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    session = open_session(file)
     name = session.get_inputs()[0].name
     if name == "input":
         normalised = (images - np.array(MEAN)) / np.array(STD)
@@ -180,6 +179,21 @@ def add_output(model: Any) -> None:
     model.graph.output.append(make_tensor_value_info("features", 1, ["N", 16]))
 
 
+def rename_input(model: Any) -> None:
+    model.graph.input[0].name = model.graph.node[0].input[0] = "pixels"
+
+
+def damage_metadata(model: Any) -> None:
+    for entry in model.metadata_props:
+        if entry.key == "lockstep_preprocessing":
+            entry.value = '{"mean": [1, 2]}'
+
+
+def use_sigmoid(model: Any) -> None:
+    set_operator(model, "probabilities", "Sigmoid")
+    del find(model, "probabilities").attribute[:]
+
+
 def add_input(model: Any) -> None:
     model.graph.input.append(make_tensor_value_info("shift", 1, [1]))
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([0]), "shift"))
@@ -222,6 +236,14 @@ CHANGES: dict[str, Change] = {
     "no probabilities": lambda model: model.graph.output.pop(),
     "another output": add_output,
     "another input": add_input,
+    "another name of the input": rename_input,
+    "sigmoid in place of softmax": use_sigmoid,
+    "damaged metadata": damage_metadata,
+}
+NAMED: dict[Change, str] = {
+    rename_input: "it takes pixels, returns .*; expected `images`",
+    use_sigmoid: "its probabilities come from Sigmoid of logits .*, expected Softmax",
+    damage_metadata: "model.onnx cannot be evaluated as an export",
 }
 OF_BARE: dict[str, Change] = {
     "probabilities": lambda model: insert(model, "logits", "Softmax", axis=1),
@@ -276,7 +298,8 @@ def test_what_another_program_changed_is_refused(
     file = write(Form(bare="bare" in how), photos="photos" in how)
     edit(file, change)
     ask_onnx_runtime(file, SQUARES)  # it is a model
-    with pytest.raises(CheckpointError, match=r"cannot be evaluated as an export: its? .*; export"):
+    expected = NAMED.get(change, r"cannot be evaluated as an export: its? .*; export")
+    with pytest.raises(CheckpointError, match=expected):
         list(lockstep.load(file).predict(SQUARES))
 
 

@@ -1,8 +1,5 @@
 """Exported models, loaded by their framework, compared with `Model.predict`."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +16,20 @@ from lockstep.recipes.initial_weights import zero_momentum
 from lockstep.recipes.published import RECIPES
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.system.machine import arithmetic
-from lockstep.weights import checkpoint, open_weights
+from lockstep.weights import open_weights
 from tests.backends.cases import NARROWED
 from tests.backends.drawing import draw_images
-from tests.inference.cases import CLASSES, random_tensors, read_as_tensorflow_1, read_squares
-from tests.soak import in_a_soak
-
-MEAN = (100.0, 110.0, 120.0)
-STD = (50.0, 60.0, 70.0)
-
-SERVE = """
-import json, sys
-import numpy as np
-import tensorflow as tf
-from PIL import Image
-
-served = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
-for path in sys.argv[2:]:
-    found = served(images=tf.constant(np.asarray(Image.open(path).convert("RGB"))[None]))
-    assert "lockstep" not in sys.modules
-    print(json.dumps({name: value.numpy()[0].tolist() for name, value in found.items()}))
-"""
+from tests.edges import softmax
+from tests.inference.cases import (
+    CLASSES,
+    MEAN,
+    STD,
+    random_tensors,
+    read_as_tensorflow_1,
+    read_squares,
+    run_alone,
+    save_tensors,
+)
 
 INFER = """
 import sys
@@ -67,49 +57,8 @@ ON_PADDLE = {
 @pytest.fixture
 def weights(tiny_recipe: Recipe, tmp_path: Path) -> Path:
     """A checkpoint of random weights that give different images different results."""
-    return saved(tiny_recipe.replace(eval_resize=48, eval_crop=40, mean=MEAN, std=STD), tmp_path)
-
-
-def saved(recipe: Recipe, folder: Path, tensors: dict[str, np.ndarray] | None = None) -> Path:
-    """Write a checkpoint of these weights, or of random ones, as a run does; return its path."""
-    about = {"recipe": recipe.fields(), "classes": CLASSES if recipe.logits == len(CLASSES) else ()}
-    state = State(3, random_tensors(recipe, 1) if tensors is None else tensors, {})
-    return checkpoint.save(folder / "run" / "checkpoints", state, data_digest="", about=about)
-
-
-@pytest.fixture
-def images(tmp_path: Path) -> list[Path]:
-    """Images of the evaluation's size, and of sizes that leave odd borders."""
-    paths = []
-    for height, width in ((40, 40), (96, 131), (71, 33)):
-        coarse = np.random.default_rng(height).integers(0, 256, (5, 7, 3), np.uint8)
-        paths.append(tmp_path / f"{height} x {width}.png")
-        Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).save(paths[-1])
-    return paths
-
-
-def answers(folder: Path, images: list[Path]) -> list[dict[str, Any]]:
-    """Return the outputs for each image from a process that uses only TensorFlow."""
-    command = [sys.executable, "-c", SERVE, folder, *images]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-@in_a_soak  # test_programs evaluates one on whole photos in every test run
-@pytest.mark.slow
-def test_a_saved_model_predicts(weights: Path, images: list[Path], tmp_path: Path) -> None:
-    folder = tmp_path / "saved model"
-    assert lockstep.load(weights).export(folder, compare=False)["written"] == str(folder)
-    names = (folder / "assets.extra" / "classes.txt").read_text()
-    assert names.splitlines() == list(CLASSES)
-    for path, answer in zip(images, answers(folder, images), strict=True):
-        [expected] = lockstep.load(weights).predict([path], top=10)
-        by_class = dict(zip(expected.classes, expected.probabilities, strict=True))
-        assert answer["probabilities"] == pytest.approx(
-            [by_class[name] for name in CLASSES], abs=1e-5
-        )
-        assert CLASSES[answer["classes"]] == expected.classes[0]
+    recipe = tiny_recipe.replace(eval_resize=48, eval_crop=40, mean=MEAN, std=STD)
+    return save_tensors(tmp_path, recipe, random_tensors(recipe, 1))
 
 
 @pytest.mark.parametrize("shape", [(376, 500), (131, 97)], ids=str)
@@ -152,14 +101,10 @@ def save_undecided(recipe: Recipe, folder: Path) -> Path:
     """Write random weights whose probabilities are not near 1, since those would hide differences;
     return the path."""
     tensors = random_tensors(recipe, 1)
-    factor = np.float32(
-        3 / np.abs(logits(recipe, tensors, draw_images(2, recipe.eval_crop, seed=9))).max()
-    )
-    return saved(
-        recipe,
-        folder,
-        tensors | {name: factor * tensors[name] for name in ("fc.weight", "fc.bias")},
-    )
+    images = draw_images(2, recipe.eval_crop, seed=9)
+    factor = np.float32(3 / np.abs(logits(recipe, tensors, images)).max())
+    tensors |= {name: factor * tensors[name] for name in ("fc.weight", "fc.bias")}
+    return save_tensors(folder, recipe, tensors)
 
 
 def logits(recipe: Recipe, tensors: dict[str, np.ndarray], images: np.ndarray) -> np.ndarray:
@@ -174,8 +119,7 @@ def logits(recipe: Recipe, tensors: dict[str, np.ndarray], images: np.ndarray) -
 def expected(weights: Path, images: np.ndarray) -> np.ndarray:
     """Return the Paddle engine's probabilities of photos, prepared as `predict` does."""
     opened = open_weights(weights)
-    powers = np.exp(logits(opened.recipe, opened.tensors, read_squares(images, opened.recipe)))
-    return powers / powers.sum(axis=1, keepdims=True)
+    return softmax(logits(opened.recipe, opened.tensors, read_squares(images, opened.recipe)))
 
 
 def assert_equal(classes: np.ndarray, probabilities: np.ndarray, wanted: np.ndarray) -> None:
@@ -188,24 +132,6 @@ def assert_equal(classes: np.ndarray, probabilities: np.ndarray, wanted: np.ndar
     assert len(wanted) == 1 or np.ptp(np.log(wanted), axis=0).max() > 0.02
 
 
-def infer_alone(folder: Path, batches: list[np.ndarray], scratch: Path) -> list[Any]:
-    """Return the outputs for each batch from a process that uses only Paddle."""
-    paths = [scratch / f"{len(batch)}.npy" for batch in batches]
-    for path, batch in zip(paths, batches, strict=True):
-        np.save(path, batch)
-    command = [
-        sys.executable,
-        "-c",
-        INFER,
-        folder / "model.json",
-        folder / "model.pdiparams",
-        *paths,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    return [np.load(f"{path}.npz") for path in paths]
-
-
 @pytest.mark.slow
 def test_paddle_alone_answers_as_the_engine(tiny_recipe: Recipe, tmp_path: Path) -> None:
     weights = save_undecided(
@@ -215,20 +141,11 @@ def test_paddle_alone_answers_as_the_engine(tiny_recipe: Recipe, tmp_path: Path)
     names = (tmp_path / "model" / "classes.txt").read_text()
     assert names.splitlines() == list(CLASSES)
     batches = [draw_images(1, 61, seed=1), draw_images(3, 40, seed=3)]
-    for batch, answer in zip(
-        batches, infer_alone(tmp_path / "model", batches, tmp_path), strict=True
-    ):
+    files = [tmp_path / "model" / name for name in ("model.json", "model.pdiparams")]
+    paths, _ = run_alone(INFER, files, batches, tmp_path)
+    for batch, path in zip(batches, paths, strict=True):
+        answer = np.load(f"{path}.npz")
         assert_equal(answer["classes"], answer["probabilities"], expected(weights, batch))
-
-
-@pytest.mark.slow
-@in_a_soak
-def test_paddle_alone_answers_as_the_engine_for_resnet50(tmp_path: Path) -> None:
-    weights = save_undecided(RECIPES["resnet50-paddle-90ep"]().replace(precision="fp32"), tmp_path)
-    lockstep.load(weights).export(tmp_path / "model", to="paddle-inference", compare=False)
-    batch = draw_images(2, 224)
-    [answer] = infer_alone(tmp_path / "model", [batch], tmp_path)
-    assert_equal(answer["classes"], answer["probabilities"], expected(weights, batch))
 
 
 @pytest.mark.parametrize("changes", ON_PADDLE.values(), ids=list(ON_PADDLE))

@@ -10,11 +10,9 @@ from PIL import Image
 
 import lockstep
 from lockstep.data.class_order import list_orders
-from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.weights import checkpoint
 from lockstep.weights.class_names import find_imagenet, imagenet_names, imagenet_synsets
-from tests.inference.cases import random_tensors
+from tests.inference.cases import random_tensors, save_tensors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SaveWeights = Callable[..., Path]
@@ -49,8 +47,7 @@ def train(order: list[str], reds: Path, recipe: Recipe, folder: Path) -> Path:
     class of `order`: the classifier solves the linear equations of one image of each class."""
     recipe = recipe.replace(logits=12, precision="fp32")
     tensors = random_tensors(recipe, 1)
-    about = {"recipe": recipe.fields(), "classes": ()}
-    bare = checkpoint.save(folder / "bare", State(1, tensors, {}), data_digest="", about=about)
+    bare = save_tensors(folder / "bare", recipe, tensors, classes=())
     photos = [reds / "val" / name / "0.png" for name in order]
     with lockstep.load(bare) as predictor:
         predictions = list(predictor.predict(photos, features=True))
@@ -58,7 +55,7 @@ def train(order: list[str], reds: Path, recipe: Recipe, folder: Path) -> Path:
     rows = np.column_stack([features, np.ones(12)])
     solution = np.linalg.lstsq(rows, 20 * np.eye(12), rcond=None)[0].astype(np.float32)
     tensors |= {"fc.weight": np.ascontiguousarray(solution[:-1].T), "fc.bias": solution[-1]}
-    return checkpoint.save(folder / "fitted", State(1, tensors, {}), data_digest="", about=about)
+    return save_tensors(folder / "fitted", recipe, tensors, classes=())
 
 
 @pytest.mark.parametrize(
@@ -102,12 +99,8 @@ def test_numbers_of_imagenet_are_its_outputs(
         (tmp_path / "val" / name.zfill(digits)).symlink_to(reds / "val" / name)
     source = save_weights(classes=classes, logits=1000, favourite=10)
     result = lockstep.load(source).evaluate(tmp_path / "val").to_json()
-    images = result["per_class"]["images"]
-    assert [(label, count) for label, count in enumerate(images) if count] == [
-        (2, 4),
-        (10, 4),
-        (11, 4),
-    ]
+    counts = {label: n for label, n in enumerate(result["per_class"]["images"]) if n}
+    assert counts == {2: 4, 10: 4, 11: 4}
     assert result["per_class"]["top1"][10] == 4
     assert any("numbers of ImageNet's classes" in remark for remark in result["remarks"])
 

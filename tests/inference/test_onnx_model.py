@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 
@@ -21,28 +20,25 @@ from lockstep.weights import open_weights
 from tests.backends import oracle
 from tests.backends.cases import BLURRED, MODERN, NARROWED
 from tests.backends.drawing import draw_images
-from tests.inference.cases import CLASSES, MEAN, STD, pictures, read_squares, save_random
+from tests.edges import softmax
+from tests.inference.cases import (
+    CLASSES,
+    MEAN,
+    STD,
+    compute_expected,
+    open_session,
+    pictures,
+    read_squares,
+    save_random,
+)
 
 SIZES = [(40, 40), (32, 57), (71, 33)]
 
 
 def answers(model: Path, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return ONNX Runtime's classes and probabilities."""
-    session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
-    classes, probabilities = session.run(["classes", "probabilities"], {"images": images})
-    return classes, probabilities
-
-
-def expected(weights: Path, images: np.ndarray) -> np.ndarray:
-    """Return the reference's probabilities of photos as `predict` prepares them, float64."""
-    images = read_squares(images, open_weights(weights).recipe)
-    x = ((images.astype(np.float64) - MEAN) / STD).transpose(0, 3, 1, 2)
-    return softmax(lockstep.load(weights).on("reference").module()(x))
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+    outputs = open_session(model).run(["classes", "probabilities"], {"images": images})
+    return outputs[0], outputs[1]
 
 
 MODELS: dict[str, tuple[Any, str]] = {
@@ -64,7 +60,7 @@ def test_onnx_runtime_has_the_probabilities_of_float64(
     for height, width in SIZES:
         images = pictures(height, width)
         classes, probabilities = answers(tmp_path / "model" / "model.onnx", images)
-        wanted = expected(weights, images)
+        wanted = compute_expected(weights, images)
         assert (classes.dtype, probabilities.dtype) == (np.int64, np.float32)
         assert probabilities == pytest.approx(wanted, abs=1e-5)
         assert classes.tolist() == wanted.argmax(axis=1).tolist()
@@ -83,9 +79,9 @@ def test_onnx_runtime_quantises_alike(tiny_recipe: Recipe, padding: str, tmp_pat
     engine: Any = oracle.make_engine(recipe, [0.0])
     engine.write(State(0, open_weights(weights).tensors, zero_momentum(recipe)))
     squares = read_squares(images, recipe)
-    in_float = softmax(engine.predict(squares))
+    in_float = softmax(engine.predict(squares).astype(np.float64))
     engine.quantise(scales)
-    wanted = softmax(engine.predict(squares))
+    wanted = softmax(engine.predict(squares).astype(np.float64))
     _, probabilities = answers(tmp_path / "model" / "model.onnx", images)
     # Rounding is 1e-7, but where it decides a rounding to int8 a value moves by a whole scale.
     assert probabilities == pytest.approx(wanted, abs=1e-4)
@@ -130,12 +126,10 @@ def test_other_formats_compute_unquantised(tiny_recipe: Recipe, tmp_path: Path) 
     ]
     images = pictures(32, 32)
     module = torch.jit.load(str(tmp_path / "model" / "model.pt"))
-    in_float = softmax(
-        oracle.logits(recipe, open_weights(weights).tensors, read_squares(images, recipe))
-    )
-    assert module(torch.tensor(images))["probabilities"].numpy() == pytest.approx(
-        in_float, abs=1e-5
-    )
+    squares = read_squares(images, recipe)
+    in_float = softmax(oracle.logits(recipe, open_weights(weights).tensors, squares))
+    probabilities = module(torch.tensor(images))["probabilities"].numpy()
+    assert probabilities == pytest.approx(in_float, abs=1e-5)
     converted = lockstep.load(weights).save(tmp_path / "w.pth", to="torchvision", certificate=False)
     assert (
         "torchvision holds no scales of int8: its readers compute in float" in converted["remarks"]

@@ -19,18 +19,13 @@ from lockstep.inference.photo_batches import group_photos
 from lockstep.inference.programs import FILE
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
-from tests.inference.cases import CLASSES, MEAN, STD, image_file, save_random
+from tests.inference.cases import CLASSES, image_file
 
 TARGETS = [
     *("torchscript", "torch-export", "savedmodel", "frozen-graph", "paddle-inference", "triton"),
     "openvino",
 ]
 SIZES = ((32, 32), (97, 61), (97, 61), (120, 200), (33, 50))
-
-
-@pytest.fixture(scope="module")
-def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_random(tiny_recipe.replace(mean=MEAN, std=STD), tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture(scope="module")

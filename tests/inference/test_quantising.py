@@ -13,24 +13,18 @@ import pytest
 import lockstep
 from lockstep.inference.int8 import quantise_for_speed
 from lockstep.models.quantisation import layers
-from lockstep.models.state import State
-from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import checkpoint, open_weights
+from lockstep.weights import open_weights
 from tests.inference.cases import (
     CLASSES,
     MEAN,
     STD,
     image_file,
+    open_session,
     pictures,
     prepare_photo,
-    save_random,
+    save_tensors,
 )
-
-
-@pytest.fixture(scope="module")
-def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_random(tiny_recipe.replace(mean=MEAN, std=STD), tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +44,7 @@ def data(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logits_of(model: Path, x: np.ndarray) -> np.ndarray:
-    session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
-    [logits] = session.run(["logits"], {"input": x.astype(np.float32)})
+    [logits] = open_session(model).run(["logits"], {"input": x.astype(np.float32)})
     return np.asarray(logits)
 
 
@@ -66,17 +59,12 @@ def test_int8_is_near_float64(weights: Path, data: Path, method: str, tmp_path: 
     assert loss["method"] == method
     assert (loss["calibration_images"], loss["validation_images"]) == (12, 12)
     model = onnx.load(str(tmp_path / "model" / "model.onnx"))
-    assert (
-        json.loads({entry.key: entry.value for entry in model.metadata_props}["lockstep_int8"])
-        == loss
-    )
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    assert json.loads(metadata["lockstep_int8"]) == loss
     x = ((pictures(32, 32) - MEAN) / STD).transpose(0, 3, 1, 2)
     wanted = lockstep.load(weights).on("reference").module()(x)
-    off = (
-        np.abs(logits_of(tmp_path / "model" / "model.onnx", x) - wanted).max()
-        / np.abs(wanted).max()
-    )
-    assert 1e-4 < off < 0.1
+    off = np.abs(logits_of(tmp_path / "model" / "model.onnx", x) - wanted).max()
+    assert 1e-4 < off / np.abs(wanted).max() < 0.1
 
 
 def export_quantised(weights: Path, data: Path, target: Path) -> None:
@@ -118,18 +106,11 @@ def test_every_layer_is_measured_in_int8(weights: Path, symmetric: bool) -> None
     makers = {name: node for node in model.graph.node for name in node.output}
     computing = [node for node in model.graph.node if node.op_type in ("Conv", "Gemm")]
     assert len(computing) == len(layers(open_weights(weights).recipe.spec))
-    assert {makers[name].op_type for node in computing for name in node.input[:2]} == {
-        "DequantizeLinear"
-    }
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    [logits] = session.run(None, {"images": images})
-    wanted = (
-        lockstep.load(weights)
-        .on("reference")
-        .module()(((images - MEAN) / STD).transpose(0, 3, 1, 2))
-    )
+    kinds = {makers[name].op_type for node in computing for name in node.input[:2]}
+    assert kinds == {"DequantizeLinear"}
+    [logits] = open_session(model.SerializeToString()).run(None, {"images": images})
+    x = ((images - MEAN) / STD).transpose(0, 3, 1, 2)
+    wanted = lockstep.load(weights).on("reference").module()(x)
     assert 1e-4 < np.abs(logits - wanted).max() / np.abs(wanted).max() < 0.1
 
 
@@ -143,10 +124,7 @@ def add_outlier(weights: Path, folder: Path) -> Path:
         tensors[name][0] *= factor
     for name in ("layer1.0.conv1.weight", "layer1.0.downsample.0.weight"):
         tensors[name][:, 0] /= factor
-    about = {"recipe": opened.recipe.fields(), "classes": CLASSES}
-    return checkpoint.save(
-        folder / "checkpoints", State(3, tensors, {}), data_digest="", about=about
-    )
+    return save_tensors(folder, opened.recipe, tensors)
 
 
 def test_the_tolerance_is_a_bound(weights: Path, data: Path, tmp_path: Path) -> None:

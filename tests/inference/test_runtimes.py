@@ -210,30 +210,22 @@ def test_a_session_is_on_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPa
     with pytest.raises(BackendError, match="there is no GPU here"):
         runtime.choose_device(Execution(device="cuda"))
     monkeypatch.setattr(runtime, "gpu", lambda: ("H100", machine.describe_gpu_arithmetic((9, 0))))
-    assert [
-        runtime.choose_device(Execution.of({"device": name})) for name in ("auto", "cuda", "cpu")
-    ] == ["cuda", "cuda", "cpu"]
+    for name, device in (("auto", "cuda"), ("cuda", "cuda"), ("cpu", "cpu")):
+        assert runtime.choose_device(Execution.of({"device": name})) == device
 
 
 def test_a_gpu_computes_fp32_in_fp32_and_fp16_by_tensorrt() -> None:
     there = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
-    assert runtime.choose_providers("fp32", there, quantised=False) == [
-        ("CUDAExecutionProvider", {"use_tf32": "0"})
-    ]
-    assert runtime.choose_providers("tf32", there, quantised=False) == [
-        ("CUDAExecutionProvider", {"use_tf32": "1"})
-    ]
-    assert [name for name, _ in runtime.choose_providers("fp16", there, quantised=False)] == there[
-        :2
-    ]
+    for precision, tf32 in (("fp32", "0"), ("tf32", "1")):
+        chosen = runtime.choose_providers(precision, there, quantised=False)
+        assert chosen == [("CUDAExecutionProvider", {"use_tf32": tf32})]
+    for precision, quantised in (("fp16", False), ("fp32", True)):
+        chosen = runtime.choose_providers(precision, there, quantised=quantised)
+        assert [name for name, _ in chosen] == there[:2]
     options = dict(runtime.choose_providers("fp16", there, quantised=False))[there[0]]
     assert Path(options["trt_timing_cache_path"]).is_absolute()  # not in the current folder
-    assert [name for name, _ in runtime.choose_providers("fp32", there, quantised=True)] == there[
-        :2
-    ]
-    assert [
-        name for name, _ in runtime.choose_providers("fp16", there[1:], quantised=False)
-    ] == there[1:2]
+    [(name, _)] = runtime.choose_providers("fp16", there[1:], quantised=False)
+    assert name == there[1]
 
 
 @pytest.mark.parametrize("flips", [False, True])

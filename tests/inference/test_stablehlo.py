@@ -1,8 +1,6 @@
 """Programs of `jax.export`, compared with the reference in float64 and with Pillow's and OpenCV's
 pixels."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,18 @@ import pytest
 import lockstep
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import open_weights
 from tests.backends.cases import NARROWED
-from tests.inference.cases import CLASSES, MEAN, STD, pictures, read_squares, save_random
+from tests.inference.cases import (
+    CLASSES,
+    MEAN,
+    STD,
+    assert_answers,
+    compute_expected,
+    pictures,
+    read_squares,
+    run_alone,
+    save_random,
+)
 from tests.recipes.cases import TF1
 
 jax: Any = pytest.importorskip("jax")
@@ -42,15 +49,6 @@ for path in batches:
 """
 
 
-def expected(weights: Path, photos: np.ndarray) -> np.ndarray:
-    """Return the reference's probabilities of photos as `predict` prepares them, float64."""
-    squares = read_squares(photos, open_weights(weights).recipe)
-    x = ((squares.astype(np.float64) - MEAN) / STD).transpose(0, 3, 1, 2)
-    logits = np.asarray(lockstep.load(weights).on("reference").module()(x))
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
-
-
 def load(file: Path) -> Any:
     return jax.export.deserialize(bytearray(file.read_bytes())).call
 
@@ -63,20 +61,9 @@ def test_jax_alone_answers_as_float64(name: str, tiny_recipe: Recipe, tmp_path: 
     result = lockstep.load(weights).export(tmp_path / "program", to="stablehlo", compare=False)
     assert result["takes"] == "photos of any size: uint8 RGB [N, H, W, 3]"
     batches = [pictures(40, 57)[:1], pictures(71, 33)]
-    paths = [tmp_path / f"{i}.npy" for i in range(len(batches))]
+    paths, _ = run_alone(ALONE, [tmp_path / "program"], batches, tmp_path)
     for path, batch in zip(paths, batches, strict=True):
-        np.save(path, batch)
-    command = [sys.executable, "-I", "-c", ALONE, tmp_path / "program", *paths]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    for path, batch in zip(paths, batches, strict=True):
-        answers = np.load(f"{path}.npz")
-        wanted = expected(weights, batch)
-        assert (answers["classes"].dtype, answers["probabilities"].dtype) == (np.int32, np.float32)
-        # A relative error of a probability is an absolute error of a logit.
-        assert answers["probabilities"] == pytest.approx(wanted, rel=1e-5)
-        assert answers["classes"].tolist() == wanted.argmax(axis=1).tolist()
-        assert wanted.max() < 0.95
+        assert_answers(np.load(f"{path}.npz"), compute_expected(weights, batch), np.int32)
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 import lockstep
-from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError, CheckpointError
-from tests.inference.cases import CLASSES, MEAN, STD, pictures, save_random
+from tests.edges import softmax
+from tests.inference.cases import CLASSES, MEAN, STD, open_session, pictures
 
 FIELDS = {
     "Reshape": [("shape", 1, "int64", "repeated")],
@@ -45,6 +44,9 @@ FIELDS = {
     ],
 }
 """A part of Triton's model_config.proto: fields with number, type and label."""
+NEEDS_OPENVINO = pytest.mark.skipif(
+    importlib.util.find_spec("openvino") is None, reason="openvino is not installed"
+)
 TYPES = {"TYPE_UINT8": 2, "TYPE_INT64": 9, "TYPE_FP32": 11}
 
 
@@ -73,11 +75,6 @@ def config_class() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("inference.ModelConfig"))
 
 
-@pytest.fixture(scope="module")
-def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_random(tiny_recipe.replace(mean=MEAN, std=STD), tmp_path_factory.mktemp("weights"))
-
-
 @pytest.mark.parametrize("bare", [False, True])
 def test_tritons_configuration_fits(weights: Path, bare: bool, tmp_path: Path) -> None:
     result = lockstep.load(weights).export(tmp_path / "models", to="triton", batch=5, bare=bare)
@@ -87,20 +84,14 @@ def test_tritons_configuration_fits(weights: Path, bare: bool, tmp_path: Path) -
     assert config.name == model.name
     assert (config.platform, config.max_batch_size) == ("onnxruntime_onnx", 5)
     assert config.dynamic_batching.max_queue_delay_microseconds > 0
-    session = onnxruntime.InferenceSession(
-        str(model / "1" / "model.onnx"), providers=["CPUExecutionProvider"]
-    )
-    kinds = {
-        "tensor(uint8)": "TYPE_UINT8",
-        "tensor(int64)": "TYPE_INT64",
-        "tensor(float)": "TYPE_FP32",
-    }
+    session = open_session(model / "1" / "model.onnx")
+    kinds = {"tensor(uint8)": 2, "tensor(int64)": 9, "tensor(float)": 11}
     for configured, there in (
         (config.input, session.get_inputs()),
         (config.output, session.get_outputs()),
     ):
         for described, node in zip(configured, there, strict=True):
-            assert (described.name, described.data_type) == (node.name, TYPES[kinds[node.type]])
+            assert (described.name, described.data_type) == (node.name, kinds[node.type])
             dims = described.reshape.shape if described.HasField("reshape") else described.dims
             assert not isinstance(node.shape[0], int), "Triton makes batches of several sizes"
             assert len(dims) == len(node.shape[1:])
@@ -113,9 +104,7 @@ def test_tritons_configuration_fits(weights: Path, bare: bool, tmp_path: Path) -
     assert (model / "labels.txt").read_text().splitlines() == list(CLASSES)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("openvino") is None, reason="openvino is not installed"
-)
+@NEEDS_OPENVINO
 @pytest.mark.parametrize(
     "options",
     [{}, {"bare": True, "batch": 3}, {"precision": "fp16"}],
@@ -139,15 +128,11 @@ def test_openvino_is_near_float64(weights: Path, options: dict[str, Any], tmp_pa
     if options.get("bare"):
         assert compiled([x.astype(np.float32)])["logits"] == pytest.approx(logits, abs=1e-3)
     else:
-        wanted = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-        assert compiled([images[:, 2:34, 2:34].copy()])["probabilities"] == pytest.approx(
-            wanted, abs=1e-5 if not options else 1e-2
-        )
+        probabilities = compiled([images[:, 2:34, 2:34].copy()])["probabilities"]
+        assert probabilities == pytest.approx(softmax(logits), abs=1e-2 if options else 1e-5)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("openvino") is None, reason="openvino is not installed"
-)
+@NEEDS_OPENVINO
 def test_openvino_refuses_photos_of_another_size(weights: Path, tmp_path: Path) -> None:
     """On processors with bf16 instructions, that is bf16."""
     import openvino
@@ -161,8 +146,7 @@ def test_openvino_refuses_photos_of_another_size(weights: Path, tmp_path: Path) 
     squares = np.ascontiguousarray(images[:, 2:34, 2:34])
     x = ((squares - MEAN) / STD).transpose(0, 3, 1, 2)
     logits = lockstep.load(weights).on("reference").module()(x)
-    wanted = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    assert compiled([squares])["probabilities"] == pytest.approx(wanted, abs=0.05)
+    assert compiled([squares])["probabilities"] == pytest.approx(softmax(logits), abs=0.05)
 
 
 @pytest.mark.parametrize(("to", "package"), [("tensorrt", "tensorrt"), ("openvino", "openvino")])

@@ -2,8 +2,6 @@
 and OpenCV's pixels."""
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +14,19 @@ import lockstep
 from lockstep.backends.shared.resize import crop_centre, read_geometry
 from lockstep.backends.torch.export import _Operations
 from lockstep.recipes import Recipe
-from lockstep.weights import open_weights
 from tests.backends.cases import NARROWED
 from tests.backends.drawing import draw_images
+from tests.edges import softmax
 from tests.inference.cases import (
     CLASSES,
     MEAN,
     STD,
+    assert_answers,
+    compute_expected,
     image_file,
     pictures,
     prepare_photo,
-    read_squares,
+    run_alone,
     save_random,
 )
 from tests.recipes.cases import DALI, TF1
@@ -54,31 +54,10 @@ for path in batches:
 """
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Return float64 probabilities."""
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
-
-
-def expected(weights: Path, photos: np.ndarray) -> np.ndarray:
-    """Return the reference's probabilities of photos as `predict` prepares them, float64."""
-    squares = read_squares(photos, open_weights(weights).recipe)
-    x = ((squares.astype(np.float64) - MEAN) / STD).transpose(0, 3, 1, 2)
-    return softmax(lockstep.load(weights).on("reference").module()(x))
-
-
 def exported(weights: Path, folder: Path) -> Any:
     """Return the TorchScript program of a checkpoint."""
     lockstep.load(weights).export(folder, to="torchscript", compare=False)
     return torch.jit.load(str(folder / "model.pt"))
-
-
-def assert_equal(classes: np.ndarray, probabilities: np.ndarray, wanted: np.ndarray) -> None:
-    assert (classes.dtype, probabilities.dtype) == (np.int64, np.float32)
-    # A relative error of a probability is an absolute error of a logit.
-    assert probabilities == pytest.approx(wanted, rel=1e-5)
-    assert classes.tolist() == wanted.argmax(axis=1).tolist()
-    assert wanted.max() < 0.95
 
 
 @pytest.mark.parametrize(
@@ -96,24 +75,15 @@ def test_a_torchscript_program_has_the_probabilities_of_float64_for_any_batch(
     program = exported(weights, tmp_path / "model")
     for count in (1, 3):
         squares = draw_images(count, 40, seed=count)
-        answer = program(torch.from_numpy(squares))
-        assert_equal(
-            answer["classes"].numpy(), answer["probabilities"].numpy(), expected(weights, squares)
-        )
+        answers = program(torch.from_numpy(squares))
+        assert_answers(answers, compute_expected(weights, squares))
 
 
 @pytest.mark.slow
 def test_pytorch_alone_answers_as_float64(tiny_recipe: Recipe, tmp_path: Path) -> None:
     weights = save_random(tiny_recipe.replace(**SIZES, padding="same"), tmp_path)
-    batches = [
-        draw_images(1, 40, seed=1),
-        draw_images(3, 40, seed=3),
-        pictures(71, 33),
-        pictures(40, 57)[:1],
-    ]
-    paths = [tmp_path / f"{i}.npy" for i in range(len(batches))]
-    for path, batch in zip(paths, batches, strict=True):
-        np.save(path, batch)
+    batches = [draw_images(1, 40, seed=1), draw_images(3, 40, seed=3)]
+    batches += [pictures(71, 33), pictures(40, 57)[:1]]
     programs = []
     for form, name in (("torchscript", "model.pt"), ("torch-export", "model.pt2")):
         compared = lockstep.load(weights).export(
@@ -122,17 +92,11 @@ def test_pytorch_alone_answers_as_float64(tiny_recipe: Recipe, tmp_path: Path) -
         programs.append(tmp_path / form / name)
         assert (tmp_path / form / "classes.txt").read_text().splitlines() == list(CLASSES)
     assert compared["largest_difference"] < compared["bound"]
-    command = [sys.executable, "-I", "-c", ALONE, *programs, *paths]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == list(CLASSES)
-    outputs = {
-        path: {name: np.load(f"{path}.{name}.npz") for name in ("script", "exported")}
-        for path in paths
-    }
+    paths, printed = run_alone(ALONE, programs, batches, tmp_path)
+    assert printed.splitlines() == list(CLASSES)
     for path, batch in zip(paths, batches, strict=True):
-        for answer in outputs[path].values():
-            assert_equal(answer["classes"], answer["probabilities"], expected(weights, batch))
+        for name in ("script", "exported"):
+            assert_answers(np.load(f"{path}.{name}.npz"), compute_expected(weights, batch))
 
 
 @pytest.mark.parametrize(
@@ -184,12 +148,9 @@ def test_images_of_any_size_are_sampled_in_the_geometry_of_an_original(
     recipe = tiny_recipe.replace(**SIZES, **geometry)
     for height, width in ((96, 131), (86, 33), (40, 57), (40, 40)):
         pixels = np.array(Image.open(image_file(tmp_path, height, width)))
-        square = (
-            crop_centre(torch.from_numpy(pixels)[None], read_geometry(recipe), _Operations())[0]
-            .permute(1, 2, 0)
-            .numpy()
-        )
-        difference = np.abs(square - compute_by_hand(pixels, geometry))
+        photos = torch.from_numpy(pixels)[None]
+        [square] = crop_centre(photos, read_geometry(recipe), _Operations())
+        difference = np.abs(square.permute(1, 2, 0).numpy() - compute_by_hand(pixels, geometry))
         assert difference.max() <= 1
         assert (difference > 0).mean() < 0.01
 
