@@ -57,29 +57,6 @@ def test_a_random_window_lies_within_its_image(
     assert (left + width <= widths).all()
 
 
-@EXAMPLES
-@given(
-    sizes=st.lists(
-        st.tuples(st.integers(300, 400), st.integers(300, 400)), min_size=1, max_size=20
-    ),
-    area=st.tuples(st.floats(0.05, 0.5), st.floats(0.5, 1)),
-    epoch=st.integers(0, 1000),
-)
-def test_area_and_aspect_of_a_window_are_in_the_recipes_ranges(
-    sizes: list[tuple[int, int]], area: tuple[float, float], epoch: int
-) -> None:
-    recipe = Recipe(crop_area=area)
-
-    *_, height, width = random_windows(recipe, np.array(sizes), numbers_of(len(sizes), epoch)).T
-
-    # A side is rounded to whole pixels, by at most half a pixel.
-    pixels = np.prod(sizes, axis=1)
-    assert ((height - 0.5) * (width - 0.5) <= area[1] * pixels + 1e-3).all()
-    assert ((height + 0.5) * (width + 0.5) >= area[0] * pixels - 1e-3).all()
-    assert ((width - 0.5) / (height + 0.5) <= 4 / 3).all()
-    assert ((width + 0.5) / (height - 0.5) >= 3 / 4).all()
-
-
 def test_area_aspect_and_place_of_windows_are_spread_evenly() -> None:
     recipe = Recipe(
         crop_area=[0.08, 0.5]
@@ -101,25 +78,6 @@ def test_area_aspect_and_place_of_windows_are_spread_evenly() -> None:
     for values in spread.values():
         assert distance(values, lambda x: x) < KOLMOGOROV_ONE_IN_A_THOUSAND
     assert np.abs(np.corrcoef(list(spread.values())) - np.eye(4)).max() < 5 / math.sqrt(count)
-
-
-def test_windows_that_do_not_fit_are_drawn_again_until_one_does() -> None:
-    count = 5000
-    side = 10_000
-    random = np.random.default_rng(0)
-    areas = random.uniform(0.08, 1, 60_000)
-    aspects = np.exp(random.uniform(math.log(3 / 4), math.log(4 / 3), 60_000))
-    expected = np.sort(areas[(areas * aspects <= 1) & (areas / aspects <= 1)])
-
-    *_, height, width = random_windows(
-        Recipe(), np.full((count, 2), side), numbers_of(count)
-    ).T.astype(float)
-
-    share = height * width / side**2
-    assert (
-        distance(share, lambda x: np.searchsorted(expected, x) / len(expected))
-        < KOLMOGOROV_ONE_IN_A_THOUSAND
-    )
 
 
 HALF = 2**63
@@ -206,16 +164,6 @@ def test_the_share_of_images_without_a_fit_falls_with_every_attempt(attempts: in
 
     centred = (windows == [0, 433, 100, 133]).all(axis=1).mean()
     assert abs(centred - expected) < 4 * math.sqrt(expected * (1 - expected) / count)
-
-
-def test_fewer_attempts_change_only_the_images_that_need_more() -> None:
-    sizes = np.tile([[100, 1000]], (2000, 1))
-    few, many = (
-        random_windows(Recipe(crop_attempts=n), sizes, numbers_of(2000)) for n in (10, 100)
-    )
-    changed = (few != many).any(axis=1)
-    assert (few[changed] == [0, 433, 100, 133]).all()
-    assert 0.5 < changed.mean() < 0.9
 
 
 def test_an_image_of_one_pixel_is_its_own_window() -> None:

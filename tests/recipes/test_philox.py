@@ -84,38 +84,9 @@ def test_the_numbers_of_a_position_are_the_block_of_its_counter(
     ]
 
 
-def test_a_draw_never_changes() -> None:
-    assert draw(7, Purpose.CROP, 3, 2, epoch=5, attempt=1).tolist() == [
-        [0xB64B7F74941629B2, 0xC94B70CAB59A1AB8, 0x458E5EC75AF01BC5, 0x0869F5BA268E83A7],
-        [0xCA8CF60F20634AD2, 0x367E0740136F7257, 0x4BA5CA14633D737D, 0x9C6742BA2D5DCF7B],
-    ]
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("ORDER", 1),
-        ("CROP", 2),
-        ("FLIP", 3),
-        ("MIXUP_COEFFICIENT", 4),
-        ("MIXUP_PARTNER", 5),
-        ("WEIGHT", 6),
-        ("TEXTURE", 7),
-    ],
-)
-def test_the_value_of_a_purpose_never_changes(name: str, value: int) -> None:
-    assert Purpose[name] == value
-
-
-def test_a_draw_is_four_unsigned_64_bit_numbers_for_each_position() -> None:
-    drawn = draw(0, Purpose.ORDER, 0, 5)
-
-    assert drawn.dtype == np.uint64
-    assert drawn.shape == (5, 4)
-
-
-def test_no_positions_need_no_numbers() -> None:
-    assert draw(0, Purpose.ORDER, 9, 0).shape == (0, 4)
+def test_the_values_of_purposes_never_change() -> None:
+    names = ("ORDER", "CROP", "FLIP", "MIXUP_COEFFICIENT", "MIXUP_PARTNER", "WEIGHT", "TEXTURE")
+    assert [Purpose[name] for name in names] == list(range(1, 8))
 
 
 @EXAMPLES
@@ -126,19 +97,6 @@ def test_a_slice_of_positions_equals_that_slice_of_a_whole_draw(first: int, coun
     np.testing.assert_array_equal(
         draw(3, Purpose.FLIP, first, count, epoch=2), whole[first : first + count]
     )
-
-
-def test_no_number_is_shared_between_seeds_purposes_epochs_and_attempts() -> None:
-    draws = [
-        draw(seed, purpose, 0, 50, epoch=epoch, attempt=attempt)
-        for seed in (0, 1)
-        for purpose in Purpose
-        for epoch in (0, 1)
-        for attempt in (0, 1)
-    ]
-
-    numbers = np.concatenate(draws).reshape(-1)
-    assert len(np.unique(numbers)) == len(numbers)
 
 
 @pytest.mark.parametrize(
@@ -154,21 +112,6 @@ def test_no_number_is_shared_between_seeds_purposes_epochs_and_attempts() -> Non
 )
 def test_a_uniform_number_is_the_upper_53_bits(raw: int, value: float) -> None:
     assert uniform(np.array([raw], np.uint64))[0] == value
-
-
-def test_uniform_numbers_are_spread_evenly_in_every_column() -> None:
-    numbers = uniform(draw(0, Purpose.CROP, 0, 40_000))
-
-    for column in numbers.T:
-        counts = np.histogram(column, bins=20, range=(0, 1))[0]
-        chi_squared = ((counts - 2000) ** 2 / 2000).sum()
-        assert chi_squared < 43.8  # exceeded once in a thousand cases with 19 degrees of freedom
-
-
-def test_the_columns_of_a_draw_do_not_depend_on_each_other() -> None:
-    correlation = np.corrcoef(uniform(draw(0, Purpose.CROP, 0, 40_000)).T)
-
-    assert np.abs(correlation - np.eye(4)).max() < 5 / math.sqrt(40_000)
 
 
 def test_normal_numbers_are_box_and_mullers_transform_of_the_draw() -> None:
@@ -188,15 +131,6 @@ def test_normal_numbers_are_box_and_mullers_transform_of_the_draw() -> None:
     np.testing.assert_allclose(normal(11, Purpose.WEIGHT, 8, stream=9), expected, rtol=1e-9)
 
 
-def test_normal_numbers_have_the_moments_of_the_normal_distribution() -> None:
-    count = 200_000
-    numbers = normal(0, Purpose.WEIGHT, count, stream=0)
-
-    # Expectations 0, 1, 0, 3 of the first four powers, whose variances are 1, 2, 15, 96.
-    for power, (expected, variance) in enumerate([(0, 1), (1, 2), (0, 15), (3, 96)], start=1):
-        assert abs((numbers**power).mean() - expected) < 4 * math.sqrt(variance / count)
-
-
 def test_normal_numbers_follow_the_normal_distribution_function() -> None:
     count = 50_000
     numbers = np.sort(normal(1, Purpose.WEIGHT, count, stream=0))
@@ -210,9 +144,3 @@ def test_fewer_normal_numbers_are_the_first_of_more(count: int) -> None:
     more = normal(0, Purpose.WEIGHT, 40, stream=3)
 
     np.testing.assert_array_equal(normal(0, Purpose.WEIGHT, count, stream=3), more[:count])
-
-
-def test_streams_of_normal_numbers_do_not_depend_on_each_other() -> None:
-    streams = [normal(0, Purpose.WEIGHT, 40_000, stream=stream) for stream in range(4)]
-
-    assert np.abs(np.corrcoef(streams) - np.eye(4)).max() < 5 / math.sqrt(40_000)

@@ -36,72 +36,57 @@ def test_an_unknown_field_has_the_nearest_name(fields: dict[Any, Any], message: 
 
 NAN = float("nan")
 INF = float("inf")
+WRONG = {
+    "epochs": (0, 1.5, "many", None),
+    "global_batch_images": (0,),
+    "logits": (0,),
+    "lr": (0, -0.1, NAN, INF),
+    "lr_batch_images": (0,),
+    "lr_step_factor": (0,),
+    "lr_step_epochs": ([30, -1],),
+    "warmup_epochs": (-1, INF),
+    "warmup_counts_from": (2,),
+    "warmup_from_batch_images": (-1,),
+    "bn_momentum": (1.1, NAN),
+    "bn_epsilon": (0,),
+    "momentum": (-0.1,),
+    "weight_decay": (-1e-4,),
+    "weight_decay_roles": (["bn"],),
+    "stem_channels": (1,),
+    "label_smoothing": (1.5,),
+    "mixup_alpha": (-0.1, 5),
+    "cutmix_alpha": (5,),
+    "mix_probability": (1.1,),
+    "target_threshold": (1,),
+    "repeated_augmentation": (0,),
+    "loss": ("bce",),
+    "dropout": (1, -0.1),
+    "ema_decay": (2,),
+    "precision": ("fp61",),
+    "sparsity": ("mask_3d",),
+    "sparsity_excluded": (["fc.weigth"],),
+    "padding": ("valid",),
+    "loss_scaling": ("automatic",),
+    "loss_scale": (0,),
+    "loss_scale_growth": (1,),
+    "loss_scale_backoff": (1,),
+    "image_size": (31,),
+    "crop_area": ([0.0, 1.0], [0.5]),
+    "crop_aspect": ([0.75, INF],),
+    "crop_attempts": (0,),
+    "flip_probability": (1.01,),
+    "mean": ([1, 2], [1, 2, math.inf]),
+    "std": ([1, 2, 0], [58.395, 0, 57.375]),
+    "seed": (-1, 2**63),
+    "model": (5,),
+}
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("epochs", 0),
-        ("epochs", 1.5),
-        ("epochs", "many"),
-        ("epochs", None),
-        ("global_batch_images", 0),
-        ("logits", 0),
-        ("lr", 0),
-        ("lr", -0.1),
-        ("lr", NAN),
-        ("lr", INF),
-        ("lr_batch_images", 0),
-        ("lr_step_factor", 0),
-        ("lr_step_epochs", [30, -1]),
-        ("warmup_epochs", -1),
-        ("warmup_epochs", INF),
-        ("warmup_counts_from", 2),
-        ("warmup_from_batch_images", -1),
-        ("bn_momentum", 1.1),
-        ("bn_momentum", NAN),
-        ("bn_epsilon", 0),
-        ("momentum", -0.1),
-        ("weight_decay", -1e-4),
-        ("weight_decay_roles", ["bn"]),
-        ("stem_channels", 1),
-        ("label_smoothing", 1.5),
-        ("mixup_alpha", -0.1),
-        ("mixup_alpha", 5),
-        ("cutmix_alpha", 5),
-        ("mix_probability", 1.1),
-        ("target_threshold", 1),
-        ("repeated_augmentation", 0),
-        ("loss", "bce"),
-        ("dropout", 1),
-        ("dropout", -0.1),
-        ("ema_decay", 2),
-        ("precision", "fp61"),
-        ("sparsity", "mask_3d"),
-        ("sparsity_excluded", ["fc.weigth"]),
-        ("padding", "valid"),
-        ("loss_scaling", "automatic"),
-        ("loss_scale", 0),
-        ("loss_scale_growth", 1),
-        ("loss_scale_backoff", 1),
-        ("image_size", 31),
-        ("crop_area", [0.0, 1.0]),
-        ("crop_area", [0.5]),
-        ("crop_aspect", [0.75, INF]),
-        ("crop_attempts", 0),
-        ("flip_probability", 1.01),
-        ("mean", [1, 2]),
-        ("mean", [1, 2, math.inf]),
-        ("std", [1, 2, 0]),
-        ("std", [58.395, 0, 57.375]),
-        ("seed", -1),
-        ("seed", 2**63),
-        ("model", 5),
-    ],
-)
-def test_a_wrong_value_is_an_error_that_names_its_field(field: str, value: Any) -> None:
-    with pytest.raises(RecipeError, match=rf"^{field}[.:]"):
-        Recipe.of({field: value})
+@pytest.mark.parametrize("field", WRONG)
+def test_a_wrong_value_is_an_error_that_names_its_field(field: str) -> None:
+    for value in WRONG[field]:
+        with pytest.raises(RecipeError, match=rf"^{field}[.:]"):
+            Recipe.of({field: value})
 
 
 @pytest.mark.parametrize(
@@ -281,11 +266,6 @@ def test_replace_changes_what_is_named_and_nothing_else() -> None:
     assert Recipe().epochs == 90
 
 
-def test_replace_answers_an_unknown_field_with_the_nearest_name() -> None:
-    with pytest.raises(RecipeError, match="Did you mean lr_decay"):
-        Recipe().replace(lr_dekay="linear")
-
-
 @pytest.mark.parametrize("settings", [Recipe(), Execution()])
 def test_settings_cannot_be_changed_in_place(settings: Any) -> None:
     name = next(iter(settings.fields()))
@@ -318,10 +298,6 @@ def test_yaml_lists_every_field_in_the_order_of_the_class() -> None:
 
 def test_a_recipe_stands_for_itself(tiny_recipe: Recipe) -> None:
     assert load_recipe(tiny_recipe) is tiny_recipe
-
-
-def test_equal_recipes_have_no_difference() -> None:
-    assert difference(load_recipe("demo"), load_recipe("demo")) == {}
 
 
 def test_a_difference_names_both_values_in_the_order_of_the_fields() -> None:

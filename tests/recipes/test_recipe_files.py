@@ -53,12 +53,6 @@ def test_a_base_may_be_a_file_beside_the_one_that_names_it(tmp_path: Path) -> No
     }
 
 
-def test_a_runs_folder_stands_for_its_recipe(tmp_path: Path, tiny_recipe: Recipe) -> None:
-    written(tmp_path / "recipe.yaml", tiny_recipe.format_yaml())
-
-    assert load_recipe(tmp_path) == tiny_recipe
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -187,11 +181,3 @@ def test_the_compiler_can_be_set_by_word_though_yaml_reads_some_as_truth_values(
 def test_a_setting_that_cannot_be_understood_is_refused(setting: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         parse_settings([setting])
-
-
-def test_a_recipe_in_a_runs_folder_has_the_name_it_notes_or_none(tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text("based_on: demo\nepochs: 3\n")
-    assert load_recipe(tmp_path).based_on == "demo"
-    assert load_recipe(tmp_path).epochs == 3
-    (tmp_path / "recipe.yaml").write_text("epochs: 3\n")
-    assert load_recipe(tmp_path).based_on == ""
