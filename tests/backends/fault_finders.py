@@ -88,7 +88,6 @@ QUANTISED_STEP = partial(
 LOSS, GRADIENT, STATISTICS = test_steps.CHECKS
 WEIGHTS, CURVE, REST = test_trajectories.CHECKS
 WRITTEN = test_engine.test_what_was_written_is_read_to_the_last_bit
-PLAIN_DESCENT = test_steps.test_a_step_of_plain_descent_goes_by_the_rate_times_the_gradient
 SCORES = test_engine.test_scores_are_those_of_the_logits_predicted
 COSINE = "warm-up and cosine"
 BY_STEPS = "step"

@@ -15,7 +15,6 @@ from tests.backends.fault_finders import (
     ALL_IN_PARTS,
     GRADIENT,
     LOSS,
-    PLAIN_DESCENT,
     RESNET50,
     RESNEXT101,
     SCORES,
@@ -98,11 +97,6 @@ LOSS_FAULTS: dict[str, tuple[Any, ...]] = {
         change_function("targets", wrong.smooth_over_the_others),
         *make_step_tests(LOSS, "smoothed", RESNET50),
     ),
-    "no smoothing": (
-        change_recipe(lambda recipe: {"label_smoothing": 0.0}),
-        *make_step_tests(LOSS, "smoothed", RESNET50),
-        *make_step_tests(GRADIENT, OF_1001_LOGITS),
-    ),
     "smoothing where none was asked": (
         change_recipe(lambda recipe: {"label_smoothing": 0.1}),
         *make_step_tests(LOSS, "not smoothed", "narrow resnet50 not smoothed"),
@@ -110,7 +104,6 @@ LOSS_FAULTS: dict[str, tuple[Any, ...]] = {
     "gradient of the sum of losses": (
         change_function("cross_entropy", wrong.sum_losses),
         *make_step_tests(GRADIENT, "smoothed"),
-        PLAIN_DESCENT,
     ),
     # Class weights and dropout
     "no class weights": (

@@ -233,19 +233,6 @@ def test_scores_with_flips_are_those_of_mean_logits(start: Start, tiny_recipe: R
     assert scores.predictions.tolist() == predictions.tolist()
 
 
-def test_confidences_are_the_softmax_of_the_prediction(start: Start, tiny_recipe: Recipe) -> None:
-    engine = start(tiny_recipe)
-    batch = draw_batch(tiny_recipe)
-    state = draw_state(tiny_recipe)
-    # A tenth of the classifier's weights: with random weights, confidences are practically 1.
-    classifier = {name: state.tensors[name] / np.float32(10) for name in ("fc.weight", "fc.bias")}
-    engine.write(State(0, state.tensors | classifier, state.momentum, state.ema))
-    confidences = engine.evaluate([batch]).confidences
-    expected = np.exp(oracle.log_softmax(engine.predict(batch.images))).max(axis=1)
-    assert expected.min() < 0.9
-    assert confidences == pytest.approx(expected, rel=BOUNDS["loss"].value)
-
-
 @pytest.mark.parametrize(
     ("logits", "confidence"),
     [([0.0] * 10, 0.1), ([*[0.0] * 9, np.log(27.0)], 0.75), ([500.0, *[-500.0] * 9], 1.0)],
@@ -275,12 +262,6 @@ def list_scores(scores: Scores) -> list[tuple[float, ...]]:
         (*row, pytest.approx(loss, rel=0, abs=rounding))
         for row, loss in zip(rows, scores.losses.tolist(), strict=True)
     ]
-
-
-def test_padding_does_not_count(start: Start, tiny_recipe: Recipe) -> None:
-    engine = start(tiny_recipe)
-    batch = draw_batch(tiny_recipe, count=5)
-    assert list_scores(engine.evaluate([pad(batch, 8)])) == list_scores(engine.evaluate([batch]))
 
 
 def test_a_batch_of_padding_alone_counts_nothing(start: Start, tiny_recipe: Recipe) -> None:

@@ -178,31 +178,6 @@ def test_other_weights_go_where_float64_goes(
     assert distance(end.ema, expected.ema) < BOUNDS["trajectory"].value
 
 
-@pytest.mark.parametrize("parts", [1, 2] if SOAK else [2])
-def test_the_first_gradients_are_those_of_a_model_with_zeros_in_it(
-    start: Start, tiny_recipe: Recipe, parts: int
-) -> None:
-    # Until the first update, a mask has the same effect as zeros in the weights.
-    recipe = tiny_recipe.replace(ema_decay=0.9)
-    batch = draw_batch(tiny_recipe)
-    state = draw_state(recipe)
-    masks = make_masks(state)
-    masked, plain = (start(recipe, state, accumulation_steps=parts) for _ in range(2))
-    masked.mask(masks)
-    plain.write(
-        State(0, zero_masked(state.tensors, masks), state.momentum, zero_masked(state.ema, masks))
-    )
-    losses = [engine.fetch(engine.train([batch], 0)).losses for engine in (masked, plain)]
-    assert losses[0].tobytes() == losses[1].tobytes()
-    ends = [engine.read() for engine in (masked, plain)]
-    assert any(ends[1].momentum[name][~mask].any() for name, mask in masks.items()), (
-        "the masks must be able to matter"
-    )
-    assert bits(ends[0].momentum) == bits(zero_masked(ends[1].momentum, masks))
-    assert bits(ends[0].tensors) == bits(zero_masked(ends[1].tensors, masks))
-    assert bits(ends[0].ema) == bits(zero_masked(ends[1].ema, masks))
-
-
 def test_a_mask_that_keeps_everything_changes_nothing(start: Start, tiny_recipe: Recipe) -> None:
     ends = []
     batches = draw_batches(tiny_recipe, 3)
@@ -287,17 +262,6 @@ def test_masks_that_do_not_fit_are_refused(
 
 def dynamic(recipe: Recipe, **changes: Any) -> Recipe:
     return recipe.replace(**FP16, loss_scaling="dynamic", loss_scale=1024.0, **changes)
-
-
-def test_masks_hold_with_a_dynamic_loss_scale(start: Start, tiny_recipe: Recipe) -> None:
-    recipe = dynamic(tiny_recipe, ema_decay=0.9)
-    state = add_velocity(recipe)
-    batch = draw_batch(tiny_recipe)
-    engine, masks = start_masked(start, recipe, state)
-    for step in range(3):
-        engine.train([batch], step)
-        assert_masked(engine.read(), masks, but_only=False)
-    assert engine.read().scaler["good_steps"] == 3
 
 
 def test_masks_hold_when_a_step_is_skipped(start: Start, tiny_recipe: Recipe) -> None:

@@ -147,48 +147,21 @@ def test_compiled_steps_back_off_too(start: Start, native: ModuleType, tiny_reci
     assert np.isfinite(interval.losses).all()
 
 
-SCALERS = {
-    "an overflow halves the scale": ({}, (OVERFLOWING, 5, 0), 1, (OVERFLOWING / 2, 0, 0)),
-    "every overflow halves it again": ({}, (OVERFLOWING, 5, 0), 3, (OVERFLOWING / 8, 0, 0)),
-    "backing off has its own factor": (
-        {"loss_scale_backoff": 0.25},
-        (OVERFLOWING, 5, 0),
-        1,
-        (OVERFLOWING / 4, 0, 0),
-    ),
-    "a first overflow may be forgiven": (
-        {"loss_scale_backoff_steps": 3},
-        (OVERFLOWING, 5, 0),
-        1,
-        (OVERFLOWING, 0, 1),
-    ),
-    "a second too": ({"loss_scale_backoff_steps": 3}, (OVERFLOWING, 5, 0), 2, (OVERFLOWING, 0, 2)),
-    "the third in a row is not": (
-        {"loss_scale_backoff_steps": 3},
-        (OVERFLOWING, 5, 0),
-        3,
-        (OVERFLOWING / 2, 0, 0),
-    ),
-    "a good step breaks the row": ({"loss_scale_backoff_steps": 3}, (8.0, 0, 2), 1, (8.0, 1, 0)),
-    "good steps are counted": ({"loss_scale_growth_steps": 4}, (8.0, 0, 0), 3, (8.0, 3, 0)),
-    "enough of them double the scale": (
-        {"loss_scale_growth_steps": 4},
-        (8.0, 0, 0),
-        4,
-        (16.0, 0, 0),
-    ),
-    "growth has its own factor": (
-        {"loss_scale_growth_steps": 1, "loss_scale_growth": 4.0},
-        (8.0, 0, 0),
-        1,
-        (32.0, 0, 0),
-    ),
-    "a row of good steps goes on where it was left": (
-        {"loss_scale_growth_steps": 100},
-        (8.0, 99, 0),
-        1,
-        (16.0, 0, 0),
-    ),
+THREE = {"loss_scale_backoff_steps": 3}
+FOUR = {"loss_scale_growth_steps": 4}
+AT_ONCE = {"loss_scale_growth_steps": 1, "loss_scale_growth": 4.0}
+FULL = (OVERFLOWING, 5, 0)
+SCALERS: dict[str, tuple[Any, ...]] = {
+    "an overflow halves the scale": ({}, FULL, 1, (OVERFLOWING / 2, 0, 0)),
+    "every overflow halves it again": ({}, FULL, 3, (OVERFLOWING / 8, 0, 0)),
+    "backing off has its factor": ({"loss_scale_backoff": 0.25}, FULL, 1, (OVERFLOWING / 4, 0, 0)),
+    "a second overflow may be forgiven": (THREE, FULL, 2, (OVERFLOWING, 0, 2)),
+    "the third in a row is not": (THREE, FULL, 3, (OVERFLOWING / 2, 0, 0)),
+    "a good step breaks the row": (THREE, (8.0, 0, 2), 1, (8.0, 1, 0)),
+    "good steps are counted": (FOUR, (8.0, 0, 0), 3, (8.0, 3, 0)),
+    "enough of them double the scale": (FOUR, (8.0, 0, 0), 4, (16.0, 0, 0)),
+    "growth has its own factor": (AT_ONCE, (8.0, 0, 0), 1, (32.0, 0, 0)),
+    "a row of good steps goes on where it was left": (FOUR, (8.0, 3, 0), 1, (16.0, 0, 0)),
 }
 
 

@@ -169,17 +169,9 @@ def test_synchronised_ranks_go_where_one_process_goes(
 ) -> None:
     one = run_alone("synchronised")
     assert distance(way(ranks[0]["synchronised"]), way(one)) < BOUNDS["trajectory"].value
-
-
-def test_synchronised_ranks_have_the_statistics_of_one_process(
-    ranks: list[Results], run_alone: Callable[..., Results]
-) -> None:
-    one = run_alone("synchronised")
     for rank in ranks:
-        assert (
-            distance(statistics(rank["synchronised"]["state"]), statistics(one["state"]))
-            < BOUNDS["ranks"].value
-        )
+        off = distance(statistics(rank["synchronised"]["state"]), statistics(one["state"]))
+        assert off < BOUNDS["ranks"].value
 
 
 def test_gradients_sent_in_bf16_are_rounded_once(ranks: list[Results], launched: str) -> None:

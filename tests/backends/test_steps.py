@@ -20,14 +20,12 @@ from tests.backends.cases import (
     compare_changes,
     parameters,
     statistics,
-    subtract_states,
 )
 from tests.backends.conftest import Start
 from tests.backends.drawing import (
     draw_batch,
     draw_batches,
     draw_state,
-    draw_steady_state,
     state_with_logits,
 )
 from tests.backends.steps import STEPS, TRAJECTORIES
@@ -76,38 +74,6 @@ def hold_step(start: Start, tiny_recipe: Recipe, step: Step, *checks: Callable[.
         check(*stepped)
 
 
-def test_a_step_of_plain_descent_goes_by_the_rate_times_the_gradient(
-    start: Start, tiny_recipe: Recipe
-) -> None:
-    # Without momentum and decay, the gradient follows from the weights: (w0 - w1) / rate.
-    recipe, state, batch = Step({"momentum": 0.0}, is_steady=True).begin(tiny_recipe)
-    engine = start(recipe, state, rates=[0.25])
-    engine.train([batch], 0)
-    gradient = {
-        name: -way / 0.25
-        for name, way in subtract_states(engine.read(), state).items()
-        if not oracle.is_statistic(name)
-    }
-    assert (
-        distance(gradient, oracle.train(recipe, state, [batch], [0.25]).state.momentum)
-        < BOUNDS["gradient"].value
-    )
-
-
-def test_running_statistics_take_the_unbiased_variance(start: Start, tiny_recipe: Recipe) -> None:
-    # With images of 32 pixels the last stage has one pixel. There the variance of a channel is only
-    # over the images.
-    recipe = tiny_recipe.replace(bn_momentum=1.0)
-    state = draw_state(recipe)
-    batch = draw_batch(recipe, count=2)
-    engine = start(recipe, state)
-    engine.train([batch], 0)
-    biased = (
-        oracle.train(recipe, state, [batch], RATES).state.tensors["layer4.0.bn3.running_var"] / 2
-    )
-    assert np.all(engine.read().tensors["layer4.0.bn3.running_var"] > 1.9 * biased)
-
-
 def test_weights_move_by_the_rate_times_the_velocity(start: Start, tiny_recipe: Recipe) -> None:
     rates = [0.3, 0.1]
     states = [draw_state(tiny_recipe)]
@@ -121,16 +87,6 @@ def test_weights_move_by_the_rate_times_the_velocity(start: Start, tiny_recipe: 
             name: before[name] - np.float64(rates[step]) * v for name, v in after.momentum.items()
         }
         assert distance(parameters(after), expected) < BOUNDS["operation"].value
-
-
-def test_a_step_takes_the_rate_of_its_number(start: Start, tiny_recipe: Recipe) -> None:
-    state = draw_state(tiny_recipe, step=3)
-    batch = draw_batch(tiny_recipe)
-    rates = [0.1, 0.2, 0.4, 0.3, 0.5]
-    engine = start(tiny_recipe, state, rates=rates)
-    engine.train([batch], 3)
-    expected = oracle.train(tiny_recipe, state, [batch], rates).state
-    assert compare_changes(engine.read(), expected, state) < BOUNDS["gradient"].value
 
 
 # Decay, momentum and accumulation over steps
@@ -165,18 +121,6 @@ def test_only_its_roles_decay(start: Start, tiny_recipe: Recipe, roles: tuple[st
         )
 
 
-def test_a_shortcuts_batch_norm_is_not_decayed(start: Start, tiny_recipe: Recipe) -> None:
-    state = draw_state(tiny_recipe)
-    batch = draw_batch(tiny_recipe)
-    name = "layer1.0.downsample.1.weight"
-    velocities = []
-    for decay in (0.0, 0.5):
-        engine = start(tiny_recipe.replace(weight_decay=decay), state)
-        engine.train([batch], 0)
-        velocities.append(engine.read().momentum[name])
-    assert velocities[0].tobytes() == velocities[1].tobytes()
-
-
 @pytest.mark.parametrize(("changes", "mixup", "parts"), TRAJECTORIES.values(), ids=TRAJECTORIES)
 def test_eight_steps_at_changing_rates_lead_where_float64_goes(
     start: Start, tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int
@@ -190,26 +134,6 @@ def test_eight_steps_at_changing_rates_lead_where_float64_goes(
     assert compare_changes(engine.read(), expected, state) < BOUNDS["trajectory"].value
 
 
-def test_momentum_keeps_the_rate_outside_the_velocity(start: Start, tiny_recipe: Recipe) -> None:
-    # At rate 0 nothing changes, so both steps have the same gradient g, and w = w0 - rate (m + 1)
-    # g. With the rate inside the velocity, as in Keras' SGD, it would be w0 - rate g.
-    state = draw_state(tiny_recipe)
-    batch = draw_batch(tiny_recipe)
-    engine = start(tiny_recipe.replace(weight_decay=0.0, momentum=0.75), state, rates=[0, 0.5])
-    engine.train([batch], 0)
-    gradient = engine.read().momentum
-    engine.train([batch], 1)
-    end = engine.read()
-    assert (
-        distance(end.momentum, {name: 1.75 * g for name, g in gradient.items()})
-        < BOUNDS["operation"].value
-    )
-    expected = {
-        name: state.tensors[name] - np.float64(0.5) * 1.75 * g for name, g in gradient.items()
-    }
-    assert distance(parameters(end), expected) < BOUNDS["operation"].value
-
-
 def test_no_momentum_keeps_the_last_gradient(start: Start, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(momentum=0.0)
     batches = draw_batches(tiny_recipe, 2)
@@ -217,34 +141,6 @@ def test_no_momentum_keeps_the_last_gradient(start: Start, tiny_recipe: Recipe) 
     engine.train(batches, 0)
     expected = oracle.train(recipe, draw_state(recipe), batches[1:], RATES).state
     assert distance(engine.read().momentum, expected.momentum) < BOUNDS["gradient"].value
-
-
-def test_two_equal_parts_have_the_gradient_of_one(start: Start, tiny_recipe: Recipe) -> None:
-    # Batch norm makes no difference: a part, its copy and both together have the same mean and
-    # variance.
-    part = draw_batch(tiny_recipe, count=8)
-    twice = Batch(np.concatenate([part.images] * 2), np.concatenate([part.labels] * 2))
-    state = draw_steady_state(tiny_recipe)
-    velocities = []
-    for batch, parts in ((part, 1), (twice, 1), (twice, 2)):
-        engine = start(tiny_recipe, state, accumulation_steps=parts)
-        engine.train([batch], 0)
-        velocities.append(engine.read().momentum)
-    assert distance(velocities[1], velocities[0]) < BOUNDS["gradient"].value
-    assert distance(velocities[2], velocities[0]) < BOUNDS["gradient"].value
-
-
-def test_partners_are_counted_within_a_part(start: Start, tiny_recipe: Recipe) -> None:
-    # With weight 0 on the image itself, each image of the batch is replaced by its partner.
-    batch = draw_batch(tiny_recipe)
-    partners = np.tile(np.arange(8)[::-1], 2)
-    reversed_parts = Batch(batch.images, batch.labels, np.zeros(16, np.float32), partners)
-    rows = np.concatenate([partners[:8], partners[8:] + 8])
-    losses = []
-    for other in (reversed_parts, Batch(batch.images[rows], batch.labels[rows])):
-        engine = start(tiny_recipe, accumulation_steps=2)
-        losses.append(engine.fetch(engine.train([other], 0)).losses)
-    assert losses[0] == pytest.approx(losses[1], rel=BOUNDS["loss"].value)
 
 
 # What an interval reports
@@ -265,17 +161,6 @@ def test_hits_are_counted_against_the_images_own_labels(
         engine.train([Batch(batch.images, labels, batch.coefficients, batch.partners)], 0)
     )
     assert (interval.counts.top1, interval.counts.top5, interval.counts.images) == (3, 6, 16)
-
-
-def test_an_interval_has_the_mean_loss_of_every_step(start: Start, tiny_recipe: Recipe) -> None:
-    state = draw_state(tiny_recipe, step=2)
-    batches = draw_batches(tiny_recipe, 3)
-    engine = start(tiny_recipe, state)
-    interval = engine.fetch(engine.train(batches, 2))
-    expected = oracle.train(tiny_recipe, state, batches, RATES)
-    assert interval.first == 2
-    assert interval.losses.dtype == np.float64
-    assert interval.losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
 
 
 def test_an_interval_sums_the_losses_of_its_images(start: Start, tiny_recipe: Recipe) -> None:

@@ -103,12 +103,6 @@ def bias_statistics(*arguments: Array, values: int, momentum: float) -> tuple[Ar
     return _running_statistics(*arguments, values=10**12, momentum=momentum)
 
 
-def still_statistics(
-    mean: Array, variance: Array, *batch: Array, values: int, momentum: float
-) -> tuple[Array, Array]:
-    return mean, variance
-
-
 def constant_statistics(x: Array, scale: Array, bias: Array, *, epsilon: float) -> tuple[Any, ...]:
     """Return a batch norm whose backward pass treats mean and variance as constants."""
     y, mean, variance, back = _batch_norm(x, scale, bias, epsilon=epsilon)
@@ -377,15 +371,6 @@ class SumsParts(ReferenceEngine):
     def _gradients(self, batch: Batch, rows: Array) -> tuple[dict[str, Array], Counts]:
         gradients, counts = super()._gradients(batch, rows)
         return {name: gradient * self._parts for name, gradient in gradients.items()}, counts
-
-
-class TrainsOnTheLastPart(ReferenceEngine):
-    """Overwrites the gradients of a part with those of the next part."""
-
-    def _gradients(self, batch: Batch, rows: Array) -> tuple[dict[str, Array], Counts]:
-        gradients, counts = super()._gradients(batch, rows)
-        last = rows[-1] == len(batch.labels) - 1
-        return {name: gradient * last * self._parts for name, gradient in gradients.items()}, counts
 
 
 class LosesMomentum(ReferenceEngine):
