@@ -1,6 +1,6 @@
 """A `ModelSpec` as PyTorch modules, with torchvision's names."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import repeat
 from typing import Literal
 
@@ -14,25 +14,17 @@ from lockstep.models.architectures import Block, Conv, ModelSpec, Squeeze
 from lockstep.recipes import Recipe
 from lockstep.recipes.stochastic_depth import drop_rates
 
+torch.fx.wrap("same_padding")  # its sizes are those of the images: a tracer keeps the call
 
-class Model(nn.Module):
+
+class Network(nn.Module):
     """ResNet or ResNeXt: normalised images [N, 3, H, W] to logits [N, logits].
 
-    With `quantised`, convolutions and classifier are those of
-    `lockstep.backends.torch.quantisation`. With `recompute`, residual blocks keep only their inputs
-    in training (`lockstep.backends.torch.recomputation`).
+    It computes what every framework computes in evaluation, without dropout and stochastic depth.
     """
 
-    def __init__(
-        self, spec: ModelSpec, recipe: Recipe, *, quantised: bool = False, recompute: bool = False
-    ) -> None:
+    def __init__(self, spec: ModelSpec, recipe: Recipe, *, quantised: bool = False) -> None:
         super().__init__()
-        self._recompute_block: Callable[..., Tensor] | None = None
-        if recompute:
-            from lockstep.backends.torch.recomputation import recompute_block
-
-            self._recompute_block = recompute_block
-        self._dropout = recipe.dropout
         *firsts, last = spec.list_stem()
         self.conv1 = (
             _DeepStem((*firsts, last), recipe, quantised)
@@ -61,6 +53,45 @@ class Model(nn.Module):
             linear = QuantisedLinear
         self.fc = linear(spec.features, recipe.logits)
 
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits."""
+        return self.fc(self.forward_features(images).mean(dim=(2, 3)))
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Return the output of the last stage, [N, features, h, w]; its mean is classified."""
+        x = self.forward_stem(images)
+        for number in range(1, len(self._stages) + 1):
+            x = self.stage(number)(x)
+        return x
+
+    def forward_stem(self, images: Tensor) -> Tensor:
+        """Return the input of the first stage."""
+        return self.maxpool(activate(self.bn1, self.conv1(images)))
+
+    def stage(self, number: int) -> nn.Module:
+        """Return a stage, 1 to 4. The output of the last one is averaged and classified."""
+        return self.get_submodule(self._stages[number - 1])
+
+
+class Model(Network):
+    """The network as it is trained, with dropout and stochastic depth.
+
+    With `quantised`, convolutions and classifier are those of
+    `lockstep.backends.torch.quantisation`. With `recompute`, residual blocks keep only their inputs
+    in training (`lockstep.backends.torch.recomputation`).
+    """
+
+    def __init__(
+        self, spec: ModelSpec, recipe: Recipe, *, quantised: bool = False, recompute: bool = False
+    ) -> None:
+        super().__init__(spec, recipe, quantised=quantised)
+        self._dropout = recipe.dropout
+        self._recompute_block: Callable[..., Tensor] | None = None
+        if recompute:
+            from lockstep.backends.torch.recomputation import recompute_block
+
+            self._recompute_block = recompute_block
+
     def forward(
         self,
         images: Tensor,
@@ -69,31 +100,24 @@ class Model(nn.Module):
     ) -> Tensor:
         """Return the logits. Dropout leaves the `kept_features`, bool [N, features], and stochastic
         depth the `kept_blocks`, bool [N, blocks]."""
-        x = self.maxpool(activate(self.bn1, self.conv1(images)))
-        stages = [self.get_submodule(name) for name in self._stages]
-        if self.training:
-            blocks = [block for stage in stages for block in stage.children()]
-            x = self._train_blocks(blocks, x, kept_blocks)
-        else:
-            for stage in stages:
-                x = stage(x)
+        x = (
+            self._train_blocks(images, kept_blocks)
+            if self.training
+            else self.forward_features(images)
+        )
         x = x.mean(dim=(2, 3))
         if kept_features is not None:
             x = x * (kept_features / (1 - self._dropout))
         return self.fc(x)
 
-    def _train_blocks(
-        self, blocks: Iterable[nn.Module], x: Tensor, kept_blocks: Tensor | None
-    ) -> Tensor:
+    def _train_blocks(self, images: Tensor, kept_blocks: Tensor | None) -> Tensor:
+        x = self.forward_stem(images)
         columns = repeat(None) if kept_blocks is None else kept_blocks.unbind(dim=1)
+        blocks = [block for name in self._stages for block in self.get_submodule(name).children()]
         recompute = self._recompute_block
         for block, kept in zip(blocks, columns, strict=False):
             x = block(x, kept) if recompute is None else recompute(block, x, kept)
         return x
-
-    def stage(self, number: int) -> nn.Module:
-        """Return a stage, 1 to 4. The output of the last one is averaged and classified."""
-        return self.get_submodule(self._stages[number - 1])
 
 
 class _DeepStem(nn.Module):
