@@ -5,7 +5,9 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,7 @@ def test_exactly_these_names_are_public() -> None:
     assert lockstep.__all__ == [
         "Augmentation",
         "Evaluation",
+        "Event",
         "Execution",
         "Int8",
         "LockstepError",
@@ -176,3 +179,32 @@ def test_examples_in_docstrings_do_what_they_say(name: str) -> None:
     result = doctest.testmod(importlib.import_module(name.removesuffix(".__init__")))
     assert result.attempted > 0
     assert result.failed == 0
+
+
+PUBLIC: Any = lockstep  # wrong arguments are meant here
+
+
+class Layer:
+    """What a module of a framework looks like."""
+
+    state_dict = parameters = None
+
+
+@pytest.mark.parametrize(
+    ("call", "advice"),
+    [
+        (lambda path: PUBLIC.load(Layer()), r"weights is a .*Layer; expected .*torch.save\("),
+        (lambda path: PUBLIC.load({"best_checkpoint": "run"}), r'report\["best_checkpoint"\]'),
+        (lambda path: PUBLIC.load(None), "weights is None; expected a path or a name"),
+        (lambda path: PUBLIC.train("demo", [1, 2], path), r"data is a list; .*lockstep.pack\("),
+        (lambda path: PUBLIC.train({"epochs": 3}, "data", path), r"recipe is a dict; .*changes="),
+        (lambda path: PUBLIC.train("demo", path, 3), "out is a int; expected the path"),
+        (lambda path: PUBLIC.train("demo", path, path, weights=Layer()), "torch.save"),
+        (lambda path: PUBLIC.report(Layer()), "runs is a .*Layer; expected the folder of a run"),
+    ],
+)
+def test_what_is_given_where_a_path_is_wanted_is_named_with_the_way(
+    call: Callable[[Path], object], advice: str, tmp_path: Path
+) -> None:
+    with pytest.raises(lockstep.UserError, match=advice):
+        call(tmp_path)

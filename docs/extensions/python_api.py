@@ -10,9 +10,9 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import is_dataclass
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
-from schemas import read_docstrings
+from schemas import make_table, read_docstrings
 
 import lockstep
 from lockstep.recipes.field_validation import Settings
@@ -23,12 +23,18 @@ GROUPS = {
         *("report", "verify"),
     ),
     "Recipes": ("load_recipe", "Recipe", "Execution", "Augmentation"),
+    "Events": ("Event",),
     "Errors": ("LockstepError", "UserError"),
 }
 FIELDS = {
     "Recipe": "Its fields: [fields of a recipe](recipe-fields.md).",
     "Execution": "Its fields: [fields of an execution](execution-fields.md).",
 }
+EVENT = (
+    "What the function given as `listener` is called with: a dictionary, whose `kind` says which of"
+    " these it is. An exception that the function raises stops the work and reaches the caller,"
+    " with a note that says where; the same call resumes a run."
+)
 
 SESSION = re.compile(r"^>>> .*(?:\n.+)*", re.M)
 """An example of a docstring: what is typed, and what Python answers."""
@@ -43,8 +49,19 @@ def describe_public_names() -> str:
     for heading, group in GROUPS.items():
         parts.append(f"## {heading}")
         for name in group:
-            parts += [f"### `lockstep.{name}`", describe(name, getattr(lockstep, name))]
+            thing = getattr(lockstep, name)
+            texts = describe_events(thing) if name == "Event" else [describe(name, thing)]
+            parts += [f"### `lockstep.{name}`", *texts]
     return "\n\n".join(parts)
+
+
+def describe_events(union: Any) -> Iterator[str]:
+    """Yield what each kind of event is, and its fields."""
+    yield EVENT
+    for event in get_args(union):
+        names = " or ".join(f"`{kind}`" for kind in get_args(get_type_hints(event)["kind"]))
+        yield f"{names}: {inspect.cleandoc(event.__doc__)}"
+        yield make_table(event)
 
 
 def describe(name: str, thing: Any) -> str:

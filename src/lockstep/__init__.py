@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lockstep.recipes import Execution, Recipe, load_recipe
     from lockstep.recipes.augmentation import Augmentation
     from lockstep.reporting import report
+    from lockstep.runs.events import Event
     from lockstep.runs.train import train
     from lockstep.system.errors import LockstepError, UserError
     from lockstep.verification import verify
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Augmentation",
     "Evaluation",
+    "Event",
     "Execution",
     "Int8",
     "LockstepError",
@@ -41,6 +43,7 @@ __all__ = [
 _HOME = {
     "Augmentation": "recipes.augmentation",
     "Evaluation": "inference.evaluation",
+    "Event": "runs.events",
     "Execution": "recipes",
     "Int8": "inference.int8",
     "LockstepError": "system.errors",

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import lockstep
 from lockstep.inference.prediction import Predictor
 from lockstep.recipes import Execution
-from lockstep.system.errors import BackendError, CheckpointError, UserError
+from lockstep.system.errors import BackendError, CheckpointError, DataError, UserError
+from lockstep.verification.bounds import BOUNDS, distance
 from tests.inference.conftest import SaveWeights
 
 IMAGE = np.zeros((40, 40, 3), np.uint8)
@@ -96,6 +98,20 @@ def test_one_image_gives_one_prediction_and_several_an_iterator(save_weights: Sa
         assert prediction == one
     [logits] = model.logits([IMAGE])
     np.testing.assert_array_equal(model.logits(IMAGE), logits)
+
+
+def test_the_module_computes_the_logits_of_what_preprocess_returns(
+    save_weights: SaveWeights, tmp_path: Path
+) -> None:
+    model = lockstep.load(save_weights())
+    inputs = torch.from_numpy(model.preprocess(IMAGE))
+    [same] = model.preprocess([IMAGE])
+    assert np.array_equal(inputs, same)
+    logits = model.module()(inputs[None])[0].detach().numpy()
+    assert distance(logits, model.logits(IMAGE)) < BOUNDS["logits"].value
+    (tmp_path / "text.jpg").write_text("text")
+    with pytest.raises(DataError, match=r"text\.jpg: "):
+        model.preprocess(tmp_path / "text.jpg")
 
 
 def test_the_engine_stays_open_until_the_model_is_closed(

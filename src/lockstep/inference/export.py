@@ -19,7 +19,7 @@ from lockstep.inference.targets import (
 )
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
-from lockstep.system.errors import CheckpointError
+from lockstep.system.errors import CheckpointError, as_path
 from lockstep.system.files import appearing_folder
 from lockstep.weights import Weights
 
@@ -39,7 +39,7 @@ def export(
     listener: Listener | None = None,
 ) -> dict[str, Any]:
     """Write a program of weights; arguments and result are those of `Model.export`."""
-    folder = Path(folder)
+    folder = as_path(folder, "target")
     if folder.exists():
         raise CheckpointError(f"{folder} already exists; name a new folder")
     target = find_target(to)

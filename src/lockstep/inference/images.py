@@ -102,6 +102,20 @@ def read_square(image: Image, recipe: Recipe, out: np.ndarray) -> None:
     prepare_square(data, orientation, recipe, out)
 
 
+def read_inputs(images: Image | Iterable[Image], recipe: Recipe) -> Iterator[np.ndarray]:
+    """Yield what the network sees of each image: `read_square` normalised, float32 [3, eval_crop,
+    eval_crop]. Raises `DataError` that names the first image that cannot be read."""
+    mean = np.array(recipe.mean)
+    std = np.array(recipe.std)
+    for number, image in enumerate(list_images(images)):
+        pixels = np.empty((recipe.eval_crop, recipe.eval_crop, 3), np.uint8)
+        try:
+            read_square(image, recipe, pixels)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{find_path(image) or f'images[{number}]'}: {error}") from None
+        yield np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1), np.float32)
+
+
 def read_photo(image: Image, recipe: Recipe) -> np.ndarray:
     """Return all of an image, uint8 [height, width, 3], turned by its EXIF orientation if the
     recipe says so.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from lockstep import backends
 from lockstep.inference.embeddings import count_features
-from lockstep.inference.images import Image, is_one_image
+from lockstep.inference.images import Image, is_one_image, read_inputs
 from lockstep.inference.prediction import OnError, Predictor, name_classes
 from lockstep.inference.session import SessionOptions
 from lockstep.inference.source import ModelSource
@@ -158,18 +158,7 @@ class Model:
 
     def _describe(self) -> dict[str, str]:
         """Return what it is, in words."""
-        recipe = self._about.recipe
-        network = recipe.model if isinstance(recipe.model, str) else "a network without a name"
-        if not self._about.tensors:
-            network = "an export"
-        return {
-            "weights": str(self._source.path),
-            "network": network,
-            "classes": f"{len(self.classes) or recipe.logits} classes",
-            "images": f"{recipe.eval_crop} x {recipe.eval_crop} pixels",
-            "origin": f"from {self.origin}",
-            "computes": f"on {self._options.place}",
-        }
+        return self._source.describe(len(self.classes)) | {"computes": f"on {self._options.place}"}
 
     def on(
         self,
@@ -253,6 +242,12 @@ class Model:
             [logits] = predictor.logits(images)
             return logits
         return self._keep(predictor.logits(images, on_error=on_error))
+
+    def preprocess(self, images: Image | Iterable[Image]) -> Any:
+        """Return what the network sees of an image, normalised float32 [3, size, size] as `module`
+        takes it, or an iterator over those of several. Raises `DataError` as `predict` does."""
+        inputs = read_inputs(images, self._about.recipe)
+        return next(inputs) if is_one_image(images) else inputs
 
     def _keep(self, values: Iterator[Any]) -> Iterator[Any]:
         """Yield values; meanwhile the model is referred to, and so stays open."""

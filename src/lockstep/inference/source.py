@@ -83,6 +83,20 @@ class ModelSource:
                 raise (refusal or error) from None
             return self._program.about.apply_choice(self.choice)
 
+    def describe(self, classes: int) -> dict[str, str]:
+        """Return what it is, in words."""
+        recipe = self.about.recipe
+        network = recipe.model if isinstance(recipe.model, str) else "a network without a name"
+        if not self.about.tensors:
+            network = "an export"
+        return {
+            "weights": str(self.path),
+            "network": network,
+            "classes": f"{classes or recipe.logits} classes",
+            "images": f"{recipe.eval_crop} x {recipe.eval_crop} pixels",
+            "origin": f"from {self.about.origin}",
+        }
+
     def forget(self) -> None:
         """Forget the weights, so that they are read again: something was stored with them."""
         for name in ("weights", "about"):

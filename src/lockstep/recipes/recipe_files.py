@@ -6,7 +6,7 @@ from typing import Any
 from lockstep.recipes.execution import Execution
 from lockstep.recipes.published import RECIPES
 from lockstep.recipes.recipe import Recipe, eval_fields
-from lockstep.system.errors import RecipeError, nearest
+from lockstep.system.errors import RecipeError, as_path, nearest
 from lockstep.system.plain_yaml import read_yaml
 from lockstep.system.regular_files import SETTINGS, read_regular_text
 
@@ -22,7 +22,10 @@ def load_recipe(source: str | Path | Recipe) -> Recipe:
 
     Raises `RecipeError`.
     """
-    return source if isinstance(source, Recipe) else _load(str(source), Path(), ())
+    if isinstance(source, Recipe):
+        return source
+    as_path(source, "recipe")
+    return _load(str(source), Path(), ())
 
 
 def _load(source: str, folder: Path, seen: tuple[Path, ...]) -> Recipe:

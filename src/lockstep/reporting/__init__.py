@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.system.errors import UserError
+from lockstep.system.errors import UserError, as_path
 from lockstep.system.files import write_text
 
 
@@ -33,11 +33,11 @@ def report(
     from lockstep.reporting.collect import open_runs
     from lockstep.reporting.page import render
 
-    folders = [runs] if isinstance(runs, str | Path) else runs
+    folders = [as_path(run, "runs") for run in (runs if isinstance(runs, list | tuple) else [runs])]
     if not folders:
         raise UserError("expected the folder of at least one run, found none")
-    out = Path(out)
-    opened = open_runs(list(map(Path, folders)))
+    out = as_path(out, "target")
+    opened = open_runs(folders)
     page = render(opened, explain=explain)
     try:
         write_text(out, page)

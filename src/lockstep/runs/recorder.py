@@ -103,8 +103,16 @@ class Recorder:
     @heartbeat.saving()  # a terminal that is held, or a pipe that nobody reads
     def send(self, event: "Event") -> None:
         """Send the listener an event that is not logged."""
-        if self._listener is not None:
+        if self._listener is None:
+            return
+        try:
             self._listener(event)
+        except Exception as error:
+            error.add_note(
+                f"The listener raised this at an event of kind {event['kind']}, and the work"
+                " stopped there. A run resumes from its newest checkpoint by the same call."
+            )
+            raise
 
     def pause(self, event: "PauseEvent") -> None:
         """Send the listener the event that this command ends before the run; loggers are closed as

@@ -28,7 +28,7 @@ from lockstep.recipes.schedule import learning_rates
 from lockstep.runs.environment import read_environment
 from lockstep.runs.folder import holds_run, refuse_another_recipe
 from lockstep.runs.trust import accept, list_links, list_names, require_word
-from lockstep.system.errors import CheckpointError, DataError, RecipeError
+from lockstep.system.errors import CheckpointError, DataError, RecipeError, as_path
 from lockstep.weights import checkpoint
 
 Require = Callable[[Path, Iterable[str]], None]
@@ -75,7 +75,7 @@ class RunSettings:
 
 
 def complete_settings(
-    out: Path,
+    out: str | Path,
     recipe: str | Path | Recipe | None = None,
     data: str | Path | None = None,
     execution: Execution | None = None,
@@ -89,14 +89,14 @@ def complete_settings(
 
     `changes` are new values for recipe fields, `how` for execution fields; the latter are used only
     if `execution` is not given. If a recipe is given, nothing of the execution is taken from the
-    run. If it is given by name, the run keeps the geometry of its evaluations, which a recipe of
-    this name may not have had when the run began.
+    run. If it is given by name, the run keeps the geometry of its evaluations.
 
     Unless `trust_run` is set, what the folder names outside of itself must have been named for this
     run on this machine before (`lockstep.runs.trust`). The modules of augmentations that are the
     user's own are imported. Raises `RecipeError` if they cannot be, `DataError` if there are no
     images and no run to take them from, `CheckpointError` if the run's folder cannot be read.
     """
+    out = as_path(out, "out")
     changes = changes or {}
     how = how or {}
     require = accept if trust_run else require_word
@@ -131,7 +131,7 @@ def complete_settings(
         execution = Execution.of(kept | dict(how))
         origins |= _list_unusual(kept)
     is_counted = counts_classes and there is None
-    fields = (out, settled, chosen, is_counted, changes, Path(data), execution, origins)
+    fields = (out, settled, chosen, is_counted, changes, as_path(data, "data"), execution, origins)
     return _set_share_apart(RunSettings(*fields))
 
 

@@ -77,9 +77,7 @@ def train(
     if out is None:
         raise TypeError("train() needs out, the run's folder")
     changes = dict(changes or {}) | ({} if split is None else {"validation_share": split})
-    settings = complete_settings(
-        Path(out), recipe, data, execution, changes=changes, trust_run=trust_run
-    )
+    settings = complete_settings(out, recipe, data, execution, changes=changes, trust_run=trust_run)
     with show_progress(listener, progress=progress) as listener:
         report = run_training(settings, weights, resume_from, listener=listener)
     return add_best_checkpoint(report, settings.out) if report else report

@@ -14,7 +14,10 @@ Lockstep's own code.
 """
 
 import difflib
+import os
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
 
 EXIT_DIVERGED = 3
 EXIT_SAVED_AND_STOPPED = 75  # EX_TEMPFAIL: start the same command again
@@ -77,3 +80,41 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f"Did you mean {' or '.join(close)}?"
     return f"Known: {', '.join(known)}."
+
+
+Role = Literal["data", "out", "recipe", "runs", "target", "weights"]
+
+_EXPECTED: dict[Role, str] = {
+    "data": "a path or an address of a data set; lockstep.pack(samples, FOLDER) writes one from"
+    " images and labels of any dataset",
+    "out": "the path of a run's folder",
+    "recipe": "a name, a file or a lockstep.Recipe; single fields go to changes={...}",
+    "runs": "the folder of a run, or a list of them",
+    "target": "the path of what is to be written",
+    "weights": "a path or a name",
+}
+_OF_MODULE = (
+    "a path or a name; torch.save(module.state_dict(), FILE) writes a file of a module's weights."
+    " Networks and losses of other libraries are not trained here (docs/how-to/python.md)"
+)
+
+
+def as_path(value: object, role: Role) -> Path:
+    """Return a path that a user gave as this argument.
+
+    Raises `UserError` with what to do instead if it is not a path: a module, a loader, a dataset,
+    a model, a report.
+    """
+    if isinstance(value, str | os.PathLike):
+        return Path(value)
+    kind = f"a {type(value).__module__}.{type(value).__qualname__}".replace(" builtins.", " ")
+    if value is None:
+        kind = "None"
+    expected = _EXPECTED[role]
+    if role == "weights" and isinstance(value, dict) and "best_checkpoint" in value:
+        expected = 'a path or a name; that of a report is report["best_checkpoint"]'
+    elif role == "weights" and hasattr(value, "state_dict"):
+        expected = _OF_MODULE
+    elif role == "weights" and hasattr(value, "predict") and hasattr(value, "train"):
+        expected = "a path or a name; a model that is loaded trains by model.train(DATA, out=RUN)"
+    raise UserError(f"{role} is {kind}; expected {expected}")

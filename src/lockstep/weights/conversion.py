@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.data.class_order import describe_order
 from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.recipes import Recipe
-from lockstep.system.errors import CheckpointError, nearest
+from lockstep.system.errors import CheckpointError, as_path, nearest
 from lockstep.system.files import give_names, staging, write_json
 from lockstep.weights.calibration import UNCALIBRATED
 from lockstep.weights.certificate import Certificate, certify
@@ -41,7 +41,7 @@ def convert(
     cannot be carried over. Raises `CheckpointError`, and `DataError` if names of classes do not
     fit.
     """
-    target = Path(target)
+    target = as_path(target, "target")
     _check_target(target, to, choice)
     weights = open_weights(choice, momentum=True)
     _check_parts(weights, to)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from lockstep.system.errors import CheckpointError, nearest
+from lockstep.system.errors import CheckpointError, as_path, nearest
 from lockstep.system.files import user_cache
 from lockstep.weights.fingerprints import hash_file
 from lockstep.weights.known_weights import PUBLISHERS, KnownWeights, read_known_weights
@@ -102,7 +102,9 @@ def removing_refused(path: Path) -> Iterator[None]:
 def locate_weights(name: str | Path, *, progress: "Progress | None" = None) -> Path:
     """Return the path of weights, downloaded if they are somewhere else. Raises `CheckpointError`
     as `fetch_weights` does."""
-    return fetch_weights(str(name), progress=progress) if is_remote(name) else Path(name)
+    if is_remote(name):
+        return fetch_weights(str(name), progress=progress)
+    return as_path(name, "weights")
 
 
 def find_known_weights(name: str) -> KnownWeights:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.models.architectures import EXAMPLE, MODELS, ModelSpec, model_spec
 from lockstep.recipes import Recipe, parse_settings
-from lockstep.system.errors import CheckpointError, UserError, nearest
+from lockstep.system.errors import CheckpointError, UserError, as_path, nearest
 from lockstep.weights.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
@@ -81,7 +81,10 @@ DEFAULT_CHOICE = WeightsChoice()
 
 def choose(source: AnySource, **settings: Any) -> WeightsChoice:
     """Return the choice of a source with these fields; None keeps a field."""
-    choice = source if isinstance(source, WeightsChoice) else WeightsChoice(source)
+    choice = source
+    if not isinstance(choice, WeightsChoice):
+        as_path(choice, "weights")
+        choice = WeightsChoice(choice)
     return replace(choice, **{name: v for name, v in settings.items() if v is not None})
 
 

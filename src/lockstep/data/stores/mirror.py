@@ -35,7 +35,7 @@ from lockstep.data.sources import (
 from lockstep.data.stores.bundles import BundleReader, make_bundle, write_members
 from lockstep.data.stores.objects import ObjectStore, StoredObject, hash_version
 from lockstep.data.stores.transfer import Transfer, name_file
-from lockstep.system.errors import DataError
+from lockstep.system.errors import DataError, as_path
 from lockstep.system.files import replacing, user_cache, write_bytes, write_text
 from lockstep.system.locks import hold_lock
 from lockstep.system.regular_files import RECORDS, read_regular_text
@@ -56,7 +56,7 @@ def find_folder(data: str | Path) -> Path:
     Raises `DataError` if the store cannot be listed or holds no images.
     """
     url = find_url(data)
-    return Path(data) if url is None else _open_folder(url)
+    return as_path(data, "data") if url is None else _open_folder(url)
 
 
 @lru_cache(maxsize=32)  # a run sees the objects as they were when it began
