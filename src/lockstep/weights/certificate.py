@@ -26,10 +26,11 @@ from lockstep.system.errors import CheckpointError
 from lockstep.system.files import write_json
 from lockstep.system.version import version
 from lockstep.system.workers import carry_out
+from lockstep.weights.calibration import compute_probabilities
 from lockstep.weights.fingerprints import compute_fingerprints, hash_file, hash_files
 from lockstep.weights.formats.common import Written
 from lockstep.weights.opened_weights import LOCKSTEP, Weights
-from lockstep.weights.original import compute_original, find_missing, rebuild_module, softmax
+from lockstep.weights.original import compute_original, find_missing, rebuild_module
 from lockstep.weights.preprocessing import read_evaluation
 from lockstep.weights.target_formats import Target
 
@@ -136,8 +137,7 @@ def certify(
         "preprocessing_from": dict(source.preprocessing_from),
         "changes": list(changes),
     }
-    certificate: Certificate = record
-    return certificate
+    return record
 
 
 def _measure(
@@ -171,7 +171,8 @@ def _measure(
     _check_finite(source, logits)
     through = None
     if "through" in recipes:
-        through = _compare(format.prepares, logits, softmax(np.load(folder / "through.npy")))
+        theirs = compute_probabilities(np.load(folder / "through.npy"))
+        through = _compare(format.prepares, logits, theirs)
     compared, original = _compare_with_original(source, squares, logits, folder / "original")
     differences = np.abs(others - logits) / (float(np.abs(logits).max()) or 1.0)
     return {
@@ -225,7 +226,7 @@ def _check_finite(source: Weights, logits: np.ndarray) -> None:
 
 def _compare(by: str, logits: np.ndarray, others: np.ndarray) -> Comparison:
     """Compare logits of the source with probabilities of another program."""
-    own = softmax(logits)
+    own = compute_probabilities(logits)
     return {
         "by": by,
         "top1_agreement": float((own.argmax(1) == others.argmax(1)).mean()),
@@ -247,13 +248,13 @@ def _compare_with_original(
     if original is None or missing:
         return f"not compared with the program that wrote it: {missing}", None
     try:
-        answer = compute_original(original, squares, source.recipe, folder)
+        program, theirs = compute_original(original, squares, source.recipe, folder)
     except ValueError as error:
         return f"not compared with the program that wrote it: {error}", None
-    comparison = _compare(answer.program, logits, answer.probabilities)
+    comparison = _compare(program, logits, theirs)
     largest = comparison["largest_difference"]
     about = (
-        f"{answer.program} computes the source: {comparison['top1_agreement']:.0%} of"
+        f"{program} computes the source: {comparison['top1_agreement']:.0%} of"
         f" {len(squares)} first classes are equal, and probabilities differ by at most"
         f" {largest:.1e}"
     )

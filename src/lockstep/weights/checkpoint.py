@@ -258,15 +258,13 @@ def load_weights(
 def read_digest(file: Path) -> str:
     """Return the SHA-256 of a file of a checkpoint as the checkpoint states it; "" if it does not
     have the file. Raises `CheckpointError`."""
-    digest: str = _read_description(file.parent)["sha256"].get(file.name, "")
-    return digest
+    return _read_description(file.parent)["sha256"].get(file.name, "")
 
 
 def read_data_digest(path: Path) -> str:
     """Return the digest of the images that a checkpoint was trained on. Raises
     `CheckpointError`."""
-    digest: str = _read_description(path)["data_digest"]
-    return digest
+    return _read_description(path)["data_digest"]
 
 
 def read_identities(folder: Path) -> dict[int, tuple[str, str]]:

@@ -99,11 +99,11 @@ def removing_refused(path: Path) -> Iterator[None]:
         ) from None
 
 
-def locate_weights(name: str | Path, *, progress: "Progress | None" = None) -> Path:
+def locate_weights(name: str | Path) -> Path:
     """Return the path of weights, downloaded if they are somewhere else. Raises `CheckpointError`
     as `fetch_weights` does."""
     if is_remote(name):
-        return fetch_weights(str(name), progress=progress)
+        return fetch_weights(str(name))
     return as_path(name, "weights")
 
 

@@ -12,6 +12,7 @@ from lockstep.system.errors import CheckpointError
 from lockstep.system.text import escape_halves, list_first, make_printable_names
 from lockstep.weights.checkpoint_choice import choose_weights
 from lockstep.weights.formats import lockstep_files
+from lockstep.weights.formats.common import map_shapes
 from lockstep.weights.hub import locate_weights, removing_refused
 from lockstep.weights.opened_weights import LOCKSTEP, Weights
 from lockstep.weights.preprocessing import (
@@ -181,14 +182,11 @@ def _compute_as(weights: Weights, model: str | ModelSpec) -> Weights:
             f"{weights.source} says that its network is {held}, not {wanted}:"
             f" {'; '.join(differences)}. Leave out --model, or name the file of another network"
         )
-    if _list_shapes(recipe.spec, recipe.logits) != _list_shapes(spec, recipe.logits):
+    own = map_shapes(recipe.spec.list_tensors(recipe.logits))
+    if own != map_shapes(spec.list_tensors(recipe.logits)):
         raise CheckpointError(
             f"{weights.source} holds {held}, whose tensors are not those of {wanted}"
         )
     return replace(weights, recipe=recipe.replace(model=model)).add_remarks(
         f"computes as {wanted}, as requested; without --model it is {held}"
     )
-
-
-def _list_shapes(spec: ModelSpec, logits: int) -> dict[str, tuple[int, ...]]:
-    return {tensor.name: tensor.shape for tensor in spec.list_tensors(logits)}

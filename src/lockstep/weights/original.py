@@ -21,6 +21,7 @@ from lockstep import backends
 from lockstep.recipes import Recipe
 from lockstep.system.files import write_json
 from lockstep.system.workers import carry_out, end_with_parent
+from lockstep.weights.calibration import compute_probabilities
 
 Takes = Literal["bytes", "unit", "normalised", "bgr", "bgr bytes", "bgr unit"]
 """What values a network takes: those from 0 to 255, from 0 to 1, or normalised by the recipe, and
@@ -74,16 +75,6 @@ class Original:
     """Whether it rounds where Lockstep does not: in half precision, or to integers."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a program computes of images."""
-
-    program: str
-    """Its name and version."""
-    probabilities: np.ndarray
-    """float64 [N, classes]."""
-
-
 MODULES = dict.fromkeys(("timm", "torchvision", "PyTorch"), "torchvision or timm")
 MODULES["paddle.vision"] = "Paddle"
 """The programs whose own networks take tensors by name, by the origin of weights."""
@@ -116,9 +107,9 @@ def find_missing(original: Original) -> str:
 
 def compute_original(
     original: Original, squares: np.ndarray, recipe: Recipe, folder: Path
-) -> Answer:
-    """Return the program's answer to images, uint8 [N, size, size, 3] in RGB. `folder` gets its
-    files.
+) -> tuple[str, np.ndarray]:
+    """Return the program's name and version, and the probabilities, float64 [N, classes], that it
+    computes of images, uint8 [N, size, size, 3] in RGB. `folder` gets its files.
 
     Raises `ValueError` if the network cannot be rebuilt, or the program fails or takes too much
     memory or time.
@@ -138,7 +129,7 @@ def compute_original(
         raise ValueError(f"{original.program} cannot compute it here: {last:.300}")
     outputs = np.load(folder / "outputs.npy").astype(np.float64)
     version = (folder / "version.txt").read_text(encoding="utf-8")
-    return Answer(version, _read_probabilities(outputs, original.kind))
+    return version, _read_probabilities(outputs, original.kind)
 
 
 def _prepare(original: Original, squares: np.ndarray, recipe: Recipe) -> np.ndarray:
@@ -165,13 +156,7 @@ def _read_probabilities(outputs: np.ndarray, kind: Kind) -> np.ndarray:
         return np.concatenate([1 - outputs, outputs], axis=1)
     if kind == "probabilities":
         return outputs
-    return softmax(outputs)
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Return probabilities [N, classes] of logits, float64."""
-    powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+    return compute_probabilities(outputs)
 
 
 def main(folder: Path, module: str) -> None:

@@ -79,10 +79,9 @@ def _write_timm(target: Path, weights: Weights, certified: bool, folder: Path) -
 
 
 def _write_nvidia_pytorch(target: Path, weights: Weights, certified: bool, folder: Path) -> Written:
-    written: Written = _call("torch_writer", "write_nvidia_pytorch")(
+    return _call("torch_writer", "write_nvidia_pytorch")(
         target, weights.recipe, weights.state, folder, epochs=weights.epochs or 0
     )
-    return written
 
 
 def _write_by(module: str, name: str) -> Callable[[Path, Weights, bool, Path], Written]:

@@ -11,7 +11,7 @@ import pytest
 from lockstep.system.errors import CheckpointError
 from lockstep.system.npz import read_npz
 from lockstep.weights.formats import BFLOAT16, numbers
-from lockstep.weights.formats.npz_file import dump, is_npz, load
+from lockstep.weights.formats.flax_file import dump_npz, is_npz, load_npz
 from tests.weights.formats.cases import ARRANGED, assert_stored
 
 WHOLE = {
@@ -25,7 +25,7 @@ def read(folder: Path, members: dict[str, bytes], kind: int = zipfile.ZIP_STORED
     with zipfile.ZipFile(folder / "any.npz", "w", kind) as archive:
         for name, data in members.items():
             archive.writestr(name, data)
-    return load(folder / "any.npz")
+    return load_npz(folder / "any.npz")
 
 
 def member(value: np.ndarray, **options: Any) -> bytes:
@@ -37,12 +37,12 @@ def member(value: np.ndarray, **options: Any) -> bytes:
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_what_numpy_wrote_is_read(save: Any, tmp_path: Path) -> None:
     save(tmp_path / "a.npz", **WHOLE)
-    assert_stored(load(tmp_path / "a.npz"), WHOLE)
+    assert_stored(load_npz(tmp_path / "a.npz"), WHOLE)
     assert is_npz((tmp_path / "a.npz").read_bytes()[:4096])
 
 
 def test_numpy_reads_what_was_written(tmp_path: Path) -> None:
-    dump(tmp_path / "a", WHOLE)
+    dump_npz(tmp_path / "a", WHOLE)
     assert_stored(dict(np.load(tmp_path / "a")), WHOLE)
     assert (tmp_path / "a").exists()
 
@@ -50,7 +50,7 @@ def test_numpy_reads_what_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ARRANGED.values(), ids=ARRANGED)
 def test_arrays_of_any_layout_are_read(value: np.ndarray, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", a=value)
-    assert np.array_equal(load(tmp_path / "a.npz")["a"], value)
+    assert np.array_equal(load_npz(tmp_path / "a.npz")["a"], value)
 
 
 def test_two_bytes_without_a_name_are_bfloat16(tmp_path: Path) -> None:
@@ -107,19 +107,19 @@ def test_a_name_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_archive_is_an_error(tmp_path: Path) -> None:
-    dump(tmp_path / "a", WHOLE)
+    dump_npz(tmp_path / "a", WHOLE)
     whole = (tmp_path / "a").read_bytes()
     for length in range(0, len(whole), 7):
         (tmp_path / "a").write_bytes(whole[:length])
         with pytest.raises(CheckpointError, match="damaged"):
-            load(tmp_path / "a")
+            load_npz(tmp_path / "a")
     changed = bytearray(whole)
     changed[whole.index(np.arange(2, dtype=np.float32).tobytes()[1:]) + 3] ^= 1
     (tmp_path / "a").write_bytes(changed)
     with pytest.raises(CheckpointError, match="Bad CRC-32"):
-        load(tmp_path / "a")
+        load_npz(tmp_path / "a")
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be read: No such file"):
-        load(tmp_path / "missing.npz")
+        load_npz(tmp_path / "missing.npz")

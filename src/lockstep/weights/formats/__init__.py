@@ -2,12 +2,12 @@
 
 | format of named arrays | models in it |
 |---|---|
-| TensorFlow: `tensor_bundle`, in a `leveldb_table` | `nvidia_tensorflow`, `structure` |
+| TensorFlow: `tensor_bundle`, in a `leveldb_table` | `nvidia_tensorflow`, `shape_matching` |
 | Paddle: `paddle_pickle` | `nvidia_paddle` |
-| PyTorch: `torch_file`, `torch_pickle` | `torch_models`, `torch_training`, `torch_writing` |
+| PyTorch: `torch_file`, `torch_pickle` | `torch_models`, `training_scripts`, `torch_writer` |
 | MXNet: `mxnet_params`; the graph: `mxnet_symbol` | `nvidia_mxnet`, by `network_walk` |
 | Keras: `keras_variables`, after `keras_process` | `keras_file`, by `keras_layers`, the same |
-| Flax: `msgpack_tree`; NumPy: `npz_file`; both by `flax_file` | `flax_models`, `torch_models` |
+| Flax: `msgpack_tree`; NumPy; both by `flax_file` | `flax_models`, `torch_models` |
 | ONNX: `onnx_graph`; its preprocessing: `onnx_metadata` | `onnx_weights`, by `network_walk` |
 | TensorFlow's graphs: `tensorflow_graph`, `tensorflow_nodes` | `tensorflow_weights`, the same |
 

@@ -19,9 +19,17 @@ from safetensors.numpy import save as serialise
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
+from lockstep.system.npz import NUMBERS, read_npz
 from lockstep.system.regular_files import WEIGHTS, open_regular
 from lockstep.weights import checkpoint
-from lockstep.weights.formats import common, flax_models, msgpack_tree, naming_damage, npz_file
+from lockstep.weights.formats import (
+    BFLOAT16,
+    MOST_ARRAYS,
+    common,
+    flax_models,
+    msgpack_tree,
+    naming_damage,
+)
 from lockstep.weights.formats.torch_models import read_state_dict
 from lockstep.weights.opened_weights import Weights
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
@@ -36,11 +44,20 @@ _OF_TRAINING = re.compile(r"checkpoint_([0-9]{1,12})")
 _ORBAX = ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt")
 _COUNTER = "num_batches_tracked"
 _BEGIN = 4096
+_ZIP = b"PK\x03\x04"
+_MOST_GROWTH = 16
+"""Compressed weights are hardly smaller. What grows more was made to fill the memory."""
 
 
 def matches(head: bytes, path: Path) -> bool:
     """Return whether a file begins as a dict of MessagePack, or an archive of NumPy."""
-    return msgpack_tree.begins_dict(head) or npz_file.is_npz(head)
+    return msgpack_tree.begins_dict(head) or is_npz(head)
+
+
+def is_npz(head: bytes) -> bool:
+    """Return whether a file that begins so is an archive whose first member is an array."""
+    length = int.from_bytes(head[26:28], "little")
+    return head.startswith(_ZIP) and head[30 : 30 + length].endswith(b".npy")
 
 
 def find(path: Path) -> Path | None:
@@ -80,13 +97,35 @@ def load(path: Path) -> dict[str, Any]:
     if path.suffix == _SAFETENSORS:
         return dict(checkpoint.read_weights(path, as_stored=True)[0])
     with naming_damage(path, "weights"), open_regular(path, WEIGHTS) as file:
-        is_npz = npz_file.is_npz(file.read(_BEGIN))
-    if is_npz:
-        return dict(npz_file.load(path))
+        head = file.read(_BEGIN)
+    if is_npz(head):
+        return dict(load_npz(path))
     tree = msgpack_tree.load(path)
     if not isinstance(tree, Mapping):
         raise CheckpointError(f"{path} holds a {type(tree).__name__}; expected a dict of variables")
     return flax_models.flatten(tree)
+
+
+def load_npz(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of an archive by name, read-only and of the types of the file. No pickle is
+    read.
+
+    Raises `CheckpointError` if the file is damaged, holds objects, or expands to more than 16 times
+    its size.
+    """
+    with naming_damage(path, "an archive of numpy.savez"), open_regular(path, WEIGHTS) as file:
+        most = _MOST_GROWTH * path.stat().st_size
+        arrays = read_npz(file, most_members=MOST_ARRAYS, most_bytes=most, kinds=f"{NUMBERS}V")
+        for name, values in arrays.items():
+            if values.dtype.kind == "V":  # JAX's bfloat16, as NumPy stores it
+                arrays[name] = values.view(BFLOAT16)
+        return arrays
+
+
+def dump_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays as `numpy.savez` does."""
+    with path.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def write_flax(
@@ -126,7 +165,7 @@ def write_torchax(
 def _write(target: Path, tree: Mapping[str, Any], into: Path | None) -> None:
     dumps: dict[str, Callable[[Path], object]] = {
         _MSGPACK: partial(msgpack_tree.dump, tree=tree),
-        _NPZ: partial(npz_file.dump, arrays=tree),
+        _NPZ: partial(dump_npz, arrays=tree),
         _SAFETENSORS: lambda path: path.write_bytes(serialise(dict(tree))),
     }
     if target.suffix not in dumps:

@@ -15,9 +15,7 @@ from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 NAME = "safetensors"
 
 
-def matches(head: bytes, path: Path) -> bool:
-    """Return whether a file begins as safetensors do."""
-    return is_safetensors(head, path)
+matches = is_safetensors
 
 
 def find(path: Path) -> Path | None:

@@ -36,11 +36,7 @@ from lockstep.models.architectures import MODELS, Conv, ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
-from lockstep.weights.formats import (
-    keras_process,
-    keras_variables,
-    refuse_many,
-)
+from lockstep.weights.formats import keras_process, keras_variables, refuse_many
 from lockstep.weights.formats.account import refuse_leftover, split_ignored
 from lockstep.weights.formats.common import (
     Names,
@@ -98,9 +94,7 @@ _OLD = (
 )
 
 
-def matches(head: bytes, path: Path) -> bool:
-    """Return whether a file holds HDF5, or is a `.keras` archive."""
-    return keras_variables.is_keras(head, path)
+matches = keras_variables.is_keras
 
 
 def find(path: Path) -> Path | None:
@@ -180,6 +174,7 @@ def _read_model(
     remarks = [*network.remarks, *network.describe_units(), *describe_converted(halves)]
     if model.rounds:
         remarks.append("its layers compute in 16 bits; here they compute in float32")
+    write = partial(write_original, model, network.head.output)
     tensors = network.build_tensors()
     if not model.has_classifier:
         tensors = {name: value for name, value in tensors.items() if not name.startswith("fc.")}
@@ -194,14 +189,7 @@ def _read_model(
         stated=network.stated,
         assumed_as="" if network.has_keras_names else "torchvision-v1",
         parts=(*variables.parts, *model.parts, *network.parts, *parts),
-        original=Original(
-            NAME,
-            partial(write_original, model, network.head.output),
-            network.takes,
-            network.takes_channels_last,
-            network.head.kind,
-            rounds=bool(halves) or model.rounds,
-        ),
+        original=network.describe_original(NAME, write, rounds=bool(halves) or model.rounds),
         stored=list_arrays(variables.describe_arrays(), network.list_sources(model.graph)),
     )
 
@@ -314,12 +302,11 @@ def _name_scopes(spec: ModelSpec) -> dict[Conv, str]:
     return name_convolutions(spec, "conv1", f"{block}{{conv}}", f"{block}0")
 
 
-def _name_tensors(spec: ModelSpec, head: str = _HEAD) -> Names:
-    """Return the variable of every canonical tensor, `<layer>/<variable>`, given the classifier's
-    layer."""
+def _name_tensors(spec: ModelSpec) -> Names:
+    """Return the variable of every canonical tensor, `<layer>/<variable>`."""
     scopes = _name_scopes(spec)
     ends = ("_conv/kernel", "_bn/")
-    return name_layers(scopes, scopes, BATCH_NORM, (f"{head}/kernel", f"{head}/bias"), ends)
+    return name_layers(scopes, scopes, BATCH_NORM, (f"{_HEAD}/kernel", f"{_HEAD}/bias"), ends)
 
 
 def write_keras(target: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:

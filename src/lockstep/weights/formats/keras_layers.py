@@ -17,12 +17,7 @@ import numpy as np
 from lockstep.system.files import write_json
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.keras_calls import MODELS, Call, Calls, Value, find_class
-from lockstep.weights.formats.keras_variables import (
-    VARS,
-    Variables,
-    rename_layer,
-    rename_variable,
-)
+from lockstep.weights.formats.keras_variables import VARS, Variables, rename_layer, rename_variable
 from lockstep.weights.formats.resnet_graph import Graph, Operator
 from lockstep.weights.weights_choice import WeightsChoice
 

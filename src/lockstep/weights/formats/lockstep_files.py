@@ -18,12 +18,7 @@ from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.event_log import read_log
 from lockstep.system.strict_json import is_list_of, is_number, is_text
 from lockstep.weights import checkpoint
-from lockstep.weights.calibration import (
-    KEY,
-    UNCALIBRATED,
-    parse_calibration,
-    read_calibration,
-)
+from lockstep.weights.calibration import KEY, UNCALIBRATED, parse_calibration, read_calibration
 from lockstep.weights.formats import dtype_name, is_safetensors, numbers, refuse_existing
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import map_shapes, redirect_file

@@ -20,15 +20,11 @@ from lockstep.system.regular_files import WEIGHTS, open_regular
 from lockstep.system.strict_json import is_list_of, is_text, parsed
 from lockstep.weights.formats.lfs_pointers import refuse_stand_in
 from lockstep.weights.formats.onnx_photos import remove_resize
-from lockstep.weights.formats.protobuf import find_fields, map_entries, read_message
+from lockstep.weights.formats.protobuf import map_entries, read_message
 from lockstep.weights.formats.resnet_graph import ROUNDING, Graph, label_node
 
 INSTALL = "pip install onnx==1.23.2"
 
-_MODEL_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
-"""Fields of a ModelProto and their wire types: 0 is a number, 2 is bytes with their length."""
-_VERSION = 1
-_GRAPH = 7
 _LAYING_OUT = ("Constant", "Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze")
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Neg", "Log", "Exp", "Sqrt", "Reciprocal")
 _COMPUTED = (*_LAYING_OUT, *_ARITHMETIC, *ROUNDING)
@@ -159,12 +155,6 @@ class OnnxGraph(Graph):
             if is_half or node.op_type in ROUNDING:
                 return True
         return self.image_type in _HALVES or bool(self.list_halves())
-
-
-def is_onnx(path: Path) -> bool:
-    """Return whether a file is an ONNX model: a message that has the fields of one, a version and a
-    graph among them."""
-    return {_VERSION, _GRAPH} <= find_fields(path, _MODEL_FIELDS).keys()
 
 
 def open_graph(path: Path) -> OnnxGraph:

@@ -106,11 +106,8 @@ def read_calibration(metadata: Mapping[str, str], path: Path) -> Calibration:
     return Calibration(1.0, threshold) if 0 <= threshold <= 1 else UNCALIBRATED
 
 
-def take_squares(model: Any, side: int | None = None) -> None:
-    """Change a model of photos into one of squares; one that takes squares stays as it is.
-
-    `side` is the height and width to declare for the input. None: those of the photos.
-    """
+def take_squares(model: Any) -> None:
+    """Change a model of photos into one of squares; one that takes squares stays as it is."""
     graph = model.graph
     before = len(model.graph.node)
     for values in (graph.node, graph.initializer):
@@ -118,12 +115,8 @@ def take_squares(model: Any, side: int | None = None) -> None:
             # A name that is not UTF-8 is bytes.
             if str(values[place].name).startswith(PREPROCESSING):
                 del values[place]
-    if len(graph.node) == before:
-        return
-    rename_input(graph.node, SQUARES, IMAGES)
-    if side is not None:
-        for axis in (1, 2):
-            graph.input[0].type.tensor_type.shape.dim[axis].dim_value = side
+    if len(graph.node) < before:
+        rename_input(graph.node, SQUARES, IMAGES)
 
 
 def rename_input(nodes: Iterable[Any], name: str, other: str) -> None:

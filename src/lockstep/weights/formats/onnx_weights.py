@@ -1,4 +1,4 @@
-"""Weights of a ResNet in an ONNX model. `network` finds them by following the model's nodes.
+"""Weights of a ResNet in an ONNX model. `network_walk` finds them by following the model's nodes.
 
 Only preprocessing that is not in the file is assumed, with a remark. Models of `lockstep export`
 have all of it in their metadata (`onnx_metadata`).
@@ -20,21 +20,26 @@ from lockstep.weights.formats.common import describe_converted
 from lockstep.weights.formats.network_walk import follow
 from lockstep.weights.formats.onnx_graph import OnnxGraph
 from lockstep.weights.formats.onnx_metadata import KEY, read_calibration, read_preprocessing
+from lockstep.weights.formats.protobuf import find_fields
 from lockstep.weights.formats.resnet_graph import FLOAT_TYPES, ROUNDING, Network, label_node
 from lockstep.weights.opened_weights import Weights, list_arrays
-from lockstep.weights.original import Original
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = "ONNX"
 
 _FILE = "model.onnx"
+_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
+"""Fields of a ModelProto and their wire types: 0 is a number, 2 is bytes with their length."""
+_VERSION = 1
+_GRAPH = 7
 _QUANTISED = re.compile(r"QLinear\w+|\w+Integer|DynamicQuantizeLinear|QGemm")
 """Operators that compute with integers."""
 
 
 def matches(head: bytes, path: Path) -> bool:
-    """Return whether a file holds an ONNX model."""
-    return onnx_graph.is_onnx(path)
+    """Return whether a file is an ONNX model: a message that has the fields of one, a version and a
+    graph among them."""
+    return {_VERSION, _GRAPH} <= find_fields(path, _FIELDS).keys()
 
 
 def find(path: Path) -> Path | None:
@@ -65,6 +70,7 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
     )
     remarks = (*resnet.remarks, *about, *_describe_graph(graph, resnet))
     sources = list(resnet.list_sources(graph))
+    write = partial(onnx_original.write, graph, resnet.head.output)
     return Weights(
         recipe,
         State(0, resnet.build_tensors(), {}),
@@ -75,14 +81,7 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
         stated=frozenset(places) or resnet.stated,
         preprocessing_from=places,
         assumed_as="keras" if resnet.takes == "bgr" else "",
-        original=Original(
-            "ONNX Runtime",
-            partial(onnx_original.write, graph, resnet.head.output),
-            resnet.takes,
-            resnet.takes_channels_last,
-            resnet.head.kind,
-            rounds=graph.rounds,
-        ),
+        original=resnet.describe_original("ONNX Runtime", write, rounds=graph.rounds),
         parts=(*resnet.parts, *_account_for_rest(graph, {place for _, place in sources})),
         stored=list_arrays(graph.describe_arrays(), sources),
         others=graph.list_files(),

@@ -129,13 +129,12 @@ class Rules:
     is none."""
 
 
-def interpret(data: bytes | BinaryIO, rules: Rules, *, size: int | None = None) -> Any:
+def interpret(data: bytes | BinaryIO, rules: Rules) -> Any:
     """Return the object that a pickle of protocol 2 or newer makes; a stream ends up behind the
     pickle.
 
-    `size` is the number of bytes that limits what the pickle may copy: by default that of `data`,
-    or of the stream's rest. Raises `Refused` if the pickle asks for anything that the rules do not
-    have, and `ValueError`, `LookupError` or `TypeError` if it is damaged.
+    Raises `Refused` if the pickle asks for anything that the rules do not have, and `ValueError`,
+    `LookupError` or `TypeError` if it is damaged.
     """
     stream = io.BytesIO(data) if isinstance(data, bytes) else data
     begin = stream.tell()
@@ -144,7 +143,7 @@ def interpret(data: bytes | BinaryIO, rules: Rules, *, size: int | None = None) 
     if stream.read(1) != b"\x80":
         raise ValueError("it is not a pickle of protocol 2 to 4")
     stream.seek(begin)
-    machine = _Machine(rules, rest if size is None else size)
+    machine = _Machine(rules, rest)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings about escapes in text
         for count, (instruction, argument, _) in enumerate(genops(stream)):
@@ -338,8 +337,11 @@ def _make_scalar(dtype: Any, data: Any) -> np.ndarray:
     return _numbers((), check_type(_Dtype, dtype), data)
 
 
-def _encode(text: Any, encoding: Any) -> bytes:
-    if encoding != "latin1":
+def make_bytes(text: Any = b"", encoding: Any = "latin1") -> bytes:
+    """Return bytes, which protocol 2 stores as text. Raises `ValueError` for other encodings."""
+    if isinstance(text, bytes):
+        return bytes(text)
+    if encoding not in ("latin-1", "latin1"):
         raise ValueError("its text is not encoded as latin1")
     return check_type(str, text).encode("latin1")
 
@@ -347,7 +349,7 @@ def _encode(text: Any, encoding: Any) -> bytes:
 NUMPY: dict[str, Callable[..., Any]] = {
     "numpy.ndarray": _make_array,
     "numpy.dtype": _make_dtype,
-    "_codecs.encode": _encode,
+    "_codecs.encode": lambda text, encoding: make_bytes(text, encoding),
     "numpy.core.multiarray._reconstruct": _make_empty_array,
     "numpy.core.multiarray.scalar": _make_scalar,
     # NumPy 2 uses other names than NumPy 1.

@@ -22,8 +22,9 @@ an error that names the node. Operators and layouts are ONNX's (NCHW, kernels OI
 `onnx_graph` and `tensorflow_nodes` give their nodes like this.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -33,7 +34,7 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.recipe import eval_fields
 from lockstep.weights.formats.account import Part
 from lockstep.weights.formats.common import name_model
-from lockstep.weights.original import Kind, Takes
+from lockstep.weights.original import Kind, Original, Takes
 
 Padding = Literal["symmetric", "same"]
 Colour = tuple[float, float, float]
@@ -274,6 +275,14 @@ class Network:
             place = graph.place(value)
             if place is not None:
                 yield tensor, place
+
+    def describe_original(
+        self, program: str, write: Callable[[Path], None], *, rounds: bool = False
+    ) -> Original:
+        """Return the network as the program of its file computes it, which reads what `write`
+        writes; `rounds` is whether it rounds where Lockstep does not."""
+        head = self.head
+        return Original(program, write, self.takes, self.takes_channels_last, head.kind, rounds)
 
     def permute_classes(self, classes: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of the classes that the graph returns, given those of its own

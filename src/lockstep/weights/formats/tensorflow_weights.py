@@ -1,5 +1,5 @@
-"""Weights of a ResNet in a frozen graph or a SavedModel of TensorFlow. `network` finds them by
-following its nodes.
+"""Weights of a ResNet in a frozen graph or a SavedModel of TensorFlow. `network_walk` finds
+them by following its nodes.
 
 Graphs whose constants have the names of NVIDIA's code are NVIDIA's (`nvidia_tensorflow`), and their
 preprocessing is that of its recipe. Exports of Lockstep say theirs, and the names of the classes:
@@ -26,11 +26,7 @@ from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import write_json
 from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import is_list_of, is_text, parsed
-from lockstep.weights.formats import (
-    nvidia_tensorflow,
-    onnx_metadata,
-    tensorflow_graph,
-)
+from lockstep.weights.formats import nvidia_tensorflow, onnx_metadata, tensorflow_graph
 from lockstep.weights.formats.account import UNUSED, Part, account_for_constants
 from lockstep.weights.formats.common import describe_converted
 from lockstep.weights.formats.network_walk import follow
@@ -39,7 +35,6 @@ from lockstep.weights.formats.tensor_bundle import DTYPE_NAMES
 from lockstep.weights.formats.tensorflow_graph import FLOATS, VARIABLES, FlatGraph, Node, message
 from lockstep.weights.formats.tensorflow_nodes import Nodes
 from lockstep.weights.opened_weights import Weights, list_arrays
-from lockstep.weights.original import Original
 from lockstep.weights.weights_choice import DEFAULT_CHOICE, WeightsChoice
 
 NAME = "TensorFlow's graphs"
@@ -115,6 +110,7 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
     )
     if is_nvidias and not (places or resnet.normalises):
         about = (*about, _NVIDIAS)
+    write = partial(_write_original, graph, nodes, resnet.head.output)
     remarks = [*resnet.remarks, *about, *resnet.describe_units(), *_name_signatures(graph)]
     return Weights(
         recipe,
@@ -126,14 +122,7 @@ def read(path: Path, *, momentum: bool = False, choice: WeightsChoice = DEFAULT_
         stated=frozenset(places) or resnet.stated,
         preprocessing_from=places,
         assumed_as="keras" if resnet.has_keras_names else "",
-        original=Original(
-            "TensorFlow",
-            partial(_write_original, graph, nodes, resnet.head.output),
-            resnet.takes,
-            resnet.takes_channels_last,
-            resnet.head.kind,
-            rounds=nodes.rounds,
-        ),
+        original=resnet.describe_original("TensorFlow", write, rounds=nodes.rounds),
         parts=(*resnet.parts, *_account_for_rest(graph, nodes, {name for _, name in sources})),
         stored=list_arrays(_describe_arrays(graph), sources),
         others=(*_list_bundle(graph), *files),
@@ -292,12 +281,7 @@ def _build_node(name: str, kind: str, inputs: list[str], attributes: dict[str, A
 def _build_constant(name: str, array: np.ndarray) -> Any:
     sizes = [message("Dim")(size=size) for size in array.shape]
     tensor = message("Tensor")(
-        dtype=_FLOAT,
-        tensor_shape=message("Shape")(dim=sizes),
-        tensor_content=array.tobytes(),
+        dtype=_FLOAT, tensor_shape=message("Shape")(dim=sizes), tensor_content=array.tobytes()
     )
-    attributes = {
-        "dtype": message("Value")(type=_FLOAT),
-        "value": message("Value")(tensor=tensor),
-    }
+    attributes = {"dtype": message("Value")(type=_FLOAT), "value": message("Value")(tensor=tensor)}
     return _build_node(name, "Const", [], attributes)

@@ -158,10 +158,11 @@ def find_weights(path: Path, value: Any, choice: WeightsChoice) -> Contents:
             f"{path} has no weights besides what --ignore leaves out; leave out fewer parts"
         )
     if place is None:
+        kind = "dict" if isinstance(value, dict) else type(value).__name__
         contents = f" with {list(map(describe_key, root))[:5]}" if root else ""
         raise CheckpointError(
             f"{path} holds no state_dict of a convolutional network, at its top or below"
-            f" {', '.join(WEIGHTS + AVERAGES)}; it is a {_name_type(value)}{contents}. Save it"
+            f" {', '.join(WEIGHTS + AVERAGES)}; it is a {kind}{contents}. Save it"
             " again with torch.save(model.state_dict(), path)."
         )
     others = dict(root[place])
@@ -169,13 +170,6 @@ def find_weights(path: Path, value: Any, choice: WeightsChoice) -> Contents:
         del others[name]
     others, more = split_ignored(others, choice)
     return Contents(others | root, place, average if weights else None, parts + more)
-
-
-def _name_type(value: Any) -> str:
-    """Return the name of a type in Python, for values that stand for others too."""
-    if isinstance(value, dict):
-        return "dict"
-    return type(value).__name__
 
 
 def _find_only(path: Path, root: Mapping[Any, Any], keys: Collection[str]) -> str | None:

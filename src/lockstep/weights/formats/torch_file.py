@@ -155,7 +155,7 @@ def _read_archive(archive: zipfile.ZipFile, size: int, without: Without | None) 
                     f"storage {key:.20} has {member.file_size} bytes in place of"
                     f" {count * kind.itemsize}"
                 )
-            if without is None or order == b"big" or kind.code in ("b1", "u1"):
+            if without is None or order == b"big" or kind in (np.bool_, np.uint8):
                 stored[key] = np.frombuffer(archive.read(member), np.uint8)
             else:
                 stored[key] = np.zeros(member.file_size, np.uint8)

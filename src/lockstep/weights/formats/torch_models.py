@@ -67,9 +67,7 @@ _LAYOUT = {**OIHW, "squeeze": ("OIHW", "OI")}
 """1x1 convolutions of squeeze-and-excitation may be dense layers."""
 
 
-def matches(head: bytes, path: Path) -> bool:
-    """Return whether a file is in one of PyTorch's containers, or a program of PyTorch."""
-    return torch_file.is_torch_file(head, path)
+matches = torch_file.is_torch_file
 
 
 def find(path: Path) -> Path | None:

@@ -21,25 +21,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from lockstep.weights.formats import BFLOAT16, pickles
 
-
-@dataclass(frozen=True)
-class Kind:
-    """A type of numbers."""
-
-    code: str
-    """NumPy's name. bfloat16 has the bits of "u2"."""
-    is_bfloat16: bool = False
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of a number."""
-        return np.dtype(self.code).itemsize
+Kind = np.dtype[Any]
+"""A type of numbers, `BFLOAT16` among them."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +51,11 @@ Storage = tuple[Kind, np.ndarray]
 Find = Callable[[str, Kind, int], np.ndarray]
 """Returns the bytes of a storage from its key, type and number of numbers."""
 
-_NAMES = "float32 float64 float16 complex64 complex128 bool int8 int16 int32 int64"
-_KINDS = {
-    name: Kind(np.dtype(name).str[1:])
-    for name in (*_NAMES.split(), "uint8", "uint16", "uint32", "uint64")
-}
-_KINDS["bfloat16"] = Kind("u2", is_bfloat16=True)
+_NAMES = """
+float32 float64 float16 complex64 complex128 bool int8 int16 int32 int64 uint8 uint16 uint32 uint64
+"""
+_KINDS: dict[str, Kind] = {name: np.dtype(name) for name in _NAMES.split()}
+_KINDS["bfloat16"] = BFLOAT16
 """Types of numbers by PyTorch's names."""
 STORAGES = {"Float": "float32", "Double": "float64", "Half": "float16", "Byte": "uint8"}
 STORAGES |= {"Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64", "Bool": "bool"}
@@ -112,7 +100,7 @@ class _Tensors:
     def __init__(self, size: int, find: Find, is_big_endian: bool) -> None:
         self.spare = _MOST_COPIES * size + _SPARE
         self.find = find
-        self.order = ">" if is_big_endian else "<"
+        self.order: Literal["<", ">"] = ">" if is_big_endian else "<"
 
     def storage(self, identifier: Any) -> Storage:
         """Return the storage that a persistent identifier names."""
@@ -167,20 +155,18 @@ class _Tensors:
                 f"a tensor of {list(shape)} reaches outside of its storage of {len(stored)} bytes"
             )
         bytes_needed = math.prod(shape) * kind.itemsize
-        self.spare -= 2 * bytes_needed if kind.is_bfloat16 else bytes_needed
+        self.spare -= bytes_needed * (1 + (kind == BFLOAT16))
         if self.spare < 0:
             raise ValueError(
                 f"its tensors have more than {_MOST_COPIES} times the bytes of the file"
             )
         if 0 in shape:
-            return np.zeros(shape, BFLOAT16 if kind.is_bfloat16 else kind.code)
-        code = self.order + ("u1" if kind.code == "b1" else kind.code)
+            return np.zeros(shape, kind)
+        is_bool = kind == np.bool_
+        code = np.dtype(np.uint8) if is_bool else kind.newbyteorder(self.order)
         byte_steps = [kind.itemsize * step for step in steps]
         values: np.ndarray = np.ndarray(shape, code, stored, kind.itemsize * offset, byte_steps)
-        if kind.code == "b1":
-            return np.not_equal(values, 0)
-        values = values.astype(values.dtype.newbyteorder("<"), copy=False)
-        return values.view(BFLOAT16) if kind.is_bfloat16 else values
+        return np.not_equal(values, 0) if is_bool else values.astype(kind, copy=False)
 
 
 def _check_natural(value: Any) -> int:
@@ -225,14 +211,6 @@ def _make_complex(real: Any, imaginary: Any) -> complex:
     return complex(pickles.check_type(float, real), pickles.check_type(float, imaginary))
 
 
-def _make_bytes(text: Any = b"", encoding: Any = "latin-1") -> bytes:
-    if isinstance(text, bytes):
-        return bytes(text)
-    if encoding not in ("latin-1", "latin1"):
-        raise ValueError("its text is not encoded as latin1")
-    return pickles.check_type(str, text).encode("latin1")
-
-
 def _make_path(kind: type[PurePath], *parts: Any) -> str:
     if sum(len(pickles.check_type(str, part)) for part in parts) > _MOST_PATH:
         raise ValueError(f"a path has more than {_MOST_PATH} characters")
@@ -275,7 +253,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "torch.serialization._get_layout": lambda name: pickles.check_type(str, name),
     "argparse.Namespace": lambda: pickles.Unbuilt("namespace"),
     **pickles.name_builtins({"set": _make_set, "frozenset": _make_set, "complex": _make_complex}),
-    **pickles.name_builtins({"bytearray": _make_bytes, "bytes": _make_bytes}),
+    **pickles.name_builtins({"bytearray": pickles.make_bytes, "bytes": pickles.make_bytes}),
     **{f"pathlib.{name}": partial(_make_path, kind) for name, kind in _PATHS.items()},
     **{f"pathlib._local.{name}": partial(_make_path, kind) for name, kind in _PATHS.items()},
     **{
