@@ -267,6 +267,8 @@ def test_json_is_written_as_people_read_it(tmp_path: Path) -> None:
 
 SCORES = {"step": 8, "loss": None, "top1_percent": 75.0, "top5_percent": 100.0, "images": 8}
 REPORT = {
+    **{"recipe": "", "model": "resnet18", "epochs": 1, "device": "CPU", "ranks": 1},
+    "data_wait_share": None,
     "steps": 8,
     "final": {"trained": SCORES},
     "best": SCORES,
@@ -300,6 +302,8 @@ REPORT = {
             None,
         ),
         (json.dumps(REPORT | {"train_sec": "long"}), None),
+        (json.dumps(REPORT | {"best": SCORES | {"macro_f1_percent": "1"}}), None),
+        (json.dumps(REPORT | {"best": SCORES | {"loss": False}}), None),
         (json.dumps(REPORT | {"published": {"recipe": "demo"}}), None),
     ],
     ids=lambda value: str(value)[-40:],

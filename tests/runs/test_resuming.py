@@ -78,8 +78,11 @@ def test_parts_are_kept_only_with_the_option(run: Path, tmp_path: Path) -> None:
     assert keep_parts(Execution(), run, 2) == Execution()
     new = Execution(keep_global_batch=True, accumulation_steps=5)
     assert keep_parts(new, tmp_path / "new", 2) == new
-    write_environment(run, ranks="four")
+    write_environment(run)
     assert keep_parts(new, run, 2) == new
+    write_environment(run, ranks="four")
+    with pytest.raises(CheckpointError, match="is not a run's environment"):
+        keep_parts(new, run, 2)
 
 
 def test_arguments_take_precedence_over_the_folder(run: Path, tiny_recipe: Recipe) -> None:

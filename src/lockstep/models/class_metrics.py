@@ -1,9 +1,12 @@
 """How well single classes are predicted, and means over classes in which every class counts the
 same, however many images it has."""
 
-from typing import NotRequired, TypedDict
+from typing import NotRequired
 
 import numpy as np
+from typing_extensions import TypedDict
+
+from lockstep.system.schema import Count
 
 FEW_IMAGES = 20
 """A class with fewer images than this is marked: the 95 % interval of 19 hits of 19 is 83 to 100 %.
@@ -13,12 +16,12 @@ FEW_IMAGES = 20
 class ClassCounts(TypedDict):
     """Numbers of images for every class, in the order of the classes."""
 
-    images: list[int]
-    top1: list[int]
+    images: list[Count]
+    top1: list[Count]
     """Images of the class that the model puts into it."""
-    top5: list[int]
+    top5: list[Count]
     """Images of the class for which it is among the five most probable."""
-    predicted: NotRequired[list[int]]
+    predicted: NotRequired[list[Count]]
     """Images of any class that the model puts into the class; missing in older reports."""
 
 

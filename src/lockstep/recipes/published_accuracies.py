@@ -8,16 +8,17 @@ seed of training also changes accuracy.
 
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing_extensions import TypedDict
 
 from lockstep.models.accuracy_interval import wilson
 from lockstep.recipes.published import OWN_RECIPES, RECIPES
 from lockstep.recipes.recipe import Recipe, difference
+from lockstep.system import schema
 from lockstep.system.errors import DataError
 from lockstep.system.plain_yaml import read_yaml
-from lockstep.system.strict_json import is_list_of, is_object, is_percent, is_text
 
 CLASSES = 1000
 """Number of classes of the images that all rows were measured on."""
@@ -84,6 +85,15 @@ class Accuracy(BaseModel):
         return ", ".join(filter(None, parts))
 
 
+class ShownAccuracy(TypedDict):
+    """How an `Accuracy` is shown. The fields of the row are there as well."""
+
+    figure: str
+    conditions: str
+    position: str
+    """ "below", "within" or "above" the interval."""
+
+
 class Comparison(TypedDict):
     """The top-1 of a run next to the published ones of its recipe, as JSON files and outputs hold
     it."""
@@ -93,12 +103,11 @@ class Comparison(TypedDict):
     changed: list[str]
     """The fields in which the run's recipe differs from the published one, other than seed and
     precision."""
-    interval_percent: list[float]
+    interval_percent: list[schema.Percent]
     """The ends of Wilson's 95 % interval of the run's top-1, in percent; empty if it is not
     compared."""
-    accuracies: list[dict[str, Any]]
-    """The fields of each `Accuracy`, its `figure` and `conditions` as texts, and its `position`:
-    "below", "within" or "above" the interval. Empty if the run is not compared."""
+    accuracies: list[ShownAccuracy]
+    """Empty if the run is not compared."""
     not_compared: str
     """Why the run is not compared; "" if it is."""
 
@@ -187,7 +196,8 @@ def compare_top1(
             "conditions": row.conditions(),
             "position": _position(row.top1_percent, low, high),
         }
-        comparison["accuracies"].append(row.model_dump(exclude_none=True) | texts)
+        shown = cast(ShownAccuracy, row.model_dump(exclude_none=True) | texts)
+        comparison["accuracies"].append(shown)
     return comparison
 
 
@@ -237,21 +247,8 @@ def describe_comparison(comparison: Comparison | None) -> list[tuple[str, str]]:
     return rows
 
 
-_is_shown_accuracy = is_object(dict.fromkeys(("figure", "conditions", "position"), is_text))
-_has_fields = is_object(
-    {
-        "recipe": is_text,
-        "not_compared": is_text,
-        "changed": is_list_of(is_text),
-        "interval_percent": is_list_of(is_percent),
-        "accuracies": is_list_of(_is_shown_accuracy),
-    }
-)
-
-
 def is_comparison(value: Any) -> bool:
-    """Return whether a value of a JSON file is a `Comparison`. Of an accuracy, only the texts to
-    show are checked."""
-    return _has_fields(value) and (
+    """Return whether a value of a JSON file is a `Comparison`."""
+    return schema.matches(value, Comparison) and (
         bool(value["not_compared"]) or len(value["interval_percent"]) == 2
     )

@@ -19,7 +19,7 @@ from lockstep.recipes.published_speeds import Measured, Row, read_speeds
 from lockstep.runs.reading import Run
 from lockstep.runs.report import Evaluation, compare_with_published
 from lockstep.system.event_log import EvaluateEvent, TrainEvent, compute_seconds
-from lockstep.system.strict_json import is_count, is_positive
+from lockstep.system.strict_json import is_count
 from lockstep.system.text import list_first
 from lockstep.weights.calibration import bin_confidences, compute_calibration_error
 
@@ -198,8 +198,8 @@ def _describe_speed(run: Run, speed: Speed) -> Measured | None:
     """Return the speed of a run in training; None if there is none, or if its model or number of
     ranks is unknown."""
     recipe = run.recipe
-    ranks = run.environment.get("ranks", 0)
-    if speed.images_per_sec is None or not isinstance(recipe.model, str) or not is_positive(ranks):
+    ranks = run.environment.get("ranks")
+    if speed.images_per_sec is None or not isinstance(recipe.model, str) or ranks is None:
         return None
     batch, rest = divmod(recipe.global_batch_images, ranks)
     return Measured(

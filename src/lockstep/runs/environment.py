@@ -4,23 +4,40 @@ import hashlib
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, cast
+
+from typing_extensions import TypedDict  # typing's cannot be checked on Python 3.11
 
 from lockstep.backends import FRAMEWORKS
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.system.machine import cores, memory_bytes, processor
 from lockstep.system.regular_files import TEXT, read_regular
+from lockstep.system.schema import Count, Positive, matches
 from lockstep.system.strict_json import parsed
 from lockstep.system.version import version as lockstep_version
+
+
+class Quarantined(TypedDict):
+    """An image that was left out."""
+
+    file: str
+    reason: str
+
+
+class PlugIn(TypedDict):
+    """An augmentation that is the user's own."""
+
+    file: str
+    """The file of its module."""
+    sha256: str
 
 
 class Images(TypedDict, total=False):
     """The training or validation images of a run."""
 
-    images: int
-    quarantined: list[dict[str, str]]
-    """The `file` of every image that was left out, and the `reason`."""
+    images: Count
+    quarantined: list[Quarantined]
 
 
 class Environment(TypedDict, total=False):
@@ -30,15 +47,14 @@ class Environment(TypedDict, total=False):
     recipe: str
     command: list[str]
     device: str
-    ranks: int
+    ranks: Positive
     execution: dict[str, Any]
     """The fields of `Execution`."""
     data: str
-    classes: int
+    classes: Count
     train: Images
     val: Images
-    plug_ins: dict[str, dict[str, str]]
-    """Of each augmentation that is the user's own, the `file` of its module, and its `sha256`."""
+    plug_ins: dict[str, PlugIn]
 
 
 def describe_environment(backend: str | None) -> dict[str, Any]:
@@ -59,9 +75,9 @@ def describe_environment(backend: str | None) -> dict[str, Any]:
     }
 
 
-def describe_plug_ins(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """Return what a run records of the augmentations that are the user's own: see `Environment`."""
-    files = {}
+def describe_plug_ins(recipe: Recipe) -> dict[str, PlugIn]:
+    """Return what a run records of the augmentations that are the user's own, by name."""
+    files: dict[str, PlugIn] = {}
     for augmentation in recipe.augmentations:
         from lockstep.recipes.plug_ins import find_module_file
 
@@ -102,15 +118,6 @@ def read_environment(path: Path) -> Environment:
         raise CheckpointError(f"{file} is not JSON; restore it or remove it") from None
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror}; restore it or remove it") from None
-    if not _is_environment(environment):
+    if not matches(environment, Environment):
         raise CheckpointError(f"{file} is not a run's environment; restore it or remove it")
     return cast(Environment, environment)
-
-
-def _is_environment(value: Any) -> bool:
-    if not isinstance(value, dict):
-        return False
-    parts = (value.get(name, {}) for name in ("execution", "train", "val", "plug_ins"))
-    return all(isinstance(part, dict) for part in parts) and isinstance(
-        value.get("data"), str | None
-    )

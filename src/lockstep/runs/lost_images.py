@@ -1,14 +1,13 @@
 """Images that a run did not have because of a bad moment of a disk, or of an older version."""
 
 from pathlib import Path
-from typing import Any
 
 from lockstep.data.inspection import FAILURES
 from lockstep.data.listing import list_images
 from lockstep.data.sources import find_url
 from lockstep.data.split import find_run_sources
 from lockstep.recipes import load_recipe
-from lockstep.runs.environment import read_environment
+from lockstep.runs.environment import Images, read_environment
 from lockstep.runs.resuming import find_last_data
 from lockstep.system.errors import CheckpointError, DataError
 
@@ -23,18 +22,14 @@ def list_lost_images(run: Path) -> list[str]:
     if not environment:
         raise CheckpointError(f"{run} is not a run that has begun; expected the folder of one")
     lines: list[str] = []
-    counts: list[int] = []
-    try:
-        for name in ("train", "val"):
-            images: Any = environment.get(name, {})
-            quarantined = images.get("quarantined", [])
-            counts += [images.get("images", 0), len(quarantined)]
-            failed = [bad for bad in quarantined if bad["reason"] in FAILURES]
-            lines += [f"{name}: {bad['file']} was left out: {bad['reason']}" for bad in failed]
-        count = sum(counts)
-    except (TypeError, KeyError):
-        raise CheckpointError(f"{run / 'environment.json'} does not list images") from None
-    more = _count_images(run, validates=counts[2] > 0) - count
+    count = 0
+    validation: Images = environment.get("val", {})
+    for name, images in (("train", environment.get("train", {})), ("val", validation)):
+        quarantined = images.get("quarantined", [])
+        count += images.get("images", 0) + len(quarantined)
+        failed = [bad for bad in quarantined if bad["reason"] in FAILURES]
+        lines += [f"{name}: {bad['file']} was left out: {bad['reason']}" for bad in failed]
+    more = _count_images(run, validates=validation.get("images", 0) > 0) - count
     if more > 0:
         lines.append(
             f"its data set has {more} images more than the run had: they were added since, or were"

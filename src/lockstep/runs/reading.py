@@ -21,7 +21,6 @@ from lockstep.runs.image_results import BEST_FILE, Results, read_results
 from lockstep.runs.report import Evaluation, Report, read_report
 from lockstep.system.errors import CheckpointError
 from lockstep.system.event_log import EvaluateEvent, LogEvent, TrainEvent, read_log
-from lockstep.system.strict_json import is_count
 from lockstep.system.text import format_count
 from lockstep.weights.checkpoint_choice import explain_lost_best
 
@@ -325,7 +324,7 @@ def read_epochs(folder: Path) -> LoggedRun:
     ranks = environment.get("ranks")
     if not run.log or not environment:
         raise CheckpointError(f"{folder}: nothing was trained yet")
-    if images is None or not is_count(images) or not is_count(ranks):
+    if images is None or ranks is None:
         raise CheckpointError(
             f"{folder / 'environment.json'} lacks the number of training images or of ranks;"
             " restore the file"

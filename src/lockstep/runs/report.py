@@ -1,43 +1,45 @@
 """The type of `report.json`, which `lockstep.runs.finish` builds; reading it, and comparing it with
 published results."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired
+
+from pydantic import BeforeValidator
+from typing_extensions import TypedDict
 
 from lockstep.models.accuracy_interval import wilson
 from lockstep.models.class_metrics import ClassCounts, ClassSummary
-from lockstep.models.metrics import is_metric
 from lockstep.recipes import Recipe, difference
 from lockstep.recipes.best_evaluation import Selection
 from lockstep.recipes.published import OWN_RECIPES, RECIPES
 from lockstep.system.event_log import Summary, find_field_problem
 from lockstep.system.regular_files import RECORDS, read_regular
-from lockstep.system.strict_json import (
-    Check,
-    is_count,
-    is_figure,
-    is_list_of,
-    is_map_of,
-    is_number,
-    is_object,
-    is_text,
-    parsed,
-)
+from lockstep.system.schema import Count, matches
+from lockstep.system.strict_json import parsed
 from lockstep.weights.checkpoint_choice import choose_weights
 
 if TYPE_CHECKING:
     from lockstep.recipes.published_accuracies import Comparison
+else:
+    Comparison = Any  # checked by `is_comparison`
 
 _CLASSES = 1000
 """The least number of logits of recipes with published accuracies."""
+
+
+def _check_figures(results: Any) -> Any:
+    """Raise `ValueError` if a figure is wrong, also one that not every evaluation has."""
+    if isinstance(results, dict) and find_field_problem(results, ()) is not None:
+        raise ValueError
+    return results
 
 
 class Evaluation(Summary):
     """The results of an evaluation."""
 
     step: int
-    images_per_sec: float
+    images_per_sec: NotRequired[float]
     batches: NotRequired[int]
     data_wait_share: NotRequired[float]
     elapsed_sec: NotRequired[float]
@@ -58,13 +60,14 @@ class Report(TypedDict):
     """The id of the run; missing in older reports."""
     recipe: str
     """The name of the recipe that the run uses or is based on; "" if it has none."""
-    model: str
+    model: str | dict[str, Any]
+    """A name, or the sections of a network that has none."""
     epochs: int
     steps: int
-    final: dict[str, Evaluation]
+    final: dict[str, Annotated[Evaluation, BeforeValidator(_check_figures)]]
     """The evaluation of the last step by weights: "trained" and, if the recipe has a moving
     average, "ema". Empty if the run was not evaluated then (`train_only`)."""
-    best: BestEvaluation | None
+    best: Annotated[BestEvaluation, BeforeValidator(_check_figures)] | None
     """The best evaluation by the recipe's `selection`; None if there was none."""
     selection: NotRequired[Selection]
     """The value that decides which evaluation is the best; missing in older reports: top1."""
@@ -83,12 +86,12 @@ class Report(TypedDict):
     """Recall and precision of the classes, and their means over classes, by weights."""
     device: str
     ranks: int
-    published: "NotRequired[Comparison | None]"
+    published: NotRequired[Comparison | None]
     """The last top-1 next to the published ones of the recipe; None if nobody published an accuracy
     of it, or if the run was not evaluated at its end."""
     stopped_early: NotRequired[str]
     """Why early stopping ended the run before its last epoch."""
-    restarts: NotRequired[int]
+    restarts: NotRequired[Count]
     """How often a launcher has started all ranks again after a failure; missing if never."""
     top1_percent: NotRequired[float | None]
     """That of the best checkpoint, or of the best one left if it is gone; None if none was
@@ -161,49 +164,17 @@ def read_report(path: Path) -> Report | None:
     return report if _is_report(report) else None
 
 
-def _is_evaluation(needed: Collection[str]) -> Check:
-    """Return a check for the results of an evaluation that has these fields."""
-    return lambda value: isinstance(value, dict) and find_field_problem(value, needed) is None
-
-
-_is_best = _is_evaluation({"step", "top1_percent"})
-
-
-def _is_published(value: Any) -> bool:
-    from lockstep.recipes.published_accuracies import is_comparison
-
-    return value is None or is_comparison(value)
-
-
-_has_fields = is_object(
-    {
-        "final": is_map_of(_is_evaluation({"step", *Summary.__required_keys__})),
-        "best": lambda value: value is None or _is_best(value),
-        "classes": is_list_of(is_text),
-        "per_class": is_map_of(
-            is_object(
-                dict.fromkeys(ClassCounts.__annotations__, is_list_of(is_count)),
-                optional=ClassCounts.__optional_keys__,
-            )
-        ),
-        "images_per_sec": is_figure,
-        "published": _is_published,
-        "stopped_early": is_text,
-        "selection": is_metric,
-        "restarts": is_count,
-        **dict.fromkeys(("steps", "train_sec", "quarantined"), is_number),
-    },
-    optional={"stopped_early", "selection", "restarts"},
-)
-"""The check of the fields that are read again."""
-
-
 def _is_report(value: Any) -> bool:
     """Return whether a value is the report of a finished run."""
-    if not _has_fields(value):
+    if not matches(value, Report):
         return False
     if value["final"] and ("trained" not in value["final"] or value.get("best") is None):
         return False
+    if value.get("published") is not None:
+        from lockstep.recipes.published_accuracies import is_comparison
+
+        if not is_comparison(value["published"]):
+            return False
     lengths = {len(value["classes"])}
     for counts in value["per_class"].values():
         lengths.update(len(counts[name]) for name in counts.keys() & ClassCounts.__annotations__)

@@ -273,8 +273,8 @@ def keep_parts(execution: Execution, out: Path, ranks: int) -> Execution:
     ranks cannot share them.
     """
     there = read_environment(out) if execution.keep_global_batch and holds_run(out) else {}
-    before = there.get("ranks", 0)
-    if type(before) is not int or before < 1:
+    before = there.get("ranks")
+    if before is None:
         return execution
     parts = before * last_execution(out).get("accumulation_steps", 1)
     if parts % ranks:
@@ -292,7 +292,7 @@ def find_last_data(out: Path, require: Require = require_word) -> Path:
     if not holds_run(out):
         raise DataError(f"there is no run in {out}; a new run needs images: --data DATA")
     data = read_environment(out).get("data")
-    if not isinstance(data, str):
+    if data is None:
         raise DataError(f"{out} does not say which images it was trained on; add --data DATA")
     if find_url(data) is None and not Path(data).exists():
         raise DataError(

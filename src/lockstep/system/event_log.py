@@ -6,10 +6,13 @@ of other kinds and other fields are kept as they are.
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
 
 from lockstep.system.errors import CheckpointError
 from lockstep.system.regular_files import RECORDS, read_regular
+from lockstep.system.schema import Figure
 from lockstep.system.strict_json import (
     Check,
     is_count,
@@ -27,7 +30,7 @@ from lockstep.system.strict_json import (
 class Summary(TypedDict):
     """The results of some images."""
 
-    loss: float
+    loss: Figure
     """The mean loss; null in a file if it is not finite."""
     top1_percent: float
     top5_percent: float

@@ -7,14 +7,14 @@ is `null` here; the checks also accept Python's words.
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from typing import Any
 
 NOT_FINITE = "not_finite"
 """This key names the original values of numbers that JSON cannot hold."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 Check = Callable[[Any], bool]
-_MOST = 2**53
+MOST = 2**53
 """Every JSON reader reads whole numbers up to this one exactly."""
 
 
@@ -73,7 +73,7 @@ def is_text(value: Any) -> bool:
 
 def is_count(value: Any) -> bool:
     """Return whether a value is a whole number of at least 0."""
-    return type(value) is int and 0 <= value <= _MOST
+    return type(value) is int and 0 <= value <= MOST
 
 
 def is_positive(value: Any) -> bool:
@@ -83,7 +83,7 @@ def is_positive(value: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     """Return whether a value is a number. Booleans are not numbers."""
-    return type(value) is float or (type(value) is int and abs(value) <= _MOST)
+    return type(value) is float or (type(value) is int and abs(value) <= MOST)
 
 
 def is_figure(value: Any) -> bool:
@@ -104,21 +104,3 @@ def is_percent(value: Any) -> bool:
 def is_list_of(check: Check) -> Check:
     """Return a check for lists whose items all pass `check`."""
     return lambda value: isinstance(value, list) and all(map(check, value))
-
-
-def is_map_of(check: Check) -> Check:
-    """Return a check for dictionaries whose values all pass `check`."""
-    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
-
-
-def is_object(fields: Mapping[str, Check], optional: Collection[str] = ()) -> Check:
-    """Return a check for dictionaries whose entries pass the checks of `fields`. A missing one
-    counts as None; if it is `optional`, it is not checked."""
-    return lambda value: (
-        isinstance(value, dict)
-        and all(
-            check(value.get(name))
-            for name, check in fields.items()
-            if name in value or name not in optional
-        )
-    )

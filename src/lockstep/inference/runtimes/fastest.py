@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from lockstep.backends import FRAMEWORKS
 from lockstep.inference.runtimes import (
@@ -25,7 +26,8 @@ from lockstep.system.errors import BackendError, LockstepError
 from lockstep.system.files import user_cache, write_json
 from lockstep.system.machine import cores, processor
 from lockstep.system.regular_files import TEXT, read_regular
-from lockstep.system.strict_json import is_map_of, is_object, is_rate, is_text, parsed, to_json
+from lockstep.system.schema import Rate, matches
+from lockstep.system.strict_json import parsed, to_json
 from lockstep.system.version import version
 from lockstep.weights import Weights, certificate
 
@@ -178,6 +180,13 @@ def _measure_one(
     return logits.astype(np.float64), len(images) / statistics.median(times)
 
 
+class _Choice(TypedDict):
+    """The runtime that was the fastest, and the speeds of all."""
+
+    runtime: str
+    images_per_sec: dict[str, Rate]
+
+
 def _read(file: Path) -> dict[str, dict[str, Any]]:
     """Return the choices in a file; none if it is missing or damaged."""
     try:
@@ -189,7 +198,4 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
     choices = content.get("choices")
     if not isinstance(choices, dict):
         return {}
-    return {key: choice for key, choice in choices.items() if _is_choice(choice)}
-
-
-_is_choice = is_object({"runtime": is_text, "images_per_sec": is_map_of(is_rate)})
+    return {key: choice for key, choice in choices.items() if matches(choice, _Choice)}

@@ -13,15 +13,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from lockstep.system.errors import CheckpointError, UserError
 from lockstep.system.event_log import LogEvent
 from lockstep.system.files import write_json
 from lockstep.system.regular_files import TEXT, read_regular
-from lockstep.system.strict_json import is_count, parsed
+from lockstep.system.schema import Count, matches
+from lockstep.system.strict_json import parsed
 
 Outcome = Literal["finished", "stopped", "failed"]
 """How a process of a run ended. A run that was stopped can resume."""
@@ -58,6 +60,15 @@ class Opening:
     """The logger's name for the run, from when it began; None for a new run."""
     log: Sequence[LogEvent] = ()
     """The log up to the current step."""
+
+
+class Known(TypedDict):
+    """What is known of a logger that cannot discard figures."""
+
+    key: str | None
+    """Its name for the run."""
+    sent: dict[str, Count]
+    """The newest step of each group of figures that it got."""
 
 
 class Logger:
@@ -140,7 +151,7 @@ class Loggers:
                 self._open[name] = self._open_logger(name, opening)
 
     def _open_logger(self, name: str, opening: Opening) -> Logger:
-        key = self._known.get(name, {}).get("key")
+        key = self._known[name]["key"] if name in self._known else None
         logger: Logger = _import_module(name).open_logger(replace(opening, key=key))
         if not LOGGERS[name].forgets and key != logger.key:
             self._known[name] = {"key": logger.key, "sent": {}}
@@ -202,19 +213,15 @@ def _import_module(name: str) -> ModuleType:
     return importlib.import_module(f"lockstep.runs.loggers.{name.replace('-', '_')}")
 
 
-def _read_known(file: Path) -> dict[str, Any]:
+def _read_known(file: Path) -> dict[str, Known]:
     """Return the loggers' names for a run and what was sent to them. Raises `CheckpointError` if
     the file is damaged."""
     try:
-        known: dict[str, Any] = parsed(read_regular(file, TEXT))
-        are_whole = all(
-            isinstance(logger["key"], str | None) and all(map(is_count, logger["sent"].values()))
-            for logger in known.values()
+        known = parsed(read_regular(file, TEXT))
+    except ValueError:
+        known = None
+    if not matches(known, dict[str, Known]):
+        raise CheckpointError(
+            f"{file} is damaged; restore it, or remove it so that the loggers begin a new run"
         )
-        if are_whole:
-            return known
-    except (ValueError, AttributeError, TypeError, KeyError):
-        pass
-    raise CheckpointError(
-        f"{file} is damaged; restore it, or remove it so that the loggers begin a new run"
-    )
+    return cast(dict[str, Known], known)
