@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from lockstep.inference.evaluation import Evaluation
+    from lockstep.inference.evaluation_result import Evaluation
     from lockstep.inference.int8 import Int8
     from lockstep.inference.model import Model, load
     from lockstep.inference.prediction import Prediction
@@ -42,7 +42,7 @@ __all__ = [
 
 _HOME = {
     "Augmentation": "recipes.augmentation",
-    "Evaluation": "inference.evaluation",
+    "Evaluation": "inference.evaluation_result",
     "Event": "runs.events",
     "Execution": "recipes",
     "Int8": "inference.int8",

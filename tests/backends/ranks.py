@@ -102,9 +102,9 @@ def carry_out(scenario: Scenario, backend: Backend, world: World, **changes: Any
             "resumed": engine.read(),
             "intervals": intervals,
             "state": state,
-            "scores": engine.evaluate(images_to_evaluate(recipe, world)),
+            "scores": engine.evaluate(images_to_evaluate(recipe, world), with_logits=True),
             "ema scores": (
-                engine.evaluate(images_to_evaluate(recipe, world), ema=True)
+                engine.evaluate(images_to_evaluate(recipe, world), ema=True, with_logits=True)
                 if recipe.ema_decay
                 else None
             ),

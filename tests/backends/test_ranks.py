@@ -212,7 +212,7 @@ def test_all_ranks_evaluate_with_the_statistics_of_the_first(
 ) -> None:
     state: State = ranks[0]["local"]["state"]
     alone = start(SCENARIOS["local"].recipe, state).evaluate(
-        images_to_evaluate(RECIPE, world), ema=ema
+        images_to_evaluate(RECIPE, world), ema=ema, with_logits=True
     )
     both = ranks[0]["local"]["ema scores" if ema else "scores"].sort_by_sample(
         order_evaluation_samples(TO_EVALUATE, 4, 2)
@@ -220,6 +220,7 @@ def test_all_ranks_evaluate_with_the_statistics_of_the_first(
     assert both.labels.tolist() == alone.labels.tolist()
     assert both.losses == pytest.approx(alone.losses, rel=BOUNDS["ranks"].value)
     assert both.confidences == pytest.approx(alone.confidences, rel=BOUNDS["ranks"].value)
+    assert distance(both.logits, alone.logits) < BOUNDS["ranks"].value
 
 
 def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: list[Results], launched: str) -> None:

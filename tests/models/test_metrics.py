@@ -30,14 +30,15 @@ def scores() -> Scores:
 
 
 def reorder(scores: Scores, order: np.ndarray) -> Scores:
-    return Scores(*(column[order] for column in vars(scores).values()))
+    return Scores(*(column[order] for column in list(vars(scores).values())[:5]))
 
 
 def test_scores_of_a_table_leave_out_its_padding(scores: Scores) -> None:
-    table = np.stack([column.astype(np.float64) for column in vars(scores).values()], axis=1)
+    columns = dict(list(vars(scores).items())[:5])
+    table = np.stack([column.astype(np.float64) for column in columns.values()], axis=1)
     padding = np.array([[9.0, 1, 2, -1, 0.5]])
     actual = Scores.unpack_table(np.concatenate([padding, table[:7], padding, table[7:]]))
-    for name, column in vars(scores).items():
+    for name, column in columns.items():
         assert getattr(actual, name).dtype == column.dtype
         np.testing.assert_array_equal(getattr(actual, name), column)
 

@@ -134,9 +134,11 @@ class Engine(Protocol):
         """Wait for the steps and return their results over all ranks, without an exchange with
         other ranks."""
 
-    def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
-        """Return the scores of every image that is not padding, of all ranks. Every rank must call
-        it.
+    def evaluate(
+        self, batches: Iterable[Batch], *, ema: bool = False, with_logits: bool = False
+    ) -> Scores:
+        """Return the scores of every image that is not padding, of all ranks, and the logits if
+        they are wanted. Every rank must call it.
 
         They are computed in the precision of `Recipe.evaluation_recipe`.
         """

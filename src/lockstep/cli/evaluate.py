@@ -25,6 +25,16 @@ Data = Annotated[
         )
     ),
 ]
+Labels = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help=(
+            "JSON: which outputs are right for a class or an image, and which ones the model"
+            " chooses from, as test sets such as ImageNet-A and ReaL need it."
+        ),
+    ),
+]
 Split = Annotated[
     float | None,
     typer.Option(
@@ -70,6 +80,7 @@ Runtime = Annotated[
 def command(
     source: options.WeightsArgument,
     data: Data = None,
+    labels: Labels = None,
     checkpoint: options.Checkpoint = None,
     ema: options.Ema = None,
     model: options.Model = None,
@@ -107,7 +118,7 @@ def command(
         loaded = options.load_model(source, model, ignore, preprocessing=preprocessing, **chosen)
         loaded = loaded.on(runtime, batch=batch, listener=listener, **settings)
         evaluation = loaded.evaluate(
-            data, split=split, calibrate=calibrate, precision_at=precision_at
+            data, labels=labels, split=split, calibrate=calibrate, precision_at=precision_at
         )
     if not is_leading():
         return
@@ -124,6 +135,7 @@ def _show(result: dict[str, Any]) -> None:
     from lockstep.weights.calibration import describe_fit
 
     print(f"{result['source']} on {result['data']}")
+    _show_sets(result)
     for title, value in describe_metrics(result, len(result["classes"])):
         print(f"  {title:<7} {value}")
     print(f"  speed   {describe_speed(result['speed'], result['runtime'])}")
@@ -145,6 +157,35 @@ def _show(result: dict[str, Any]) -> None:
         print(f"  note: classes of fewer than {FEW_IMAGES} images are rough: {names}")
     for bad in result["quarantined"]:
         print(f"  left out: {escape_line(bad['file'])}: {bad['reason']}")
+
+
+def _show_sets(result: dict[str, Any]) -> None:
+    """Print a line for each group of the data sets in a folder: their top-1, their mean, and the
+    error in percent of AlexNet's for a corruption of ImageNet-C."""
+    from lockstep.inference.evaluation_sets import group_sets
+    from lockstep.models.metrics import METRICS
+
+    groups = group_sets(result.get("sets", {}))
+    errors = result.get("corruption_errors", {})
+    width = max(map(len, groups), default=0)
+    columns = set(map(tuple, groups.values()))
+    if len(columns) == 1 and "" not in groups:
+        names = " ".join(f"{escape_line(name):>6}" for name in columns.pop())
+        print(f"  {'top-1, %':<{width}} {names}")
+    for group, sets in groups.items():
+        if not group:
+            for name, part in sets.items():
+                print(f"  {escape_line(name)}  top-1 {METRICS['top1'].describe(part)}")
+            continue
+        values = [part["top1_percent"] for part in sets.values()]
+        cells = " ".join(f"{value:6.2f}" for value in values)
+        line = f"  {escape_line(group):<{width}} {cells}  mean {sum(values) / len(values):6.2f}"
+        error = errors.get(group.rpartition("/")[2])
+        print(line if error is None else f"{line}  CE {error:6.2f}")
+    if groups:
+        print(f"  means over {len(result['sets'])} data sets:")
+    if errors:
+        print(f"  mCE     {errors['mean']:.2f} %, of AlexNet's errors")
 
 
 def describe_threshold(threshold: "Threshold") -> str:

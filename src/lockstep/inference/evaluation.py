@@ -2,116 +2,94 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.data import Batch
 from lockstep.data.index import Index
 from lockstep.data.loading.loaders import open_evaluation
 from lockstep.inference.calibrator import Calibrator
 from lockstep.inference.engines import ADVICE
-from lockstep.inference.evaluation_images import (
-    EvaluationImages,
-    find_evaluation_images,
-)
+from lockstep.inference.evaluation_images import EvaluationImages, find_evaluation_images
+from lockstep.inference.evaluation_result import Evaluation
 from lockstep.inference.label_matching import Matched, compare_orders, describe_orders
 from lockstep.inference.photo_batches import group_photos, load_photos
 from lockstep.inference.programs import ExportedProgram
 from lockstep.inference.runtimes import NATIVE
-from lockstep.inference.runtimes.scores import Pace, Speed, compute_scores
+from lockstep.inference.runtimes.scores import Pace, compute_scores
 from lockstep.inference.session import Session, SessionOptions, open_session
 from lockstep.inference.source import ModelSource
-from lockstep.models.accuracy_interval import format_accuracy, wilson
+from lockstep.models.accuracy_interval import wilson
 from lockstep.models.class_metrics import summarise_classes
 from lockstep.models.metrics import Scores, measure
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.published_accuracies import Comparison, compare_top1
 from lockstep.runs.recorder import Recorder
-from lockstep.system.errors import DivergedError
+from lockstep.system.errors import DivergedError, UserError
 from lockstep.system.ranks import count_ranks
 from lockstep.weights import LOCKSTEP, Weights
 
-
-@dataclass(frozen=True, repr=False)
-class Evaluation:
-    """The result of an evaluation. Every image counts once."""
-
-    source: str
-    """The weights, or the export."""
-    data: str
-    """What the images are called."""
-    runtime: str
-    """What computed."""
-    precision: str
-    metrics: dict[str, Any]
-    """Numbers of all images by their keys, such as `top1_percent` and `loss`: the usual ones, the
-    recipe's `selection`, and those that the execution names."""
-    interval: tuple[float, float]
-    """The 95 % interval of top-1, in percent."""
-    classes: list[str]
-    per_class: Any
-    """Counts of each class (`models.class_metrics`)."""
-    class_summary: Any
-    class_orders: Any
-    """The accuracy in other orders of folders (`label_matching`)."""
-    published: Comparison | None
-    """The top-1 next to published ones; None if there are none."""
-    quarantined: list[Any]
-    """Images that cannot be read, which are left out."""
-    speed: Speed
-    remarks: list[str]
-    calibration: dict[str, Any] = field(default_factory=dict)
-    """What was stored with the checkpoint (`inference.calibrator`); empty if that was not asked
-    for."""
-
-    @property
-    def images(self) -> int:
-        """The number of images."""
-        return int(self.metrics["images"])
-
-    @property
-    def top1(self) -> float:
-        """The share of images whose likeliest class is their label, in percent."""
-        return float(self.metrics["top1_percent"])
-
-    def __repr__(self) -> str:
-        accuracy = format_accuracy(self.top1, self.images)
-        return f"Evaluation(top-1 {accuracy} of {self.images} images of {self.data})"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what `lockstep evaluate --json` prints."""
-        values = asdict(self)
-        values |= values.pop("metrics")
-        values |= values.pop("calibration")
-        values["top1_interval_percent"] = list(values.pop("interval"))
-        return values
+if TYPE_CHECKING:
+    from lockstep.inference.label_file import LabelFile, Labels
 
 
 def evaluate(
     source: ModelSource,
     data: str | Path | None,
     options: SessionOptions,
+    labels: "Labels | None" = None,
     *,
     split: float | None = None,
     calibrate: bool = False,
     precision_at: float | None = None,
 ) -> Evaluation:
     """Return what `Model.evaluate` returns."""
+    file = _read_labels(labels, calibrates=calibrate or precision_at is not None)
     export = source.find_export(options)
     if isinstance(export, ExportedProgram):
         export.check_options(options.precision, ranks=count_ranks())
     weights = source.choose_weights(export)
     wants_calibration = calibrate or precision_at is not None
     calibrator = Calibrator(weights, precision_at) if wants_calibration else None
-    images = find_evaluation_images(data, weights.recipe, split, run=source.path)
+    folders: dict[str, Path] = {}
+    if data is not None and not wants_calibration:
+        from lockstep.inference.evaluation_sets import find_sets
+
+        folders = find_sets(data, weights, has_labels=file is not None)
+    images = {}
+    for name, folder in folders.items() or [("", data)]:
+        images[name] = find_evaluation_images(folder, weights.recipe, split, run=source.path)
+    results = {}
     if isinstance(export, ExportedProgram):
-        return _evaluate_program(export, weights, images, options)
-    with open_session(weights, options, exported=export) as session:
-        result = _evaluate_weights(session, weights, images, options, calibrator)
+        for name, part in images.items():
+            results[name] = _evaluate_program(export, weights, part, options, file)
+    else:
+        with open_session(weights, options, exported=export) as session:
+            for name, part in images.items():
+                one = _evaluate_weights(session, weights, part, options, calibrator, file)
+                results[name] = one
+    result = next(iter(results.values()))
+    if folders:
+        from lockstep.inference.evaluation_sets import average_sets
+
+        result = average_sets(str(data), results)
     if export is None:
         result.remarks.extend(source.remark_on_program(options.runtime))
     return result
+
+
+def _read_labels(labels: "Labels | None", *, calibrates: bool) -> "LabelFile | None":
+    if labels is None:
+        return None
+    if calibrates:
+        raise UserError(
+            "a temperature is fitted to the classes of the images; leave out --labels, or"
+            " --calibrate and --precision-at"
+        )
+    from lockstep.inference.label_file import read_labels
+
+    return read_labels(labels)
 
 
 def _evaluate_weights(
@@ -120,6 +98,7 @@ def _evaluate_weights(
     images: EvaluationImages,
     options: SessionOptions,
     calibrator: Calibrator | None,
+    labels: "LabelFile | None",
 ) -> Evaluation:
     """Return the result of an evaluation by all ranks, with a calibration if there is a
     `calibrator`. `weights` are as they were opened."""
@@ -127,7 +106,7 @@ def _evaluate_weights(
     if calibrator is not None:
         session = calibrator.watch(session)
     recipe = session.weights.recipe
-    matched, remarks = images.open_index(session.weights, session.recorder)
+    matched, remarks = images.open_index(session.weights, session.recorder, labels)
     index = matched.index
     if calibrator is not None and recipe.eval_flips:
         remarks.append("calibrated and evaluated without mirror images, as predict computes")
@@ -136,7 +115,7 @@ def _evaluate_weights(
     pace = Pace()
     with open_evaluation(index, recipe, options.execution, batch, **place) as batches:
         watched = session.recorder.watch("evaluating", batches, total)
-        scores = session.evaluate(pace.watch(watched))
+        scores = matched.score(session.evaluate, pace.watch(watched), batch, session.ranks)
     if session.runtime == NATIVE:
         recipe = recipe.evaluation_recipe()
     return Evaluation(
@@ -153,13 +132,14 @@ def _evaluate_program(
     weights: Weights,
     images: EvaluationImages,
     options: SessionOptions,
+    labels: "LabelFile | None",
 ) -> Evaluation:
     """Return the result of a program in its own runtime. It gets whole photos if it takes them."""
     recorder = Recorder(options.listener)
     recipe = weights.recipe
     execution = options.execution
     batch = options.batch
-    matched, remarks = images.open_index(weights, recorder)
+    matched, remarks = images.open_index(weights, recorder, labels)
     index = matched.index
     if program.takes_photos:
         groups = group_photos(index.sizes_for(recipe)[:], batch)
@@ -170,7 +150,8 @@ def _evaluate_program(
         batches = _load_squares(index, recipe, execution, batch)
     pace = Pace()
     with program.load() as runtime:
-        scores = compute_scores(runtime, pace.watch(recorder.watch("evaluating", batches, total)))
+        watched = pace.watch(recorder.watch("evaluating", batches, total))
+        scores = matched.score(partial(compute_scores, runtime), watched, batch)
     return Evaluation(
         runtime=program.runtime,
         precision=program.precision,
@@ -217,7 +198,7 @@ def _describe_scores(
         "data": name,
         "remarks": remarks,
         "metrics": metrics,
-        "published": _compare_published(weights, metrics, len(index.classes)),
+        "published": None if matched.answers else _compare_published(weights, metrics, index),
         "quarantined": index.describe_quarantine(),
         "classes": index.classes,
         "class_orders": orders,
@@ -228,7 +209,7 @@ def _describe_scores(
 
 
 def _compare_published(
-    weights: Weights, metrics: dict[str, Any], classes: int
+    weights: Weights, metrics: dict[str, Any], index: Index
 ) -> Comparison | None:
     """Return a top-1 next to the published ones of the weights' recipe. Other programs' files do
     not say their precision."""
@@ -236,7 +217,7 @@ def _compare_published(
         weights.recipe,
         top1_percent=metrics["top1_percent"],
         images=metrics["images"],
-        classes=classes,
+        classes=len(index.classes),
         precision=weights.recipe.precision if weights.origin == LOCKSTEP else None,
         epochs=weights.epochs,
     )

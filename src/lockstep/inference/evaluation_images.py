@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lockstep.data.index import Index
+from lockstep.data.index import Index, open_index, subset
 from lockstep.data.sources import Source, find_source, find_split, holds_split
 from lockstep.data.split import divide_index, note_skipped, whole_source
 from lockstep.data.stores.mirror import find_folder
@@ -16,6 +17,9 @@ from lockstep.runs.resuming import find_last_data
 from lockstep.system.errors import DataError
 from lockstep.weights import Weights
 
+if TYPE_CHECKING:
+    from lockstep.inference.label_file import LabelFile
+
 
 @dataclass(frozen=True)
 class EvaluationImages:
@@ -25,11 +29,22 @@ class EvaluationImages:
     division: float | Fold
     """The share or the fold of them that is set apart for validation; 0: all are evaluated."""
 
-    def open_index(self, weights: Weights, recorder: Recorder) -> tuple[Matched, list[str]]:
+    def open_index(
+        self, weights: Weights, recorder: Recorder, labels: "LabelFile | None" = None
+    ) -> tuple[Matched, list[str]]:
         """Return the images to evaluate, and remarks on them and on the weights."""
         remarks = list(weights.remarks)
-        matched = match_labels(self.source, weights, recorder.progress("indexing"))
+        progress = recorder.progress("indexing")
+        if labels is None:
+            matched = match_labels(self.source, weights, progress)
+        else:
+            matched = Matched(open_index(self.source, progress=progress), "", is_proven=True)
         index = matched.index
+        labelled = None
+        if labels is not None:
+            from lockstep.inference.label_file import match_label_file
+
+            labelled = match_label_file(labels, index, weights)
         remarks += note_skipped(self.source.root, [index])
         if matched.remark:
             remarks.append(matched.remark)
@@ -40,6 +55,12 @@ class EvaluationImages:
                 f"evaluates {self._name_part()} that is set apart for validation,"
                 f" {len(index)} of {whole} images; --split 0 evaluates all"
             )
+        if labelled is not None:
+            samples, answers = labelled.build_answers(index, weights.recipe.logits)
+            remarks.append(labelled.describe(index, samples))
+            index = subset(index, samples)
+            index.rows["label"] = 0  # engines refuse labels that are not outputs; answers have them
+            return replace(matched, index=index, answers=answers), remarks
         check_classes(index, self.source, weights.recipe.logits)
         return replace(matched, index=index), remarks
 

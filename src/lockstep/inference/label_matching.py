@@ -4,11 +4,13 @@ by their positions, which proves nothing.
 Weights without names of classes were trained on folders in an order that only their program knows.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lockstep.data import Batch
 from lockstep.data.class_folders import list_class_folders
 from lockstep.data.class_order import describe_order, list_orders
 from lockstep.data.images import Progress
@@ -18,7 +20,10 @@ from lockstep.models.accuracy_interval import format_accuracy, wilson
 from lockstep.models.metrics import Scores
 from lockstep.system.text import escape_halves
 from lockstep.weights import Weights
-from lockstep.weights.class_names import are_imagenet, assume_classes, find_imagenet
+from lockstep.weights.class_names import are_imagenet, assume_classes, find_imagenet, imagenet_names
+
+if TYPE_CHECKING:
+    from lockstep.inference.answers import Answers
 
 _BY_POSITION = "labels are matched by position"
 
@@ -32,6 +37,21 @@ class Matched:
     """How labels were matched if it is not by name; "" if it is."""
     is_proven: bool
     """Whether names say which output a class is."""
+    answers: "Answers | None" = None
+    """The right outputs of the images, if a file of labels names them; else they are the labels."""
+
+    def score(
+        self,
+        evaluate: Callable[..., Scores],
+        batches: Iterator[Batch],
+        batch: int,
+        ranks: int = 1,
+    ) -> Scores:
+        """Return the scores of all images, which `evaluate` computes from batches of `batch`
+        images on each rank."""
+        if self.answers is None:
+            return evaluate(batches)
+        return self.answers.evaluate(evaluate, batches, batch=batch, ranks=ranks)
 
 
 def match_labels(source: Source, weights: Weights, progress: Progress | None = None) -> Matched:
@@ -61,10 +81,22 @@ def match_labels(source: Source, weights: Weights, progress: Progress | None = N
         remark = "the folders are ids, words or numbers of ImageNet's classes, and matched as these"
         if not classes:
             remark = f"the weights name no classes; {remark}"
+        remark += _suggest_restriction(index)
         return Matched(relabel_index(index, places), remark, is_proven=bool(classes))
     if classes:
-        return Matched(relabel_index(index, classes), "", is_proven=True)
+        remark = _suggest_restriction(index).removeprefix("; ")
+        return Matched(relabel_index(index, classes), remark, is_proven=True)
     return Matched(index, _describe_positions(index, weights.recipe.logits), is_proven=False)
+
+
+def _suggest_restriction(index: Index) -> str:
+    """Return the end of a remark on images of some of ImageNet's classes; "" if they have all."""
+    if len(index.classes) >= len(imagenet_names()):
+        return ""
+    return (
+        f"; they have {len(index.classes)} of its classes, and the model chooses from all:"
+        ' a file {"restrict": true} as --labels lets it choose from these'
+    )
 
 
 def _describe_numbers(index: Index, classes: tuple[str, ...]) -> str:

@@ -21,8 +21,9 @@ from lockstep.weights import Classes, Preprocessing, Weights, WeightsChoice
 from lockstep.weights.hub import locate_weights
 
 if TYPE_CHECKING:
-    from lockstep.inference.evaluation import Evaluation
+    from lockstep.inference.evaluation_result import Evaluation
     from lockstep.inference.int8 import Int8
+    from lockstep.inference.label_file import Labels
     from lockstep.inference.serving import Limits
     from lockstep.runs.report import Report
 
@@ -265,6 +266,7 @@ class Model:
         self,
         data: str | Path | None = None,
         *,
+        labels: "Labels | None" = None,
         split: float | None = None,
         calibrate: bool = False,
         precision_at: float | None = None,
@@ -273,11 +275,14 @@ class Model:
         """Return the accuracy, the loss and the counts of each class on the validation images of a
         data set, or on all its images if it has none. Every image counts once.
 
-        With several processes (torchrun), every process calls this and gets the result. Exports
-        that can only compute run as they are (docs/how-to/runtimes.md).
+        With several processes (torchrun), every process calls this. Exports that can only compute
+        run as they are (docs/how-to/runtimes.md).
 
         Args:
-            data: a data set in any storage format; by default that of the run.
+            data: a data set in any storage format; by default that of the run. Of a folder of
+                several, such as ImageNet-C, the result has the means.
+            labels: a mapping, or a file, that says which outputs are right for a class or an
+                image, and which ones the model chooses from (docs/how-to/test-sets.md).
             split: the share of the images to evaluate if there are no validation images; by
                 default the share that the run set apart. 0: all.
             calibrate: fit a temperature, and store it with the checkpoint.
@@ -297,14 +302,9 @@ class Model:
         from lockstep.inference.evaluation import evaluate
 
         with show_progress(self._options.listener, progress=progress) as listener:
-            result = evaluate(
-                self._source,
-                data,
-                replace(self._options, listener=listener),
-                split=split,
-                calibrate=calibrate,
-                precision_at=precision_at,
-            )
+            options = replace(self._options, listener=listener)
+            chosen = {"split": split, "precision_at": precision_at}
+            result = evaluate(self._source, data, options, labels, calibrate=calibrate, **chosen)
         if result.calibration:
             self._source.forget()
             self.close()

@@ -1,7 +1,7 @@
 """What evaluations and predictions compute with: a runtime that holds the weights, in a precision
 that the machine has."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from lockstep import backends
-from lockstep.data import Batch
 from lockstep.inference.engines import choose_precision, load_engine
 from lockstep.inference.runtimes import (
     AUTO,
@@ -100,8 +99,9 @@ class Session:
     weights: Weights
     """In the precision that it computes in."""
     recorder: Recorder
-    evaluate: Callable[[Iterable[Batch]], Scores]
-    """Returns the scores of every image that is not padding, of all ranks."""
+    evaluate: Callable[..., Scores]
+    """Returns the scores of every image of some batches that is not padding, of all ranks; with
+    `with_logits=True` also the logits."""
     predict: Callable[[np.ndarray], np.ndarray]
     """Returns the logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
     world: backends.World | None = None

@@ -1,6 +1,7 @@
 """How sure an accuracy is: its 95 % interval."""
 
 import math
+from collections.abc import Sequence
 
 _Z = 1.959963984540054
 """The 97.5 % quantile of the normal distribution: two-sided intervals of 95 %."""
@@ -28,8 +29,9 @@ MOST_WITH_INTERVAL = 5000
 points wide at 90 % of 5,000 images, and wider for fewer."""
 
 
-def format_accuracy(percent: float, images: int) -> str:
+def format_accuracy(percent: float, images: int, interval: Sequence[float] | None = None) -> str:
     """Return a top-1 accuracy as it is shown, with its 95 % interval if it is of few images.
+    `interval` is another one, in percent, which is shown for any number of images.
 
     >>> format_accuracy(94.0909, 220)
     '94.09 % (90.2 to 96.5)'
@@ -37,7 +39,9 @@ def format_accuracy(percent: float, images: int) -> str:
     '76.13 %'
     """
     text = f"{percent:.2f} %"
-    if images >= MOST_WITH_INTERVAL:
-        return text
-    low, high = wilson(round(percent * images / 100), images)
-    return f"{text} ({100 * low:.1f} to {100 * high:.1f})"
+    if interval is None:
+        if images >= MOST_WITH_INTERVAL:
+            return text
+        interval = [100 * bound for bound in wilson(round(percent * images / 100), images)]
+    low, high = interval
+    return f"{text} ({low:.1f} to {high:.1f})"

@@ -31,7 +31,7 @@ class ClassSummary(TypedDict):
     balanced_accuracy_percent: float | None
     """The mean recall of the classes that have images."""
     macro_f1_percent: float | None
-    """The mean F1 of the classes that have images or are predicted."""
+    """The mean F1 of the classes that have images."""
     recall_percent: list[float | None]
     """By class: how many of its images are predicted as it."""
     precision_percent: list[float | None]
@@ -54,7 +54,7 @@ def summarise_classes(counts: ClassCounts) -> ClassSummary:
         precision = f1 = np.full(images.shape, np.nan)
     else:
         precision = _divide(hits, predicted)
-        f1 = _divide(2 * hits, images + predicted)
+        f1 = np.where(images > 0, _divide(2 * hits, images + predicted), np.nan)
     return {
         "balanced_accuracy_percent": _average(recall),
         "macro_f1_percent": _average(f1),

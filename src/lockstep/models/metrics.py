@@ -7,8 +7,8 @@ up.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields, replace
 from functools import partial
 from operator import add
 from typing import Any, Self
@@ -62,23 +62,35 @@ class Scores:
     """int32: the class of the image in the data set."""
     confidences: np.ndarray
     """float32: the probability (softmax of the logits) of the predicted class."""
+    logits: np.ndarray | None = None
+    """float32 [images, outputs], if the evaluation asked for them."""
 
     @classmethod
     def unpack_table(cls, table: np.ndarray) -> "Scores":
-        """Return the scores in a table of [images, 5], with the columns in the order above. Rows
-        with a label below 0 are padding and are left out.
+        """Return the scores in a table of [images, 5], with the columns in the order above;
+        further columns are logits. Rows with a label below 0 are padding and are left out.
 
         >>> Scores.unpack_table(np.array([[0.5, 0, 2, 2, 0.6], [9.0, 1, 3, -1, 0.9]])).labels
         array([2], dtype=int32)
         """
         kinds = (np.float32, np.int32, np.int32, np.int32, np.float32)
-        return cls(*map(np.ndarray.astype, table[table[:, 3] >= 0].T, kinds))
+        table = table[table[:, 3] >= 0]
+        logits = table[:, 5:].astype(np.float32) if table.shape[1] > 5 else None
+        return replace(cls(*map(np.ndarray.astype, table.T, kinds)), logits=logits)
+
+    @classmethod
+    def join(cls, parts: Sequence["Scores"]) -> "Scores":
+        """Return the scores of several parts as one, without logits."""
+        tables = [np.zeros((0, 5)), *(np.stack(astuple(part)[:5], axis=1) for part in parts)]
+        return cls.unpack_table(np.concatenate(tables))
 
     def sort_by_sample(self, samples: np.ndarray) -> "Scores":
         """Return the scores in the order of the index. `samples` is the sample of each row: int64
         [images]."""
         order = np.argsort(samples)
-        return Scores(*(getattr(self, field.name)[order] for field in fields(self)))
+        columns = (getattr(self, field.name)[order] for field in fields(self)[:5])
+        logits = None if self.logits is None else self.logits[order]
+        return replace(Scores(*columns), logits=logits)
 
     def describe_nonfinite(self) -> str | None:
         """Return for how many images the loss or confidence is not finite, and the first such
@@ -154,7 +166,8 @@ class Metric:
         `short`."""
         value = result[self.key]
         if self.hits_within == 1 and "images" in result and not short:
-            return format_accuracy(value, result["images"])
+            interval = result["top1_interval_percent"] if "sets" in result else None
+            return format_accuracy(value, result["images"], interval)
         return self.format(value)
 
     def is_informative(self, classes: int) -> bool:

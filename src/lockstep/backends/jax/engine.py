@@ -154,20 +154,23 @@ class JaxEngine:
 
     # Inference
 
-    def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
+    def evaluate(
+        self, batches: Iterable[Batch], *, ema: bool = False, with_logits: bool = False
+    ) -> Scores:
         """Return the scores of every image that is not padding, of all ranks."""
         if self._world.ranks > 1:
             self._share_statistics()
         of = self._world.take_local(self._values.ema if ema else self._values.tensors)
-        rows = [np.zeros((0, 5), np.float32)]
         with self._explain_errors(None):
-            scores = [self._score_batch(of, batch) for batch in batches]
-            table = np.concatenate(rows + [np.asarray(score) for score in scores])
+            columns = 2 if with_logits else 1
+            parts = [self._score_batch(of, batch)[:columns] for batch in batches]
+            rows = [np.zeros((0, 5 + self._recipe.logits * with_logits), np.float32)]
+            table = np.concatenate([*rows, *map(np.hstack, parts)])
             if self._world.ranks > 1:
                 table = np.asarray(self._helpers.gather(self._world.place(table)))
             return Scores.unpack_table(table)
 
-    def _score_batch(self, of: dict[str, Array], batch: Batch) -> Array:
+    def _score_batch(self, of: dict[str, Array], batch: Batch) -> tuple[Array, Array]:
         images = self._world.take_local(self._place_images(batch))
         scales = self._world.take_local(self._scales)
         return self._scores(of, scales, images, batch.labels.astype(np.int32))

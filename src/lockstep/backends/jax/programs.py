@@ -49,8 +49,9 @@ class Programs:
     values after it."""
     logits: Callable[[Arrays, Arrays, Array], Array]
     """Tensors, scales and uint8 images [N, H, W, 3] to float32 logits [N, logits]."""
-    scores: Callable[[Arrays, Arrays, Array, Array], Array]
-    """Tensors, scales, images and labels to scores, float32 [N, 5]; see `score_images`."""
+    scores: Callable[[Arrays, Arrays, Array, Array], tuple[Array, Array]]
+    """Tensors, scales, images and labels to scores, float32 [N, 5], as `score_images` returns
+    them, and logits."""
     largest_inputs: Callable[[Arrays, Array], Arrays]
     """Tensors and images to the largest magnitude of each layer's input, without quantisation."""
 
@@ -117,13 +118,13 @@ def _build_programs(recipe_key: _Key, execution_key: _Key, world: JaxWorld) -> P
     exact = recipe.evaluation_recipe()
     on_gpu = world.on_gpu
 
-    def score(tensors: Arrays, scales: Arrays, images: Array, labels: Array) -> Array:
+    def score(tensors: Arrays, scales: Arrays, images: Array, labels: Array) -> tuple[Array, Array]:
         logits = compute_logits(exact, tensors, scales, images, on_gpu=on_gpu)
         if recipe.eval_flips:
             flipped = lax.rev(images, (2,))
             mirrored = compute_logits(exact, tensors, scales, flipped, on_gpu=on_gpu)
             logits = (logits + mirrored) / 2
-        return score_images(logits, labels)
+        return score_images(logits, labels), logits
 
     def find_largest_inputs(tensors: Arrays, images: Array) -> Arrays:
         run = Pass(recipe, tensors, training=False, on_gpu=on_gpu)

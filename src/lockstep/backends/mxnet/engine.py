@@ -289,7 +289,9 @@ class MxnetEngine:
 
     # Inference
 
-    def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
+    def evaluate(
+        self, batches: Iterable[Batch], *, ema: bool = False, with_logits: bool = False
+    ) -> Scores:
         """Return the scores of every image that is not padding, of all ranks."""
 
         def share_statistics() -> None:
@@ -308,7 +310,10 @@ class MxnetEngine:
                 if recipe.eval_flips:
                     mirrored = mx.nd.flip(images, axis=2)
                     logits = (logits + self._infer(mirrored, values, recipe)) / 2
-                rows.append(_score(logits, self._array(batch.labels.astype(np.int32))))
+                scores = _score(logits, self._array(batch.labels.astype(np.int32)))
+                if with_logits:
+                    scores = mx.nd.concat(scores, logits.astype("float64"), dim=1)
+                rows.append(scores)
 
         def gather_rows() -> np.ndarray:
             return self._world.gather(

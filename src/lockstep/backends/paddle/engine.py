@@ -262,14 +262,17 @@ class PaddleEngine:
     # Inference
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
-    def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
+    def evaluate(
+        self, batches: Iterable[Batch], *, ema: bool = False, with_logits: bool = False
+    ) -> Scores:
         """Return the scores of every image that is not padding, of all ranks."""
         for vector in (self._values, self._ema):
             if vector is not None:  # evaluation uses the statistics of rank 0
                 vector[self._layout.count :].copy_(
                     self._world.share(vector[self._layout.count :].clone()), True
                 )
-        rows = [paddle.zeros([0, 5], dtype="float64")]
+        width = 5 + self._recipe.logits * with_logits
+        rows = [paddle.zeros([0, width], dtype="float64")]
         for batch in batches:
             views = self._ema_views if ema else self._views
             images = self._normalise(self._images(batch))
@@ -279,16 +282,19 @@ class PaddleEngine:
                 mirrored = images.flip(2 if self._world.on_gpu else 3)
                 (logits,) = self._evaluated({"images": mirrored} | views)
                 logits = (own + logits) / 2
-            rows.append(_score(logits, paddle.to_tensor(batch.labels, dtype="int64")))
+            scores = _score(logits, paddle.to_tensor(batch.labels, dtype="int64"))
+            if with_logits:
+                scores = paddle.concat([scores, logits.cast("float64")], axis=1)
+            rows.append(scores)
         own = paddle.concat(rows)
         before = self._world.rank * len(own)
         after = (self._world.ranks - 1 - self._world.rank) * len(own)
         padded = [
-            paddle.zeros([before, 5], dtype="float64"),
+            paddle.zeros([before, width], dtype="float64"),
             own,
-            paddle.zeros([after, 5], dtype="float64"),
+            paddle.zeros([after, width], dtype="float64"),
         ]
-        table = self._world.sum(paddle.concat(padded).reshape([-1])).numpy().reshape(-1, 5)
+        table = self._world.sum(paddle.concat(padded).reshape([-1])).numpy().reshape(-1, width)
         return Scores.unpack_table(table)
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]

@@ -231,17 +231,20 @@ class ReferenceEngine:
 
     # Inference
 
-    def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
+    def evaluate(
+        self, batches: Iterable[Batch], *, ema: bool = False, with_logits: bool = False
+    ) -> Scores:
         """Return the scores of every image that is not padding."""
         recipe = self._recipe.evaluation_recipe()
-        rows = [np.zeros((0, 5))]
+        rows = [np.zeros((0, 5 + recipe.logits * with_logits))]
         for batch in batches:
             counted = batch.labels >= 0
             pixels = batch.pixels[counted]
             logits = self._logits(pixels, recipe, ema=ema)
             if recipe.eval_flips:
                 logits = (logits + self._logits(pixels[:, :, ::-1], recipe, ema=ema)) / 2
-            rows.append(f.score(logits, batch.labels[counted]))
+            scores = f.score(logits, batch.labels[counted])
+            rows.append(np.hstack([scores, logits]) if with_logits else scores)
         return Scores.unpack_table(np.concatenate(rows))
 
     def predict(self, images: np.ndarray) -> np.ndarray:

@@ -248,15 +248,20 @@ class TensorflowEngine:
 
     # Inference
 
-    def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
+    def evaluate(
+        self, batches: Iterable[Batch], *, ema: bool = False, with_logits: bool = False
+    ) -> Scores:
         """Return the scores of every image that is not padding, of all ranks."""
         if self._world.ranks > 1:
             with self._world.explain_errors():
                 self._shared(tf.constant(self._world.rank == 0))
-        rows = [tf.zeros([0, 5], tf.float64)]
+        rows = [tf.zeros([0, 5 + self._recipe.logits * with_logits], tf.float64)]
         for batch in batches:
             logits = (self._evaluated_ema if ema else self._evaluated)(self._images(batch))
-            rows.append(_score(logits, tf.constant(batch.labels)))
+            scores = _score(logits, tf.constant(batch.labels))
+            if with_logits:
+                scores = tf.concat([scores, tf.cast(logits, tf.float64)], axis=1)
+            rows.append(scores)
         with self._world.explain_errors():
             table = self._gather(tf.concat(rows, axis=0)).numpy()
         return Scores.unpack_table(table)

@@ -238,20 +238,23 @@ class TorchEngine:
             handle.first, handle.sums.numpy(), float(handle.loss_scale), finished_at
         )
 
-    def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
+    def evaluate(
+        self, batches: Iterable[Batch], *, ema: bool = False, with_logits: bool = False
+    ) -> Scores:
         """Return the scores of every image that is not padding, of all ranks."""
         with self._world.explain_errors():
-            return self._evaluate(batches, ema)
+            return self._evaluate(batches, ema, with_logits)
 
     @torch.inference_mode()
-    def _evaluate(self, batches: Iterable[Batch], ema: bool) -> Scores:
+    def _evaluate(self, batches: Iterable[Batch], ema: bool, with_logits: bool) -> Scores:
         if self._world.ranks > 1:
             averages = [t for name, t in self._ema.items() if name not in self._parameters]
             for statistic in (*self.model.buffers(), *averages):
                 dist.broadcast(statistic, src=0)
         self.model.eval()
         recipe = self._recipe.evaluation_recipe()
-        rows = [torch.zeros(0, 5, dtype=torch.float64, device=self._device)]
+        width = 5 + recipe.logits * with_logits
+        rows = [torch.zeros(0, width, dtype=torch.float64, device=self._device)]
         for _, (images, labels, *_) in self._inputs.upload(batches):
             logits = self._logits(images, recipe, ema=ema)
             if recipe.eval_flips:
@@ -266,7 +269,8 @@ class TorchEngine:
                 labels,
                 confidences,
             ]
-            rows.append(torch.stack(columns, dim=1))
+            scores = torch.stack(columns, dim=1)
+            rows.append(torch.cat([scores, logits], dim=1) if with_logits else scores)
         table = torch.cat(rows)
         if self._world.ranks > 1:
             parts = [torch.empty_like(table) for _ in range(self._world.ranks)]

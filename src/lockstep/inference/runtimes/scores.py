@@ -19,18 +19,25 @@ class Predicts(Protocol):
         """Return logits [N, logits] of uint8 images of one size."""
 
 
-def compute_scores(runtime: Predicts, batches: Iterable[Batch], *, flips: bool = False) -> Scores:
-    """Return the scores of every image that is not padding, from logits in float64. With `flips`,
-    they are the mean of those of image and mirror image."""
-    rows = [np.zeros((0, 5))]
+def compute_scores(
+    runtime: Predicts,
+    batches: Iterable[Batch],
+    *,
+    flips: bool = False,
+    with_logits: bool = False,
+) -> Scores:
+    """Return the scores of every image that is not padding, from logits in float64, and these if
+    they are wanted. With `flips`, they are the mean of those of image and mirror image."""
+    rows = []
     for batch in batches:
         counted = batch.labels >= 0
         logits = runtime.predict(batch.pixels).astype(np.float64)
         if flips:
             mirrored = np.ascontiguousarray(batch.pixels[:, :, ::-1])
             logits = (logits + runtime.predict(mirrored)) / 2
-        rows.append(functions.score(logits[counted], batch.labels[counted]))
-    return Scores.unpack_table(np.concatenate(rows))
+        scores = functions.score(logits[counted], batch.labels[counted])
+        rows.append(np.hstack([scores, logits[counted]]) if with_logits else scores)
+    return Scores.unpack_table(np.concatenate(rows or [np.zeros((0, 5))]))
 
 
 class Speed(TypedDict):

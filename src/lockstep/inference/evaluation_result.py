@@ -1,0 +1,78 @@
+"""`Evaluation`: what an evaluation of weights or an export returns."""
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from lockstep.inference.runtimes.scores import Speed
+from lockstep.models.accuracy_interval import format_accuracy
+from lockstep.recipes.published_accuracies import Comparison
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation:
+    """The result of an evaluation. Every image counts once."""
+
+    source: str
+    """The weights, or the export."""
+    data: str
+    """What the images are called."""
+    runtime: str
+    """What computed."""
+    precision: str
+    metrics: dict[str, Any]
+    """Numbers of all images by their keys, such as `top1_percent` and `loss`: the usual ones, the
+    recipe's `selection`, and those that the execution names."""
+    interval: tuple[float, float]
+    """The 95 % interval of top-1, in percent."""
+    classes: list[str]
+    per_class: Any
+    """Counts of each class (`models.class_metrics`)."""
+    class_summary: Any
+    class_orders: Any
+    """The accuracy in other orders of folders (`label_matching`)."""
+    published: Comparison | None
+    """The top-1 next to published ones; None if there are none."""
+    quarantined: list[Any]
+    """Images that cannot be read, which are left out."""
+    speed: Speed
+    remarks: list[str]
+    calibration: dict[str, Any] = field(default_factory=dict)
+    """What was stored with the checkpoint (`inference.calibrator`); empty if that was not asked
+    for."""
+    sets: dict[str, "Evaluation"] = field(default_factory=dict)
+    """The results of a folder of data sets by name, of which this one has the means; empty for a
+    single data set."""
+    corruption_errors: dict[str, float] = field(default_factory=dict)
+    """The errors of ImageNet-C's corruptions in percent of AlexNet's, and their mean as `mean`;
+    empty for other data."""
+
+    @property
+    def images(self) -> int:
+        """The number of images."""
+        return int(self.metrics["images"])
+
+    @property
+    def top1(self) -> float:
+        """The share of images whose likeliest class is their label, in percent."""
+        return float(self.metrics["top1_percent"])
+
+    def __repr__(self) -> str:
+        interval = self.interval if self.sets else None
+        accuracy = format_accuracy(self.top1, self.images, interval)
+        return f"Evaluation(top-1 {accuracy} of {self.images} images of {self.data})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `lockstep evaluate --json` prints."""
+        values = asdict(replace(self, sets={}))
+        del values["sets"]
+        values |= values.pop("metrics")
+        values |= values.pop("calibration")
+        values["top1_interval_percent"] = list(values.pop("interval"))
+        if not self.corruption_errors:
+            del values["corruption_errors"]
+        if self.sets:
+            values["sets"] = {}
+        for name, result in self.sets.items():
+            interval = {"top1_interval_percent": list(result.interval)}
+            values["sets"][name] = result.metrics | interval
+        return values
