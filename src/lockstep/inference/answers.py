@@ -32,8 +32,8 @@ class Answers:
     """int32 [outputs]: the class in the data set that an output stands for; the number of classes
     if it stands for none."""
 
-    def score(self, logits: np.ndarray, samples: np.ndarray) -> Scores:
-        """Return the scores of some images from their logits [N, outputs].
+    def score(self, logits: np.ndarray, samples: np.ndarray) -> np.ndarray:
+        """Return a table of the scores of some images from their logits [N, outputs].
 
         The softmax is that of the outputs that count. The loss is minus the logarithm of the
         probability of all right outputs together. The rank is that of the best right output. The
@@ -49,13 +49,9 @@ class Answers:
             losses = total - _add_exponentials(rights)
             confidences = np.exp(logits.max(axis=1) - total)
         hits = is_right[np.arange(len(samples)), outputs]
-        return Scores(
-            losses.astype(np.float32),
-            rank_labels(logits, rights.argmax(axis=1)).astype(np.int32),
-            np.where(hits, labels, self.classes[outputs]).astype(np.int32),
-            labels,
-            confidences.astype(np.float32),
-        )
+        ranks = rank_labels(logits, rights.argmax(axis=1))
+        predictions = np.where(hits, labels, self.classes[outputs])
+        return np.stack([losses, ranks, predictions, labels, confidences], axis=1)
 
     def evaluate(
         self,
@@ -67,7 +63,7 @@ class Answers:
     ) -> Scores:
         """Return the scores of all images, whose logits `evaluate` computes part by part. `batch`
         is the number of images in a batch of a rank."""
-        parts = []
+        tables = [np.zeros((0, 5))]
         done = 0
         while done < len(self.kinds):
             part = islice(batches, max(1, _MOST_ROWS // (batch * ranks)))
@@ -75,9 +71,9 @@ class Answers:
             if logits is None or not len(logits):
                 break
             samples = done + order_evaluation_samples(len(logits), batch, ranks)
-            parts.append(self.score(logits, samples))
+            tables.append(self.score(logits, samples))
             done += len(logits)
-        return Scores.join(parts)
+        return Scores.unpack_table(np.concatenate(tables))
 
 
 def _add_exponentials(values: np.ndarray) -> np.ndarray:

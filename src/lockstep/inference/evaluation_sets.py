@@ -1,9 +1,10 @@
 """A folder of data sets, such as ImageNet-C's 75 or the three of ImageNet-V2: one result with the
 means."""
 
-import os
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ from lockstep.data.sources import (
     find_store_folder,
     find_url,
     holds_split,
-    is_file,
-    is_folder,
+    list_visible,
 )
 from lockstep.inference.evaluation_result import Evaluation
 from lockstep.models.class_metrics import ClassCounts, summarise_classes
@@ -26,7 +26,7 @@ from lockstep.weights.class_names import find_imagenet
 
 _DEEPEST = 3
 """Data sets are looked for in folders within this many folders: GROUP/CORRUPTION/SEVERITY."""
-_SEVERITIES = ("1", "2", "3", "4", "5")
+_SEVERITIES = ["1", "2", "3", "4", "5"]
 _CLASSES = 1000
 _ALEXNET_ERRORS = {
     "gaussian_noise": 0.886428,
@@ -59,36 +59,26 @@ def find_sets(where: str | Path, weights: Weights, *, has_labels: bool) -> dict[
         return {}
     if find_source(data).format != FOLDER or find_store_folder(data) is not None:
         return {}
-    sets = _list_sets(data, _DEEPEST)
-    if len(sets) < 2 or data in sets:
+    places = _list_sets(data, "", _DEEPEST)
+    if len(places) < 2:
         return {}
-    names = list_class_folders(sets[0])
+    names = list_class_folders(data / places[0])
     is_known = not set(names).isdisjoint(weights.classes)
     if not (has_labels or is_known or find_imagenet(names)):
         return {}
-    return {path.relative_to(data).as_posix(): path for path in sets}
+    return dict(zip(places, map(data.joinpath, places), strict=True))
 
 
-def _list_sets(folder: Path, depth: int) -> list[Path]:
-    """Return the folders of class folders: those in which a folder holds a file."""
-    folders = _list_folders(folder)
-    if any(map(_holds_file, folders)):
-        return [folder]
-    sets = []
-    for part in folders if depth else []:
-        sets += _list_sets(part, depth - 1)
-    return sets
-
-
-def _list_folders(folder: Path) -> list[Path]:
-    with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if entry.name[0] != "." and is_folder(entry)]
-    return [folder / name for name in sorted(names, key=os.fsencode)]
-
-
-def _holds_file(folder: Path) -> bool:
-    with os.scandir(folder) as entries:
-        return any(entry.name[0] != "." and is_file(entry) for entry in entries)
+def _list_sets(data: Path, place: str, depth: int) -> list[str]:
+    """Return the places of folders of class folders: those in which a folder holds a file."""
+    folders, _ = list_visible(data / place)
+    inner = []
+    for name in folders:
+        if list_visible(data / place / name)[1]:
+            return [place]
+        if depth:
+            inner += _list_sets(data, f"{place}/{name}".removeprefix("/"), depth - 1)
+    return inner
 
 
 def average_sets(data: str, sets: dict[str, Evaluation]) -> Evaluation:
@@ -97,31 +87,35 @@ def average_sets(data: str, sets: dict[str, Evaluation]) -> Evaluation:
     The interval is the mean of their intervals: it holds however much they are alike. ImageNet-C
     has the same images in every data set.
     """
-    results = list(sets.values())
-    first = results[0]
+    columns = defaultdict(list)
+    quarantined = []
+    intervals = []
+    seconds = 0.0
+    for result in sets.values():
+        for key, value in result.metrics.items():
+            columns[key].append(value)
+        quarantined += result.quarantined
+        intervals.append(result.interval)
+        seconds += result.images / result.speed["images_per_sec"]
     metrics: dict[str, Any] = {}
-    for key in first.metrics:
-        if all(key in result.metrics for result in results):
-            metrics[key] = _average([result.metrics[key] for result in results])
-    metrics["images"] = sum(result.images for result in results)
-    per_class = _add_counts(results)
-    seconds = sum(result.images / result.speed["images_per_sec"] for result in results)
-    return Evaluation(
-        source=first.source,
+    for key, values in columns.items():
+        if len(values) == len(sets):
+            metrics[key] = float(np.mean(values))
+    metrics["images"] = sum(columns["images"])
+    low, high = np.mean(intervals, axis=0).tolist()
+    first = next(iter(sets.values()))
+    per_class = _add_counts(sets)
+    return replace(
+        first,
         data=data,
-        runtime=first.runtime,
-        precision=first.precision,
         metrics=metrics,
-        interval=(
-            _average([result.interval[0] for result in results]),
-            _average([result.interval[1] for result in results]),
-        ),
+        interval=(low, high),
         classes=first.classes if per_class["images"] else [],
         per_class=per_class,
         class_summary=summarise_classes(per_class),
         class_orders=[],
         published=None,
-        quarantined=[bad for result in results for bad in result.quarantined],
+        quarantined=quarantined,
         speed=first.speed | {"images_per_sec": metrics["images"] / seconds, "latency_ms": None},
         remarks=_join_remarks(sets),
         sets=sets,
@@ -129,31 +123,26 @@ def average_sets(data: str, sets: dict[str, Evaluation]) -> Evaluation:
     )
 
 
-def _average(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _join_remarks(sets: dict[str, Evaluation]) -> list[str]:
     """Return the remarks on all data sets, then those on single ones with their names."""
-    shared = []
-    single = []
+    names = defaultdict(list)
     for name, result in sets.items():
         for remark in result.remarks:
-            if any(remark not in other.remarks for other in sets.values()):
-                single.append(f"{name}: {remark}")
-            elif remark not in shared:
-                shared.append(remark)
-    return shared + single
+            names[remark].append(name)
+    remarks = []
+    for remark, places in names.items():
+        remarks.append(remark if len(places) == len(sets) else f"{', '.join(places)}: {remark}")
+    return remarks
 
 
-def _add_counts(results: list[Evaluation]) -> ClassCounts:
+def _add_counts(sets: dict[str, Evaluation]) -> ClassCounts:
     """Return the counts of all data sets together; empty if they have other classes."""
-    counts: ClassCounts = {"images": [], "top1": [], "top5": [], "predicted": []}
-    if any(result.classes != results[0].classes for result in results):
-        return counts
-    for key in counts:
-        columns = np.array([result.per_class[key] for result in results])
-        counts[key] = columns.sum(axis=0).tolist()  # type: ignore[literal-required]
+    counts: Any = {"images": [], "top1": [], "top5": [], "predicted": []}
+    first, *others = sets.values()
+    if all(result.classes == first.classes for result in others):
+        for key in counts:
+            columns = [result.per_class[key] for result in sets.values()]
+            counts[key] = np.sum(columns, axis=0).tolist()
     return counts
 
 
@@ -172,11 +161,15 @@ def _compare_corruptions(sets: dict[str, Evaluation]) -> dict[str, float]:
     errors = {}
     for group, members in group_sets(sets).items():
         name = group.rpartition("/")[2]
-        is_whole = all(len(result.classes) == _CLASSES for result in members.values())
-        is_whole &= all(0 not in result.per_class["images"] for result in members.values())
-        if name in _ALEXNET_ERRORS and tuple(sorted(members)) == _SEVERITIES and is_whole:
-            mean = _average([100 - members[severity].top1 for severity in _SEVERITIES])
-            errors[name] = mean / _ALEXNET_ERRORS[name]
+        results = list(filter(_has_all_classes, members.values()))
+        is_whole = sorted(members) == _SEVERITIES and len(results) == len(members)
+        if name in _ALEXNET_ERRORS and is_whole:
+            error = 100 - float(np.mean(list(map(attrgetter("top1"), results))))
+            errors[name] = error / _ALEXNET_ERRORS[name]
     if errors.keys() != _ALEXNET_ERRORS.keys():
         return {}
-    return errors | {"mean": _average(list(errors.values()))}
+    return errors | {"mean": float(np.mean(list(errors.values())))}
+
+
+def _has_all_classes(result: Evaluation) -> bool:
+    return len(result.classes) == _CLASSES and 0 not in result.per_class["images"]

@@ -15,6 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,10 +182,11 @@ def match_label_file(file: LabelFile, index: Index, weights: Weights) -> Labelle
     """
     count = weights.recipe.logits
     names = _name_outputs(index, weights)
-    by_class = [_get_own(names, name) for name in index.classes]
+    by_class = list(map(partial(_get_own, names), index.classes))
     by_image: dict[str, _Outputs] = {}
     if isinstance(file.labels, Mapping):
-        places = {escape_halves(name): label for label, name in enumerate(index.classes)}
+        spellings = map(escape_halves, index.classes)
+        places = dict(zip(spellings, range(len(index.classes)), strict=True))
         images: dict[str, list[str]] | None = None
         for key, value in file.labels.items():
             outputs = file.find_outputs(value, names, count, repr(key))
@@ -222,8 +224,9 @@ def _name_outputs(index: Index, weights: Weights) -> dict[str, int]:
     classes = weights.classes or assume_classes(weights.recipe)
     lists: list[Sequence[str]] = [classes]
     if are_imagenet(classes):
-        words = [name.replace(" ", "_") for name in imagenet_names()]
-        lists += [find_imagenet(index.classes) or (), imagenet_synsets(), imagenet_names(), words]
+        words = "\n".join(imagenet_names())
+        lists += [find_imagenet(index.classes) or (), imagenet_synsets()]
+        lists += [words.split("\n"), words.replace(" ", "_").split("\n")]
     if index.numbered:
         lists.insert(0, index.classes[: weights.recipe.logits])
     names: dict[str, int] = {}
@@ -239,7 +242,8 @@ def _name_images(index: Index) -> dict[str, list[str]]:
     images = defaultdict(list)
     names = [*map(index.name, range(len(index))), *(bad.file for bad in index.quarantined)]
     for name in filter(None, names):
-        for spelling in {escape_halves(name), escape_halves(name.rpartition("/")[2])}:
+        own = escape_halves(name)
+        for spelling in {own, own.rpartition("/")[2]}:
             images[spelling].append(name)
     return images
 

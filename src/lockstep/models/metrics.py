@@ -7,7 +7,7 @@ up.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, fields, replace
 from functools import partial
 from operator import add
@@ -77,12 +77,6 @@ class Scores:
         table = table[table[:, 3] >= 0]
         logits = table[:, 5:].astype(np.float32) if table.shape[1] > 5 else None
         return replace(cls(*map(np.ndarray.astype, table.T, kinds)), logits=logits)
-
-    @classmethod
-    def join(cls, parts: Sequence["Scores"]) -> "Scores":
-        """Return the scores of several parts as one, without logits."""
-        tables = [np.zeros((0, 5)), *(np.stack(astuple(part)[:5], axis=1) for part in parts)]
-        return cls.unpack_table(np.concatenate(tables))
 
     def sort_by_sample(self, samples: np.ndarray) -> "Scores":
         """Return the scores in the order of the index. `samples` is the sample of each row: int64
