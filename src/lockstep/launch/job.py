@@ -1,6 +1,7 @@
 """What a scheduler gets: a command of Lockstep for several machines, and for how long."""
 
 import re
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,3 +74,11 @@ def name_runs(recipes: Sequence[str], folder: Path) -> dict[str, Path]:
     if len(set(runs.values())) < len(recipes):
         raise UserError(f"--recipes {','.join(recipes)}: the names must differ, they name the runs")
     return runs
+
+
+def hand_in(command: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
+    """Run a scheduler's program on a text. Raises `UserError` if it is not installed."""
+    try:
+        return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise UserError(f"--now needs {command[0]}, which is not installed here") from None

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep.launch.job import Job
+from lockstep.launch.job import Job, hand_in
 from lockstep.system.errors import LockstepError, UserError
 
 INDEXED_JOB = "job"
@@ -87,23 +87,12 @@ def _write_job(job: Job, cluster: Cluster) -> list[dict[str, Any]]:
             "metadata": {"labels": labels},
             "spec": {"subdomain": job.name, **_write_pod(job, cluster, _place_of_job(job))},
         },
+        **_limit_time(job),
     }
-    if job.seconds is not None:
-        spec["activeDeadlineSeconds"] = job.seconds
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": job.name},
-        # No address of its own, but a name for each Pod, also before it is ready.
-        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": labels},
-    }
-    whole = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": job.name},
-        "spec": spec,
-    }
-    return [service, _write_policy(job, labels), whole]
+    # No address of its own, but a name for each Pod, also before it is ready.
+    named = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": labels}
+    service = _write_object(job, "v1", "Service", named)
+    return [service, _write_policy(job, labels), _write_object(job, "batch/v1", "Job", spec)]
 
 
 def _write_job_set(job: Job, cluster: Cluster) -> list[dict[str, Any]]:
@@ -113,28 +102,19 @@ def _write_job_set(job: Job, cluster: Cluster) -> list[dict[str, Any]]:
         "backoffLimit": 0,
         "podFailurePolicy": {"rules": [_on_exit_codes("FailJob", job.name, [2, 3])]},
         "template": {"spec": _write_pod(job, cluster, _place_of_job_set(job))},
+        **_limit_time(job),
     }
-    if job.seconds is not None:
-        spec["activeDeadlineSeconds"] = job.seconds
-    whole = {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {"name": job.name},
-        "spec": {
-            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "failurePolicy": {
-                "maxRestarts": _RESTARTS,
-                "rules": [
-                    {
-                        "name": "wrong-use-or-diverged",
-                        "action": "FailJobSet",
-                        "onJobFailureReasons": ["PodFailurePolicy"],
-                    }
-                ],
-            },
-            "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": spec}}],
-        },
+    rule = {
+        "name": "wrong-use-or-diverged",
+        "action": "FailJobSet",
+        "onJobFailureReasons": ["PodFailurePolicy"],
     }
+    job_set = {
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "failurePolicy": {"maxRestarts": _RESTARTS, "rules": [rule]},
+        "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": spec}}],
+    }
+    whole = _write_object(job, "jobset.x-k8s.io/v1alpha2", "JobSet", job_set)
     return [_write_policy(job, {"jobset.sigs.k8s.io/jobset-name": job.name}), whole]
 
 
@@ -147,7 +127,7 @@ def _write_train_job(job: Job, cluster: Cluster) -> list[dict[str, Any]]:
         "volumes": _list_volumes(cluster),
         "terminationGracePeriodSeconds": _TO_SAVE_SEC,
     }
-    job_spec = {"template": {"spec": patch}}
+    node = {"name": "node", "template": {"spec": {"template": {"spec": patch}}}}
     trainer = {name: container[name] for name in ("image", "command", "args", "env")}
     spec: dict[str, Any] = {
         "runtimeRef": {"name": cluster.runtime},
@@ -155,24 +135,12 @@ def _write_train_job(job: Job, cluster: Cluster) -> list[dict[str, Any]]:
         "runtimePatches": [
             {
                 "manager": "lockstep.dev/submit",
-                "trainingRuntimeSpec": {
-                    "template": {
-                        "spec": {
-                            "replicatedJobs": [{"name": "node", "template": {"spec": job_spec}}]
-                        }
-                    }
-                },
+                "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [node]}}},
             }
         ],
+        **_limit_time(job),
     }
-    if job.seconds is not None:
-        spec["activeDeadlineSeconds"] = job.seconds
-    whole = {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainJob",
-        "metadata": {"name": job.name},
-        "spec": spec,
-    }
+    whole = _write_object(job, "trainer.kubeflow.org/v1alpha1", "TrainJob", spec)
     return [_write_policy(job, {"jobset.sigs.k8s.io/jobset-name": job.name}), whole]
 
 
@@ -183,19 +151,21 @@ def _write_pytorch_job(job: Job, cluster: Cluster) -> list[dict[str, Any]]:
     replicas = {"Master": {"replicas": 1, **replica}}
     if job.nodes > 1:
         replicas["Worker"] = {"replicas": job.nodes - 1, **replica}
-    policy: dict[str, Any] = {"cleanPodPolicy": "None", "backoffLimit": _RESTARTS}
-    if job.seconds is not None:
-        policy["activeDeadlineSeconds"] = job.seconds
-    whole = {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PyTorchJob",
-        "metadata": {"name": job.name},
-        "spec": {"runPolicy": policy, "pytorchReplicaSpecs": replicas},
-    }
+    policy = {"cleanPodPolicy": "None", "backoffLimit": _RESTARTS, **_limit_time(job)}
+    spec = {"runPolicy": policy, "pytorchReplicaSpecs": replicas}
+    whole = _write_object(job, "kubeflow.org/v1", "PyTorchJob", spec)
     return [_write_policy(job, {"training.kubeflow.org/job-name": job.name}), whole]
 
 
 # Parts that the forms have in common
+
+
+def _write_object(job: Job, version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": job.name}, "spec": spec}
+
+
+def _limit_time(job: Job) -> dict[str, int]:
+    return {} if job.seconds is None else {"activeDeadlineSeconds": job.seconds}
 
 
 def _index(job: Job) -> dict[str, Any]:
@@ -272,35 +242,22 @@ def _write_policy(job: Job, labels: Mapping[str, str]) -> dict[str, Any]:
     """Return a policy by which only the Pods of the job connect to each other: the frameworks' own
     protocols have no password."""
     pods = {"matchLabels": dict(labels)}
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": {"name": job.name},
-        "spec": {
-            "podSelector": pods,
-            "policyTypes": ["Ingress"],
-            "ingress": [{"from": [{"podSelector": pods}]}],
-        },
+    spec = {
+        "podSelector": pods,
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": pods}]}],
     }
+    return _write_object(job, "networking.k8s.io/v1", "NetworkPolicy", spec)
 
 
 def submit(manifest: str, name: str) -> str:
     """Make the shared secret and hand a manifest in; return what kubectl answers. Raises
     `LockstepError` if it refuses."""
-    make = ["create", "secret", "generic", name, f"--from-file={SECRET}=/dev/stdin"]
-    existing = _kubectl(["get", "secret", name], "")
+    make = ["kubectl", "create", "secret", "generic", name, f"--from-file={SECRET}=/dev/stdin"]
+    existing = hand_in(["kubectl", "get", "secret", name], "")
     if existing.returncode:
-        _check(_kubectl(make, secrets.token_hex(16)))
-    return _check(_kubectl(["apply", "-f", "-"], manifest))
-
-
-def _kubectl(arguments: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            ["kubectl", *arguments], input=text, capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:
-        raise UserError("--now needs kubectl, which is not installed here") from None
+        _check(hand_in(make, secrets.token_hex(16)))
+    return _check(hand_in(["kubectl", "apply", "-f", "-"], manifest))
 
 
 def _check(done: subprocess.CompletedProcess[str]) -> str:

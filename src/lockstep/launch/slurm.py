@@ -5,13 +5,12 @@ Slurm tells the tasks of a step is read in `lockstep.system.rank_variables`.
 """
 
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lockstep.launch.job import SAVING_SEC, Job
+from lockstep.launch.job import SAVING_SEC, Job, hand_in
 from lockstep.launch.launcher import LOCKSTEP
 from lockstep.system.errors import LockstepError, UserError
 
@@ -145,10 +144,7 @@ def _format_time(seconds: int) -> str:
 
 def submit(script: str) -> str:
     """Hand a script in; return what sbatch answers. Raises `LockstepError` if it refuses."""
-    try:
-        done = subprocess.run(["sbatch"], input=script, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise UserError("--now needs sbatch, which is not installed here") from None
+    done = hand_in(["sbatch"], script)
     if done.returncode:
         raise LockstepError(f"sbatch refuses the job: {done.stderr.strip()}")
     return done.stdout.strip()
