@@ -97,25 +97,15 @@ def table(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, with source and container.")
     ] = False,
-    as_markdown: Annotated[
-        bool,
-        typer.Option(
-            "--markdown", help="Print the tables of docs/reference/recipes.md.", hidden=True
-        ),
-    ] = False,
 ) -> None:
     """Print the published accuracies, by who published them.
 
     With hardware, precision, epochs and hours of training. A hyphen stands for what the document
     does not say.
     """
-    from lockstep.recipes.page import write_tables
     from lockstep.recipes.published import RECIPES
     from lockstep.recipes.published_accuracies import read_accuracies
 
-    if as_markdown:
-        print(write_tables(), end="")
-        return
     rows = read_accuracies()
     if as_json:
         print_json([row.model_dump() for row in rows])

@@ -15,18 +15,18 @@ import numpy as np
 
 from lockstep.backends import Interval
 from lockstep.backends.jax import programs
-from lockstep.backends.jax.model import (
-    Array,
+from lockstep.backends.jax.model import Array
+from lockstep.backends.jax.programs import Rows
+from lockstep.backends.jax.update import LossScale, Scale, Values, make_table, read_numbers
+from lockstep.backends.jax.world import JaxWorld
+from lockstep.backends.shared.batch_columns import list_columns, name_columns
+from lockstep.backends.shared.channels_last import (
     canonical_shapes,
     convert_all,
     convert_from_canonical,
     convert_to_canonical,
     new_arrays,
 )
-from lockstep.backends.jax.programs import Rows
-from lockstep.backends.jax.update import LossScale, Scale, Values, make_table, read_numbers
-from lockstep.backends.jax.world import JaxWorld
-from lockstep.backends.shared.batch_columns import list_columns, name_columns
 from lockstep.backends.shared.device import build_memory_error
 from lockstep.backends.shared.handles import FutureHandle
 from lockstep.backends.shared.handles import Rows as FetchedRows

@@ -18,8 +18,9 @@ from jax import export as jax_export
 from safetensors.numpy import load as parse
 from safetensors.numpy import save as serialise
 
-from lockstep.backends.jax.model import Array, Arrays, Pass, convert_all, new_arrays
+from lockstep.backends.jax.model import Array, Arrays, Pass
 from lockstep.backends.jax.programs import normalise
+from lockstep.backends.shared.channels_last import convert_all, new_arrays
 from lockstep.backends.shared.resize import Geometry, crop_centre, read_geometry
 from lockstep.recipes import Recipe
 from lockstep.system.files import write_lines

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lockstep.backends.jax.model import Array, Arrays, Pass, convert_all, new_arrays
+from lockstep.backends.jax.model import Array, Arrays, Pass
 from lockstep.backends.jax.programs import normalise
 from lockstep.backends.jax.world import JaxWorld
+from lockstep.backends.shared.channels_last import convert_all, new_arrays
 from lockstep.backends.shared.explained_stage import choose_stage
 from lockstep.models.architectures import Block
 from lockstep.recipes import Recipe

@@ -17,8 +17,8 @@ from jax import lax
 from lockstep.backends.jax.batch_norm import ALONE, OverRanks, count_values, normalise_batch
 from lockstep.backends.jax.convolutions import convolve
 from lockstep.backends.jax.quantisation import fake_quantise, quantise_weight
+from lockstep.backends.shared.channels_last import convert_all, new_arrays
 from lockstep.models.architectures import Block, Conv, Squeeze
-from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
 from lockstep.recipes.stochastic_depth import drop_rates
 from lockstep.recipes.trained_tensors import frozen_norms
@@ -265,48 +265,6 @@ def _blur(x: Array, stride: int) -> Array:
         )
         y = 0.25 * first + 0.5 * middle + 0.25 * last
     return y.astype(x.dtype)
-
-
-# Layouts
-
-_AXES = {0: (), 1: (0,), 2: (1, 0), 4: (2, 3, 1, 0)}
-"""The canonical axis for each of JAX's axes, by the number of axes."""
-
-
-def convert_to_canonical(value: Array) -> np.ndarray:
-    """Return a copy in canonical layout."""
-    array = np.asarray(value)
-    return np.array(array.transpose(np.argsort(_AXES[array.ndim])), order="C")
-
-
-def convert_from_canonical(array: np.ndarray) -> np.ndarray:
-    """Return a copy of an array in JAX's layout."""
-    return np.array(array.transpose(_AXES[array.ndim]), order="C")
-
-
-def canonical_shapes(values: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of arrays in canonical layout."""
-    return {
-        name: tuple(value.shape[axis] for axis in np.argsort(_AXES[value.ndim]))
-        for name, value in values.items()
-    }
-
-
-def convert_all(
-    mine: Mapping[str, Array], values: Mapping[str, np.ndarray], what: str
-) -> dict[str, np.ndarray]:
-    """Return float32 copies of canonical arrays in the layouts of arrays of the same names. Raises
-    `CheckpointError` if names or shapes differ."""
-    check_fit(canonical_shapes(mine), values, what)
-    return {name: convert_from_canonical(np.asarray(values[name], np.float32)) for name in mine}
-
-
-def new_arrays(recipe: Recipe) -> dict[str, np.ndarray]:
-    """Return zeros for every tensor of the recipe's model, by canonical name, in JAX's layouts."""
-    return {
-        tensor.name: np.zeros([tensor.shape[axis] for axis in _AXES[len(tensor.shape)]], np.float32)
-        for tensor in recipe.list_tensors()
-    }
 
 
 @dataclass(frozen=True)

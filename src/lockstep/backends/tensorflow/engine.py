@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from lockstep.backends import Interval
 from lockstep.backends.shared.batch_columns import list_columns, name_columns
+from lockstep.backends.shared.channels_last import convert_to_canonical
 from lockstep.backends.shared.device import build_memory_error
 from lockstep.backends.shared.handles import FutureHandle, Rows
 from lockstep.backends.shared.host_memory import keep_freed_memory
@@ -24,7 +25,6 @@ from lockstep.backends.tensorflow.model import (
     COMPUTED_IN,
     Pass,
     Tensor,
-    convert_to_canonical,
     copy_into,
     graph,
     new_variables,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from lockstep.backends.shared.channels_last import convert_all, new_arrays
 from lockstep.models.architectures import Block, Conv, Squeeze
-from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
 from lockstep.recipes.stochastic_depth import drop_rates
 from lockstep.recipes.trained_tensors import frozen_norms
@@ -265,50 +265,17 @@ class Model(tf.Module):  # type: ignore[misc]
 
 def new_variables(recipe: Recipe) -> dict[str, Tensor]:
     """Return a variable of zeros for every tensor of the recipe's model, by canonical name."""
-    return {
-        tensor.name: tf.Variable(
-            np.zeros(_laid_out(tensor.shape), np.float32),
-            name=tensor.name,
-            trainable=tensor.is_trained,
+    arrays = new_arrays(recipe)
+    variables = {}
+    for tensor in recipe.list_tensors():
+        variables[tensor.name] = tf.Variable(
+            arrays[tensor.name], name=tensor.name, trainable=tensor.is_trained
         )
-        for tensor in recipe.list_tensors()
-    }
-
-
-def _laid_out(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(shape[axis] for axis in _AXES[len(shape)])
-
-
-_AXES = {0: (), 1: (0,), 2: (1, 0), 4: (2, 3, 1, 0)}
-"""The canonical axis for each of TensorFlow's axes, by the number of axes."""
-
-
-def convert_to_canonical(value: Tensor) -> np.ndarray:
-    """Return a copy in canonical layout."""
-    array = value.numpy()
-    return (
-        np.ascontiguousarray(array.transpose(np.argsort(_AXES[array.ndim])))
-        if array.ndim > 1
-        else array.copy()
-    )
-
-
-def convert_from_canonical(array: np.ndarray) -> np.ndarray:
-    """Return an array in TensorFlow's layout."""
-    return np.ascontiguousarray(array.transpose(_AXES[array.ndim]))
-
-
-def canonical_shapes(variables: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """Return the variables' shapes in canonical layout."""
-    return {
-        name: tuple(v.shape[axis] for axis in np.argsort(_AXES[len(v.shape)]))
-        for name, v in variables.items()
-    }
+    return variables
 
 
 def copy_into(into: Mapping[str, Tensor], values: Mapping[str, np.ndarray], what: str) -> None:
     """Assign canonical arrays to variables of the same names. Raises `CheckpointError` if names or
     shapes differ."""
-    check_fit(canonical_shapes(into), values, what)
-    for name, variable in into.items():
-        variable.assign(convert_from_canonical(np.asarray(values[name], np.float32)))
+    for name, array in convert_all(into, values, what).items():
+        into[name].assign(array)

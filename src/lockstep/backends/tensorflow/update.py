@@ -7,14 +7,10 @@ import numpy as np
 import tensorflow as tf
 
 from lockstep.backends.shared import formulas
+from lockstep.backends.shared.channels_last import canonical_shapes, convert_from_canonical
 from lockstep.backends.shared.formulas import Formula, Kept, Step
 from lockstep.backends.shared.loss_scale import LossScaleState
-from lockstep.backends.tensorflow.model import (
-    Tensor,
-    canonical_shapes,
-    convert_from_canonical,
-    new_variables,
-)
+from lockstep.backends.tensorflow.model import Tensor, new_variables
 from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.models.state import check_masks
 from lockstep.recipes import Recipe

@@ -1,4 +1,6 @@
-"""The tables of docs/reference/recipes.md, from the recipes and their published accuracies."""
+"""The tables of docs/reference/recipes.md, from the recipes and their published accuracies: this
+file prints them.
+"""
 
 import inspect
 import re
@@ -171,3 +173,7 @@ def _find_source(name: str) -> str:
     about = " ".join(str(inspect.getdoc(RECIPES[name].load_function())).split())
     match = re.search(r"Source(?: and code)?: (.*?)\. (?=Cost:|- |[A-Z])", about)
     return match[1] if match else "-"
+
+
+if __name__ == "__main__":
+    print(write_tables(), end="")
