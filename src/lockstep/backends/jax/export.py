@@ -21,7 +21,7 @@ from safetensors.numpy import save as serialise
 from lockstep.backends.jax.model import Array, Arrays, Pass
 from lockstep.backends.jax.programs import normalise
 from lockstep.backends.shared.channels_last import convert_all, new_arrays
-from lockstep.backends.shared.resize import Geometry, crop_centre, read_geometry
+from lockstep.backends.shared.resize import Geometry, Operations, crop_centre, read_geometry
 from lockstep.recipes import Recipe
 from lockstep.system.files import write_lines
 from lockstep.system.regular_files import WEIGHTS, read_regular
@@ -101,8 +101,10 @@ def _load(file: Path) -> Callable[..., Any]:
     return program
 
 
-class _Operations:
+class _Operations(Operations):
     """`lockstep.backends.shared.resize.Operations` of JAX. Lengths may be symbols."""
+
+    module = jnp
 
     def length(self, images: Array, axis: int) -> Any:
         return images.shape[axis]
@@ -113,27 +115,12 @@ class _Operations:
     def count(self, first: Any, end: Any) -> Array:
         return jnp.arange(end - first, dtype=jnp.float64) + self.real(self.integer(first))
 
-    def real(self, value: Array) -> Array:
-        return value.astype(jnp.float64)
-
-    def single(self, value: Array) -> Array:
-        return value.astype(jnp.float32)
+    def cast(self, value: Array, dtype: str) -> Array:
+        return value.astype(dtype)
 
     def round_to_float32(self, value: Array) -> Array:
         # Without this, XLA leaves out a conversion that another one undoes.
         return jax.lax.reduce_precision(value, exponent_bits=8, mantissa_bits=23)
-
-    def truncate(self, value: Array) -> Array:
-        return value.astype(jnp.int64)
-
-    def floor(self, value: Array) -> Array:
-        return jnp.floor(value)
-
-    def minimum(self, a: Array, b: Array) -> Array:
-        return jnp.minimum(a, b)
-
-    def maximum(self, a: Array, b: Array) -> Array:
-        return jnp.maximum(a, b)
 
     def clip(self, value: Array, low: float, high: float) -> Array:
         return jnp.clip(value, low, high)
@@ -143,9 +130,6 @@ class _Operations:
 
     def take(self, pixels: Array, index: Array, axis: int) -> Array:
         return jnp.take(pixels, index, axis=axis, mode="clip")
-
-    def reshape(self, value: Array, shape: tuple[int, ...]) -> Array:
-        return jnp.reshape(value, shape)
 
     def transpose(self, value: Array, axes: tuple[int, ...]) -> Array:
         return jnp.transpose(value, axes)

@@ -13,7 +13,7 @@ from lockstep.backends.paddle.model import Pass
 from lockstep.backends.paddle.program import static_mode
 from lockstep.backends.paddle.world import Tensor
 from lockstep.backends.shared.operators import Operand
-from lockstep.backends.shared.resize import crop_centre, read_geometry
+from lockstep.backends.shared.resize import Operations, crop_centre, read_geometry
 from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -124,8 +124,10 @@ class _Number(Operand):
         )
 
 
-class _Operations:
+class _Operations(Operations):
     """`lockstep.backends.shared.resize.Operations` of Paddle, in a static program."""
+
+    module = paddle
 
     def length(self, images: _Number, axis: int) -> _Number:
         return _Number(paddle.shape(images.tensor)[axis].cast("int64"))
@@ -139,11 +141,12 @@ class _Operations:
         )
         return _Number(paddle.arange(start, stop, dtype="int64").cast("float64"))
 
-    def real(self, value: _Number) -> _Number:
-        return _Number(value.tensor.cast("float64"))
+    def call(self, function: str, *arguments: Any) -> _Number:
+        values = [value.tensor if isinstance(value, _Number) else value for value in arguments]
+        return _Number(getattr(paddle, function)(*values))
 
-    def single(self, value: _Number) -> _Number:
-        return _Number(value.tensor.cast("float32"))
+    def cast(self, value: _Number, dtype: str) -> _Number:
+        return _Number(value.tensor.cast(dtype))
 
     def round_to_float32(self, value: _Number) -> _Number:
         # Veltkamp's splitting: Paddle Inference 3.3 computes floor wrongly after a cast to float32
@@ -151,32 +154,14 @@ class _Operations:
         shifted = value * (2.0**29 + 1.0)
         return shifted - (shifted - value)
 
-    def truncate(self, value: _Number) -> _Number:
-        return _Number(value.tensor.cast("int64"))
-
-    def floor(self, value: _Number) -> _Number:
-        return _Number(value.tensor.floor())
-
-    def minimum(self, a: _Number, b: _Number) -> _Number:
-        return _Number(paddle.minimum(a.tensor, b.tensor))
-
-    def maximum(self, a: _Number, b: _Number) -> _Number:
-        return _Number(paddle.maximum(a.tensor, b.tensor))
-
     def clip(self, value: _Number, low: float, high: float) -> _Number:
-        return _Number(value.tensor.clip(low, high))
+        return self.call("clip", value, low, high)
 
     def total(self, value: _Number, axis: int) -> _Number:
         return _Number(value.tensor.sum(axis=axis, keepdim=True))
 
     def take(self, pixels: _Number, index: _Number, axis: int) -> _Number:
-        return _Number(paddle.gather(pixels.tensor, index.tensor, axis))
-
-    def reshape(self, value: _Number, shape: tuple[int, ...]) -> _Number:
-        return _Number(value.tensor.reshape(shape))
+        return self.call("gather", pixels, index, axis)
 
     def transpose(self, value: _Number, axes: tuple[int, ...]) -> _Number:
-        return _Number(value.tensor.transpose(axes))
-
-    def product(self, a: _Number, b: _Number) -> _Number:
-        return _Number(paddle.matmul(a.tensor, b.tensor))
+        return self.call("transpose", value, axes)

@@ -11,8 +11,9 @@ than twice as high as wide (in those geometries: higher than wide), Pillow 13 fi
 first. Then a fifth of the pixels differ.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 Value = Any
 """A tensor of a framework. It has the operators + - * / and, between integers, //."""
@@ -45,57 +46,84 @@ def read_geometry(recipe: Any) -> Geometry:
     return Geometry(**{field.name: getattr(recipe, field.name) for field in fields(Geometry)})
 
 
-class Operations(Protocol):
+class Operations(ABC):
     """What `crop_centre` computes with. Integers are int64, real numbers float64, pixels float32 or
     uint8."""
 
+    module: Any
+    """A framework's module, whose functions are those that all frameworks name alike."""
+
+    def call(self, function: str, *arguments: Any) -> Value:
+        """Return what a function of the module returns."""
+        return getattr(self.module, function)(*arguments)
+
+    @abstractmethod
+    def cast(self, value: Value, dtype: str) -> Value:
+        """Return a tensor in this dtype."""
+
+    @abstractmethod
     def length(self, images: Value, axis: int) -> Any:
         """Return the length of an axis, as `count` takes it."""
 
+    @abstractmethod
     def integer(self, length: Any) -> Value:
         """Return a length, or the result of + - * // of lengths, as an integer tensor []."""
 
+    @abstractmethod
     def count(self, first: Any, end: Any) -> Value:
         """Return the integers from `first` to before `end` as real numbers [end - first]."""
 
     def real(self, value: Value) -> Value:
         """Return a tensor as real numbers."""
+        return self.cast(value, "float64")
 
     def single(self, value: Value) -> Value:
         """Return a tensor in float32."""
+        return self.cast(value, "float32")
 
     def round_to_float32(self, value: Value) -> Value:
         """Return real numbers rounded to the nearest that float32 has."""
+        return self.real(self.single(value))
 
     def truncate(self, value: Value) -> Value:
         """Return numbers as integers, rounded towards 0."""
+        return self.cast(value, "int64")
 
     def floor(self, value: Value) -> Value:
         """Return numbers rounded down."""
+        return self.call("floor", value)
 
     def minimum(self, a: Value, b: Value) -> Value:
         """Return the smaller one of two tensors, element by element."""
+        return self.call("minimum", a, b)
 
     def maximum(self, a: Value, b: Value) -> Value:
         """Return the larger one of two tensors, element by element."""
+        return self.call("maximum", a, b)
 
+    @abstractmethod
     def clip(self, value: Value, low: float, high: float) -> Value:
         """Return real or float32 numbers, those beyond the bounds replaced by them."""
 
+    @abstractmethod
     def total(self, value: Value, axis: int) -> Value:
         """Return the sums of a matrix of real numbers along an axis, which keeps the length 1."""
 
+    @abstractmethod
     def take(self, pixels: Value, index: Value, axis: int) -> Value:
         """Return the elements at some places of an axis."""
 
     def reshape(self, value: Value, shape: tuple[int, ...]) -> Value:
         """Return a tensor in another shape; -1 stands for what is left."""
+        return self.call("reshape", value, shape)
 
+    @abstractmethod
     def transpose(self, value: Value, axes: tuple[int, ...]) -> Value:
         """Return a tensor with its axes in another order."""
 
     def product(self, a: Value, b: Value) -> Value:
         """Return the matrix products of the last two axes, of real numbers."""
+        return self.call("matmul", a, b)
 
 
 def crop_centre(images: Value, geometry: Geometry, ops: Operations) -> Value:

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-from lockstep.backends.shared.resize import crop_centre, read_geometry
+from lockstep.backends.shared.resize import Operations, crop_centre, read_geometry
 from lockstep.backends.tensorflow.model import Model, Tensor, graph
 from lockstep.recipes import Recipe
 from lockstep.system.files import write_lines
@@ -105,8 +105,10 @@ class SquareProgram(PhotoProgram):
         return tf.cast(images, tf.float32)
 
 
-class _Operations:
+class _Operations(Operations):
     """`lockstep.backends.shared.resize.Operations` of TensorFlow."""
+
+    module = tf
 
     def length(self, images: Tensor, axis: int) -> Tensor:
         return tf.shape(images, tf.int64)[axis]
@@ -117,26 +119,8 @@ class _Operations:
     def count(self, first: Tensor, end: Tensor) -> Tensor:
         return tf.cast(tf.range(first, end, dtype=tf.int64), tf.float64)
 
-    def real(self, value: Tensor) -> Tensor:
-        return tf.cast(value, tf.float64)
-
-    def single(self, value: Tensor) -> Tensor:
-        return tf.cast(value, tf.float32)
-
-    def round_to_float32(self, value: Tensor) -> Tensor:
-        return tf.cast(tf.cast(value, tf.float32), tf.float64)
-
-    def truncate(self, value: Tensor) -> Tensor:
-        return tf.cast(value, tf.int64)
-
-    def floor(self, value: Tensor) -> Tensor:
-        return tf.floor(value)
-
-    def minimum(self, a: Tensor, b: Tensor) -> Tensor:
-        return tf.minimum(a, b)
-
-    def maximum(self, a: Tensor, b: Tensor) -> Tensor:
-        return tf.maximum(a, b)
+    def cast(self, value: Tensor, dtype: str) -> Tensor:
+        return tf.cast(value, dtype)
 
     def clip(self, value: Tensor, low: float, high: float) -> Tensor:
         return tf.clip_by_value(value, low, high)
@@ -147,14 +131,8 @@ class _Operations:
     def take(self, pixels: Tensor, index: Tensor, axis: int) -> Tensor:
         return tf.gather(pixels, index, axis=axis)
 
-    def reshape(self, value: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return tf.reshape(value, shape)
-
     def transpose(self, value: Tensor, axes: tuple[int, ...]) -> Tensor:
         return tf.transpose(value, axes)
-
-    def product(self, a: Tensor, b: Tensor) -> Tensor:
-        return tf.matmul(a, b)
 
 
 _FROZEN_GRAPH = "frozen_graph.pb"

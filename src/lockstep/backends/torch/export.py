@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lockstep.backends.shared.resize import crop_centre, read_geometry
+from lockstep.backends.shared.resize import Operations, crop_centre, read_geometry
 from lockstep.backends.torch import load_module
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -142,8 +142,10 @@ class _Checked(nn.Module):
         return answers
 
 
-class _Operations:
+class _Operations(Operations):
     """`lockstep.backends.shared.resize.Operations` of PyTorch."""
+
+    module = torch
 
     def length(self, images: Tensor, axis: int) -> int:
         return images.shape[axis]
@@ -154,26 +156,8 @@ class _Operations:
     def count(self, first: int, end: int) -> Tensor:
         return torch.arange(first, end).to(torch.float64)
 
-    def real(self, value: Tensor) -> Tensor:
-        return value.to(torch.float64)
-
-    def single(self, value: Tensor) -> Tensor:
-        return value.to(torch.float32)
-
-    def round_to_float32(self, value: Tensor) -> Tensor:
-        return value.to(torch.float32).to(torch.float64)
-
-    def truncate(self, value: Tensor) -> Tensor:
-        return value.to(torch.int64)
-
-    def floor(self, value: Tensor) -> Tensor:
-        return value.floor()
-
-    def minimum(self, a: Tensor, b: Tensor) -> Tensor:
-        return torch.minimum(a, b)
-
-    def maximum(self, a: Tensor, b: Tensor) -> Tensor:
-        return torch.maximum(a, b)
+    def cast(self, value: Tensor, dtype: str) -> Tensor:
+        return value.to(getattr(torch, dtype))
 
     def clip(self, value: Tensor, low: float, high: float) -> Tensor:
         return value.clamp(low, high)
@@ -184,11 +168,5 @@ class _Operations:
     def take(self, pixels: Tensor, index: Tensor, axis: int) -> Tensor:
         return pixels.index_select(axis, index)
 
-    def reshape(self, value: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return value.reshape(shape)
-
     def transpose(self, value: Tensor, axes: tuple[int, ...]) -> Tensor:
         return value.permute(axes)
-
-    def product(self, a: Tensor, b: Tensor) -> Tensor:
-        return torch.matmul(a, b)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.backends.shared.operators import Operand
-from lockstep.backends.shared.resize import crop_centre, read_geometry
+from lockstep.backends.shared.resize import Operations, crop_centre, read_geometry
 from lockstep.recipes import Recipe
 from lockstep.weights.formats.onnx_metadata import (
     IMAGES,
@@ -138,7 +138,7 @@ class _Number(Operand):
         return self.nodes.add(_OPERATORS[operation], [self, operand], self.kind)
 
 
-class _Operations:
+class _Operations(Operations):
     """`lockstep.backends.shared.resize.Operations` of ONNX."""
 
     def __init__(self, nodes: _Nodes) -> None:
@@ -154,17 +154,8 @@ class _Operations:
     def count(self, first: _Number | int, end: _Number | int) -> _Number:
         return self.real(self._nodes.add("Range", [first, end, 1], np.int64))
 
-    def real(self, value: _Number) -> _Number:
-        return self._nodes.add("Cast", [value], np.float64)
-
-    def single(self, value: _Number) -> _Number:
-        return self._nodes.add("Cast", [value], np.float32)
-
-    def round_to_float32(self, value: _Number) -> _Number:
-        return self.real(self.single(value))
-
-    def truncate(self, value: _Number) -> _Number:
-        return self._nodes.add("Cast", [value], np.int64)
+    def cast(self, value: _Number, dtype: str) -> _Number:
+        return self._nodes.add("Cast", [value], getattr(np, dtype))
 
     def floor(self, value: _Number) -> _Number:
         return self._nodes.add("Floor", [value], value.kind)
