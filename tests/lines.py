@@ -11,3 +11,10 @@ def check_lines(lines: str | Sequence[str], *patterns: str) -> None:
     assert len(lines) == len(patterns), lines
     for line, pattern in zip(lines, patterns, strict=True):
         assert re.search(pattern, line), line
+
+
+def read_table(text: str) -> list[list[str]]:
+    """Return the rows of a table: a line each, with ` | ` between cells. An indented line continues
+    the row above it."""
+    rows = re.sub(r"\n +", " ", text.strip()).splitlines()
+    return [re.split(r" \|(?: |$)", row) for row in rows]

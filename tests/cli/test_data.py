@@ -16,6 +16,7 @@ from lockstep.recipes import Recipe, load_recipe
 from lockstep.recipes.order import evaluation_plans, training_plans
 from tests.data.cases import image_folder, jpeg
 from tests.data.sets import FORMATS, NOT_UTF8, TRAIN, data_set, files_of, pack_as
+from tests.lines import read_table
 from tests.processes import call
 
 Run = Callable[..., tuple[int, str, str]]
@@ -110,31 +111,25 @@ def test_progress_is_in_lines_but_not_in_json(tmp_path: Path, answer: Run) -> No
     assert json.loads(output)[""]["images"] == 1000
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ("pack", "source", "target", "--format", "zip"),
-            "zip is not a storage format; choose one of folder, recordio",
-        ),
-        (("pack", "nowhere", "target", "--format", "recordio"), "there is no folder nowhere"),
-        (("pack", "source", "source", "--format", "recordio"), "source holds other things"),
-        (("index", "nowhere"), "there is no folder nowhere"),
-        (("check", "s3://bucket/images"), "this command does not read object stores"),
-        (("info", "flat"), "lockstep data sort-val flat --labels FILE"),
-        (
-            ("show", "source", "--recipe", "demo", "--split", "vall"),
-            "no images called vall. Did you mean val?",
-        ),
-        (("show", "source", "--recipe", "demoo"), "demo"),
-        (("show", "source", "--recipe", "fine-tune"), "none are given: add --weights"),
-        (("show", "source", "--recipe", "demo", "--weights", "w.pth"), "leave out --weights or"),
-        (("show", "source", "--weights", "w.pth"), "there is no run, no file and no checkpoint"),
-        (("sort-val", "flat", "--labels", "none"), "none cannot be read"),
-    ],
-)
+REFUSED = """
+pack source target --format zip | zip is not a storage format; choose one of folder, recordio
+pack nowhere target --format recordio | there is no folder nowhere
+pack source source --format recordio | source holds other things
+index nowhere | there is no folder nowhere
+check s3://bucket/images | this command does not read object stores
+info flat | lockstep data sort-val flat --labels FILE
+show source --recipe demo --split vall | no images called vall. Did you mean val?
+show source --recipe demoo | demo
+show source --recipe fine-tune | none are given: add --weights
+show source --recipe demo --weights w.pth | leave out --weights or
+show source --weights w.pth | there is no run, no file and no checkpoint
+sort-val flat --labels none | none cannot be read
+"""
+
+
+@pytest.mark.parametrize(("arguments", "message"), read_table(REFUSED))
 def test_what_cannot_be_done_is_said_in_one_line_with_exit_code_2(
-    arguments: tuple[str, ...],
+    arguments: str,
     message: str,
     folder: Path,
     tmp_path: Path,
@@ -143,7 +138,7 @@ def test_what_cannot_be_done_is_said_in_one_line_with_exit_code_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     image_folder(tmp_path / "flat", {"a.jpg": jpeg()})
-    code, _, errors = answer("data", *arguments)
+    code, _, errors = answer("data", *arguments.split())
     assert code == 2
     assert errors.startswith("lockstep: ")
     assert message in errors

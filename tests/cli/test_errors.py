@@ -15,99 +15,71 @@ from lockstep.data.textures import draw_data_set
 from lockstep.system.errors import DivergedError, Interrupted
 from tests.conftest import TINY
 from tests.inference.cases import save_random
-from tests.lines import check_lines
+from tests.lines import check_lines, read_table
 from tests.processes import call
 
 Run = Callable[..., tuple[int, str, str]]
 TRAIN = "train --recipe demo --data DATA --out OUT"
 
-WRONG = [
-    (
-        "train --recipe resnet50-padle-90ep --data DATA --out OUT",
-        "Did you mean resnet50-paddle-90ep or",
-    ),
-    ("train --recipe GARBAGE --data DATA --out OUT", "garbage.yaml: cannot be read as YAML"),
-    (
-        "train --recipe LIST --data DATA --out OUT",
-        "list.yaml: expected fields of a recipe .*, found",
-    ),
-    (
-        "train --recipe FIELDS --data DATA --out OUT",
-        "fields.yaml: there is no field 'epoch'. Did you mean epochs",
-    ),
-    (f"{TRAIN} --set epoch=3", "there is no field 'epoch'. Did you mean --set epochs=3?"),
-    (f"{TRAIN} --set sed=3", "Did you mean --set seed=3"),
-    (f"{TRAIN} --set log_every_step=3", "Did you mean --set log_every_steps=3"),
-    (f"{TRAIN} --set epochs", "expected field=value, found 'epochs'"),
-    (f"{TRAIN} --set epochs=-3", "epochs: .*, not -3"),
-    (f"{TRAIN} --set epochs=many", "epochs: .*, not 'many'"),
-    (f"{TRAIN} --set epochs=[1", "epochs: '\\[1' is not a value"),
-    (
-        f"{TRAIN} --set model=resnet5",
-        "there is no model 'resnet5'. Did you mean resnet50.* --set 'model={block: bottleneck, ",
-    ),
-    (f"{TRAIN} --set padding=sme", "padding: .*'symmetric', 'same' or 'flax'.*, not 'sme'"),
-    (f"{TRAIN} --set loader_threads=-1", "loader_threads: .*, not -1"),
-    (f"{TRAIN} --backend trch", "there is no backend 'trch'. Did you mean torch?"),
-    (
-        "train --recipe demo --data MISSING --out OUT",
-        "there is no folder .*missing; expected .*/train/<class>/<image>, ",
-    ),
-    (
-        "train --recipe demo --data FLAT --out OUT",
-        "flat/val holds 2 files and no folders; .* lockstep data sort-val",
-    ),
-    (
-        "train --data DATA/train/dots --out OUT",
-        "dots has no train images; expected .*/train/dots/train/<class>",
-    ),
-    (
-        "train --data DATA --split 0.1 --out OUT",
-        "has validation images, .* leave out --split, or use --data .*/train",
-    ),
-    # Errors of the data come before a download.
-    ("find lr --data MISSING --weights https://127.0.0.1:9/w.pth", "there is no folder .*missing"),
-    ("train --data DATA/train --split 1 --out OUT", "validation_share: .* less than 1, not 1"),
-    ("train --data DATA --set epochs=0 --out OUT", "epochs: .* greater than or equal to 1, not 0"),
-    (
-        "train --recipe demo --data DATA --out FILE",
-        "cannot write to .*file.txt: File exists; use another --out",
-    ),
-    ("train --recipe demo --data DATA --out DATA", "holds other things .*train, val.* and no run"),
-    ("train --out OUT", "there is no run in .*; a new run needs images: --data DATA"),
-    ("train --recipe demo --out OUT", "there is no run in .*; a new run needs images: --data DATA"),
-    ("demo --out FILE", "file.txt"),
-    ("demo --set epoch=1", "Did you mean --set epochs=1"),
-    ("evaluate MISSING --data DATA", "there is no run, no file and no checkpoint .*missing"),
-    (
-        "evaluate GARBAGE --data DATA",
-        (
-            "garbage.yaml holds no weights that can be read; expected a run's folder, a checkpoint,"
-            " or weights of"
-        ),
-    ),
-    ("evaluate EMPTY --data DATA", "empty holds no weights that can be read"),
-    (
-        "evaluate MISSING --data DATA --set epochs=3",
-        (
-            "epochs cannot be set for trained weights, which only need to know how images are"
-            " prepared. Known: mean, std, "
-        ),
-    ),
-    ("convert EMPTY OUT.safetensors", "empty holds no weights that can be read"),
-    ("convert RESNET OUT --to onnx", "there is no format 'onnx' to convert to"),
-    ("predict MISSING IMAGE", "there is no run, no file and no checkpoint .*missing"),
-    (
-        "predict MISSING",
-        "no images are named; expected lockstep predict RUN IMAGES: files, folders",
-    ),
-    ("predict MISSING @IMAGE", "the list .*a.jpg cannot be read: No such file or directory"),
-    ("predict MISSING IMAGE --format cvs", "there is no format 'cvs'. Did you mean csv?"),
-    ("recipes show dmo", "there is no recipe and no file 'dmo'. Did you mean demo?"),
-    ("recipes diff demo dmo", "Did you mean demo?"),
-    ("launch -n 2", "nothing to launch; expected a command after --"),
-    ("launch -n 2 --backend trch -- train --data x --out x", "Did you mean torch?"),
-]
+WRONG = r"""
+train --recipe resnet50-padle-90ep --data DATA --out OUT | Did you mean resnet50-paddle-90ep or
+train --recipe GARBAGE --data DATA --out OUT | garbage.yaml: cannot be read as YAML
+train --recipe LIST --data DATA --out OUT | list.yaml: expected fields of a recipe .*, found
+train --recipe FIELDS --data DATA --out OUT
+  | fields.yaml: there is no field 'epoch'. Did you mean epochs
+train --recipe demo --data DATA --out OUT --set epoch=3
+  | there is no field 'epoch'. Did you mean --set epochs=3?
+train --recipe demo --data DATA --out OUT --set sed=3 | Did you mean --set seed=3
+train --recipe demo --data DATA --out OUT --set log_every_step=3
+  | Did you mean --set log_every_steps=3
+train --recipe demo --data DATA --out OUT --set epochs | expected field=value, found 'epochs'
+train --recipe demo --data DATA --out OUT --set epochs=-3 | epochs: .*, not -3
+train --recipe demo --data DATA --out OUT --set epochs=many | epochs: .*, not 'many'
+train --recipe demo --data DATA --out OUT --set epochs=[1 | epochs: '\[1' is not a value
+train --recipe demo --data DATA --out OUT --set model=resnet5
+  | there is no model 'resnet5'. Did you mean resnet50.* --set 'model={block: bottleneck,
+train --recipe demo --data DATA --out OUT --set padding=sme
+  | padding: .*'symmetric', 'same' or 'flax'.*, not 'sme'
+train --recipe demo --data DATA --out OUT --set loader_threads=-1 | loader_threads: .*, not -1
+train --recipe demo --data DATA --out OUT --backend trch
+  | there is no backend 'trch'. Did you mean torch?
+train --recipe demo --data MISSING --out OUT
+  | there is no folder .*missing; expected .*/train/<class>/<image>,
+train --recipe demo --data FLAT --out OUT
+  | flat/val holds 2 files and no folders; .* lockstep data sort-val
+train --data DATA/train/dots --out OUT
+  | dots has no train images; expected .*/train/dots/train/<class>
+train --data DATA --split 0.1 --out OUT
+  | has validation images, .* leave out --split, or use --data .*/train
+find lr --data MISSING --weights https://127.0.0.1:9/w.pth | there is no folder .*missing
+train --data DATA/train --split 1 --out OUT | validation_share: .* less than 1, not 1
+train --data DATA --set epochs=0 --out OUT | epochs: .* greater than or equal to 1, not 0
+train --recipe demo --data DATA --out FILE
+  | cannot write to .*file.txt: File exists; use another --out
+train --recipe demo --data DATA --out DATA | holds other things .*train, val.* and no run
+train --out OUT | there is no run in .*; a new run needs images: --data DATA
+train --recipe demo --out OUT | there is no run in .*; a new run needs images: --data DATA
+demo --out FILE | file.txt
+demo --set epoch=1 | Did you mean --set epochs=1
+evaluate MISSING --data DATA | there is no run, no file and no checkpoint .*missing
+evaluate GARBAGE --data DATA
+  | garbage.yaml holds no weights that can be read; expected a run's folder, a checkpoint, or
+  weights of
+evaluate EMPTY --data DATA | empty holds no weights that can be read
+evaluate MISSING --data DATA --set epochs=3
+  | epochs cannot be set for trained weights, which only need to know how images are prepared.
+  Known: mean, std,
+convert EMPTY OUT.safetensors | empty holds no weights that can be read
+convert RESNET OUT --to onnx | there is no format 'onnx' to convert to
+predict MISSING IMAGE | there is no run, no file and no checkpoint .*missing
+predict MISSING | no images are named; expected lockstep predict RUN IMAGES: files, folders
+predict MISSING @IMAGE | the list .*a.jpg cannot be read: No such file or directory
+predict MISSING IMAGE --format cvs | there is no format 'cvs'. Did you mean csv?
+recipes show dmo | there is no recipe and no file 'dmo'. Did you mean demo?
+recipes diff demo dmo | Did you mean demo?
+launch -n 2 | nothing to launch; expected a command after --
+launch -n 2 --backend trch -- train --data x --out x | Did you mean torch?
+"""
 
 
 @pytest.fixture(scope="session")
@@ -149,7 +121,7 @@ def fill_places(line: str, places: dict[str, str]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("line", "message"), WRONG, ids=[line for line, _ in WRONG])
+@pytest.mark.parametrize(("line", "message"), read_table(WRONG))
 def test_a_wrong_command_is_answered_with_what_is_wrong(
     line: str, message: str, answer: Run, places: dict[str, str]
 ) -> None:
@@ -183,28 +155,22 @@ def test_a_device_that_is_not_there_is_told_with_where_to_look(
     assert "`lockstep doctor`" in errors
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("trian", "No such command 'trian'. Did you mean 'train'?"),
-        ("zzz", "No such command 'zzz'."),
-        ("recipes shwo", "No such command 'shwo'. Did you mean 'show'?"),
-        ("train", "Missing option '--out'."),
-        ("train --recipe demo", "Missing option '--out'."),
-        ("train --recip demo", "No such option: --recip (Possible options: --help, --recipe)"),
-        ("recipes diff demo", "Missing argument 'b'."),
-        ("predict --run x", "Missing argument 'RUN'."),
-        (
-            "predict x a.jpg --top 0",
-            "Invalid value for '--top': Input should be greater than or equal to 1",
-        ),
-        (
-            "predict x a.jpg --top many",
-            "Invalid value for '--top': Input should be a valid integer",
-        ),
-        ("launch -n 0 -- train", "Invalid value for '-n'"),
-    ],
-)
+GRAMMAR = """
+trian | No such command 'trian'. Did you mean 'train'?
+zzz | No such command 'zzz'.
+recipes shwo | No such command 'shwo'. Did you mean 'show'?
+train | Missing option '--out'.
+train --recipe demo | Missing option '--out'.
+train --recip demo | No such option: --recip (Possible options: --help, --recipe)
+recipes diff demo | Missing argument 'b'.
+predict --run x | Missing argument 'RUN'.
+predict x a.jpg --top 0 | Invalid value for '--top': Input should be greater than or equal to 1
+predict x a.jpg --top many | Invalid value for '--top': Input should be a valid integer
+launch -n 0 -- train | Invalid value for '-n'
+"""
+
+
+@pytest.mark.parametrize(("line", "message"), read_table(GRAMMAR))
 def test_wrong_grammar_is_answered_with_the_usage(line: str, message: str, answer: Run) -> None:
     code, output, errors = answer(*line.split())
     assert code == 2
@@ -257,19 +223,19 @@ def test_one_of_several_ranks_says_who_it_is_and_leaves_its_exit_code(
     assert (tmp_path / "3").read_text() == "2"
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("train --data MISSING --out OUT", "there is no folder .*missing"),
-        ("train --data DATA --weights MISSING --out OUT", "there is no run, no file .*missing"),
-        ("find lr --data DATA --weights MISSING", "there is no run, no file .*missing"),
-        ("data show DATA --weights MISSING", "there is no run, no file .*missing"),
-        ("predict MISSING a.jpg", "there is no run, no file .*missing"),
-        ("predict DATA/train MISSING", "missing: No such file or directory"),
-        ("serve MISSING", "there is no run, no file .*missing"),
-        ("convert MISSING a.safetensors", "there is no run, no file .*missing"),
-    ],
-)
+MISSING_PATHS = """
+train --data MISSING --out OUT | there is no folder .*missing
+train --data DATA --weights MISSING --out OUT | there is no run, no file .*missing
+find lr --data DATA --weights MISSING | there is no run, no file .*missing
+data show DATA --weights MISSING | there is no run, no file .*missing
+predict MISSING a.jpg | there is no run, no file .*missing
+predict DATA/train MISSING | missing: No such file or directory
+serve MISSING | there is no run, no file .*missing
+convert MISSING a.safetensors | there is no run, no file .*missing
+"""
+
+
+@pytest.mark.parametrize(("command", "message"), read_table(MISSING_PATHS))
 def test_a_missing_path_is_said_before_a_framework_is_imported(
     command: str, message: str, places: dict[str, str], answer: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.event_log import read_log
 from lockstep.system.files import write_json, write_text
 from lockstep.weights import checkpoint
+from tests.lines import read_table
 
 
 def begin(path: Path, recipe: Recipe) -> None:
@@ -352,37 +353,27 @@ def test_a_line_cut_off_in_the_middle_of_a_log_is_named(tmp_path: Path) -> None:
         read_log(path)
 
 
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ("5", "it is not an object"),
-        ("[]", "it is not an object"),
-        ("{}", "it has no kind"),
-        ('{"kind": 1}', "it has no kind"),
-        ('{"kind": "start"}', "it has no step"),
-        ('{"kind": "train"}', "it has no step"),
-        ('{"kind": "evaluate", "step": true}', "its step is True"),
-        ('{"kind": "evaluate", "step": 1e300, "weights": "trained"}', "its step is 1e"),
-        ('{"kind": "evaluate", "step": 4, "weights": ["trained"]}', "its weights is"),
-        (
-            '{"kind": "evaluate", "step": 4, "weights": "trained", "top1_percent": NaN}',
-            "its top1_percent is nan",
-        ),
-        (
-            '{"kind": "train", "step": 2, "first_step": 0, "images": 0, "images_per_sec": 1}',
-            "its images is 0",
-        ),
-        (
-            '{"kind": "train", "step": 2, "first_step": 0, "images": 8, "images_per_sec": 0}',
-            "its images_per_sec is 0",
-        ),
-        (
-            '{"kind": "train", "step": 2, "first_step": 2, "images": 8, "images_per_sec": 1}',
-            "its first_step is not below",
-        ),
-        ('{"kind": "note", "step": 2, "losses": 5}', "its losses is 5"),
-    ],
-)
+OTHER_SHAPES = """
+5 | it is not an object
+[] | it is not an object
+{} | it has no kind
+{"kind": 1} | it has no kind
+{"kind": "start"} | it has no step
+{"kind": "train"} | it has no step
+{"kind": "evaluate", "step": true} | its step is True
+{"kind": "evaluate", "step": 1e300, "weights": "trained"} | its step is 1e
+{"kind": "evaluate", "step": 4, "weights": ["trained"]} | its weights is
+{"kind": "evaluate", "step": 4, "weights": "trained", "top1_percent": NaN} | its top1_percent is nan
+{"kind": "train", "step": 2, "first_step": 0, "images": 0, "images_per_sec": 1} | its images is 0
+{"kind": "train", "step": 2, "first_step": 0, "images": 8, "images_per_sec": 0}
+  | its images_per_sec is 0
+{"kind": "train", "step": 2, "first_step": 2, "images": 8, "images_per_sec": 1}
+  | its first_step is not below
+{"kind": "note", "step": 2, "losses": 5} | its losses is 5
+"""
+
+
+@pytest.mark.parametrize(("line", "problem"), read_table(OTHER_SHAPES))
 def test_a_line_of_another_shape_is_named(line: str, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text(f"{ONE}\n{line}\n")

@@ -11,6 +11,7 @@ import pytest
 from lockstep.recipes.nvidia.commands import find_changes
 from lockstep.recipes.published import NVIDIA_RECIPES, RECIPES
 from lockstep.recipes.schedule import learning_rates
+from tests.lines import read_table
 from tests.recipes.cases import build_recipe, translate_text
 
 RESNEXT = (
@@ -164,60 +165,30 @@ def test_a_number_of_batches_is_a_part_of_ninety_epochs() -> None:
     assert (dropped.words, dropped.reason) == ("--iter_unit batch", "all images are evaluated")
 
 
-@pytest.mark.parametrize(
-    ("command", "words", "reason"),
-    [
-        ("python main.py --raport-file R D", "--raport-file R", "dlll_file=R"),
-        (
-            "python main.py --evaluate --raport-file R D",
-            "--raport-file R",
-            "`lockstep evaluate --json`",
-        ),
-        (
-            "python main.py --prof 20 --raport-file R D",
-            "--raport-file R",
-            "`lockstep benchmark convert",
-        ),
-        ("python main.py --prof 20 D", "--prof 20", "benchmark steps 20"),
-        ("python main.py --batch_size 8 --log_filename R", "--log_filename R", "dlll_file=R"),
-        (
-            "python main.py --batch_size 8 --mode evaluate --log_filename R",
-            "--log_filename R",
-            "`lockstep evaluate --json`",
-        ),
-        (
-            "python main.py --batch_size 8 --warmup_steps 9",
-            "--warmup_steps 9",
-            "training does not use it",
-        ),
-        ("train.py --report-file R --asp", "--report-file R", "dlll_file=R"),
-        (
-            "train.py --run-scope eval_only --report-file R --asp",
-            "--report-file R",
-            "`lockstep evaluate --json`",
-        ),
-        ("runner -n 8 -b 208 --report R", "--report R", "nvidia_report_file=R"),
-        (
-            "runner -n 1 -b 8 --only-inference --report R",
-            "--report R",
-            "`lockstep evaluate --json`",
-        ),
-        (
-            "mpiexec --bind-to socket -np 8 python3 main.py --batch_size 8",
-            "--bind-to socket",
-            "the system places",
-        ),
-        ("python main.py --batch_size 8 --mode training_benchmark --xla", "--xla", "--compile on"),
-        ("python main.py --batch_size 8 --mode predict --xla", "--xla", "--compile on"),
-        (
-            "torchrun --nnodes 2 --nproc-per-node 4 main.py --prof 9 D",
-            "--nnodes 2",
-            "a benchmark runs on one machine",
-        ),
-        ("python main.py --lr 0.1 --lr 0.2 D", "--lr 0.1", "it is overridden later"),
-        ("python main.py --topk 5 D", "--topk 5", ""),
-    ],
-)
+ANSWERED = """
+python main.py --raport-file R D | --raport-file R | dlll_file=R
+python main.py --evaluate --raport-file R D | --raport-file R | `lockstep evaluate --json`
+python main.py --prof 20 --raport-file R D | --raport-file R | `lockstep benchmark convert
+python main.py --prof 20 D | --prof 20 | benchmark steps 20
+python main.py --batch_size 8 --log_filename R | --log_filename R | dlll_file=R
+python main.py --batch_size 8 --mode evaluate --log_filename R
+  | --log_filename R | `lockstep evaluate --json`
+python main.py --batch_size 8 --warmup_steps 9 | --warmup_steps 9 | training does not use it
+train.py --report-file R --asp | --report-file R | dlll_file=R
+train.py --run-scope eval_only --report-file R --asp | --report-file R | `lockstep evaluate --json`
+runner -n 8 -b 208 --report R | --report R | nvidia_report_file=R
+runner -n 1 -b 8 --only-inference --report R | --report R | `lockstep evaluate --json`
+mpiexec --bind-to socket -np 8 python3 main.py --batch_size 8 | --bind-to socket | the system places
+python main.py --batch_size 8 --mode training_benchmark --xla | --xla | --compile on
+python main.py --batch_size 8 --mode predict --xla | --xla | --compile on
+torchrun --nnodes 2 --nproc-per-node 4 main.py --prof 9 D
+  | --nnodes 2 | a benchmark runs on one machine
+python main.py --lr 0.1 --lr 0.2 D | --lr 0.1 | it is overridden later
+python main.py --topk 5 D | --topk 5 |
+"""
+
+
+@pytest.mark.parametrize(("command", "words", "reason"), read_table(ANSWERED))
 def test_no_option_vanishes(command: str, words: str, reason: str) -> None:
     translation = translate_text(command)
     answers = {
@@ -299,98 +270,45 @@ def test_a_batch_is_that_of_a_gpu_and_larger_steps_are_accumulated() -> None:
     assert translation.command[0] == "train"
 
 
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        (
-            (
-                "python classify.py --arch resnet50 --pretrained-from-file W --precision AMP"
-                " --image photo.jpg"
-            ),
-            "predict W photo.jpg --set precision=fp16",
-        ),
-        (
-            "python main.py --evaluate -b 64 --amp --resume C D",
-            "evaluate C --data D --batch 64 --set precision=fp16",
-        ),
-        (
-            "python checkpoint2model.py --checkpoint-path C --weight-path w.pth",
-            "convert C w.pth --to torchvision",
-        ),
-        ("python model2onnx.py --pretrained-from-file W --output O -b 4", "export W O --to onnx"),
-        (
-            "python export_frozen_graph.py --checkpoint C --output_file O",
-            "export C O --to frozen-graph",
-        ),
-        (
-            "python export_model.py --from-checkpoint C --trt-inference-dir O",
-            "export C O --to paddle-inference",
-        ),
-        (
-            "bash infer_resnet50_TF32.sh",
-            (
-                "benchmark inference --backend paddle --model resnet50 --recipe"
-                " resnet50-paddle-tf32-90ep -n 1 -b 256 --dtype tf32 --data synthetic -i 16 -e 64"
-                " -w 1"
-            ),
-        ),
-        ("bash export_resnet50_AMP.sh C", "export C inference --to paddle-inference"),
-        (
-            "./SCORE_FP16.sh model 90",
-            (
-                "evaluate model-0090.params --data DATA --backend mxnet --batch 128 --set"
-                " precision=fp16"
-            ),
-        ),
-        (  # docs/reference/nvidia-benchmarks.md has these three
-            (
-                "python main.py --mode=training_benchmark --warmup_steps 200 --num_iter 500"
-                " --iter_unit batch --batch_size 256 --amp"
-            ),
-            (
-                "benchmark train --backend tensorflow --model resnet50 --recipe"
-                " resnet50-tensorflow-90ep -n 1 -b 256 --dtype fp16 --data synthetic -i 100 -e 3"
-                " -w 2"
-            ),
-        ),
-        (
-            (
-                "python benchmark.py -n 1,4,8 -b 208 --dtype float16 -o R --data-root D -i 100 -e"
-                " 12 -w 4 --num-examples 25600"
-            ),
-            (
-                "benchmark all --backend mxnet --model resnet50 --recipe resnet50-mxnet-90ep -n"
-                " 1,4,8 -b 208 --dtype fp16 --data D -i 100 -e 8 -w 4 --num-examples 25600 -o R"
-            ),
-        ),
-        (
-            "./runner --image-shape 3,64,64 --only-inference --model-prefix m --load-epoch 90",
-            (
-                "launch -n 8 -- evaluate m-0090.params --data DATA --backend mxnet --batch 208"
-                " --set precision=fp16 --set image_size=64"
-            ),
-        ),
-        (
-            "./runner -n 1 --mode val --data-backend mxnet --data-val-resize 250",
-            (
-                "evaluate SOURCE --data DATA --backend mxnet --batch 192 --set precision=fp16"
-                " --set eval_resize=250 --set eval_side_rounding=down"
-                " --set eval_offset_rounding=down --set eval_sampling=half_pixel"
-                " --set loader=host"
-            ),
-        ),
-        (
-            (
-                "train.py --run-scope eval_only --benchmark --benchmark-steps 100"
-                " --benchmark-warmup-steps 300 --batch-size 8 --amp --image-root D"
-            ),
-            (
-                "benchmark inference --backend paddle --model resnet50 --recipe"
-                " resnet50-paddle-90ep -n 1 -b 8 --dtype fp16 --data D -i 100 -e 1 -w 3"
-            ),
-        ),
-    ],
-)
+OTHERS = """
+python classify.py --arch resnet50 --pretrained-from-file W --precision AMP --image photo.jpg
+  | predict W photo.jpg --set precision=fp16
+python main.py --evaluate -b 64 --amp --resume C D
+  | evaluate C --data D --batch 64 --set precision=fp16
+python checkpoint2model.py --checkpoint-path C --weight-path w.pth
+  | convert C w.pth --to torchvision
+python model2onnx.py --pretrained-from-file W --output O -b 4 | export W O --to onnx
+python export_frozen_graph.py --checkpoint C --output_file O | export C O --to frozen-graph
+python export_model.py --from-checkpoint C --trt-inference-dir O | export C O --to paddle-inference
+bash infer_resnet50_TF32.sh
+  | benchmark inference --backend paddle --model resnet50 --recipe resnet50-paddle-tf32-90ep -n 1 -b
+  256 --dtype tf32 --data synthetic -i 16 -e 64 -w 1
+bash export_resnet50_AMP.sh C | export C inference --to paddle-inference
+./SCORE_FP16.sh model 90
+  | evaluate model-0090.params --data DATA --backend mxnet --batch 128 --set precision=fp16
+python main.py --mode=training_benchmark --warmup_steps 200 --num_iter 500 --iter_unit batch
+  --batch_size 256 --amp
+  | benchmark train --backend tensorflow --model resnet50 --recipe resnet50-tensorflow-90ep -n 1 -b
+  256 --dtype fp16 --data synthetic -i 100 -e 3 -w 2
+python benchmark.py -n 1,4,8 -b 208 --dtype float16 -o R --data-root D -i 100 -e 12 -w 4
+  --num-examples 25600
+  | benchmark all --backend mxnet --model resnet50 --recipe resnet50-mxnet-90ep -n 1,4,8 -b 208
+  --dtype fp16 --data D -i 100 -e 8 -w 4 --num-examples 25600 -o R
+./runner --image-shape 3,64,64 --only-inference --model-prefix m --load-epoch 90
+  | launch -n 8 -- evaluate m-0090.params --data DATA --backend mxnet --batch 208 --set
+  precision=fp16 --set image_size=64
+./runner -n 1 --mode val --data-backend mxnet --data-val-resize 250
+  | evaluate SOURCE --data DATA --backend mxnet --batch 192 --set precision=fp16 --set
+  eval_resize=250 --set eval_side_rounding=down --set eval_offset_rounding=down --set
+  eval_sampling=half_pixel --set loader=host
+train.py --run-scope eval_only --benchmark --benchmark-steps 100 --benchmark-warmup-steps 300
+  --batch-size 8 --amp --image-root D
+  | benchmark inference --backend paddle --model resnet50 --recipe resnet50-paddle-90ep -n 1 -b 8
+  --dtype fp16 --data D -i 100 -e 1 -w 3
+"""
+
+
+@pytest.mark.parametrize(("command", "expected"), read_table(OTHERS))
 def test_other_scripts_have_other_commands(command: str, expected: str) -> None:
     assert shlex.join(translate_text(command).command) == expected
 
