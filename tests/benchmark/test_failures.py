@@ -68,6 +68,11 @@ def test_other_failures_are_not_want_of_memory(words: str) -> None:
 SILENT = Ended(-signal.SIGKILL, "")
 
 
+ENDED = {"status": FAILED, "reason": "another rank has ended"}
+LITTLE = {"status": OUT_OF_MEMORY, "reason": "too little"}
+ABSENT = {"status": FAILED, "reason": "no such file"}
+
+
 @pytest.mark.parametrize(
     ("ended", "of_ranks", "killed", "ranks", "status", "reason"),
     [
@@ -75,33 +80,9 @@ SILENT = Ended(-signal.SIGKILL, "")
         (SILENT, [], False, 1, FAILED, "ended with SIGKILL: it printed nothing"),
         (Ended(1, "KeyError: 'x'"), [], True, 1, FAILED, "exit code 1: KeyError"),
         (Ended(-signal.SIGABRT, "what(): std::bad_alloc"), [], False, 1, OUT_OF_MEMORY, "SIGABRT"),
-        (
-            Ended(1, ""),
-            [{"status": FAILED, "reason": "another rank has ended"}],
-            True,
-            2,
-            OUT_OF_MEMORY,
-            "the system killed",
-        ),
-        (
-            Ended(1, ""),
-            [
-                {"status": FAILED, "reason": "another rank has ended"},
-                {"status": OUT_OF_MEMORY, "reason": "too little"},
-            ],
-            False,
-            2,
-            OUT_OF_MEMORY,
-            "too little",
-        ),
-        (
-            Ended(1, "much"),
-            [{"status": FAILED, "reason": "no such file"}],
-            False,
-            1,
-            FAILED,
-            "no such file",
-        ),
+        (Ended(1, ""), [ENDED], True, 2, OUT_OF_MEMORY, "the system killed"),
+        (Ended(1, ""), [ENDED, LITTLE], False, 2, OUT_OF_MEMORY, "too little"),
+        (Ended(1, "much"), [ABSENT], False, 1, FAILED, "no such file"),
     ],
 )
 def test_how_a_cell_failed_is_told(

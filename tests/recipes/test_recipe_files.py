@@ -53,43 +53,33 @@ def test_a_base_may_be_a_file_beside_the_one_that_names_it(tmp_path: Path) -> No
     }
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        pytest.param(bytes(range(256)), "cannot be read as YAML", id="binary"),
-        pytest.param(b"\0\0\0", "cannot be read as YAML", id="zeros"),
-        pytest.param(b"epochs: [1", "cannot be read as YAML", id="cut off"),
-        pytest.param(b"epochs: 1\n\tlr: 2", "cannot be read as YAML", id="tabs"),
-        pytest.param(b"seed: 2024-13-45", "cannot be read as YAML", id="no date"),
-        pytest.param(b"? [1, 2]\n: 5", "cannot be read as YAML", id="a list as a key"),
-        pytest.param(b"seed: " + b"[" * 500, "cannot be read as YAML", id="too deep"),
-        pytest.param(
-            b"seed: !!python/object:os.system 1", "cannot be read as YAML", id="a Python object"
-        ),
-        pytest.param(
-            b"zero_init_last_bn: !!bool maybe", "line 1: 'maybe' is not a valid bool", id="no bool"
-        ),
-        pytest.param(
-            b"mean: &a [1, 2, 3]\nstd: *a", "line 2: aliases are not supported", id="alias"
-        ),
-        pytest.param(b"#" * 10**6, "it has 1,000,000 bytes; expected at most 262,144", id="long"),
-        pytest.param(b"", "expected fields of a recipe", id="empty"),
-        pytest.param(b"- epochs: 1", "expected fields of a recipe", id="list"),
-        pytest.param(b"just some words", "expected fields of a recipe", id="words"),
-        pytest.param(b"epoch: 1", "no field 'epoch'. Did you mean epochs", id="unknown field"),
-        pytest.param(b"self: 1", "no field 'self'", id="a field that Python uses itself"),
-        pytest.param(b"1: 1", "no field 1", id="a number as a field"),
-        pytest.param(
-            b"base: demo\nepochs: none", "epochs: Input should be a valid integer", id="wrong value"
-        ),
-        pytest.param(
-            b"base: dem", "no recipe and no file 'dem'. Did you mean demo", id="unknown base"
-        ),
-        pytest.param(b"base: 5", "no recipe and no file '5'", id="a number as base"),
-        pytest.param(b"base: [demo]", "no recipe and no file", id="a list as base"),
-        pytest.param(b"base: mine.yaml", "is its own base", id="its own base"),
-    ],
-)
+BAD = {
+    "binary": (bytes(range(256)), "cannot be read as YAML"),
+    "zeros": (b"\0\0\0", "cannot be read as YAML"),
+    "cut off": (b"epochs: [1", "cannot be read as YAML"),
+    "tabs": (b"epochs: 1\n\tlr: 2", "cannot be read as YAML"),
+    "no date": (b"seed: 2024-13-45", "cannot be read as YAML"),
+    "a list as a key": (b"? [1, 2]\n: 5", "cannot be read as YAML"),
+    "too deep": (b"seed: " + b"[" * 500, "cannot be read as YAML"),
+    "a Python object": (b"seed: !!python/object:os.system 1", "cannot be read as YAML"),
+    "no bool": (b"zero_init_last_bn: !!bool maybe", "line 1: 'maybe' is not a valid bool"),
+    "alias": (b"mean: &a [1, 2, 3]\nstd: *a", "line 2: aliases are not supported"),
+    "long": (b"#" * 10**6, "it has 1,000,000 bytes; expected at most 262,144"),
+    "empty": (b"", "expected fields of a recipe"),
+    "list": (b"- epochs: 1", "expected fields of a recipe"),
+    "words": (b"just some words", "expected fields of a recipe"),
+    "unknown field": (b"epoch: 1", "no field 'epoch'. Did you mean epochs"),
+    "a field that Python uses itself": (b"self: 1", "no field 'self'"),
+    "a number as a field": (b"1: 1", "no field 1"),
+    "wrong value": (b"base: demo\nepochs: none", "epochs: Input should be a valid integer"),
+    "unknown base": (b"base: dem", "no recipe and no file 'dem'. Did you mean demo"),
+    "a number as base": (b"base: 5", "no recipe and no file '5'"),
+    "a list as base": (b"base: [demo]", "no recipe and no file"),
+    "its own base": (b"base: mine.yaml", "is its own base"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BAD.values(), ids=BAD)
 def test_a_bad_file_is_one_error(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_bytes(content)

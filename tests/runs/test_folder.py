@@ -21,6 +21,7 @@ from lockstep.runs.report import read_report
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.event_log import read_log
 from lockstep.system.files import write_json, write_text
+from lockstep.system.machine import memory_bytes
 from lockstep.weights import checkpoint
 from tests.lines import read_table
 
@@ -398,15 +399,6 @@ def test_the_environment_says_what_numbers_and_speed_depend_on() -> None:
     assert about["torch"] == version("torch")
     assert about["python"] == ".".join(map(str, sys.version_info[:3]))
     assert about["cores"] == len(os.sched_getaffinity(0))
-    assert about["memory_bytes"] == pytest.approx(memory_bytes(), rel=0.01)
+    assert about["memory_bytes"] == memory_bytes()
     assert about["system"].startswith("Linux")
     assert about["processor"]
-
-
-def memory_bytes() -> int:
-    total = next(
-        line
-        for line in Path("/proc/meminfo").read_text().splitlines()
-        if line.startswith("MemTotal:")
-    )
-    return int(total.split()[1]) * 1024

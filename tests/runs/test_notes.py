@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.published import RECIPES
@@ -15,6 +16,7 @@ from lockstep.runs.notes import (
     note_determinism_cost,
     suggest_weights,
 )
+from tests.lines import read_table
 
 SENSIBLE = Recipe(logits=10, epochs=20, global_batch_images=32)
 
@@ -53,84 +55,38 @@ def test_a_published_recipe_on_imagenet_is_not_noted(name: str) -> None:
     assert list_unusual_settings(RECIPES[name](), facts(classes=1000, steps=40)) == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "about", "sentence"),
-    [
-        (
-            {"logits": 1000},
-            {},
-            "the images have 10 classes, but the model has 1000 logits: --set logits=10",
-        ),
-        (
-            {"logits": 12},
-            {},
-            "the images have 10 classes, but the model has 12 logits: --set logits=10",
-        ),
-        (
-            {"sampling": "balanced", "class_weights": [1.0] * 10},
-            {},
-            "sampling=balanced and class_weights favour rare classes twice: leave out one of them",
-        ),
-        (
-            {"eval_crop": 320, "eval_resize": 330},
-            {},
-            "the size of evaluation, 320 px, is more than 1.4 times training's, 224 px",
-        ),
-        (
-            {"eval_crop": 160},
-            {},
-            "the size of evaluation, 160 px, is less than 3/4 of training's, 224 px",
-        ),
-        (
-            {"image_sizes": [[0, 160], [90, 224]], "epochs": 90},
-            {},
-            "image_sizes has 224 px from epoch 90 on, but the run has 90 epochs",
-        ),
-        (
-            {"epochs": 3},
-            {},
-            (
-                "the warm-up of 5 epochs is not shorter than the run of 3: the learning rate never"
-                " decreases; --set warmup_epochs=0.3"
-            ),
-        ),
-        (
-            {"epochs": 1, "warmup_epochs": 1},
-            {},
-            "the warm-up of 1 epoch is not shorter than the run of 1",
-        ),
-        ({"epochs": 5}, {}, "the warm-up of 5 epochs is not shorter than the run of 5"),
-        (
-            {"lr_decay": "step", "lr_step_epochs": [1], "warmup_epochs": 2.0},
-            {"steps": 1},
-            "the learning rate never reaches its peak of 0.032: the highest is 0.016",
-        ),
-        (
-            {"logits": 1},
-            {"classes": 1},
-            "all images are of one class, class 0: there is nothing to classify",
-        ),
-        ({"logits": 5}, {"classes": 5}, "top-5 is left out: it means nothing with 5 classes"),
-        (
-            {},
-            {"validation": [1] * 8 + [0, 0]},
-            "no validation images for 2 of 10 classes: class 8, class 9",
-        ),
-        (
-            {},
-            {"training": [0] * 7 + [1] * 3},
-            (
-                "no training images for 7 of 10 classes: class 0, class 1, class 2, class 3, class"
-                " 4 and 2 more"
-            ),
-        ),
-    ],
-    ids=str,
-)
-def test_unusual_settings_are_noted(
-    changes: dict[str, Any], about: dict[str, Any], sentence: str
-) -> None:
-    notes = list_unusual_settings(SENSIBLE.replace(**changes), facts(**about))
+UNUSUAL = """
+{logits: 1000} | {} | the images have 10 classes, but the model has 1000 logits: --set logits=10
+{logits: 12} | {} | the images have 10 classes, but the model has 12 logits: --set logits=10
+{sampling: balanced, class_weights: [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]}
+  | {} | sampling=balanced and class_weights favour rare classes twice: leave out one of them
+{eval_crop: 320, eval_resize: 330}
+  | {} | the size of evaluation, 320 px, is more than 1.4 times training's, 224 px
+{eval_crop: 160} | {} | the size of evaluation, 160 px, is less than 3/4 of training's, 224 px
+{image_sizes: [[0, 160], [90, 224]], epochs: 90}
+  | {} | image_sizes has 224 px from epoch 90 on, but the run has 90 epochs
+{epochs: 3}
+  | {} | the warm-up of 5 epochs is not shorter than the run of 3: the learning rate never
+  decreases; --set warmup_epochs=0.3
+{epochs: 1, warmup_epochs: 1} | {} | the warm-up of 1 epoch is not shorter than the run of 1
+{epochs: 5} | {} | the warm-up of 5 epochs is not shorter than the run of 5
+{lr_decay: step, lr_step_epochs: [1], warmup_epochs: 2.0}
+  | {steps: 1} | the learning rate never reaches its peak of 0.032: the highest is 0.016
+{logits: 1} | {classes: 1} | all images are of one class, class 0: there is nothing to classify
+{logits: 5} | {classes: 5} | top-5 is left out: it means nothing with 5 classes
+{}
+  | {validation: [1, 1, 1, 1, 1, 1, 1, 1, 0, 0]} | no validation images for 2 of 10 classes: class
+  8, class 9
+{}
+  | {training: [0, 0, 0, 0, 0, 0, 0, 1, 1, 1]} | no training images for 7 of 10 classes: class 0,
+  class 1, class 2, class 3, class 4 and 2 more
+"""
+
+
+@pytest.mark.parametrize(("changes", "about", "sentence"), read_table(UNUSUAL))
+def test_unusual_settings_are_noted(changes: str, about: str, sentence: str) -> None:
+    recipe = SENSIBLE.replace(**yaml.safe_load(changes))
+    notes = list_unusual_settings(recipe, facts(**yaml.safe_load(about)))
     assert any(note.startswith(sentence) for note in notes), notes
 
 

@@ -58,15 +58,6 @@ def damages(path: Path) -> list[Damage]:
     return [item for item in recordio.scan_images(path) if isinstance(item, Damage)]
 
 
-@pytest.mark.parametrize("payload", [b"", b"abcd", b"abcde", b"abcdef", b"abcdefg"], ids=len)
-def test_a_frame_is_magic_length_payload_and_zeros(payload: bytes) -> None:
-    zeros = {0: 0, 1: 3, 2: 2, 3: 1}[len(payload) % 4]
-    assert (
-        join_record(payload)
-        == bytes.fromhex("0a23d7ce") + bytes([len(payload), 0, 0, 0]) + payload + b"\0" * zeros
-    )
-
-
 @pytest.mark.parametrize(
     ("payload", "expected"),
     [
@@ -96,21 +87,6 @@ def test_a_payload_is_split_at_aligned_magic_numbers(payload: bytes, expected: b
 @pytest.mark.parametrize("back", [b"", MAGIC, b"ab" + MAGIC, b"abcd" + MAGIC + b"e"])
 def test_a_payload_in_pieces_is_framed_as_it_is_in_one(front: bytes, back: bytes) -> None:
     assert b"".join(frame_record(front, memoryview(back))) == join_record(front + back)
-
-
-def test_a_header_is_flag_label_and_two_numbers() -> None:
-    expected = bytes.fromhex("00000000 0000e040 0500000000000000 0900000000000000") + b"image"
-    assert pack_header(Header((7.0,), 5, 9)) + b"image" == expected
-    assert unpack_header(expected) == (Header((7.0,), 5, 9), 24)
-
-
-def test_several_labels_stand_behind_the_header_and_are_counted_in_its_flag() -> None:
-    expected = (
-        bytes.fromhex("02000000 00000000 0500000000000000 0000000000000000 0000e040 0000003f")
-        + b"image"
-    )
-    assert pack_header(Header((7.0, 0.5), 5)) + b"image" == expected
-    assert unpack_header(expected) == (Header((7.0, 0.5), 5), 32)
 
 
 @pytest.mark.parametrize(

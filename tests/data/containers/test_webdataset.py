@@ -156,52 +156,40 @@ def test_folders_links_and_long_names_are_read(format: int, tmp_path: Path) -> N
     ] == names
 
 
-@pytest.mark.parametrize(
-    ("files", "reason"),
-    [
-        pytest.param(
-            [("b.cls", b"cat"), ("b.jpg", b"")],
-            r"b\.cls is 'cat'; expected the number of a class",
-            id="a name",
-        ),
-        pytest.param([("b.cls", b"-1"), ("b.jpg", b"")], r"b\.cls is '-1'", id="negative"),
-        pytest.param([("b.cls", b"1.5"), ("b.jpg", b"")], r"b\.cls is '1\.5'", id="no integer"),
-        pytest.param([("b.cls", b""), ("b.jpg", b"")], r"b\.cls is ''", id="empty"),
-        pytest.param([("b.cls", b"\xff\xb2"), ("b.jpg", b"")], r"b\.cls is '", id="no text"),
-        pytest.param(
-            [("b.json", b'{"label": "x"}'), ("b.jpg", b"")], r"b\.json is 'x'", id="a word in JSON"
-        ),
-        pytest.param([("b.json", b"{"), ("b.jpg", b"")], r"b\.json is not JSON", id="no JSON"),
-        pytest.param(
-            [("b.json", b"\xff"), ("b.jpg", b"")], r"b\.json is not JSON", id="no text in JSON"
-        ),
-        pytest.param([("b.json", b"[1]"), ("b.jpg", b"")], "its label is missing", id="no object"),
-        pytest.param(
-            [("b.jpg", b"")],
-            "its label is missing: expected a number in .cls, .* or a folder in its name",
-            id="no class",
-        ),
-        pytest.param([("./b.jpg", b"")], "its label is missing", id="no folder"),
-    ],
-)
+WITHOUT_CLASS = {
+    "a name": ("b.cls", b"cat", r"b\.cls is 'cat'; expected the number of a class"),
+    "negative": ("b.cls", b"-1", r"b\.cls is '-1'"),
+    "no integer": ("b.cls", b"1.5", r"b\.cls is '1\.5'"),
+    "empty": ("b.cls", b"", r"b\.cls is ''"),
+    "no text": ("b.cls", b"\xff\xb2", r"b\.cls is '"),
+    "a word in JSON": ("b.json", b'{"label": "x"}', r"b\.json is 'x'"),
+    "no JSON": ("b.json", b"{", r"b\.json is not JSON"),
+    "no text in JSON": ("b.json", b"\xff", r"b\.json is not JSON"),
+    "no object": ("b.json", b"[1]", "its label is missing"),
+    "no class": (
+        "b.jpg",
+        b"",
+        "its label is missing: expected a number in .cls, .* or a folder in its name",
+    ),
+    "no folder": ("./b.jpg", b"", "its label is missing"),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "reason"), WITHOUT_CLASS.values(), ids=WITHOUT_CLASS)
 def test_an_image_without_a_class_is_damage(
-    files: list[tuple[str, bytes]], reason: str, tmp_path: Path
+    name: str, content: bytes, reason: str, tmp_path: Path
 ) -> None:
-    path = tar(
-        tmp_path / "any.tar",
-        ("a.cls", b"0"),
-        ("a.jpg", b"1"),
-        *files,
-        ("c.cls", b"0"),
-        ("c.jpg", b"2"),
-    )
+    image = name if name.endswith(".jpg") else "b.jpg"
+    files = [("a.cls", b"0"), ("a.jpg", b"1"), (name, content)]
+    files += [] if name == image else [(image, b"")]
+    path = tar(tmp_path / "any.tar", *files, ("c.cls", b"0"), ("c.jpg", b"2"))
     [first, damage, last] = images_and_damage(path)
     assert isinstance(first, Stored)
     assert isinstance(last, Stored)
     assert isinstance(damage, Damage)
-    begin = path.read_bytes().index(files[-1][0].encode() + b"\0")
+    begin = path.read_bytes().index(image.encode() + b"\0")
     assert (damage.begin, damage.end) == (begin, begin + 512)
-    with pytest.raises(ValueError, match=rf"^{files[-1][0]} at byte {begin}: {reason}"):
+    with pytest.raises(ValueError, match=rf"^{image} at byte {begin}: {reason}"):
         raise ValueError(damage.reason)
 
 

@@ -272,12 +272,6 @@ def test_a_changed_image_is_named_with_the_reason(change, reason: str, few: Inde
         load_batches(few, [whole(0), whole(1), whole(2), whole(3)])
 
 
-def test_an_image_that_is_gone_is_named(few: Index) -> None:
-    Path(few.path(1)).unlink()
-    with pytest.raises(DataError, match=r"1/image\.jpg .* No such file"):
-        load_batches(few, [whole(0, 1, 2, 3)])
-
-
 def test_batches_before_a_bad_image_are_handed_out(few: Index) -> None:
     Path(few.path(2)).unlink()
     labels = []
