@@ -183,10 +183,8 @@ def test_a_dynamic_loss_scale_goes_on_across_engines(pair: Pair, tiny_recipe: Re
     expected = oracle.train(
         recipe, State(1, begin.tensors, begin.momentum), batches[1:], RATES
     ).state
-    assert (
-        angle(subtract_states(end, begin), subtract_states(expected, begin))
-        < BOUNDS["fp16 direction"].value
-    )
+    result = angle(subtract_states(end, begin), subtract_states(expected, begin))
+    assert result < BOUNDS["fp16 direction"].value
 
 
 # fp16 is in the test above.
@@ -196,7 +194,5 @@ def test_a_run_handed_over_in_bf16_goes_the_same_way(pair: Pair, tiny_recipe: Re
     batches = draw_batches(recipe, STEPS, mixup="sample")
     end = hand_over(pair, recipe, begin)
     expected = oracle.train(recipe, begin, batches, RATES).state
-    assert (
-        angle(subtract_states(end, begin), subtract_states(expected, begin))
-        < BOUNDS["bf16 direction"].value
-    )
+    result = angle(subtract_states(end, begin), subtract_states(expected, begin))
+    assert result < BOUNDS["bf16 direction"].value

@@ -49,9 +49,8 @@ NARROW_MODELS = {"basic": BASIC, "v1": V1, "modern": MODERN} | {
 @pytest.mark.parametrize("model", NARROW_MODELS.values(), ids=NARROW_MODELS)
 def test_a_narrow_model_is_its_table(start: Start, tiny_recipe: Recipe, model: ModelSpec) -> None:
     state = start(tiny_recipe.replace(model=model, logits=7)).read()
-    assert {name: value.shape for name, value in state.tensors.items()} == {
-        t.name: t.shape for t in model.list_tensors(7)
-    }
+    result = {name: value.shape for name, value in state.tensors.items()}
+    assert result == {t.name: t.shape for t in model.list_tensors(7)}
     assert state.momentum.keys() == {t.name for t in model.list_tensors(7) if t.is_trained}
 
 
@@ -182,10 +181,8 @@ def test_any_number_of_images_of_any_size_is_predicted(start: Start, tiny_recipe
     values = draw_state(tiny_recipe).tensors
     for count, size in ((2, 32), (7, 45), (1, 64)):
         images = draw_images(count, size)
-        assert (
-            distance(engine.predict(images), oracle.logits(tiny_recipe, values, images))
-            < BOUNDS["logits"].value
-        )
+        result = distance(engine.predict(images), oracle.logits(tiny_recipe, values, images))
+        assert result < BOUNDS["logits"].value
 
 
 # Evaluation and prediction
@@ -200,9 +197,8 @@ def compute_scores(
 
 
 def test_scores_are_those_of_the_logits_predicted(start: Start, tiny_recipe: Recipe) -> None:
-    recipe = tiny_recipe.replace(
-        **WEIGHTED, dropout=0.4, stochastic_depth=0.6
-    )  # which are for training alone
+    # Which are for training alone.
+    recipe = tiny_recipe.replace(**WEIGHTED, dropout=0.4, stochastic_depth=0.6)
     engine = start(recipe)
     batch = draw_batch(recipe)
     scores = engine.evaluate([batch])

@@ -35,10 +35,8 @@ def test_a_variable_that_names_nothing_to_run_is_refused(
     if kind == "no program":
         named.touch(mode=0o600)
     monkeypatch.setenv("LOCKSTEP_TORCH_PYTHON", str(named))
-    with pytest.raises(
-        BackendError,
-        match=r"LOCKSTEP_TORCH_PYTHON is .*expected a Python that has lockstep and torch",
-    ):
+    message = r"LOCKSTEP_TORCH_PYTHON is .*expected a Python that has lockstep and torch"
+    with pytest.raises(BackendError, match=message):
         find_interpreter("torch")
 
 

@@ -87,10 +87,8 @@ def test_a_rank_that_listens_everywhere_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(LISTEN_ADDRESS, "127.0.0.1")
     with socket.create_server(("0.0.0.0", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(
-            BackendError,
-            match=f"this rank listens on .*0.0.0.0 port {port}.*, expected the loopback interface",
-        ):
+        message = f"this rank listens on .*0.0.0.0 port {port}.*, expected the loopback interface"
+        with pytest.raises(BackendError, match=message):
             refuse_open_sockets()
 
 

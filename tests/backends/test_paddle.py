@@ -70,10 +70,8 @@ def test_a_loaded_module_takes_a_state_dict(tiny_recipe: Recipe) -> None:
         {name: paddle.to_tensor(value) for name, value in other.items()}
     )
     assert (missing, unexpected) == ([], [])
-    assert (
-        module(images).numpy().tobytes()
-        == paddle_backend.load_module(tiny_recipe, other)(images).numpy().tobytes()
-    )
+    result = module(images).numpy().tobytes()
+    assert result == paddle_backend.load_module(tiny_recipe, other)(images).numpy().tobytes()
 
 
 # Programs
@@ -231,9 +229,8 @@ def test_batch_norm_over_several_ranks_is_not_compiled(tiny_recipe: Recipe, comp
 
 
 def test_programs_are_refused_to_batch_norm_over_several_ranks(tiny_recipe: Recipe) -> None:
-    with pytest.raises(
-        BackendError, match="has no batch norm over all ranks; leave compile at auto"
-    ):
+    message = "has no batch norm over all ranks; leave compile at auto"
+    with pytest.raises(BackendError, match=message):
         make_engine(tiny_recipe.replace(batch_norm="synchronised"), "on")
 
 

@@ -108,9 +108,8 @@ def test_trainers_of_one_machine_know_each_other() -> None:
 def test_trainers_divide_cores(count: int, threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
-    assert {trainer(one_machine(count), rank)["OMP_NUM_THREADS"] for rank in range(count)} == {
-        threads
-    }
+    result = {trainer(one_machine(count), rank)["OMP_NUM_THREADS"] for rank in range(count)}
+    assert result == {threads}
 
 
 # Processes

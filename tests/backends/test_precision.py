@@ -52,10 +52,8 @@ def test_a_step_in_low_precision_is_near(
     interval = engine.fetch(engine.train([batch], 0))
     expected = oracle.train(recipe, state, [batch], RATES, parts)
     assert interval.losses == pytest.approx(expected.losses, rel=BOUNDS[f"{precision} loss"].value)
-    assert (
-        angle(engine.read().momentum, expected.state.momentum)
-        < BOUNDS[f"{precision} direction"].value
-    )
+    result = angle(engine.read().momentum, expected.state.momentum)
+    assert result < BOUNDS[f"{precision} direction"].value
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -188,9 +186,8 @@ def test_training_recovers_after_an_overflow(start: Start, tiny_recipe: Recipe) 
     engine.train(batches, 0)
     unscaled = start(tiny_recipe.replace(**FP16), State(1, state.tensors, state.momentum))
     unscaled.train(batches[1:], 1)
-    assert (
-        distance(engine.read().momentum, unscaled.read().momentum) < BOUNDS["scaled gradient"].value
-    )
+    result = distance(engine.read().momentum, unscaled.read().momentum)
+    assert result < BOUNDS["scaled gradient"].value
 
 
 def test_a_new_scaler_has_the_recipes_first_scale(start: Start, tiny_recipe: Recipe) -> None:

@@ -127,9 +127,8 @@ def test_an_average_is_evaluated_with_quantisation(start: Start, tiny_recipe: Re
     engine.quantise(scales)
     logits = oracle.logits(recipe, state.ema, batch.images, scales)
     expected = -oracle.log_softmax(logits)[np.arange(len(batch.labels)), batch.labels]
-    assert engine.evaluate([batch], ema=True).losses == pytest.approx(
-        expected, rel=BOUNDS["quantised"].value
-    )
+    result = engine.evaluate([batch], ema=True).losses
+    assert result == pytest.approx(expected, rel=BOUNDS["quantised"].value)
 
 
 @for_quantising
@@ -146,7 +145,6 @@ def test_rounding_does_not_hide_what_is_no_number(start: Start, tiny_recipe: Rec
 def test_scales_that_do_not_fit_are_refused(start: Start, tiny_recipe: Recipe) -> None:
     recipe, state, scales = begin(tiny_recipe)
     engine = start(recipe, state)
-    with pytest.raises(
-        CheckpointError, match=r"missing \['fc'\], unknown \['fc2'\]. Did you mean fc"
-    ):
+    message = r"missing \['fc'\], unknown \['fc2'\]. Did you mean fc"
+    with pytest.raises(CheckpointError, match=message):
         engine.quantise({name.replace("fc", "fc2"): scale for name, scale in scales.items()})

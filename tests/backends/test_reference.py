@@ -154,10 +154,8 @@ def test_binary_cross_entropy_is_that_of_timm(reduction: str, above: float | Non
 def test_a_convolution_by_hand() -> None:
     x = np.arange(9.0).reshape(1, 3, 3, 1)
     y, _ = f.convolution(x, np.ones((1, 1, 3, 3)), stride=2, groups=1, padding="symmetric")
-    assert y[0, :, :, 0].tolist() == [
-        [0 + 1 + 3 + 4, 1 + 2 + 4 + 5],
-        [3 + 4 + 6 + 7, 4 + 5 + 7 + 8],
-    ]
+    result = y[0, :, :, 0].tolist()
+    assert result == [[0 + 1 + 3 + 4, 1 + 2 + 4 + 5], [3 + 4 + 6 + 7, 4 + 5 + 7 + 8]]
 
 
 @pytest.mark.parametrize(

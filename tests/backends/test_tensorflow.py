@@ -149,9 +149,8 @@ def built(recipe: Recipe, world: TensorflowWorld, compile: Any) -> Any:
 
 
 def test_xla_is_refused_to_batch_norm_over_several_ranks(tiny_recipe: Recipe) -> None:
-    with pytest.raises(
-        BackendError, match="XLA cannot compile batch norm over all ranks; leave compile at auto"
-    ):
+    message = "XLA cannot compile batch norm over all ranks; leave compile at auto"
+    with pytest.raises(BackendError, match=message):
         built(tiny_recipe.replace(batch_norm="synchronised"), OfTwo(on_gpu=False), "on")
 
 

@@ -93,9 +93,8 @@ def test_the_thread_that_waits_for_a_gpu_ends_with_its_engine(
 def test_workers_have_one_cluster_and_an_index_each(alone: pytest.MonkeyPatch) -> None:
     environment = partial(worker, one_machine(3))
     configs = [json.loads(environment(rank)["TF_CONFIG"]) for rank in range(3)]
-    assert [config["task"] for config in configs] == [
-        {"type": "worker", "index": rank} for rank in range(3)
-    ]
+    result = [config["task"] for config in configs]
+    assert result == [{"type": "worker", "index": rank} for rank in range(3)]
     assert configs[0]["cluster"] == configs[1]["cluster"] == configs[2]["cluster"]
     assert configs[0]["cluster"].keys() == {"worker"}
     assert len(set(configs[0]["cluster"]["worker"])) == 3
@@ -109,9 +108,8 @@ def test_threads_that_the_user_has_set_stay(alone: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("count", "threads"), [(1, "6"), (2, "3"), (4, "1"), (8, "1")])
 def test_workers_divide_the_cores(count: int, threads: str, alone: pytest.MonkeyPatch) -> None:
     alone.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
-    assert {
-        worker(one_machine(count), rank)["TF_NUM_INTRAOP_THREADS"] for rank in range(count)
-    } == {threads}
+    result = {worker(one_machine(count), rank)["TF_NUM_INTRAOP_THREADS"] for rank in range(count)}
+    assert result == {threads}
 
 
 FAILED = tf.errors.UnavailableError(None, None, "Socket closed\nand where")

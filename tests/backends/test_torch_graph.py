@@ -130,9 +130,8 @@ def test_a_captured_step_takes_what_changes_between_steps(both: Built, tiny_reci
         .tensors["layer1.0.conv2.weight"][~masks["layer1.0.conv2.weight"]]
         .any()
     )
-    assert engines[1].events == ["wait"] + ["warm-up"] * WARM_UP + ["capture"] + ["replay"] * (
-        5 - WARM_UP
-    )
+    result = engines[1].events
+    assert result == ["wait"] + ["warm-up"] * WARM_UP + ["capture"] + ["replay"] * (5 - WARM_UP)
 
 
 def calibrate(engine: Any, batches: Sequence[Batch]) -> dict[str, float]:

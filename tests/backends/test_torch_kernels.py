@@ -58,9 +58,8 @@ def test_kernels_are_used_only_when_asked_for_until_a_gpu_has_shown_that_they_ar
 
 def test_kernels_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(
-        BackendError, match="fused is on, but the run computes on a CPU; use --set fused=auto"
-    ):
+    message = "fused is on, but the run computes on a CPU; use --set fused=auto"
+    with pytest.raises(BackendError, match=message):
         kernels.uses_kernels(Execution(fused="on"), CPU)
     monkeypatch.setattr(kernels, "find_spec", lambda name: None)
     with pytest.raises(BackendError, match="fused is on, but Triton is not installed"):

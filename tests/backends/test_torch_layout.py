@@ -77,6 +77,5 @@ def test_weights_are_cast_once_in_a_part(start: Start, tiny_recipe: Recipe, part
         tensor.shape for tensor in table if len(tensor.shape) > 1 or tensor.name == "fc.bias"
     )
     for types in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)):
-        assert {shape: seen.casts[(*types, shape)] for shape in shapes} == {
-            shape: parts * n for shape, n in shapes.items()
-        }
+        result = {shape: seen.casts[(*types, shape)] for shape in shapes}
+        assert result == {shape: parts * n for shape, n in shapes.items()}

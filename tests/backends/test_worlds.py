@@ -25,9 +25,8 @@ def test_a_gpu_that_is_not_there_is_an_error(
     backend: LoadedBackend, native: ModuleType, alone: pytest.MonkeyPatch
 ) -> None:
     native.set_gpus(alone, 0)
-    with pytest.raises(
-        BackendError, match=rf"finds no GPU here; use --set device=cpu.*{native.FACTS.advice}"
-    ):
+    message = rf"finds no GPU here; use --set device=cpu.*{native.FACTS.advice}"
+    with pytest.raises(BackendError, match=message):
         backend.world(Execution(device="cuda"))
 
 
@@ -50,9 +49,8 @@ def test_a_local_rank_without_a_gpu_of_its_own_is_refused(
 ) -> None:
     native.set_gpus(alone, 2)
     alone.setenv("LOCAL_RANK", "2")
-    with pytest.raises(
-        BackendError, match="local rank 2 has no GPU: there are 2; launch fewer processes"
-    ):
+    message = "local rank 2 has no GPU: there are 2; launch fewer processes"
+    with pytest.raises(BackendError, match=message):
         backend.world(Execution())
 
 

@@ -29,9 +29,8 @@ def test_rates_are_work_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ceilings.PRODUCT_SIZE, "cpu", 64)
     monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 2**20)
     assert ceilings.gemm_gflops("reference", "fp32", on_gpu=False, ranks=1) == 2 * 64**3 / 0.5 / 1e9
-    assert (
-        ceilings.copy_gb_per_sec("reference", on_gpu=False, ranks=1) == 2 * 2**20 / 0.5 / 1e9
-    )  # each byte is read once and written once
+    # Each byte is read once and written once.
+    assert ceilings.copy_gb_per_sec("reference", on_gpu=False, ranks=1) == 2 * 2**20 / 0.5 / 1e9
 
 
 def test_a_copy_copies(monkeypatch: pytest.MonkeyPatch) -> None:

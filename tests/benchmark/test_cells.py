@@ -48,9 +48,8 @@ def test_int8_is_measured_on_runtimes_that_run_onnx_models() -> None:
         *(("inference", name) for name in ("torch", "onnxruntime", "openvino", "paddle-inference")),
     ]
     assert {Plan().make_recipe(cell).precision for cell in cells} == {"fp32"}
-    with pytest.raises(
-        UserError, match="int8 needs one that runs ONNX models, such as --runtime onnxruntime"
-    ):
+    message = "int8 needs one that runs ONNX models, such as --runtime onnxruntime"
+    with pytest.raises(UserError, match=message):
         grid(("inference",), dtypes=("int8",))
 
 

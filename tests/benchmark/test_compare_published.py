@@ -17,9 +17,8 @@ def test_a_cell_stands_beside_rows_of_its_model_kind_chip_number_and_batch() -> 
     rows = [beside.row for beside in comparison.published]
     assert {row.batch_images for row in rows} == {96}
     assert [row.images_per_sec for row in rows if row.batch_images == 96] == [3546, 1282]
-    assert {(row.model, row.kind, row.accelerators) for row in rows} == {
-        ("resnet50", "inference", 1)
-    }
+    result = {(row.model, row.kind, row.accelerators) for row in rows}
+    assert result == {("resnet50", "inference", 1)}
     assert all("V100" in row.accelerator for row in rows)
     alike = [row for row in read_speeds() if row.model == "resnet50" and row.kind == "inference"]
     assert comparison.left_out == len(alike) - len(rows)
@@ -51,9 +50,8 @@ def test_speeds_are_divided_on_the_same_hardware_alone() -> None:
         for beside in comparison.published
         if beside.ratio is not None
     }
-    assert divided == {
-        1442.6: 0.5
-    }  # 721.3 / 1442.6, fp16 at 208 images; no other row has the same batch and precision
+    # 721.3 / 1442.6, fp16 at 208 images; no other row has the same batch and precision.
+    assert divided == {1442.6: 0.5}
 
 
 @pytest.mark.parametrize(

@@ -87,9 +87,8 @@ def parse_logged(source: Path) -> list[dict[str, Any]]:
 def test_the_report_of_mxnets_example(run: Path) -> None:
     text = convert(run, "nvidia-report")
     form = json.loads(text)
-    assert text.startswith(
-        '{\n    "model": "resnet50",\n    "ngpus": 2,'
-    )  # json.dump(report, f, indent=4)
+    # json.dump(report, f, indent=4).
+    assert text.startswith('{\n    "model": "resnet50",\n    "ngpus": 2,')
     assert list(form) == ["model", "ngpus", "total_duration", "cmd", "metrics"]
     assert form["cmd"] == ["lockstep", "train"]
     assert form["total_duration"] == 3.5 + 5.5  # of both processes

@@ -69,9 +69,8 @@ def test_the_recipes_own_batch_is_tried_in_as_few_parts_as_fit(
     # The largest size decides, at which a single image has several values of a channel.
     recipe = tiny_recipe.replace(image_sizes=[[0, 64], [1, 32]], global_batch_images=256)
     if parts is None:
-        with pytest.raises(
-            UserError, match="1 images fit, but not 256 in any number of parts: no memory"
-        ):
+        message = "1 images fit, but not 256 in any number of parts: no memory"
+        with pytest.raises(UserError, match=message):
             find_batch(recipe, HOW)
         return
     answer = find_batch(recipe, HOW)
@@ -114,9 +113,8 @@ def test_a_step_fits_or_not(tiny_recipe: Recipe) -> None:
 
 def test_a_smallest_step_that_fails_otherwise_ends_the_search(tiny_recipe: Recipe) -> None:
     tried: list[Try] = []
-    with pytest.raises(
-        BackendError, match=r"a step of 2 images failed, but not for lack of memory: .*nchw"
-    ):
+    message = r"a step of 2 images failed, but not for lack of memory: .*nchw"
+    with pytest.raises(BackendError, match=message):
         find_batch(tiny_recipe, HOW.replace(layout="nchw"), listener=tried.append)
     assert [(done.images, done.fits, done.is_short) for done in tried] == [(32, False, False)]
 

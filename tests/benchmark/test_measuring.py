@@ -130,12 +130,8 @@ def test_a_step_is_enqueued_before_the_one_before_is_fetched(device: Device) -> 
 def test_the_device_is_never_without_work_so_that_steps_take_what_it_takes(device: Device) -> None:
     measured = measure("train")
     assert times(measured.warmup) == [2.5, 2.0]
-    assert times(measured.counted) == [
-        2.5,
-        2.0,
-        2.0,
-        2.0,
-    ]  # only the first one shows the time to hand over
+    # Only the first one shows the time to hand over.
+    assert times(measured.counted) == [2.5, 2.0, 2.0, 2.0]
 
 
 def test_inference_is_done_one_after_the_other(device: Device) -> None:
@@ -155,9 +151,8 @@ def test_a_folder_is_loaded_before_the_ceilings(device: Device, textures: Path) 
     measured = measure("train", data=str(textures))
     assert measured.compute_only is not None
     assert measured.loader_only is not None
-    assert (
-        len(measured.compute_only.ends) == len(measured.loader_only.ends) == 4
-    )  # never more than were measured
+    # Never more than were measured.
+    assert len(measured.compute_only.ends) == len(measured.loader_only.ends) == 4
     held = {id(images) for images in device.images[6:]}
     assert len(held) == 1
     assert len({images.tobytes() for images in device.images[:6]}) == 6
@@ -208,9 +203,8 @@ def test_so_many_examples_are_gone_through_again_and_again_without_padding(
     measure(what, dataclasses.replace(PLAN, num_examples=5), str(textures))
     samples = np.concatenate(seen)
     images = 60 if what == "train" else 20
-    assert set(samples.tolist()) == {
-        images * i // 5 for i in range(5)
-    }  # evenly spread, and therefore of several classes
+    # Evenly spread, and therefore of several classes.
+    assert set(samples.tolist()) == {images * i // 5 for i in range(5)}
     assert len(samples) > 5
 
 
@@ -234,9 +228,8 @@ def test_a_failed_copy_leaves_the_figures(device: Device, monkeypatch: pytest.Mo
     measured = measure("train")
     assert (measured.copy_gb_per_sec, measured.gemm_gflops) == (None, 7.0)
     assert times(measured.counted) == [2.5, 2.0, 2.0, 2.0]
-    assert measured.remarks == [
-        "torch has no copy here, so no limit is known: Unable to allocate 256. MiB"
-    ]
+    result = measured.remarks
+    assert result == ["torch has no copy here, so no limit is known: Unable to allocate 256. MiB"]
 
 
 def test_ranks_begin_ceilings_together(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

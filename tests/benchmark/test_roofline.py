@@ -25,15 +25,13 @@ PUBLISHED_GMACS = {
 
 @pytest.mark.parametrize("name", PUBLISHED_GMACS)
 def test_multiply_adds_are_those_that_torchvision_publishes(name: str) -> None:
-    assert forward_macs(MODELS[name], 224, 1000) / 1e9 == pytest.approx(
-        PUBLISHED_GMACS[name], abs=0.005
-    )
+    result = forward_macs(MODELS[name], 224, 1000) / 1e9
+    assert result == pytest.approx(PUBLISHED_GMACS[name], abs=0.005)
 
 
 def test_multiply_adds_of_v1_and_of_resnext_are_those_of_their_papers() -> None:
-    assert forward_macs(MODELS["resnet50-v1"], 224, 1000) / 1e9 == pytest.approx(
-        3.8, abs=0.07
-    )  # arXiv:1512.03385, table 1
+    # arXiv:1512.03385, table 1.
+    assert forward_macs(MODELS["resnet50-v1"], 224, 1000) / 1e9 == pytest.approx(3.8, abs=0.07)
     # ResNeXt-101 32x4d: 8.03 GMAC with batch norm and pooling (timm: 8.01).
     assert forward_macs(MODELS["resnext101-32x4d"], 224, 1000) / 1e9 == pytest.approx(8.0, abs=0.04)
 

@@ -71,9 +71,8 @@ def test_known_parameters_are_found_again() -> None:
 
 def test_steps_that_were_not_fitted_are_predicted() -> None:
     others = [make_row(3, 6), make_row(4, 6, 4, 300), make_row(3, 4, 3, 500)]
-    assert [row.difference for row in compare_steps(fit_steps(ROWS), others)] == pytest.approx(
-        [0.0] * 3, abs=1e-6
-    )
+    result = [row.difference for row in compare_steps(fit_steps(ROWS), others)]
+    assert result == pytest.approx([0.0] * 3, abs=1e-6)
     slower = dataclasses.replace(others[0], step_sec=others[0].step_sec * 1.25)
     assert compare_steps(fit_steps(ROWS), [slower])[0].difference == pytest.approx(-0.2)
 
@@ -139,10 +138,8 @@ def test_a_fit_makes_shares_small_and_not_seconds() -> None:
 
 
 def test_one_rank_at_one_batch_is_refused() -> None:
-    with pytest.raises(
-        DataError,
-        match=r"fewer than two batches.*measure two: lockstep benchmark train -n 1 -b 4,8",
-    ):
+    message = r"fewer than two batches.*measure two: lockstep benchmark train -n 1 -b 4,8"
+    with pytest.raises(DataError, match=message):
         fit_steps([make_row(1, 4), make_row(1, 4), make_row(2, 8)])
 
 

@@ -108,9 +108,8 @@ def test_what_no_backward_pass_hides_is_exposed_and_at_least_the_last_exchange()
     # what remains.
     fast = dataclasses.replace(slow, local=Link(1000.0))
     assert step_time(STEP, fast, 4, 4).exchanging == 0.75
-    assert step_time(
-        dataclasses.replace(STEP, overlap=1.0), fast, 4, 4
-    ).exchanging == pytest.approx(0.6)
+    result = step_time(dataclasses.replace(STEP, overlap=1.0), fast, 4, 4).exchanging
+    assert result == pytest.approx(0.6)
     assert step_time(dataclasses.replace(STEP, overlap=0.0), fast, 4, 4).exchanging == 1.5
     assert step_time(STEP, fast, 1, 4).total == 3.0
 
@@ -118,9 +117,8 @@ def test_what_no_backward_pass_hides_is_exposed_and_at_least_the_last_exchange()
 def test_ranks_wait_for_the_slowest_and_for_the_loader() -> None:
     step = dataclasses.replace(STEP, variation=0.1)
     cluster = Cluster(4, Link(math.inf), SLOW, algorithms=("ring",))
-    assert step_time(step, cluster, 2, 4).total == pytest.approx(
-        3.0 + 3.0 * 0.1 * 0.56419, abs=1e-5
-    )
+    result = step_time(step, cluster, 2, 4).total
+    assert result == pytest.approx(3.0 + 3.0 * 0.1 * 0.56419, abs=1e-5)
     # 4 ranks of a host take 16 images in a step; 8 ranks are on two hosts, each with its own
     # loader.
     loading = dataclasses.replace(cluster, loader_images_per_sec=2.0)
@@ -135,9 +133,8 @@ def test_ranks_that_share_cores_do_the_work_of_all() -> None:
     shared = Cluster(4, Link(1000.0), Link(100.0), sharing=0.9)
     assert step_time(STEP, shared, 4, 4).computing == pytest.approx(0.9 * 4 * 3.0)
     assert step_time(STEP, shared, 4, 4).exchanging == 4 * 1.5
-    assert step_time(
-        STEP, dataclasses.replace(shared, ranks_per_host=1), 4, 4
-    ).exchanging == pytest.approx(15 - 0.25 * 10.8)
+    result = step_time(STEP, dataclasses.replace(shared, ranks_per_host=1), 4, 4).exchanging
+    assert result == pytest.approx(15 - 0.25 * 10.8)
     assert step_time(STEP, shared, 1, 4).total == 3.0
     # Ranks with one thread each take as long as one alone, as long as there are cores for them.
     threads = dataclasses.replace(shared, sharing=1 / 8)
@@ -194,10 +191,8 @@ def test_what_is_faster_never_slows_a_step(
         cluster, loader_images_per_sec=cluster.loader_images_per_sec * factor
     )
     assert total(step, loading) <= now * slack
-    assert (
-        total(dataclasses.replace(step, overlap=min(step.overlap * factor, 1.0)), cluster)
-        <= now * slack
-    )
+    result = total(dataclasses.replace(step, overlap=min(step.overlap * factor, 1.0)), cluster)
+    assert result <= now * slack
     assert (
         total(dataclasses.replace(step, variation=step.variation * factor), cluster) >= now / slack
     )
@@ -211,9 +206,8 @@ def test_speedups_never_exceed_ranks(step: Step, cluster: Cluster, ranks: int, b
     cluster = dataclasses.replace(cluster, sharing=None)
     time = step_time(step, cluster, ranks, batch)
     assert time.total >= step.compute_sec(batch)
-    assert images_per_sec(step, cluster, ranks, batch) <= ranks * images_per_sec(
-        step, cluster, 1, batch
-    ) * (1 + 1e-9)
+    result = images_per_sec(step, cluster, ranks, batch)
+    assert result <= ranks * images_per_sec(step, cluster, 1, batch) * (1 + 1e-9)
     alone = dataclasses.replace(cluster, ranks_per_host=1, algorithms=("ring",))
     times = [step_time(step, alone, count, batch).total for count in range(1, 9)]
     assert all(later >= earlier for earlier, later in itertools.pairwise(times))
@@ -234,9 +228,8 @@ def test_exchanges_are_those_of_pytorch(model: str, megabytes: int) -> None:
     assigned, _ = dist._compute_bucket_assignment_by_size(parameters, [megabytes * 2**20])
     sizes = tuple(sum(4 * parameters[i].numel() for i in bucket) for bucket in assigned)
     assert split_gradients(MODELS[model], 1000, megabytes) == sizes
-    assert split_gradients(MODELS[model], 1000, megabytes, value_bytes=2) == tuple(
-        size // 2 for size in sizes
-    )
+    result = split_gradients(MODELS[model], 1000, megabytes, value_bytes=2)
+    assert result == tuple(size // 2 for size in sizes)
     assert split_gradients(MODELS[model], 1000, None) == (sum(sizes),)
 
 

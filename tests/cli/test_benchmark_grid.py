@@ -64,12 +64,8 @@ def test_the_seeds_flags_are_understood(answer: Answer, measured: list[dict[str,
     assert kinds(measured)[0] == ("train", "torch", "resnet50-v1.5", "fp32", 1, 4)
     assert kinds(measured)[-1] == ("train", "torch", "resnet50-v1", "bf16", 2, 8)
     plan = measured[0]["plan"]
-    assert [plan[name] for name in ("iterations", "epochs", "warmup_epochs", "num_examples")] == [
-        3,
-        2,
-        4,
-        None,
-    ]
+    result = [plan[name] for name in ("iterations", "epochs", "warmup_epochs", "num_examples")]
+    assert result == [3, 2, 4, None]
     assert measured[0]["recipe"]["image_size"] == 64
     assert measured[0]["execution"]["accumulation_steps"] == 2
 
@@ -149,9 +145,8 @@ def test_nothing_is_divided_by_a_report_of_other_settings(
     answer: Answer, measured: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     then = tmp_path / "then.json"
-    assert (
-        answer("benchmark", "train", "-b", 4, "-i", 9, "--set", "image_size=64", "-o", then)[0] == 0
-    )
+    result = answer("benchmark", "train", "-b", 4, "-i", 9, "--set", "image_size=64", "-o", then)[0]
+    assert result == 0
     _, output, _ = answer("benchmark", "train", "-b", 4, "-i", 12, "--compare", then)
     table = output[output.index("this report (left) next to the other") :]
     assert "iterations: 12 here, 9 there" in table

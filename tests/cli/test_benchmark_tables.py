@@ -81,6 +81,5 @@ def test_a_row_is_one_line_however_narrow_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    assert (
-        len(shown(capsys, entry()).splitlines()) == 4
-    )  # a blank line, the title, the columns' names, the cell
+    # A blank line, the title, the columns' names, the cell.
+    assert len(shown(capsys, entry()).splitlines()) == 4

@@ -82,9 +82,8 @@ def test_the_certificate_is_the_last_line(
         rf"^certificate: .* 0 .*0\.0001.* 87 of 87 .* reference {np.__version__}$",
         "^original: Lockstep wrote the source, and computes it$",
     )
-    assert (
-        json.loads((tmp_path / "weights.safetensors.certificate.json").read_text())["holds"] is True
-    )
+    result = json.loads((tmp_path / "weights.safetensors.certificate.json").read_text())["holds"]
+    assert result is True
 
 
 def test_a_nameless_model_has_no_certificate(answer: Run, run_folder: Path, tmp_path: Path) -> None:
@@ -217,9 +216,8 @@ def test_an_inspection_as_json_is_strict(answer: Run, tmp_path: Path) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    torch.save(
-        {"epoch": 1, "state_dict": {}, "best_prec1": float("nan")}, tmp_path / "a.pth"
-    )  # no weights
+    # No weights.
+    torch.save({"epoch": 1, "state_dict": {}, "best_prec1": float("nan")}, tmp_path / "a.pth")
     assert answer("convert", tmp_path / "a.pth", "--inspect", "--json")[0] == 2
     recipe = Recipe(model="resnet18", logits=3)
     tensors = {name: torch.from_numpy(value) for name, value in initial_tensors(recipe).items()}
@@ -238,12 +236,8 @@ def test_an_inspection_as_json_is_strict(answer: Run, tmp_path: Path) -> None:
         None,
     )
     assert description["dtypes"] == {"float32": len(tensors) - 1, "float16": 1}
-    assert description["stored"][-1] == {
-        "name": "fc.bias",
-        "dtype": "float16",
-        "shape": [3],
-        "tensors": ["fc.bias"],
-    }
+    result = description["stored"][-1]
+    assert result == {"name": "fc.bias", "dtype": "float16", "shape": [3], "tensors": ["fc.bias"]}
     assert description["oddities"] == [
         "values that are not finite: conv1.weight",
         "output channels whose weights are all 0: layer1.0.conv1.weight",

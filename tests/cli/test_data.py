@@ -47,10 +47,8 @@ def test_packing_counts_images(format: str, folder: Path, tmp_path: Path, answer
         "data", "pack", folder, target, "--format", format, "--shards", 2, "--workers", 1
     )
     assert (code, errors) == (0, "")
-    assert output.splitlines()[-2:] == [
-        f"train: {len(TRAIN)} images in {target}",
-        f"val: 3 images in {target}",
-    ]
+    result = output.splitlines()[-2:]
+    assert result == [f"train: {len(TRAIN)} images in {target}", f"val: 3 images in {target}"]
     assert files_of(target) == files_of(pack_as(folder, tmp_path / "expected", format, shards=2))
 
 
@@ -81,9 +79,8 @@ def test_packing_can_reduce_images(tmp_path: Path, answer: Run) -> None:
         how = ["--format", "recordio", "--resize", 64, "--quality", quality]
         assert answer("data", "pack", source, target, *how)[0] == 0
         assert open_index(target).sizes.tolist() == [[64, 96]]
-    assert (tmp_path / "30" / "images.rec").stat().st_size < (
-        tmp_path / "95" / "images.rec"
-    ).stat().st_size
+    result = (tmp_path / "30" / "images.rec").stat().st_size
+    assert result < (tmp_path / "95" / "images.rec").stat().st_size
 
 
 def test_packing_takes_the_first_label(few: Path, tmp_path: Path, answer: Run) -> None:
@@ -199,9 +196,8 @@ def test_info_lists_ten_classes_and_counts_the_others(tmp_path: Path, answer: Ru
     files = {f"class {i:02d}/{j}.jpg": jpeg(8, 8) for i in range(13) for j in range(1 + 10 * i)}
     _, output, _ = answer("data", "info", image_folder(tmp_path / "data", files))
     rows = output.splitlines()[-11:]
-    assert [row.split()[:3] for row in rows[:10]] == [
-        ["class", f"{i:02d}", str(1 + 10 * i)] for i in range(12, 2, -1)
-    ]
+    result = [row.split()[:3] for row in rows[:10]]
+    assert result == [["class", f"{i:02d}", str(1 + 10 * i)] for i in range(12, 2, -1)]
     assert [row.count("#") for row in rows[:10]] == [(1 + 10 * i) // 3 for i in range(12, 2, -1)]
     assert rows[10].split() == ["...", "3", "more;", "--json", "lists", "all"]
 
@@ -276,9 +272,8 @@ def test_show_draws_what_the_host_loader_makes(
         *("--out", out, "--images", 8, "--split", split),
     )
     assert (code, errors) == (0, "")
-    assert (
-        output.splitlines()[-1] == f"{out}: images of 40 px, as {tmp_path / 'mine.yaml'} has them"
-    )
+    result = output.splitlines()[-1]
+    assert result == f"{out}: images of 40 px, as {tmp_path / 'mine.yaml'} has them"
     index = open_index(textures / split)
     plans = (
         training_plans(recipe.replace(global_batch_images=8), index.sizes, 0)

@@ -74,9 +74,8 @@ def test_what_is_in_quarantine_is_left_out_of_training(
     code, output, _ = answer("data", "check", broken_data, "--quarantine")
     assert code == 1
     assert f"wrote {broken_data / 'train' / 'quarantine.json'}" in output
-    assert {bad.file for bad in open_index(broken_data / "train").quarantined} == set(
-        names(broken_data)
-    )
+    result = {bad.file for bad in open_index(broken_data / "train").quarantined}
+    assert result == set(names(broken_data))
     assert answer("data", "check", broken_data)[0] == 0
     (tmp_path / "tiny.yaml").write_text(tiny_recipe.replace(epochs=1).format_yaml())
     code, output, _ = answer(

@@ -35,10 +35,8 @@ def test_versions_cores_and_devices_are_shown(answer: Run) -> None:
     assert (code, errors) == (0, "")
     assert "\x1b" not in output
     versions = [importlib.metadata.version(name) for name in ("lockstep-vision", "numpy")]
-    assert (
-        lines[0]
-        == f"lockstep   {versions[0]}, Python {platform.python_version()}, NumPy {versions[1]}"
-    )
+    expected = f"lockstep   {versions[0]}, Python {platform.python_version()}, NumPy {versions[1]}"
+    assert lines[0] == expected
     assert f", {len(os.sched_getaffinity(0))} cores, " in lines[1]
     assert lines[1].endswith(" GiB")
     assert lines[2].startswith("multiplies fp32")
@@ -55,18 +53,15 @@ def test_versions_cores_and_devices_are_shown(answer: Run) -> None:
 
 def test_runtimes_are_described_with_what_they_need() -> None:
     version = importlib.metadata.version("onnxruntime")
-    assert (
-        describe_runtime(RUNTIMES["onnxruntime"])
-        == f"{version}, inference (cpu: fp32; cuda: fp32, tf32, fp16)"
-    )
+    result = describe_runtime(RUNTIMES["onnxruntime"])
+    assert result == f"{version}, inference (cpu: fp32; cuda: fp32, tf32, fp16)"
     assert describe_runtime(RUNTIMES["tensorrt"]).startswith("missing; pip install tensorrt==")
 
 
 @pytest.mark.usefixtures("one_environment")
 def test_what_decodes_images_is_shown(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        doctor, "describe_framework", lambda name: ""
-    )  # this needs no framework to be loaded
+    # This needs no framework to be loaded.
+    monkeypatch.setattr(doctor, "describe_framework", lambda name: "")
     _, output, _ = answer("doctor")
     assert output.splitlines()[-3:] == [
         f"dali       {importlib.metadata.version('nvidia-dali-cuda120')}",
@@ -124,18 +119,15 @@ def test_any_of_a_frameworks_distributions_will_do() -> None:
     ],
 )
 def test_what_the_processor_multiplies_is_shown(flags: str, limit: str, line: str) -> None:
-    assert (
-        describe_arithmetic(parse_arithmetic(f"flags: {flags}", {"ONEDNN_MAX_CPU_ISA": limit}))
-        == line
-    )
+    result = describe_arithmetic(parse_arithmetic(f"flags: {flags}", {"ONEDNN_MAX_CPU_ISA": limit}))
+    assert result == line
 
 
 @pytest.mark.usefixtures("one_environment")
 def test_a_gpu_shows_what_it_multiplies(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "gpu", lambda: ("Tesla T4", describe_gpu_arithmetic((7, 5))))
-    monkeypatch.setattr(
-        doctor, "describe_framework", lambda name: ""
-    )  # this needs no framework to be loaded
+    # This needs no framework to be loaded.
+    monkeypatch.setattr(doctor, "describe_framework", lambda name: "")
     _, output, _ = answer("doctor")
     [line] = [line for line in output.splitlines() if line.startswith("gpu ")]
     fast = "fp32, fp16, int8 in hardware (compute capability 7.5)"

@@ -16,11 +16,8 @@ def test_an_onnx_model_is_written(answer: Run, run_folder: Path, tmp_path: Path)
         r"\(bound 1e-04\); top-1 agrees on 100%; [\d.]+ s",
         compared,
     )
-    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
-        "classes.txt",
-        "export.json",
-        "model.onnx",
-    ]
+    result = sorted(path.name for path in (tmp_path / "model").iterdir())
+    assert result == ["classes.txt", "export.json", "model.onnx"]
 
 
 def test_given_names_of_classes_are_exported(answer: Run, run_folder: Path, tmp_path: Path) -> None:

@@ -105,17 +105,14 @@ def test_names_are_passed_on(answer: Run, launched: Launched, dashes: list[str])
     assert answer("launch", "-n", 2, *options, *dashes, *TRAIN)[0] == 0
     [(name, ranks, arguments, distributed)] = launched
     assert (name, ranks, distributed) == ("tensorflow", 2, "horovod")
-    assert arguments == [
-        "train", "--backend", "tensorflow", "--distributed", "horovod", *TRAIN[1:]
-    ]  # fmt: skip
+    assert arguments == ["train", "--backend", "tensorflow", "--distributed", "horovod", *TRAIN[1:]]
 
 
 @pytest.mark.parametrize("options", TENSORFLOW, ids=" ".join)
 def test_both_may_name_the_same(answer: Run, launched: Launched, options: list[str]) -> None:
     assert answer("launch", "-n", 2, "--backend", "tensorflow", "--", *TRAIN, *options)[0] == 0
-    assert [(name, distributed) for name, _, _, distributed in launched] == [
-        ("tensorflow", "native")
-    ]
+    result = [(name, distributed) for name, _, _, distributed in launched]
+    assert result == [("tensorflow", "native")]
 
 
 @pytest.mark.parametrize("form", SETTINGS.values(), ids=SETTINGS)
@@ -139,9 +136,8 @@ def test_two_values_are_refused_with_both_names(
 def test_launch_and_command_may_share_the_settings(answer: Run, launched: Launched) -> None:
     command = [*TRAIN, "--backend", "tensorflow"]
     assert answer("launch", "-n", 2, "--distributed", "horovod", "--", *command)[0] == 0
-    assert [(name, distributed) for name, _, _, distributed in launched] == [
-        ("tensorflow", "horovod")
-    ]
+    result = [(name, distributed) for name, _, _, distributed in launched]
+    assert result == [("tensorflow", "horovod")]
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["launch", "command"])

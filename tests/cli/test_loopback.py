@@ -40,9 +40,8 @@ def test_ranks_and_their_launcher_listen_on_loopback_alone_and_a_signal_to_any_s
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(
-        "DMLC_USE_KUBERNETES", "1"
-    )  # with which MXNet's scheduler listens on all interfaces
+    # With which MXNet's scheduler listens on all interfaces.
+    monkeypatch.setenv("DMLC_USE_KUBERNETES", "1")
     backend, _, distributed = launcher.partition(" ")
     how = [
         "--backend",

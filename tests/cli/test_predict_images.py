@@ -43,9 +43,8 @@ def test_images_that_cannot_be_read_are_named_and_counted_and_the_others_predict
         "predict", run_folder, missing, images[0], cut, images[1], "--format", "jsonl"
     )
     assert code == 1
-    assert [json.loads(line)["path"] for line in output.splitlines()] == [
-        str(image) for image in images
-    ]
+    result = [json.loads(line)["path"] for line in output.splitlines()]
+    assert result == [str(image) for image in images]
     first, second, last = errors.splitlines()
     assert first == f"lockstep: {missing}: No such file or directory"
     assert second.startswith(
@@ -79,10 +78,8 @@ def test_folders_and_patterns_are_searched_in_order(
     of_folder = answer("predict", run_folder, root, "--format", "jsonl")
     assert paths_of(of_folder) == photos
     check_lines(of_folder[2], f"^note: .* left out: 1, such as {root / 'a' / 'notes.txt'}$")
-    assert (
-        paths_of(answer("predict", run_folder, f"{root}/[ab]/*.[jJ]*", "--format", "jsonl"))
-        == photos[:2]
-    )
+    result = paths_of(answer("predict", run_folder, f"{root}/[ab]/*.[jJ]*", "--format", "jsonl"))
+    assert result == photos[:2]
     code, _, errors = answer("predict", run_folder, f"{root}/*.gif")
     assert (code, errors.splitlines()[0]) == (1, f"lockstep: {root}/*.gif: no file matches")
 
@@ -95,15 +92,13 @@ def test_a_list_and_standard_input_name_images(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "names.txt").write_text("".join(f"{image}\r\n\n" for image in images))
-    assert paths_of(
-        answer("predict", run_folder, f"@{tmp_path}/names.txt", "--format", "jsonl")
-    ) == list(map(str, images))
+    result = paths_of(answer("predict", run_folder, f"@{tmp_path}/names.txt", "--format", "jsonl"))
+    assert result == list(map(str, images))
     monkeypatch.setattr(
         "sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(map(str, images)).encode()))
     )
-    assert paths_of(answer("predict", run_folder, "-", "--format", "jsonl")) == list(
-        map(str, images)
-    )
+    result = paths_of(answer("predict", run_folder, "-", "--format", "jsonl"))
+    assert result == list(map(str, images))
 
 
 def test_what_is_no_file_is_named_and_the_images_are_predicted(
@@ -158,10 +153,8 @@ def test_a_list_may_have_a_nul_after_each_path(
     shutil.copy(images[0], odd)
     content = b"".join(os.fsencode(path) + b"\0" for path in (odd, images[1]))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
-    assert paths_of(answer("predict", run_folder, "-", "--format", "jsonl")) == [
-        str(odd),
-        str(images[1]),
-    ]
+    result = paths_of(answer("predict", run_folder, "-", "--format", "jsonl"))
+    assert result == [str(odd), str(images[1])]
 
 
 def test_a_list_that_never_ends_is_refused(
@@ -198,9 +191,8 @@ def test_an_image_comes_through_standard_input(
 def test_standard_input_is_an_image_of_any_format(kind: str, images: list[Path]) -> None:
     content = io.BytesIO()
     named = NamedImages()
-    Image.open(images[0]).resize((300, 300)).save(
-        content, kind
-    )  # longer than what decides, as BMP and PPM
+    # Longer than what decides, as BMP and PPM.
+    Image.open(images[0]).resize((300, 300)).save(content, kind)
     content.seek(0)
     named.add("-", content)
     [image] = named
@@ -225,9 +217,8 @@ def test_images_in_files_of_any_storage_format_are_predicted(
     packed, loose = (list(csv.DictReader(io.StringIO(output))) for _, output, _ in answers)
     assert [(code, errors) for code, _, errors in answers] == [(0, "")] * 2
     assert len(packed) == len({row["path"] for row in packed}) == 20
-    assert [(row["class"], row["probability"]) for row in packed] == [
-        (row["class"], row["probability"]) for row in loose
-    ]
+    result = [(row["class"], row["probability"]) for row in packed]
+    assert result == [(row["class"], row["probability"]) for row in loose]
     assert all(row["path"].startswith(str(file)) for row in packed)
 
 
@@ -270,9 +261,8 @@ def test_csv_has_a_line_for_each_class_of_every_image(
     assert [(row["path"], row["rank"], row["class"]) for row in rows] == [
         (str(odd), str(rank), name) for rank, name in enumerate(prediction.classes, start=1)
     ]
-    assert [float(row["probability"]) for row in rows] == pytest.approx(
-        prediction.probabilities, abs=1e-6
-    )
+    result = [float(row["probability"]) for row in rows]
+    assert result == pytest.approx(prediction.probabilities, abs=1e-6)
 
 
 def test_a_spreadsheet_computes_no_cell_of_the_csv(
@@ -306,11 +296,8 @@ def test_an_output_file_has_the_form_of_its_ending_and_what_would_be_printed(
 ) -> None:
     for ending, form in (("csv", "csv"), ("jsonl", "jsonl"), ("json", "json"), ("txt", "table")):
         path = tmp_path / f"out.{ending}"
-        assert answer("predict", run_folder, *images, "--output", path) == (
-            0,
-            f"wrote {path}: 2 images\n",
-            "",
-        )
+        result = answer("predict", run_folder, *images, "--output", path)
+        assert result == (0, f"wrote {path}: 2 images\n", "")
         assert path.read_text() == answer("predict", run_folder, *images, "--format", form)[1]
 
 

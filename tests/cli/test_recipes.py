@@ -54,14 +54,8 @@ def test_the_table_has_every_published_accuracy_with_its_conditions(answer: Run)
     rows = [re.split(" {2,}", line.strip()) for line in output.splitlines()]
     assert (code, errors) == (0, "")
     assert rows[0] == ["recipe", "top-1 %", "precision", "hardware", "epochs", "hours", "notes"]
-    assert [
-        "resnet50-mxnet-90ep",
-        "76.424",
-        "fp16",
-        "1 x V100 16GB",
-        "90",
-        "22.9",
-    ] in rows  # NVIDIA's README at 0663b67
+    # NVIDIA's README at 0663b67.
+    assert ["resnet50-mxnet-90ep", "76.424", "fp16", "1 x V100 16GB", "90", "22.9"] in rows
     assert ["resnet50-paddle-50ep", "75.96 ± 0.09", "mixed", "8 x A100 80GB", "50", "-"] in rows
     assert [
         "resnet50-paddle-asp-90ep",
@@ -108,11 +102,8 @@ def test_a_shown_run_stands_beside_the_published_accuracies(answer: Run, tmp_pat
 def test_what_is_shown_can_be_saved_and_trained_from(answer: Run, tmp_path: Path) -> None:
     _, output, _ = answer("recipes", "show", "resnet50-mxnet-90ep")
     (tmp_path / "mine.yaml").write_text(output)
-    assert answer("recipes", "diff", tmp_path / "mine.yaml", "resnet50-mxnet-90ep") == (
-        0,
-        "no field differs\n",
-        "",
-    )
+    result = answer("recipes", "diff", tmp_path / "mine.yaml", "resnet50-mxnet-90ep")
+    assert result == (0, "no field differs\n", "")
 
 
 def test_a_file_is_shown_with_all_its_fields(answer: Run, tmp_path: Path) -> None:

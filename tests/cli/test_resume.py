@@ -65,9 +65,8 @@ def test_the_folder_alone_resumes_its_run_and_prints_what_was_taken_from_it(
     )
     ((settings, _),) = opened
     assert (settings.recipe, settings.data) == (tiny_recipe, tmp_path)
-    assert settings.execution == Execution(
-        backend="reference", loggers=("mlflow",), loader_threads=3
-    )
+    result = settings.execution
+    assert result == Execution(backend="reference", loggers=("mlflow",), loader_threads=3)
 
 
 def test_options_come_before_what_the_folder_says(answer: Run, opened: Opened, run: Path) -> None:

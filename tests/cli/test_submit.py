@@ -100,12 +100,8 @@ def test_an_array_has_a_job_for_each_recipe(answer: Run, tmp_path: Path) -> None
     script = answer("submit", "slurm", "-n", 1, *array, "--", "train", "--data", "D")[1]
     assert "#SBATCH --array=0-1\n" in script
     command = launched(run_script(script, tmp_path, 0))[1]
-    assert command[3:] == [
-        "--recipe",
-        "resnet50-mxnet-90ep",
-        "--out",
-        "all runs/resnet50-mxnet-90ep",
-    ]
+    result = command[3:]
+    assert result == ["--recipe", "resnet50-mxnet-90ep", "--out", "all runs/resnet50-mxnet-90ep"]
 
 
 def test_the_jobs_of_an_array_have_a_place_each_in_a_store(tmp_path: Path) -> None:

@@ -119,9 +119,8 @@ def assert_same_weights(one: Path, other: Path) -> None:
     """On two hosts the same ranks add up the same numbers."""
     a, b = (newest(run) for run in (one, other))
     assert a.step == b.step > 0
-    assert [
-        name for name in a.tensors if a.tensors[name].tobytes() != b.tensors[name].tobytes()
-    ] == []
+    result = [name for name in a.tensors if a.tensors[name].tobytes() != b.tensors[name].tobytes()]
+    assert result == []
 
 
 def newest(run: Path) -> State:
@@ -158,15 +157,13 @@ def test_when_a_host_is_lost_the_others_end_within_the_patience(
         finish(left.pop(0)[1])
     for host, launcher in left:
         code, _, errors = finish(launcher, PATIENCE_SEC + A_BUSY_MACHINE_SEC)
-        assert code in (1, 75), (
-            errors
-        )  # 75: the ranks without a launcher stopped together with the others, and saved
+        # 75: the ranks without a launcher stopped together with the others, and saved.
+        assert code in (1, 75), errors
         assert re.search(r"lockstep: .*(node [01]|rank [01]|another rank).*", errors)
         assert "Traceback" not in errors
         assert host.processes() == []
-    wait_until(
-        lambda: hosts[0].processes() == [], A_BUSY_MACHINE_SEC
-    )  # ranks end without their launcher
+    # Ranks end without their launcher.
+    wait_until(lambda: hosts[0].processes() == [], A_BUSY_MACHINE_SEC)
     assert newest(tmp_path / "run").step > 0
 
 

@@ -42,9 +42,8 @@ def test_frameworks_in_two_environments_agree(answer: Callable[..., Answer]) -> 
     assert code == 0, output
     report = json.loads(output)
     assert report["passed"]
-    assert {name for name, result in report["engines"].items() if result["passed"]} == set(
-        backends.split(",")
-    )
+    expected = set(backends.split(","))
+    assert {name for name, result in report["engines"].items() if result["passed"]} == expected
     assert set(report["losses"]) == {"reference", *backends.split(",")}
 
 

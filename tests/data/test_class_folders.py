@@ -90,10 +90,8 @@ def test_one_note_counts_what_is_left_out_of_both_splits(tmp_path: Path) -> None
         " val/bird/.keep), 4 files of other kinds (train/README, train/photos.zip,"
         f" train/cat/Thumbs.db, train/notes/notes.txt); lockstep data check '{data}' lists all"
     )
-    assert (
-        open_sets(image_folder(tmp_path / "clean", CLEAN | {"cat/b.jpg": b""}), 0.5, silent)[3]
-        == []
-    )
+    result = open_sets(image_folder(tmp_path / "clean", CLEAN | {"cat/b.jpg": b""}), 0.5, silent)[3]
+    assert result == []
 
 
 @pytest.mark.parametrize("is_indexed", [False, True])
@@ -130,8 +128,7 @@ def test_a_link_to_a_class_folder_that_is_missing_is_an_empty_class(tmp_path: Pa
 @pytest.mark.parametrize("open_it", [open_index, lambda data: open_sets(data, 0.5, silent)])
 def test_a_folder_around_them_is_named(open_it: Callable[[Path], object], tmp_path: Path) -> None:
     image_folder(tmp_path, {"photos/cat/a.jpg": jpeg(), "photos/dog/b.jpg": jpeg()})
-    with pytest.raises(
-        DataError, match=r"no images in .*/<class>/<image>.* if the classes are the folders in"
-    ) as error:
+    message = r"no images in .*/<class>/<image>.* if the classes are the folders in"
+    with pytest.raises(DataError, match=message) as error:
         open_it(tmp_path)
     assert str(error.value).endswith(f"{tmp_path}/photos, name that folder instead")

@@ -153,9 +153,8 @@ def test_an_image_of_another_length_is_refused_when_it_is_read(root: Path) -> No
     length = len(FILES["cat/z.jpg"])
     with (root / "cat/z.jpg").open("ab") as file:
         file.write(b"more")
-    with pytest.raises(
-        DataError, match=rf"cat/z.jpg .* it has {length + 4} bytes instead of {length}"
-    ):
+    message = rf"cat/z.jpg .* it has {length + 4} bytes instead of {length}"
+    with pytest.raises(DataError, match=message):
         open_index(root).read(0)
     assert index.read(1) == FILES["newt/i.jpg"]
 

@@ -114,12 +114,8 @@ def test_folders_in_tars_are_classes_over_all_files(tmp_path: Path) -> None:
     )
     index = open_index(tmp_path)
     assert index.classes == ("ant", "cat", "owl")
-    assert sorted(zip(heights(index), labels(index), strict=True)) == [
-        (0, 2),
-        (1, 1),
-        (2, 0),
-        (3, 2),
-    ]
+    result = sorted(zip(heights(index), labels(index), strict=True))
+    assert result == [(0, 2), (1, 1), (2, 0), (3, 2)]
 
 
 def test_a_tar_of_an_image_folder_has_the_digest_of_the_folder(tmp_path: Path) -> None:
@@ -190,14 +186,8 @@ def test_numbers_count_over_all_files(tmp_path: Path) -> None:
     write("recordio", tmp_path / "b.rec", [sample(i, 0) for i in (2, 4, 1)])
     index = open_index(tmp_path)
     assert heights(index) == list(range(6))
-    assert [Path(index.path(i)).name for i in range(6)] == [
-        "a.rec",
-        "b.rec",
-        "b.rec",
-        "a.rec",
-        "b.rec",
-        "a.rec",
-    ]
+    result = [Path(index.path(i)).name for i in range(6)]
+    assert result == ["a.rec", "b.rec", "b.rec", "a.rec", "b.rec", "a.rec"]
 
 
 def test_numbers_that_come_twice_leave_the_order_of_the_files(tmp_path: Path) -> None:
@@ -253,10 +243,8 @@ def test_damaged_images_and_damaged_records_are_listed_and_the_rest_is_kept(tmp_
     # The record before the damage is not trusted either: its length may be wrong.
     assert heights(index) == [0, 4, 5]
     write_list = {bad.file: bad.reason for bad in index.quarantined}
-    assert write_list.keys() == {
-        f"train.rec@{data.find(images[1])}",
-        f"train.rec@{data.find(images[2]) - frame}",
-    }
+    expected = {f"train.rec@{data.find(images[1])}", f"train.rec@{data.find(images[2]) - frame}"}
+    assert write_list.keys() == expected
     assert [index.read(i) for i in range(3)] == [images[i] for i in heights(index)]
 
 
@@ -274,12 +262,8 @@ def test_tfrecords_named_by_files_alone_come_in_the_order_of_a_folder(tmp_path: 
     names = {"val_3.JPEG": 0, "val_1.JPEG": 2, "val_2.JPEG": 0, "val_4.JPEG": 1}
     tfrecord_of(names, tmp_path / "validation-00000-of-00001")
     index = open_index(tmp_path)
-    assert [index.name(i) for i in range(4)] == [
-        "val_2.JPEG",
-        "val_3.JPEG",
-        "val_4.JPEG",
-        "val_1.JPEG",
-    ]
+    result = [index.name(i) for i in range(4)]
+    assert result == ["val_2.JPEG", "val_3.JPEG", "val_4.JPEG", "val_1.JPEG"]
     assert labels(index) == [0, 0, 1, 2]
 
 

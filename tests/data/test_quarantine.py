@@ -41,9 +41,8 @@ def test_an_image_in_quarantine_is_left_out_and_named_with_the_reason(folder: Pa
     leave_out(folder, "cat/b.jpg", "cat/not there.jpg")
     index = open_index(folder)
     assert [index.name(i) for i in range(len(index))] == ["cat/a.jpg", "dog/c.jpg"]
-    assert [(bad.file, bad.reason) for bad in index.quarantined] == [
-        ("cat/b.jpg", "left out by quarantine.json: blurred")
-    ]
+    result = [(bad.file, bad.reason) for bad in index.quarantined]
+    assert result == [("cat/b.jpg", "left out by quarantine.json: blurred")]
 
 
 def test_an_image_comes_back_when_it_is_taken_out_of_quarantine(folder: Path) -> None:
@@ -84,9 +83,8 @@ def test_a_pipe_among_the_images_is_not_waited_for(folder: Path) -> None:
     os.mkfifo(folder / "cat" / "pipe.jpg")
     index = open_index(folder)
     assert len(index) == 3
-    assert [(bad.file, bad.reason) for bad in index.quarantined] == [
-        ("cat/pipe.jpg", "it is a pipe, not a regular file")
-    ]
+    result = [(bad.file, bad.reason) for bad in index.quarantined]
+    assert result == [("cat/pipe.jpg", "it is a pipe, not a regular file")]
 
 
 def test_warnings_do_not_reach_the_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

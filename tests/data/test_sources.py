@@ -119,10 +119,8 @@ def test_two_formats_for_one_split_are_refused(names: tuple[str, str], tmp_path:
 
 def test_the_splits_may_have_different_formats(tmp_path: Path) -> None:
     touch_files(tmp_path, "train.rec", "val-000000.tar")
-    assert [find_split(tmp_path, split).format for split in ("train", "val")] == [
-        "recordio",
-        "webdataset",
-    ]
+    result = [find_split(tmp_path, split).format for split in ("train", "val")]
+    assert result == ["recordio", "webdataset"]
 
 
 @pytest.mark.parametrize(
@@ -136,9 +134,8 @@ def test_the_splits_may_have_different_formats(tmp_path: Path) -> None:
 )
 def test_a_missing_file_is_named(pattern: str, missing: tuple[int, ...], tmp_path: Path) -> None:
     touch_files(tmp_path, *(pattern.format(f"{i:05d}") for i in range(6) if i not in missing))
-    with pytest.raises(
-        DataError, match=rf"lacks {len(missing)} of 6 files: .*Put them back"
-    ) as error:
+    message = rf"lacks {len(missing)} of 6 files: .*Put them back"
+    with pytest.raises(DataError, match=message) as error:
         find_split(tmp_path, "train")
     assert f"-{missing[0]:05d}-of-00006" in str(error.value)
     assert holds_split(tmp_path, "train")

@@ -119,10 +119,8 @@ print(stage(*map(Path, sys.argv[1:])).copied)
 """
     command = [sys.executable, "-c", code, str(data), str(tmp_path / "copy")]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert sorted(int(process.communicate(timeout=300)[0]) for process in both) == [
-        0,
-        len(files(data)),
-    ]
+    result = sorted(int(process.communicate(timeout=300)[0]) for process in both)
+    assert result == [0, len(files(data))]
 
 
 def test_links_are_copied_as_what_they_lead_to(data: Path, tmp_path: Path) -> None:

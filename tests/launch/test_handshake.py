@@ -60,9 +60,8 @@ def test_the_proofs_are_sha_256_over_roles_addresses_and_nonces() -> None:
         line.sendall(
             own + places + hmac.digest(SECRET.encode(), GREETING + b"client\0" + about, "sha256")
         )
-        assert read(line, 33) == b"w" + hmac.digest(
-            SECRET.encode(), GREETING + b"server\0" + about, "sha256"
-        )
+        expected = b"w" + hmac.digest(SECRET.encode(), GREETING + b"server\0" + about, "sha256")
+        assert read(line, 33) == expected
         result.result(SOON_SEC)
 
 

@@ -206,9 +206,8 @@ def test_other_ranks_are_only_logged(tmp_path: Path, capfd: pytest.CaptureFixtur
     for _ in range(2):
         assert launch_programs(3, program, tmp_path, watch=Watch(logs=logs)) == 0
     assert capfd.readouterr() == ("out of 0\n" * 2, "error of 0\n" * 2)
-    assert {file.name: file.read_text() for file in logs.iterdir()} == {
-        f"rank-{rank}.log": f"out of {rank}\nerror of {rank}\n" * 2 for rank in (1, 2)
-    }
+    expected = {f"rank-{rank}.log": f"out of {rank}\nerror of {rank}\n" * 2 for rank in (1, 2)}
+    assert {file.name: file.read_text() for file in logs.iterdir()} == expected
 
 
 FAILS = f"""
@@ -276,9 +275,8 @@ def test_all_ranks_are_started_again_after_a_failure(tmp_path: Path) -> None:
     assert re.fullmatch(
         r"rank 1 \(.*\) was ended by SIGKILL.*, 2 steps begun", (tmp_path / "0 try 2").read_text()
     )
-    assert (
-        messages[1] == "lockstep: all ranks are started again (1 of 5), from the newest checkpoint"
-    )
+    result = messages[1]
+    assert result == "lockstep: all ranks are started again (1 of 5), from the newest checkpoint"
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,8 @@ def test_the_environment_can_say_place_and_address() -> None:
 
 
 def test_a_slurm_step_says_all_but_the_secret() -> None:
-    assert find_meeting(Options(), STEP | SECRET) == Meeting(
-        1, 2, "node0", 15_008, WORDS, other="node1"
-    )
+    result = find_meeting(Options(), STEP | SECRET)
+    assert result == Meeting(1, 2, "node0", 15_008, WORDS, other="node1")
     with pytest.raises(UserError, match="shared secret"):
         find_meeting(Options(), STEP)
 
@@ -180,12 +179,10 @@ def test_what_is_no_host_is_refused(host: str) -> None:
 
 def test_ranks_of_srun_or_mpirun_meet_as_nodes() -> None:
     rank = {"RANK": "3", "WORLD_SIZE": "4"}
-    assert find_rank_meeting(SECRET | rank | {"LOCKSTEP_RENDEZVOUS": "node0:29400"}) == Meeting(
-        3, 4, "node0", 29400, WORDS
-    )
-    assert find_rank_meeting(SECRET | rank | STEP) == Meeting(
-        3, 4, "node0", 15_008, WORDS, other="node1"
-    )
+    result = find_rank_meeting(SECRET | rank | {"LOCKSTEP_RENDEZVOUS": "node0:29400"})
+    assert result == Meeting(3, 4, "node0", 29400, WORDS)
+    result = find_rank_meeting(SECRET | rank | STEP)
+    assert result == Meeting(3, 4, "node0", 15_008, WORDS, other="node1")
     assert find_rank_meeting(SECRET | rank) is None
     assert find_rank_meeting(SECRET | {"LOCKSTEP_RENDEZVOUS": "node0:29400"}) is None
 

@@ -186,11 +186,8 @@ def test_tensors_come_in_torchvisions_order() -> None:
         "layer1.0.bn1.running_mean",
         "layer1.0.bn1.running_var",
     ]
-    assert names[15:26:5] == [
-        "layer1.0.conv3.weight",
-        "layer1.0.downsample.0.weight",
-        "layer1.1.conv1.weight",
-    ]
+    expected = ["layer1.0.conv3.weight", "layer1.0.downsample.0.weight", "layer1.1.conv1.weight"]
+    assert names[15:26:5] == expected
     assert names[-2:] == ["fc.weight", "fc.bias"]
 
 

@@ -58,9 +58,8 @@ def test_a_random_window_lies_within_its_image(
 
 
 def test_area_aspect_and_place_of_windows_are_spread_evenly() -> None:
-    recipe = Recipe(
-        crop_area=[0.08, 0.5]
-    )  # a window with these areas and aspect ratios always fits into a square
+    # A window with these areas and aspect ratios always fits into a square.
+    recipe = Recipe(crop_area=[0.08, 0.5])
     count = 5000
     side = 40_000
     sizes = np.full((count, 2), side)
@@ -135,9 +134,8 @@ def test_an_image_takes_its_first_window_that_fits_whatever_the_others_need() ->
     ],
 )
 def test_without_a_fit_the_centre_is_taken(size: tuple[int, int], window: tuple[int, ...]) -> None:
-    misfit = np.array(
-        [[NEARLY_ALL, NOTHING, HALF, HALF]], np.uint64
-    )  # the whole area, with the largest allowed height
+    # The whole area, with the largest allowed height.
+    misfit = np.array([[NEARLY_ALL, NOTHING, HALF, HALF]], np.uint64)
     recipe = Recipe(crop_area=[0.999, 1.0], crop_aspect=[3 / 4, 4 / 3])
 
     assert random_windows(recipe, np.array([size]), lambda *_: misfit)[0].tolist() == list(window)

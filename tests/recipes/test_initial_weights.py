@@ -37,9 +37,8 @@ def deviation(values: np.ndarray) -> float:
 def test_there_is_a_float32_array_for_every_tensor_in_the_models_order() -> None:
     values = initial_tensors(RECIPE)
 
-    assert [(name, value.shape) for name, value in values.items()] == [
-        (tensor.name, tensor.shape) for tensor in SPEC.list_tensors(300)
-    ]
+    result = [(name, value.shape) for name, value in values.items()]
+    assert result == [(tensor.name, tensor.shape) for tensor in SPEC.list_tensors(300)]
     assert {value.dtype for value in values.values()} == {np.dtype(np.float32)}
 
 
@@ -50,9 +49,8 @@ def test_a_convolution_has_he_variance(name: str, fan: str, distribution: str) -
     values = initial_tensors(RECIPE.replace(conv_init=distribution, conv_init_fan=fan))[name]
 
     expected = math.sqrt(2 / FANS[name][fan == "out"])
-    tolerance = 4 / math.sqrt(
-        2 * values.size
-    )  # of a standard deviation estimated from values.size numbers
+    # Of a standard deviation estimated from values.size numbers.
+    tolerance = 4 / math.sqrt(2 * values.size)
     assert deviation(values) == pytest.approx(expected, rel=tolerance)
     assert abs(values.mean()) < 4 * expected / math.sqrt(values.size)
 
@@ -63,9 +61,8 @@ def test_a_stem_of_four_channels_has_a_fan_of_196_and_no_other_kernel_changes() 
     np.testing.assert_allclose(
         four["conv1.weight"], three["conv1.weight"] * math.sqrt(147 / 196), rtol=1e-6
     )
-    assert [name for name in three if not np.array_equal(three[name], four[name])] == [
-        "conv1.weight"
-    ]
+    result = [name for name in three if not np.array_equal(three[name], four[name])]
+    assert result == ["conv1.weight"]
 
 
 def test_a_truncated_normal_is_cut_at_two_deviations_and_widened_to_he_variance() -> None:
@@ -105,9 +102,8 @@ def test_a_uniform_classifier_is_even_within_its_bound(name: str, setting: str) 
 
     assert np.abs(values).max() <= border
     expected = (values / border + 1) / 2
-    assert np.abs(expected - np.arange(1, values.size + 1) / values.size).max() < 1.95 / math.sqrt(
-        values.size
-    )
+    result = np.abs(expected - np.arange(1, values.size + 1) / values.size).max()
+    assert result < 1.95 / math.sqrt(values.size)
 
 
 def test_squeeze_and_excitation_starts_as_convolutions_with_the_classifiers_biases() -> None:
@@ -132,9 +128,8 @@ def test_a_classifier_drawn_as_the_convolutions_has_he_variance(fan: str, inputs
 
     values = initial_tensors(recipe)["fc.weight"]
 
-    assert deviation(values) == pytest.approx(
-        math.sqrt(2 / inputs), rel=4 / math.sqrt(2 * values.size)
-    )
+    result = deviation(values)
+    assert result == pytest.approx(math.sqrt(2 / inputs), rel=4 / math.sqrt(2 * values.size))
 
 
 @pytest.mark.parametrize(

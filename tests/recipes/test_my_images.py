@@ -131,9 +131,8 @@ def test_a_run_that_has_begun_is_not_settled_again(recipe: str | None, tmp_path:
     (tmp_path / "checkpoints" / "unfinished-step-00000000").mkdir()
     assert complete_settings(tmp_path, recipe, "data").recipe is None, "killed at its start"
     (tmp_path / "log.jsonl").touch()
-    assert complete_settings(tmp_path, recipe, "data", changes={"seed": 3}).recipe == TINY.replace(
-        seed=3
-    )
+    result = complete_settings(tmp_path, recipe, "data", changes={"seed": 3}).recipe
+    assert result == TINY.replace(seed=3)
 
 
 def test_another_recipe_is_what_it_is(tmp_path: Path) -> None:

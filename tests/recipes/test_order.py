@@ -55,9 +55,8 @@ def test_every_image_comes_to_every_place_equally_often() -> None:
 
     for place in places.T:
         counts = np.bincount(place, minlength=5)
-        assert (
-            (counts - 800) ** 2 / 800
-        ).sum() < 18.5  # exceeded once in a thousand cases with 4 degrees of freedom
+        # Exceeded once in a thousand cases with 4 degrees of freedom.
+        assert ((counts - 800) ** 2 / 800).sum() < 18.5
 
 
 # Steps and units.
@@ -251,17 +250,12 @@ def test_a_plan_never_changes() -> None:
     plan = list(training_plans(recipe, SIZES, 0, rank=1, ranks=2))[13]
 
     assert plan.samples.tolist() == [6, 29, 20, 19]
-    assert plan.windows.tolist() == [
-        [10, 8, 71, 90],
-        [8, 56, 182, 154],
-        [24, 272, 56, 57],
-        [211, 54, 56, 68],
-    ]
+    result = plan.windows.tolist()
+    assert result == [[10, 8, 71, 90], [8, 56, 182, 154], [24, 272, 56, 57], [211, 54, 56, 68]]
     assert plan.flips.tolist() == [False, True, False, False]
     assert plan.partners.tolist() == [3, 1, 2, 0]
-    assert plan.coefficients.tolist() == pytest.approx(
-        [0.81585455, 0.88846058, 0.56322628, 0.73124439], rel=1e-6
-    )
+    expected = pytest.approx([0.81585455, 0.88846058, 0.56322628, 0.73124439], rel=1e-6)
+    assert plan.coefficients.tolist() == expected
 
 
 def test_a_plan_resizes_every_window_to_the_whole_square() -> None:

@@ -79,9 +79,8 @@ def test_the_numbers_of_a_position_are_the_block_of_its_counter(
         philox4x64_10((first + i + 1, epoch, attempt, purpose), (seed, 0)) for i in range(3)
     ]
 
-    assert draw(seed, purpose, first, 3, epoch=epoch, attempt=attempt).tolist() == [
-        list(block) for block in expected
-    ]
+    result = draw(seed, purpose, first, 3, epoch=epoch, attempt=attempt).tolist()
+    assert result == [list(block) for block in expected]
 
 
 def test_the_values_of_purposes_never_change() -> None:

@@ -51,9 +51,8 @@ DOCUMENTS: dict[str, tuple[int, tuple[str, str | None, int | None, str, float | 
 
 def test_the_rows_are_those_of_the_documents() -> None:
     rows = read_accuracies()
-    assert Counter(row.recipe for row in rows) == {
-        name: count for name, (count, _) in DOCUMENTS.items()
-    }
+    result = Counter(row.recipe for row in rows)
+    assert result == {name: count for name, (count, _) in DOCUMENTS.items()}
     for name, (_, expected) in DOCUMENTS.items():
         comparison = [
             (row.precision, row.accelerator, row.accelerators, row.figure(), row.hours)
@@ -111,9 +110,8 @@ def test_the_position_is_that_of_the_published_figure(top1: float, position: str
     [("bf16", [76.93, 76.92, 77.11]), ("fp32", [76.91]), (None, [76.93, 76.91, 76.92, 77.11])],
 )
 def test_rows_have_the_runs_precision(precision: str | None, published: list[float]) -> None:
-    assert [
-        row["top1_percent"] for row in beside(76, precision=precision)["accuracies"]
-    ] == published
+    result = [row["top1_percent"] for row in beside(76, precision=precision)["accuracies"]]
+    assert result == published
 
 
 @pytest.mark.parametrize(
@@ -128,9 +126,8 @@ def test_rows_have_the_runs_precision(precision: str | None, published: list[flo
 def test_a_variant_has_its_own_rows(name: str, published: list[tuple[str, float]]) -> None:
     comparison = beside(76, load_recipe(name).rename(""))
     assert comparison["recipe"] == name
-    assert [
-        (row["precision"], row["top1_percent"]) for row in comparison["accuracies"]
-    ] == published
+    result = [(row["precision"], row["top1_percent"]) for row in comparison["accuracies"]]
+    assert result == published
 
 
 def test_a_precision_that_nobody_published_stands_beside_all_rows() -> None:
@@ -163,10 +160,8 @@ def test_a_recipe_without_published_accuracy_has_no_comparison() -> None:
 
 
 def test_a_recipe_without_a_name_is_known_by_its_fields() -> None:
-    assert (
-        beside(76, PADDLE.rename("").replace(seed=3, precision="fp32"))["recipe"]
-        == "resnet50-paddle-90ep"
-    )
+    result = beside(76, PADDLE.rename("").replace(seed=3, precision="fp32"))["recipe"]
+    assert result == "resnet50-paddle-90ep"
     assert compare_top1(PADDLE.rename("").replace(epochs=89), top1_percent=76, **IMAGENET) is None
 
 

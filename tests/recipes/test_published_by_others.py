@@ -366,8 +366,5 @@ def test_weight_decay_applies_to_the_tensors_of_the_originals_groups(name: str) 
 def test_every_recipe_has_one_origin() -> None:
     assert {RECIPES[name].origin for name in NVIDIA_RECIPES} == {"NVIDIA's Deep Learning Examples"}
     origins = {name: RECIPES[name].origin for name in PUBLISHED}
-    assert {name.split("-")[-2]: origin for name, origin in origins.items()} == {
-        "torchvision": "torchvision",
-        "rsb": "ResNet strikes back",
-        "ffcv": "FFCV",
-    }
+    result = {name.split("-")[-2]: origin for name, origin in origins.items()}
+    assert result == {"torchvision": "torchvision", "rsb": "ResNet strikes back", "ffcv": "FFCV"}

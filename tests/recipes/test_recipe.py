@@ -119,11 +119,8 @@ def test_every_wrong_field_is_named_at_once() -> None:
     with pytest.raises(RecipeError) as raised:
         Recipe.of({"epoch": 3, "lr": -1, "mean": [1, 2, math.nan]})
 
-    assert [line.split(":")[0].split(".")[0] for line in str(raised.value).splitlines()] == [
-        "lr",
-        "mean",
-        "there is no field 'epoch'",
-    ]
+    result = [line.split(":")[0].split(".")[0] for line in str(raised.value).splitlines()]
+    assert result == ["lr", "mean", "there is no field 'epoch'"]
 
 
 BEYOND: dict[str, tuple[Any, str]] = {
@@ -230,10 +227,8 @@ def test_values_at_the_edge_of_a_range_are_taken(field: str, edges: tuple[Any, .
 def test_replace_changes_what_is_named_and_nothing_else() -> None:
     changed = Recipe().replace(epochs=50, mean=[1, 2, 3])
 
-    assert difference(Recipe(), changed) == {
-        "epochs": (90, 50),
-        "mean": ([123.675, 116.28, 103.53], [1, 2, 3]),
-    }
+    result = difference(Recipe(), changed)
+    assert result == {"epochs": (90, 50), "mean": ([123.675, 116.28, 103.53], [1, 2, 3])}
     assert Recipe().epochs == 90
 
 
@@ -313,9 +308,8 @@ def test_evaluation_follows_the_size_of_training(size: int, resize: int, tmp_pat
         load_recipe("demo").replace(image_size=size),
         load_recipe(file),
     ]
-    assert [
-        (settings.image_size, settings.eval_resize, settings.eval_crop) for settings in made
-    ] == [(size, resize, size)] * 3
+    result = [(settings.image_size, settings.eval_resize, settings.eval_crop) for settings in made]
+    assert result == [(size, resize, size)] * 3
 
 
 def test_evaluation_keeps_the_sizes_that_are_set_and_those_of_another_change() -> None:

@@ -47,10 +47,8 @@ def test_a_base_may_be_a_file_beside_the_one_that_names_it(tmp_path: Path) -> No
     second = written(tmp_path / "second.yaml", "base: first.yaml\nepochs: 4\n")
 
     demo = load_recipe("demo")
-    assert difference(demo, load_recipe(second)) == {
-        "epochs": (demo.epochs, 4),
-        "lr": (demo.lr, 0.5),
-    }
+    result = difference(demo, load_recipe(second))
+    assert result == {"epochs": (demo.epochs, 4), "lr": (demo.lr, 0.5)}
 
 
 BAD = {

@@ -265,15 +265,8 @@ def test_every_rate_lies_between_zero_and_the_peak(
 
 def test_a_moving_average_soon_forgets_the_initial_weights() -> None:
     recipe = Recipe(ema_decay=0.75)
-    assert ema_decays(recipe, 30)[[0, 1, 8, 25, 26, 27, 29]].tolist() == [
-        0.1,
-        2 / 11,
-        0.5,
-        26 / 35,
-        0.75,
-        0.75,
-        0.75,
-    ]
+    result = ema_decays(recipe, 30)[[0, 1, 8, 25, 26, 27, 29]].tolist()
+    assert result == [0.1, 2 / 11, 0.5, 26 / 35, 0.75, 0.75, 0.75]
     assert not ema_decays(Recipe(), 30).any(), "the decay is 0 without a moving average"
 
 

@@ -45,10 +45,8 @@ def test_every_word_means_one_field_that_is_there_and_is_called_otherwise() -> N
 
 
 def test_a_setting_that_is_not_there_is_answered_with_what_to_type() -> None:
-    with pytest.raises(
-        RecipeError,
-        match=r"no field 'batch'. Did you mean --set global_batch_images=32 \(images of a",
-    ):
+    message = r"no field 'batch'. Did you mean --set global_batch_images=32 \(images of a"
+    with pytest.raises(RecipeError, match=message):
         parse_settings(["batch=32"])
     with pytest.raises(RecipeError, match=r"Did you mean --set 'lr_step_epochs=\[3, 4\]'\?$"):
         parse_settings(["milestones=[3, 4]"])
@@ -57,9 +55,8 @@ def test_a_setting_that_is_not_there_is_answered_with_what_to_type() -> None:
 
 
 def test_a_field_that_is_not_there_is_answered_with_its_name() -> None:
-    with pytest.raises(
-        RecipeError, match=r"there is no field 'batch_size'. Did you mean global_batch_images\?"
-    ):
+    message = r"there is no field 'batch_size'. Did you mean global_batch_images\?"
+    with pytest.raises(RecipeError, match=message):
         Recipe().replace(batch_size=3)
 
 

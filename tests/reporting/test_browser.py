@@ -81,9 +81,8 @@ def column(page: "Page", table: str, number: int) -> list[str]:
 
 def middle(locator: "Locator") -> tuple[float, float]:
     locator.scroll_into_view_if_needed()
-    locator.page.evaluate(
-        FRAMES
-    )  # the page hears of having been scrolled in the first one, and hides what it shows
+    # The page hears of having been scrolled in the first one, and hides what it shows.
+    locator.page.evaluate(FRAMES)
     box = locator.bounding_box()
     assert box is not None
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2

@@ -20,10 +20,8 @@ def draw_charts(folders: list[Path]) -> dict[str, Chart]:
 
 
 def test_few_points_stay_as_they_are_and_gaps_stay_gaps() -> None:
-    assert thin_curve(np.array([1, 2, 5]), np.array([0.5, np.nan, np.inf])) == (
-        [1, 2, 5],
-        [0.5, None, None],
-    )
+    result = thin_curve(np.array([1, 2, 5]), np.array([0.5, np.nan, np.inf]))
+    assert result == ([1, 2, 5], [0.5, None, None])
 
 
 def test_many_points_become_means_of_neighbours_at_the_last_step_of_each() -> None:
@@ -55,9 +53,8 @@ def test_the_difference_is_that_of_the_losses_from_the_first_run(four: list[Path
         [loss for e in read_log(four[i] / "log.jsonl") for loss in e.get("losses", [])]
         for i in (0, 2)
     )
-    assert curves[1].values == pytest.approx(
-        [abs(b / a - 1) for a, b in zip(first, third, strict=True)]
-    )
+    result = curves[1].values
+    assert result == pytest.approx([abs(b / a - 1) for a, b in zip(first, third, strict=True)])
 
 
 def test_other_lengths_are_compared(recipe: Recipe, data: Path, run: Path, tmp_path: Path) -> None:

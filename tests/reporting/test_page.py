@@ -66,13 +66,8 @@ def test_a_page_has_all_of_a_run(run: Path, tmp_path: Path) -> None:
     } <= page.ids()
     assert "95 % Wilson interval" in page.text
     assert "nearest recipe: demo" in page.text
-    assert [chart["name"] for chart in page.data["charts"]] == [
-        "loss",
-        "accuracy",
-        "lr",
-        "throughput",
-        "wait",
-    ]
+    result = [chart["name"] for chart in page.data["charts"]]
+    assert result == ["loss", "accuracy", "lr", "throughput", "wait"]
     assert len([tag for tag, attributes in page.tags if "data-image" in attributes]) == 48
 
 
@@ -97,9 +92,8 @@ def test_top_5_of_five_classes_or_fewer_is_left_out(
     ]
     for shown_folders in (folders[:1], folders):
         page = write_page(shown_folders, tmp_path / "page.html")
-        assert (
-            page.text.count("Top-5") - 1 == shown
-        )  # one is in the table of classes, and the script hides it
+        # One is in the table of classes, and the script hides it.
+        assert page.text.count("Top-5") - 1 == shown
         assert {view["top5"] for view in page.data["views"]} == {shown}
 
 
@@ -183,9 +177,8 @@ def test_a_run_without_a_log_has_dashes_for_speed_beside_one_that_has(
         (lost / "log.jsonl").write_text(log)
     html = lockstep.report([lost, run], tmp_path / "page.html").read_text(encoding="utf-8")
     rows = re.findall(r"<tr><th scope.*?</tr>", html[html.index('id="results"') :], re.DOTALL)
-    cells = [
-        re.findall(r">([^<>]*)</td>", row)[-2:] for row in rows[1:3]
-    ]  # the first row has the headers
+    # The first row has the headers.
+    cells = [re.findall(r">([^<>]*)</td>", row)[-2:] for row in rows[1:3]]
     assert cells[0] == [MISSING, MISSING]
     assert MISSING not in cells[1]
 
@@ -200,11 +193,8 @@ def test_names_are_texts_and_never_tags(recipe: Recipe, tmp_path: Path) -> None:
     )
     page = write_page(folder, tmp_path / "page.html")
     assert [tag for tag, _ in page.tags].count("script") == 2
-    assert [row[0] for row in page.data["views"][0]["classes"]] == [
-        "<img src=x onerror=alert(1)>",
-        NASTY,
-        "a & b",
-    ]
+    result = [row[0] for row in page.data["views"][0]["classes"]]
+    assert result == ["<img src=x onerror=alert(1)>", NASTY, "a & b"]
     assert all(attributes.get("src") is None for tag, attributes in page.tags if tag == "img")
     assert folder.name in page.text
 
@@ -213,10 +203,8 @@ def test_numbers_that_are_none_are_no_invalid_json(recipe: Recipe, tmp_path: Pat
     folder = write_run(tmp_path / "run", recipe=recipe, classes=["a", "b"], steps=20)
     log = (folder / "log.jsonl").read_text()
     (folder / "log.jsonl").write_text(log.replace('"losses": [', '"losses": [NaN, ', 1))
-    assert (
-        write_page(folder, tmp_path / "page.html").data["charts"][0]["curves"][0]["values"][0]
-        is None
-    )
+    result = write_page(folder, tmp_path / "page.html").data["charts"][0]["curves"][0]["values"][0]
+    assert result is None
 
 
 @pytest.mark.parametrize("word", ["null", "NaN"])
@@ -261,10 +249,8 @@ def test_the_command_is_shown_as_it_is_typed_and_in_full(recipe: Recipe, tmp_pat
 
 def test_names_that_are_not_utf_8_are_written_all_the_same(recipe: Recipe, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run\udcff", recipe=recipe, classes=["a", "b"])
-    assert (
-        write_page(folder, tmp_path / "page.html").data["runs"][0]["name"]
-        == "run\N{REPLACEMENT CHARACTER}"
-    )
+    result = write_page(folder, tmp_path / "page.html").data["runs"][0]["name"]
+    assert result == "run\N{REPLACEMENT CHARACTER}"
 
 
 def test_nothing_to_report_and_nowhere_to_write_are_errors(run: Path, tmp_path: Path) -> None:

@@ -53,10 +53,8 @@ def test_names_are_no_formulas_and_are_in_the_legend(recipe: Recipe, tmp_path: P
     lockstep.report(folders, tmp_path / "page.html", plots=tmp_path / "plots")
     # Matplotlib writes the texts of an SVG as comments.
     legend = (tmp_path / "plots" / "loss.svg").read_text(encoding="utf-8")
-    assert re.findall("<!-- (.*) -->", legend)[-4:] == [
-        *names,
-        *(f"{name}, validation" for name in names),
-    ]
+    result = re.findall("<!-- (.*) -->", legend)[-4:]
+    assert result == [*names, *(f"{name}, validation" for name in names)]
     matrix = (tmp_path / "plots" / f"confusion-{names[1]}-trained.svg").read_text(encoding="utf-8")
     assert {*classes, f"Confusion, {names[1]}"} <= set(re.findall("<!-- (.*) -->", matrix))
 

@@ -84,11 +84,8 @@ def test_a_checkpoint_that_is_gone_cannot_explain(run: Path) -> None:
 
 
 def test_there_is_a_view_for_each_run_and_its_weights(run: Path, four: list[Path]) -> None:
-    assert [(view.run, view.weights) for view in build_views(open_runs([run, four[1]]))] == [
-        (0, "trained"),
-        (0, "ema"),
-        (1, "trained"),
-    ]
+    result = [(view.run, view.weights) for view in build_views(open_runs([run, four[1]]))]
+    assert result == [(0, "trained"), (0, "ema"), (1, "trained")]
 
 
 def test_classes_are_counted_as_the_report_counts_them(run: Path) -> None:
@@ -198,9 +195,8 @@ def test_mistakes_are_shown_as_the_model_saw_them(run: Path, data: Path) -> None
     )
     left, top = ((side - size) // 2 for side in stored.size)
     expected = np.asarray(stored.crop((left, top, left + size, top + size)), float)
-    assert (
-        np.abs(np.asarray(shown, float) - expected).mean() < 25
-    )  # textures of other images differ by 60 and more
+    # Textures of other images differ by 60 and more.
+    assert np.abs(np.asarray(shown, float) - expected).mean() < 25
 
 
 def test_runs_that_saw_the_same_images_share_them(four: list[Path]) -> None:

@@ -31,9 +31,8 @@ def test_an_environment_of_another_shape_is_named(value: Any, tmp_path: Path) ->
 )
 def test_what_loggers_noted_of_another_shape_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "loggers.json").write_text(text)
-    with pytest.raises(
-        CheckpointError, match=r"loggers\.json is damaged; restore it, or remove it"
-    ):
+    message = r"loggers\.json is damaged; restore it, or remove it"
+    with pytest.raises(CheckpointError, match=message):
         Loggers((), Opening(tmp_path, 0, {}, None), print)
 
 

@@ -135,16 +135,11 @@ def test_a_folder_named_like_a_published_recipe_is_still_a_folder(
 def test_a_folder_of_other_things_is_refused(tiny_recipe: Recipe, tmp_path: Path) -> None:
     for name in ("thesis.tex", "photos", "a.txt", "b.txt"):
         (tmp_path / name).mkdir()
-    with pytest.raises(
-        CheckpointError, match=r"holds other things \(a\.txt, b\.txt, photos\) and no run"
-    ):
+    message = r"holds other things \(a\.txt, b\.txt, photos\) and no run"
+    with pytest.raises(CheckpointError, match=message):
         open_run_folder(tmp_path, tiny_recipe).__enter__()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "a.txt",
-        "b.txt",
-        "photos",
-        "thesis.tex",
-    ]
+    result = sorted(path.name for path in tmp_path.iterdir())
+    assert result == ["a.txt", "b.txt", "photos", "thesis.tex"]
 
 
 @pytest.mark.parametrize(

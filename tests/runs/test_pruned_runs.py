@@ -107,9 +107,8 @@ def test_masks_are_those_of_the_recipes_algorithm_and_leave_out_what_it_excludes
     )
     lockstep.train(recipe, textures, tmp_path / "run", weights=dense)
     kept = read_masks(tmp_path / "run")
-    assert copy_bytes(kept) == copy_bytes(
-        make_masks(read_state(dense).tensors, algorithm, excluded, channels)
-    )
+    expected = copy_bytes(make_masks(read_state(dense).tensors, algorithm, excluded, channels))
+    assert copy_bytes(kept) == expected
     assert "fc.weight" in kept
     assert ("conv1.weight" in kept) == (channels == 4)
     assert not kept.keys() & set(excluded)

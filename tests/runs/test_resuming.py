@@ -282,9 +282,8 @@ def test_fewer_steps_than_are_done_are_refused(run: Path, tiny_recipe: Recipe) -
     "changes", [{"momentum": 0.5}, {"epochs": 3, "seed": 1}, {"global_batch_images": 4}], ids=repr
 )
 def test_other_fields_never_change(run: Path, tiny_recipe: Recipe, changes: dict[str, Any]) -> None:
-    assert (
-        explain(tiny_recipe.replace(lr_decay="step", lr_step_epochs=(1,)), run, 7, **changes) == ""
-    )
+    result = explain(tiny_recipe.replace(lr_decay="step", lr_step_epochs=(1,)), run, 7, **changes)
+    assert result == ""
 
 
 def test_another_recipe_is_named_before_anything_that_does_not_fit_it(

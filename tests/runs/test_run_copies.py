@@ -84,9 +84,8 @@ def test_a_run_whose_folder_is_gone_resumes_from_its_copy(
     events: list[Event] = []
     lockstep.train(tiny_recipe, textures, run, execution=execution, listener=events.append)
     [settings] = [event for event in events if event["kind"] == "settings"]
-    assert settings["origins"]["copy"] == (
-        f"the checkpoint of step {stopped[-1]} in {execution.checkpoint_store}"
-    )
+    result = settings["origins"]["copy"]
+    assert result == f"the checkpoint of step {stopped[-1]} in {execution.checkpoint_store}"
     assert find_same_parts(run, whole) == PARTS
     assert list_copied_steps(server, execution) == checkpoint.steps(run / "checkpoints")
     copied = server.root / execution.checkpoint_store.removeprefix("s3://")

@@ -47,9 +47,8 @@ def test_given_weights_are_evaluated_and_stay(
     assert first["loss"] == pytest.approx(expected["loss"])
     assert first["top1_percent"] == expected["top1_percent"]
     assert checkpoint.steps(run / "checkpoints")[0] == 0
-    assert (
-        lockstep.load(run, checkpoint="0").evaluate(textures).to_json()["loss"] == expected["loss"]
-    )
+    result = lockstep.load(run, checkpoint="0").evaluate(textures).to_json()["loss"]
+    assert result == expected["loss"]
 
 
 def test_a_training_that_ends_below_its_start_says_so_and_keeps_it(

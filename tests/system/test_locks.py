@@ -76,9 +76,8 @@ def test_one_process_at_a_time_holds_the_lock(tmp_path: Path) -> None:
 
 
 def test_a_waiting_process_sees_progress(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        locks, "STALE_SEC", 3.0
-    )  # a busy machine keeps no thread from beating for so long
+    # A busy machine keeps no thread from beating for so long.
+    monkeypatch.setattr(locks, "STALE_SEC", 3.0)
     process = holder(path, 0.1)
     seen = []
     began = time.monotonic()

@@ -56,9 +56,7 @@ def test_brackets_that_cannot_be_read_are_no_json() -> None:
 
 
 def test_true_is_no_number_and_null_stands_for_one_that_is_not_finite() -> None:
-    assert [is_figure(value) for value in (1, 0.5, None, float("nan"), True, "1", 10**400)] == [
-        True
-    ] * 4 + [False] * 3
-    assert [is_rate(value) for value in (1, 0.5, 0, -1, float("inf"), float("nan"), None)] == [
-        True
-    ] * 2 + [False] * 5
+    result = [is_figure(value) for value in (1, 0.5, None, float("nan"), True, "1", 10**400)]
+    assert result == [True] * 4 + [False] * 3
+    result = [is_rate(value) for value in (1, 0.5, 0, -1, float("inf"), float("nan"), None)]
+    assert result == [True] * 2 + [False] * 5

@@ -224,9 +224,8 @@ def test_every_batch_norm_of_a_model_is_measured() -> None:
     counts = part.count_layers(MODELS["resnet50"], 224)
     scales = [t for t in MODELS["resnet50"].list_tensors(1000) if t.role == "bn_scale"]
     assert sum(counts.values()) == len(scales) == 53
-    assert sum(count * layer.channels for layer, count in counts.items()) == sum(
-        t.shape[0] for t in scales
-    )
+    result = sum(count * layer.channels for layer, count in counts.items())
+    assert result == sum(t.shape[0] for t in scales)
     # Of the paper's table: 16 blocks end with a sum, 4 have a projection, and layer 4 has 7 x 7
     # pixels.
     kinds = {
@@ -266,9 +265,8 @@ def test_finite_differences_agree_with_the_gradients() -> None:
             ends.append(float(value))
         # 72 values of size 5 with a rounding of 3e-7 each make 1e-3 over the step. The gradients
         # are of size 10.
-        assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(
-            float((gradient * direction).sum()), abs=1e-2
-        )
+        result = (ends[0] - ends[1]) / (2 * step)
+        assert result == pytest.approx(float((gradient * direction).sum()), abs=1e-2)
 
 
 def plain_and_fused(channels: int) -> tuple[nn.BatchNorm2d, FusedBatchNorm]:

@@ -40,10 +40,8 @@ def test_numbers_of_classes_are_compared_where_there_are_no_names(tmp_path: Path
     report = examine(
         write_labelled("recordio", tmp_path, {"train": [0, 1, 2, 3], "val": [0, 1, 2, 5]})
     )
-    assert map_kinds(report) == {
-        "val unknown-classes": "1 classes: 5",
-        "val classes-without-val": "1 classes: 3",
-    }
+    expected = {"val unknown-classes": "1 classes: 5", "val classes-without-val": "1 classes: 3"}
+    assert map_kinds(report) == expected
 
 
 @pytest.mark.parametrize(
@@ -53,10 +51,8 @@ def test_numbers_of_classes_are_compared_where_there_are_no_names(tmp_path: Path
 def test_labels_from_1_are_one_finding(format: str, logits: int | None, tmp_path: Path) -> None:
     write_labelled(format, tmp_path, {"train": [1, 2, 3, 4, 4], "val": [2, 1, 4]})
     report = examine(tmp_path, logits=logits)
-    assert [(finding.split, finding.kind) for finding in report.findings] == [
-        ("train", "labels-from-1"),
-        ("val", "labels-from-1"),
-    ]
+    result = [(finding.split, finding.kind) for finding in report.findings]
+    assert result == [("train", "labels-from-1"), ("val", "labels-from-1")]
     assert report.findings[1].detail == "labels are 1 to 4; expected 0 to 3"
     assert "lockstep data pack --first-label 1" in KINDS["labels-from-1"].remedy
     assert report.write_quarantine() == []

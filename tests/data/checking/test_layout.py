@@ -82,10 +82,8 @@ def test_a_list_of_classes_is_not_for_folders_that_are_not_in_it(tmp_path: Path)
         },
     )
     findings = examine(tmp_path).findings
-    assert [(finding.kind, finding.place) for finding in findings] == [
-        ("nested-folder", "1/more"),
-        ("class-list", "classes.txt without 0"),
-    ]
+    result = [(finding.kind, finding.place) for finding in findings]
+    assert result == [("nested-folder", "1/more"), ("class-list", "classes.txt without 0")]
 
 
 def test_an_empty_split_is_found(tmp_path: Path) -> None:
@@ -179,9 +177,8 @@ def test_files_of_the_same_length_but_one_image_are_equal(tmp_path: Path) -> Non
 
 def test_files_of_unequal_length_are_found(tmp_path: Path) -> None:
     shards(tmp_path, "tfrecord", "train", [9, 1, 2, 1], "{split}-{i:05d}-of-{n:05d}")
-    assert (
-        only(examine(tmp_path), "unequal-shards").detail == "13 images; the reader would count 28"
-    )
+    result = only(examine(tmp_path), "unequal-shards").detail
+    assert result == "13 images; the reader would count 28"
 
 
 def test_a_file_without_images_is_found(tmp_path: Path) -> None:
@@ -214,10 +211,8 @@ def test_a_data_set_that_is_being_written_is_not_examined(format: str, tmp_path:
     (tmp_path / UNFINISHED).parent.mkdir()
     (tmp_path / UNFINISHED).touch()
     report = examine(tmp_path)
-    assert [(finding.kind, finding.split, finding.place) for finding in report.findings] == [
-        ("unfinished", "train", "."),
-        ("unfinished", "val", "."),
-    ]
+    result = [(finding.kind, finding.split, finding.place) for finding in report.findings]
+    assert result == [("unfinished", "train", "."), ("unfinished", "val", ".")]
     assert [split.images for split in report.splits] == [0, 0]
 
 

@@ -38,10 +38,8 @@ def test_nothing_is_found_in_a_sound_data_set(format: str, tmp_path: Path) -> No
     assert report.count_kinds() == {}
     assert report.write_quarantine() == []
     assert not list(tmp_path.rglob("quarantine.json"))
-    assert [(split.name, split.format, split.images, split.classes) for split in report.splits] == [
-        ("train", format, 9, 3),
-        ("val", format, 6, 3),
-    ]
+    result = [(split.name, split.format, split.images, split.classes) for split in report.splits]
+    assert result == [("train", format, 9, 3), ("val", format, 6, 3)]
     sizes = [
         sum(len(data) for name, data in SOUND.items() if name.startswith(split))
         for split in ("train", "val")
@@ -70,10 +68,8 @@ def test_files_in_the_folders_of_the_splits_are_found_too(tmp_path: Path) -> Non
         )
     report = examine(tmp_path)
     assert report.findings == ()
-    assert [(split.name, split.root) for split in report.splits] == [
-        ("train", tmp_path / "train"),
-        ("val", tmp_path / "validation"),
-    ]
+    result = [(split.name, split.root) for split in report.splits]
+    assert result == [("train", tmp_path / "train"), ("val", tmp_path / "validation")]
 
 
 def test_a_name_may_have_its_ending_in_capitals_or_none(tmp_path: Path) -> None:
@@ -129,9 +125,8 @@ def test_loaders_leave_out_exactly_what_the_quarantine_lists(format: str, tmp_pa
         for i in range(len(index))
     }
     assert left == SOUND | WARNINGS
-    assert {
-        (split, bad.file) for split, index in indexes.items() for bad in index.quarantined
-    } == expected
+    result = {(split, bad.file) for split, index in indexes.items() for bad in index.quarantined}
+    assert result == expected
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -157,21 +152,15 @@ def test_a_quarantine_keeps_what_it_listed_before(tmp_path: Path) -> None:
             "bee/x.jpg": "not-an-image: not an image in a known format",
         }
     }
-    assert sorted(entry.name for entry in path.parent.iterdir()) == [
-        "ant",
-        "bee",
-        "cat",
-        "quarantine.json",
-    ]
+    result = sorted(entry.name for entry in path.parent.iterdir())
+    assert result == ["ant", "bee", "cat", "quarantine.json"]
 
 
 def test_a_quarantine_that_is_none_is_found_and_left_as_it_is(tmp_path: Path) -> None:
     image_folder(tmp_path, SOUND | {"val/ant/x.jpg": b"", "val/quarantine.json": b"[1]"})
     report = examine(tmp_path)
-    assert {(finding.kind, finding.place) for finding in report.findings} == {
-        ("bad-quarantine", "quarantine.json"),
-        ("empty", "ant/x.jpg"),
-    }
+    result = {(finding.kind, finding.place) for finding in report.findings}
+    assert result == {("bad-quarantine", "quarantine.json"), ("empty", "ant/x.jpg")}
     with pytest.raises(DataError, match="is not a quarantine"):
         report.write_quarantine()
     assert (tmp_path / "val/quarantine.json").read_bytes() == b"[1]"
@@ -332,7 +321,6 @@ def a_folder_of_texts(path: Path) -> None:
 @pytest.mark.parametrize("arrange", [lambda path: None, a_file, Path.mkdir, a_folder_of_texts])
 def test_what_is_no_data_set_is_refused(arrange: Callable[[Path], None], tmp_path: Path) -> None:
     arrange(tmp_path / "data")
-    with pytest.raises(
-        DataError, match=r"there is no folder .*data|is a file, not a folder|data holds no images"
-    ):
+    message = r"there is no folder .*data|is a file, not a folder|data holds no images"
+    with pytest.raises(DataError, match=message):
         examine(tmp_path / "data")

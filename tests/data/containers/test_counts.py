@@ -100,9 +100,8 @@ def test_links_and_folders_in_a_tar_are_counted(tmp_path: Path) -> None:
     write_tar(tmp_path / "train.tar", members)
     listing = list_images(find_source(tmp_path))
     assert (len(listing), count_kinds(listing)) == (1, {"link": 1, "empty-class": 1})
-    assert describe_skipped(listing.skipped) == (
-        "1 empty class folder (train.tar/dog), 1 link in a tar (train.tar/cat/b.jpg)"
-    )
+    result = describe_skipped(listing.skipped)
+    assert result == "1 empty class folder (train.tar/dog), 1 link in a tar (train.tar/cat/b.jpg)"
 
 
 def test_the_folders_of_all_tars_together_decide_what_is_a_class(tmp_path: Path) -> None:
@@ -116,9 +115,8 @@ def test_the_folders_of_all_tars_together_decide_what_is_a_class(tmp_path: Path)
         write_tar(tmp_path / f"train-{number:06d}.tar", members)
     listing = list_images(find_source(tmp_path))
     assert listing.classes == ("cat", "dog", "e.jpg")
-    assert [listing.name(i) for i in range(4)] == [
-        *("cat/a.jpg", "cat/c.jpg", "dog/d.jpg", "e.jpg/f.jpg")
-    ]
+    result = [listing.name(i) for i in range(4)]
+    assert result == [*("cat/a.jpg", "cat/c.jpg", "dog/d.jpg", "e.jpg/f.jpg")]
     assert [item[:2] for item in listing.skipped] == [
         ("empty-class", "train-000000.tar/eel"),
         ("nested-folder", "train-000001.tar/cat/2023"),
@@ -178,11 +176,8 @@ def test_members_of_webdataset_are_images_or_describe_them_or_are_counted(tmp_pa
     # a.seg.png, a.png; a.txt, d.cls, e.txt, README
     assert count_kinds(listing) == {"extra-image": 2, "stray-file": 4}
     reasons = [bad.reason.partition(": ")[2] for bad in listing.damaged]
-    assert [reason[:14] for reason in reasons] == [
-        "its label is m",
-        "f.cls is '0 1'",
-        "it has two lab",
-    ]
+    result = [reason[:14] for reason in reasons]
+    assert result == ["its label is m", "f.cls is '0 1'", "it has two lab"]
 
 
 def test_a_tar_without_labels_is_refused_for_that(tmp_path: Path) -> None:

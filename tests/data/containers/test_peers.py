@@ -133,15 +133,13 @@ def test_mxnet_writes_several_labels_in_the_same_bytes(mxnet_output: Any, folder
         frame_record(pack_header(Header((float(item.label), 0.5, 7.0), item.number)) + item.data)
         for item in SAMPLES
     ]
-    assert (folder / "several.rec").read_bytes() == b"".join(
-        piece for record in records for piece in record
-    )
+    result = (folder / "several.rec").read_bytes()
+    assert result == b"".join(piece for record in records for piece in record)
 
 
 def test_files_of_mxnet_are_read(mxnet_output: Any, folder: Path) -> None:
-    assert list_images(recordio, folder / "theirs.rec") == [
-        (item.data, item.label) for item in SAMPLES
-    ]
+    result = list_images(recordio, folder / "theirs.rec")
+    assert result == [(item.data, item.label) for item in SAMPLES]
     places = recordio.read_index(folder / "theirs.idx")
     assert [number for number, _ in places] == [item.number for item in SAMPLES]
 
@@ -183,9 +181,8 @@ def test_a_shuffled_file_of_im2rec_is_read_whole(folder: Path, tmp_path: Path) -
     path = im2rec(folder / "images", tmp_path)
     items = [item for item in recordio.scan_images(path) if isinstance(item, Stored)]
     assert [item.number for item in items] != [item.number for item in SAMPLES]
-    assert sorted((item.number, item.name, item.label) for item in items) == [
-        (item.number, item.name, item.label) for item in SAMPLES
-    ]
+    result = sorted((item.number, item.name, item.label) for item in items)
+    assert result == [(item.number, item.name, item.label) for item in SAMPLES]
 
 
 @pytest.mark.slow
@@ -228,9 +225,8 @@ def test_the_shuffled_file_is_a_file_to_tensorflow_too(tensorflow_output: Any) -
 
 @pytest.mark.parametrize(("format", "first"), [("recordio", 0), ("tfrecord", 1)])
 def test_dali_reads_images_and_labels(format: str, first: int, dali_output: Any) -> None:
-    assert dali_output[format] == [
-        [digest, [label + first]] for digest, label in zip(DIGESTS, LABELS, strict=True)
-    ]
+    expected = [[digest, [label + first]] for digest, label in zip(DIGESTS, LABELS, strict=True)]
+    assert dali_output[format] == expected
 
 
 def test_dali_reads_a_tar(dali_output: Any) -> None:

@@ -113,9 +113,8 @@ def test_a_file_and_what_stands_beside_it(tmp_path: Path) -> None:
     )
     assert (tmp_path / "val.rec").read_bytes() == expected
     assert (tmp_path / "val.idx").read_text() == "0\t0\n1\t44\n"
-    assert (
-        tmp_path / "val.lst"
-    ).read_text() == "0\t3.000000\tclass 3/0.JPEG\n1\t12.000000\tclass 12/1.JPEG\n"
+    result = (tmp_path / "val.lst").read_text()
+    assert result == "0\t3.000000\tclass 3/0.JPEG\n1\t12.000000\tclass 12/1.JPEG\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["val.idx", "val.lst", "val.rec"]
 
 
@@ -136,25 +135,20 @@ def test_a_list_of_im2rec_may_be_shuffled_and_have_several_labels(tmp_path: Path
     # ² is a digit but not a number. U+2028 does not end a line.
     text = "1\t12.000000\t0.500000\tb.jpg\n\n0\t3.000000\ta\u2028 2.jpg\n²\t0\tc.jpg\n2\tnothing\n"
     path.with_suffix(".lst").write_text(text, encoding="utf-8")
-    assert [item.name for item in recordio.scan_images(path) if isinstance(item, Stored)] == [
-        "a\u2028 2.jpg",
-        "b.jpg",
-        "",
-    ]
+    result = [item.name for item in recordio.scan_images(path) if isinstance(item, Stored)]
+    assert result == ["a\u2028 2.jpg", "b.jpg", ""]
 
 
 def test_no_list_is_needed(file: Path) -> None:
     file.with_suffix(".lst").unlink()
     file.with_suffix(".idx").unlink()
-    assert [item.name for item in recordio.scan_images(file) if isinstance(item, Stored)] == [
-        ""
-    ] * 5
+    result = [item.name for item in recordio.scan_images(file) if isinstance(item, Stored)]
+    assert result == [""] * 5
 
 
 def test_an_index_gives_numbers_and_places(file: Path) -> None:
-    assert recordio.read_index(file.with_suffix(".idx")) == [
-        (i, record.offset) for i, record in enumerate(records_of(file))
-    ]
+    result = recordio.read_index(file.with_suffix(".idx"))
+    assert result == [(i, record.offset) for i, record in enumerate(records_of(file))]
 
 
 @pytest.mark.parametrize(
@@ -247,18 +241,16 @@ def test_records_are_listed_together_as_they_are_one_by_one(
         for together, one_by_one in ((0, 1), (2, 1), (3, 2), (2**10, 2**4)):
             patch.setattr(recordio, "_AT_ONCE", together)
             patch.setattr(recordio, "_ONE_BY_ONE", one_by_one)
-            listings.append(
-                list(map(repr, recordio.scan_images(path)))
-            )  # as text, because a label may be NaN
+            # As text, because a label may be NaN.
+            listings.append(list(map(repr, recordio.scan_images(path))))
     assert listings == [listings[0]] * 4
 
 
 def test_alike_records_are_listed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(recordio, tmp_path / "any.rec", [sample(i, 3, b"image") for i in range(100)])
     monkeypatch.setattr(recordio, "_find_image", closely := Mock(wraps=recordio._find_image))
-    assert [item.number for item in recordio.scan_images(path) if isinstance(item, Stored)] == list(
-        range(100)
-    )
+    result = [item.number for item in recordio.scan_images(path) if isinstance(item, Stored)]
+    assert result == list(range(100))
     assert closely.call_count == 1
 
 

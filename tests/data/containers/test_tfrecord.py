@@ -143,9 +143,8 @@ def test_keys_may_stand_in_any_order(tmp_path: Path) -> None:
 
 def test_tensorflow_datasets_count_labels_from_0(tmp_path: Path) -> None:
     payload = example({"file_name": b"a.jpg", "image": b"the image", "label": 0})
-    assert only(tmp_path / "any", payload) == [
-        Stored(12 + payload.index(b"the image"), 9, 0, "a.jpg")
-    ]
+    result = only(tmp_path / "any", payload)
+    assert result == [Stored(12 + payload.index(b"the image"), 9, 0, "a.jpg")]
 
 
 @pytest.mark.parametrize(
@@ -258,9 +257,8 @@ def test_a_hole_of_zeros_costs_what_was_there(file: Path) -> None:
 def test_what_is_no_such_file_is_damage_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "any"
     path.write_bytes(unlike(1000, 0))
-    assert list(tfrecord.scan_images(path)) == [
-        Damage(0, 1000, "no record begins at byte 0: the checksum of its length is wrong")
-    ]
+    expected = [Damage(0, 1000, "no record begins at byte 0: the checksum of its length is wrong")]
+    assert list(tfrecord.scan_images(path)) == expected
 
 
 def test_a_writer_continues_behind_the_last_record_that_is_right(tmp_path: Path) -> None:

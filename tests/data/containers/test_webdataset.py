@@ -71,9 +71,8 @@ def test_a_sample_is_its_class_its_names_and_its_image(tmp_path: Path) -> None:
 
 def test_places_labels_and_names_are_listed(tmp_path: Path) -> None:
     path = write(webdataset, tmp_path / "val.tar", [sample(7, 3, b"the image")])
-    assert list(webdataset.scan_images(path)) == [
-        Stored(5 * 512, 9, 3, "class 3/7.JPEG", "class 3")
-    ]
+    result = list(webdataset.scan_images(path))
+    assert result == [Stored(5 * 512, 9, 3, "class 3/7.JPEG", "class 3")]
 
 
 @pytest.mark.parametrize(
@@ -83,9 +82,8 @@ def test_an_image_keeps_its_kind(name: str, kind: str, tmp_path: Path) -> None:
     path = write(webdataset, tmp_path / "val.tar", [SAMPLES[0]._replace(name=name)])
     with tarfile.open(path) as opened:
         assert opened.getnames()[-1] == f"00000000.{kind}"
-    assert [item.name for item in webdataset.scan_images(path) if isinstance(item, Stored)] == [
-        name
-    ]
+    result = [item.name for item in webdataset.scan_images(path) if isinstance(item, Stored)]
+    assert result == [name]
 
 
 @pytest.mark.parametrize("prefix", ["", "./", "train/"])
@@ -124,9 +122,8 @@ def test_members_that_are_no_part_of_an_image_are_left_out(tmp_path: Path) -> No
         ("cat/a.jpg", b"1"),
         ("x.cls", b"1"),
     ]
-    assert [image for image, _ in list_images(webdataset, tar(tmp_path / "any.tar", *files))] == [
-        b"1"
-    ]
+    result = [image for image, _ in list_images(webdataset, tar(tmp_path / "any.tar", *files))]
+    assert result == [b"1"]
 
 
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
@@ -144,11 +141,8 @@ def test_folders_links_and_long_names_are_read(format: int, tmp_path: Path) -> N
         link.type = tarfile.SYMTYPE
         link.linkname = "a.jpg"
         opened.addfile(link)
-    assert [image for image, _ in list_images(webdataset, tmp_path / "any.tar")] == [
-        b"i",
-        b"im",
-        b"ima",
-    ]
+    result = [image for image, _ in list_images(webdataset, tmp_path / "any.tar")]
+    assert result == [b"i", b"im", b"ima"]
     assert [
         item.name
         for item in webdataset.scan_images(tmp_path / "any.tar")
@@ -234,17 +228,12 @@ def test_a_size_that_no_file_has_is_damage(kind: bytes, size: int, tmp_path: Pat
         + bytes(1024)
     )
     items = list(webdataset.scan_images(path))
-    before = (
-        ["cat/a.jpg"] if kind == tarfile.REGTYPE else []
-    )  # a member without a header after it counts as damaged
-    assert [item.name for item in items if isinstance(item, Stored)] == [
-        *before,
-        "cat/c.jpg",
-        "cat/d.jpg",
-    ]
-    assert [(item.begin, item.end) for item in items if isinstance(item, Damage)] == [
-        (1024 if before else 0, 1536)
-    ]
+    # A member without a header after it counts as damaged.
+    before = ["cat/a.jpg"] if kind == tarfile.REGTYPE else []
+    result = [item.name for item in items if isinstance(item, Stored)]
+    assert result == [*before, "cat/c.jpg", "cat/d.jpg"]
+    expected = [(1024 if before else 0, 1536)]
+    assert [(item.begin, item.end) for item in items if isinstance(item, Damage)] == expected
 
 
 def spans(path: Path) -> list[tuple[int, int]]:
@@ -292,9 +281,8 @@ def test_a_flip_in_a_class_or_in_names_raises_nothing_and_moves_nothing(file: Pa
             file.write_bytes(data[: span.start] + damaged + data[span.stop :])
             items = list(webdataset.scan_images(file))
             assert len(items) == 3, i
-            assert {
-                (item.offset, item.length) for item in items if isinstance(item, Stored)
-            } <= set(places)
+            result = {(item.offset, item.length) for item in items if isinstance(item, Stored)}
+            assert result <= set(places)
 
 
 def test_missing_and_added_bytes_cost_what_they_touch_and_one_in_front(file: Path) -> None:
@@ -358,12 +346,10 @@ def test_a_lost_class_is_not_the_folder(order: tuple[str, str], lost: int, tmp_p
     data[data.index(f"cat/{'abcd'[lost]}.cls\0".encode())] ^= 1
     path.write_bytes(data)
     items = [item for item in webdataset.scan_images(path) if isinstance(item, Stored)]
-    gone = (
-        {lost, lost - 1} if order[0] == "cls" else {lost}
-    )  # the member before the damage counts as damaged too
-    assert [(item.label, item.name) for item in items] == [
-        (5, f"cat/{key}.jpg") for i, key in enumerate("abcd") if i not in gone
-    ]
+    # The member before the damage counts as damaged too.
+    gone = {lost, lost - 1} if order[0] == "cls" else {lost}
+    result = [(item.label, item.name) for item in items]
+    assert result == [(5, f"cat/{key}.jpg") for i, key in enumerate("abcd") if i not in gone]
 
 
 @pytest.mark.parametrize("lost", range(4))
@@ -373,9 +359,8 @@ def test_without_numbers_images_next_to_damage_are_taken(lost: int, tmp_path: Pa
     data[data.index(f"cat/{'abcd'[lost]}.jpg\0".encode())] ^= 1
     path.write_bytes(data)
     items = [item for item in webdataset.scan_images(path) if isinstance(item, Stored)]
-    assert [item.name for item in items] == [
-        f"cat/{key}.jpg" for i, key in enumerate("abcd") if i not in (lost, lost - 1)
-    ]
+    result = [item.name for item in items]
+    assert result == [f"cat/{key}.jpg" for i, key in enumerate("abcd") if i not in (lost, lost - 1)]
 
 
 def test_names_of_any_bytes_come_back(tmp_path: Path) -> None:

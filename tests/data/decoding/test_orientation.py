@@ -268,9 +268,8 @@ def test_a_crop_is_that_of_the_image_turned_before(format: str, orientation: int
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 def test_a_reduced_crop_is_that_of_the_image_turned_before(orientation: int) -> None:
-    data = photo(
-        orientation
-    )  # 75 and 101 are no multiples of 2: the sides of the reduced image are rounded up
+    # 75 and 101 are no multiples of 2: the sides of the reduced image are rounded up.
+    data = photo(orientation)
     whole = shown(decode(data, 2), orientation)
     outs = np.zeros((2, 16, 16, 3), np.uint8)
     top = 5

@@ -157,6 +157,5 @@ def test_names_too_long_for_a_file_are_numbered(tmp_path: Path) -> None:
         writer.extend([writer.record(Sample(0, "a" * 300 + ".jpg", 0, "cat", jpeg(), 16, 24))])
         writer.finish()
     pack(tmp_path / "source", tmp_path / "target", Packing("folder"))
-    assert [path.name for path in (tmp_path / "target" / "train" / "cat").iterdir()] == [
-        "00000000.jpg"
-    ]
+    result = [path.name for path in (tmp_path / "target" / "train" / "cat").iterdir()]
+    assert result == ["00000000.jpg"]

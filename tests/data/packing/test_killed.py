@@ -161,13 +161,8 @@ def test_a_file_for_which_there_is_no_room_is_named_and_the_pack_goes_on_later(
     whole = pack_whole(format)
     target = tmp_path / "target"
     arguments = ["data", "pack", str(two_splits), str(target), "--format", format, "--shards", "2"]
-    command = [
-        sys.executable,
-        "-B",
-        "-m",
-        "lockstep",
-        *arguments,
-    ]  # -B: there is no room for compiled modules either
+    # -B: there is no room for compiled modules either.
+    command = [sys.executable, "-B", "-m", "lockstep", *arguments]
     lower = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit))
     result = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=lower)
     assert result.returncode == 2

@@ -67,9 +67,8 @@ def test_images_larger_than_what_is_read_at_once_are_packed_too(
     monkeypatch.setattr("lockstep.data.packing.samples.TASK_BYTES", 700)
     assert {len(data) > 700 for data in TRAIN.values()} == {True, False}
     target = pack_as(sets[source], tmp_path / "target", format, shards=2)
-    assert files_of(target) == files_of(
-        pack_as(sets["folder"], tmp_path / "expected", format, shards=2)
-    )
+    result = files_of(target)
+    assert result == files_of(pack_as(sets["folder"], tmp_path / "expected", format, shards=2))
 
 
 @pytest.mark.parametrize("source", ["folder", "recordio"])
@@ -137,10 +136,8 @@ def test_a_split_without_images_leaves_no_folder(tmp_path: Path) -> None:
     source = image_folder(tmp_path / "source" / "train", {"a/1.jpg": jpeg(8, 8, 1)}).parent
     pack(source, tmp_path / "files", Packing("recordio"))
     (tmp_path / "files" / "val.rec").touch()
-    assert pack(tmp_path / "files", tmp_path / "folder", Packing("folder")) == {
-        "train": 1,
-        "val": 0,
-    }
+    result = pack(tmp_path / "files", tmp_path / "folder", Packing("folder"))
+    assert result == {"train": 1, "val": 0}
     assert pack(tmp_path / "folder", tmp_path / "again", Packing("recordio")) == {"train": 1}
 
 
@@ -251,9 +248,8 @@ def test_the_quarantine_of_a_file_names_first_bytes(sets: dict[str, Path], tmp_p
     place = list_images(find_split(source, "train")).place(2)
     (source / "quarantine.json").write_text(json.dumps({"images": {place: "bad"}}))
     target = pack_as(source, tmp_path / "target", "folder")
-    assert read_all(listings(target)["train"]) == [
-        image for i, image in enumerate(sort_images(TRAIN)) if i != 2
-    ]
+    result = read_all(listings(target)["train"])
+    assert result == [image for i, image in enumerate(sort_images(TRAIN)) if i != 2]
 
 
 def test_labels_that_begin_with_one_are_counted_from_nought_when_it_is_said(tmp_path: Path) -> None:

@@ -84,9 +84,8 @@ def test_a_data_set_is_not_packed_into_its_own_images(folder: Path, tmp_path: Pa
     images = pack_as(folder / "train", tmp_path / "images", "recordio")
     with pytest.raises(DataError, match=r"packed is inside .*images"):
         pack_as(images, images / "packed", "folder")
-    assert read_all(listings(pack_as(folder, folder / "packed", "recordio"))["val"]) == sort_images(
-        SPLITS["val"]
-    )
+    result = read_all(listings(pack_as(folder, folder / "packed", "recordio"))["val"])
+    assert result == sort_images(SPLITS["val"])
 
 
 @pytest.mark.parametrize(

@@ -36,11 +36,8 @@ def test_a_jitter_draws_its_factors_and_every_order_equally_often() -> None:
 
 
 def test_what_has_no_width_is_left_out() -> None:
-    assert [name for name, _ in ColourJitter().draw([0.0] * 6)] == [
-        "brightness",
-        "contrast",
-        "saturation",
-    ]
+    result = [name for name, _ in ColourJitter().draw([0.0] * 6)]
+    assert result == ["brightness", "contrast", "saturation"]
     jitter = ColourJitter(brightness=0, contrast=0, saturation=0, hue=0)
     assert jitter.draw([0.0] * 6) == []
 

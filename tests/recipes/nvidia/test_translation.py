@@ -203,10 +203,8 @@ def test_several_machines_are_carried() -> None:
     translation = translate_text(
         "torchrun --nnodes 2 --node_rank 1 --nproc_per_node 8 --master_addr node0 main.py -b 32 D"
     )
-    assert (
-        shlex.join(translation.command[:9])
-        == "launch --nodes 2 --node-rank 1 --rendezvous node0:29500 -n 8"
-    )
+    result = shlex.join(translation.command[:9])
+    assert result == "launch --nodes 2 --node-rank 1 --rendezvous node0:29500 -n 8"
     assert build_recipe(translation).global_batch_images == 2 * 8 * 32
     assert any("--secret-file" in note for note in translation.notes)
 
@@ -237,9 +235,8 @@ def test_quantisation_is_carried_to_the_pytorch_backend() -> None:
     assert shlex.join(translation.command).endswith(
         "train --recipe resnet50-paddle-qat-10ep --data DATA --out RUN --weights W"
     )
-    assert [remark.words for remark in translation.not_carried] == [
-        "--inference-dir ./inference_qat"
-    ]
+    result = [remark.words for remark in translation.not_carried]
+    assert result == ["--inference-dir ./inference_qat"]
     translation = translate_text("bash GPU1_RN50_QAT.sh W D R")
     recipe = build_recipe(translation)
     assert (recipe.quantisation, recipe.epochs, recipe.logits, recipe.global_batch_images) == (
@@ -248,10 +245,8 @@ def test_quantisation_is_carried_to_the_pytorch_backend() -> None:
         1001,
         32,
     )
-    assert (translation.not_carried, "--backend" in translation.command) == (
-        (),
-        False,
-    )  # the default backend is PyTorch
+    # The default backend is PyTorch.
+    assert (translation.not_carried, "--backend" in translation.command) == ((), False)
     assert "the PyTorch backend quantises, so the command trains with it" in translation.notes
 
 

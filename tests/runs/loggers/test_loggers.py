@@ -53,9 +53,8 @@ def test_a_resumed_run_keeps_its_key(noting: Notebook, tmp_path: Path) -> None:
 def test_what_was_sent_is_noted_before_it_is_sent(noting: Notebook, tmp_path: Path) -> None:
     noting.fails_at = {"figures"}
     loggers(tmp_path).figures("train", {"loss": 1.0}, 2)
-    assert json.loads((tmp_path / "loggers.json").read_text()) == {
-        "noting": {"key": "key 0", "sent": {"train": 2}}
-    }
+    result = json.loads((tmp_path / "loggers.json").read_text())
+    assert result == {"noting": {"key": "key 0", "sent": {"train": 2}}}
 
 
 @pytest.mark.parametrize("call", ["open", "figures", "images", "close"])

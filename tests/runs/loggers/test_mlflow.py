@@ -56,9 +56,8 @@ def test_a_run_resumes_with_each_step_once(client: Any, picture: Picture, tmp_pa
     assert (run.info.run_name, run.info.status) == ("my run", "FINISHED")
     assert run.data.params == {"epochs": "2", "mean": "[1.0, 2.0]"}
     history = client.get_metric_history(run.info.run_id, "train/loss")
-    assert [(metric.step, metric.value) for metric in history] == [
-        (step, 1 / step) for step in (2, 4, 6, 8)
-    ]
+    result = [(metric.step, metric.value) for metric in history]
+    assert result == [(step, 1 / step) for step in (2, 4, 6, 8)]
     (artifact,) = client.list_artifacts(run.info.run_id, "mistakes")
     assert artifact.path == "mistakes/01_dots_taken_for_rays.png"
     image = Image.open(client.download_artifacts(run.info.run_id, artifact.path, str(tmp_path)))
