@@ -168,7 +168,12 @@ def _measure(
         read_by = _compare_readings(folder, versions["target"], format)
     logits = np.load(folder / "source.npy").astype(np.float64)
     others = np.load(folder / "target.npy").astype(np.float64)
-    _check_finite(source, logits)
+    if not np.isfinite(logits).all():
+        raise CheckpointError(
+            f"{source.source} computes logits that are not finite, so there can be no certificate;"
+            " lockstep convert --inspect shows which weights are odd, and --no-certificate"
+            " converts them"
+        )
     through = None
     if "through" in recipes:
         theirs = compute_probabilities(np.load(folder / "through.npy"))
@@ -212,16 +217,6 @@ def _compute_parts(folder: Path, own: Mapping[str, str]) -> dict[str, str]:
         parts = [part for part, name in own.items() if name == backend]
         versions |= dict.fromkeys(parts, f"{backend} {_compute_logits(folder, backend, parts)}")
     return versions
-
-
-def _check_finite(source: Weights, logits: np.ndarray) -> None:
-    """Raise `CheckpointError` if logits are not finite."""
-    if not np.isfinite(logits).all():
-        raise CheckpointError(
-            f"{source.source} computes logits that are not finite, so there can be no certificate;"
-            " lockstep convert --inspect shows which weights are odd, and --no-certificate"
-            " converts them"
-        )
 
 
 def _compare(by: str, logits: np.ndarray, others: np.ndarray) -> Comparison:

@@ -38,7 +38,9 @@ from lockstep.weights.formats.lfs_pointers import refuse_stand_in
 Part = tuple[dict[str, np.ndarray], dict[str, Any] | None]
 """Tensors of a file by name, and Lockstep's metadata; None if the file has none."""
 
-_PARTS = ("model", "momentum", "ema", "second_moments")
+_WEIGHTS = ("model.safetensors", "ema.safetensors")
+"""The files whose metadata has the recipe: the weights, and their moving average."""
+_FILES = (_WEIGHTS[0], "momentum.safetensors", _WEIGHTS[1], "second_moments.safetensors")
 _UNFINISHED = "unfinished-"
 _OWN_DIGEST = "own_sha256"
 _SLIM = "is_slim"
@@ -73,8 +75,7 @@ def _is_scaler(value: Any) -> bool:
 
 def _is_digests(value: Any) -> bool:
     """Return whether a value has digests of parts by name, among them that of the weights."""
-    parts = {f"{part}.safetensors" for part in _PARTS}
-    return isinstance(value, dict) and f"{_PARTS[0]}.safetensors" in value and parts >= value.keys()
+    return isinstance(value, dict) and _FILES[0] in value and {*_FILES} >= value.keys()
 
 
 def _is_run_id(value: Any) -> bool:
@@ -133,11 +134,11 @@ def _write_checkpoint(
     temporary.mkdir(parents=True)
     digests = {}
     parts = (state.tensors, state.momentum, state.ema, state.second_moments)
-    for part, tensors in zip(_PARTS, parts, strict=True):
+    for name, tensors in zip(_FILES, parts, strict=True):
         if tensors:
-            file = temporary / f"{part}.safetensors"
+            file = temporary / name
             metadata = None
-            if part in ("model", "ema"):
+            if name in _WEIGHTS:
                 metadata = {"lockstep": json.dumps(about, allow_nan=False)}
             save_file(tensors, file, metadata=metadata)
             flush(file)
@@ -163,7 +164,7 @@ def load(path: Path) -> tuple[State, str]:
     if about.get(_SLIM):
         raise CheckpointError(f"{path} has no velocities: `lockstep runs slim` removed them")
     weights, momentum, average, second_moments = (
-        _read_part(path, about, f"{part}.safetensors")[0] for part in _PARTS
+        _read_part(path, about, name)[0] for name in _FILES
     )
     state = State(about["step"], weights, momentum, average, about["scaler"], second_moments)
     return state, about["data_digest"]
@@ -280,13 +281,12 @@ def read_identities(folder: Path) -> dict[int, tuple[str, str]]:
 
 def find_weights_file(folder: Path, *, ema: bool) -> Path:
     """Return the file of a checkpoint's weights, or of their moving average."""
-    return folder / ("ema.safetensors" if ema else "model.safetensors")
+    return folder / _WEIGHTS[ema]
 
 
 def is_weights_file(path: Path) -> bool:
     """Return whether a file is that of the weights or the moving average of a checkpoint."""
-    names = {find_weights_file(path.parent, ema=ema).name for ema in (False, True)}
-    return path.name in names and (path.parent / "state.json").is_file()
+    return path.name in _WEIGHTS and (path.parent / "state.json").is_file()
 
 
 def steps(folder: Path) -> list[int]:
@@ -354,10 +354,9 @@ def drop_velocities(path: Path) -> None:
     call can be repeated. Raises `CheckpointError` if these are damaged, or `OSError`."""
     about = _read_description(path)
     about.pop(_OWN_DIGEST, None)
-    files = {find_weights_file(path, ema=ema).name for ema in (False, True)}
-    for name in files & about["sha256"].keys():
+    for name in about["sha256"].keys() & {*_WEIGHTS}:
         _check_digest(path / name, hash_file(path / name), about)
-    others = {f"{part}.safetensors" for part in _PARTS} - files
+    others = {*_FILES}.difference(_WEIGHTS)
     for name in others:
         about["sha256"].pop(name, None)
     about[_SLIM] = True

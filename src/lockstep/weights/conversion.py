@@ -161,11 +161,9 @@ def _write_certificate(
 ) -> Certificate:
     """Read back what was written into a folder, and write its certificate there. Raises
     `CheckpointError` if it does not compute as the source does."""
-    staged = replace(
-        written,
-        files=tuple(folder / path.relative_to(target.parent) for path in written.files),
-        arrays=tuple(folder / path.relative_to(target.parent) for path in written.arrays),
-    )
+    places = {path: folder / path.relative_to(target.parent) for path in written.files}
+    arrays = tuple(map(places.__getitem__, written.arrays))
+    staged = replace(written, files=tuple(places.values()), arrays=arrays)
     copy = open_weights(staged.arrays[0])
     account = [f"{treatment}: {text}" for treatment, text in group_parts(weights.parts)]
     changes = [*remarks, *account, *written.added]

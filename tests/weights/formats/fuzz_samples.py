@@ -32,7 +32,7 @@ from lockstep.weights.formats import (
     torch_file,
     torch_writer,
 )
-from lockstep.weights.formats.leveldb_table import pack_table, read_pairs
+from lockstep.weights.formats.tensor_bundle import pack_table, read_pairs
 from tests.weights.formats.cases import state_of
 from tests.weights.formats.fuzz_damage import (
     Files,

@@ -2,7 +2,7 @@
 
 | format of named arrays | models in it |
 |---|---|
-| TensorFlow: `tensor_bundle`, in a `leveldb_table` | `nvidia_tensorflow`, `shape_matching` |
+| TensorFlow: `tensor_bundle` | `nvidia_tensorflow`, `shape_matching` |
 | Paddle: `paddle_pickle` | `nvidia_paddle` |
 | PyTorch: `torch_file`, `torch_pickle` | `torch_models`, `training_scripts`, `torch_writer` |
 | MXNet: `mxnet_params`; the graph: `mxnet_symbol` | `nvidia_mxnet`, by `network_walk` |
@@ -108,6 +108,14 @@ class ByteReader:
             )
         self._offset += size
         return self._data[self._offset - size : self._offset]
+
+    def numbers(self, layout: str, what: str = "a value") -> tuple[Any, ...]:
+        """Return the next numbers; `layout` is a format of `struct`. Raises as `take` does."""
+        return struct.unpack(layout, self.take(struct.calcsize(layout), what))
+
+    def number(self, kind: str, what: str = "a value") -> Any:
+        """Return the next number as `numbers` does."""
+        return self.numbers(kind, what)[0]
 
 
 def is_safetensors(head: bytes, path: Path) -> bool:

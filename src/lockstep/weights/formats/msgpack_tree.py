@@ -72,10 +72,6 @@ class _Reader(ByteReader):
         self.arrays = 0
         """The number of arrays that were read."""
 
-    def number(self, kind: str) -> Any:
-        """Read a number; `kind` is a format of `struct`."""
-        return struct.unpack(kind, self.take(struct.calcsize(kind)))[0]
-
     def value(self, level: int) -> Any:
         """Read a value inside `level` lists and dicts."""
         self._values += 1

@@ -62,7 +62,7 @@ def load(path: Path) -> dict[str, np.ndarray]:
     """
     data = read_whole(path)
     with naming_damage(path, "an MXNet file of named arrays"):
-        return _read_named_arrays(_Reader(data))
+        return _read_named_arrays(ByteReader(data))
 
 
 def dump(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -89,34 +89,22 @@ def dump(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
             file.write(struct.pack("<Q", len(encoded)) + encoded)
 
 
-class _Reader(ByteReader):
-    """Reads numbers, too."""
-
-    def number(self, kind: str, what: str) -> int:
-        return self.numbers(kind, 1, what)[0]
-
-    def numbers(self, kind: str, count: int, what: str) -> tuple[int, ...]:
-        """Read numbers; `kind` is a format character of `struct`."""
-        layout = f"<{count}{kind}"
-        return struct.unpack(layout, self.take(struct.calcsize(layout), what))
-
-
-def _read_named_arrays(reader: _Reader) -> dict[str, np.ndarray]:
-    magic, reserved = reader.numbers("Q", 2, "its beginning")
+def _read_named_arrays(reader: ByteReader) -> dict[str, np.ndarray]:
+    magic, reserved = reader.numbers("<2Q", "its beginning")
     if (magic, reserved) != (_MAGIC, 0):
         raise ValueError(
             f"it begins with {magic:#x} and {reserved:#x}, expected {_MAGIC:#x} and 0x0"
         )
-    count = reader.number("Q", "the number of its arrays")
+    count = reader.number("<Q", "the number of its arrays")
     if count * _LEAST_BYTES > reader.left:
         raise ValueError(f"it claims to have {count} arrays in {reader.left} bytes")
     arrays = [_read_array(reader, f"array {i}") for i in range(count)]
-    names = reader.number("Q", "the number of its names")
+    names = reader.number("<Q", "the number of its names")
     if names != count:
         raise ValueError(f"it has {count} arrays and {names} names")
     named: dict[str, np.ndarray] = {}
     for i, array in enumerate(arrays):
-        length = reader.number("Q", f"the length of name {i}")
+        length = reader.number("<Q", f"the length of name {i}")
         name = str(reader.take(length, f"name {i}"), "utf-8")
         if name in named:
             raise ValueError(f"two of its arrays have the name {name}")
@@ -126,25 +114,25 @@ def _read_named_arrays(reader: _Reader) -> dict[str, np.ndarray]:
     return named
 
 
-def _read_array(reader: _Reader, what: str) -> np.ndarray:
+def _read_array(reader: ByteReader, what: str) -> np.ndarray:
     """Return an array that is a view of the file's bytes."""
-    version = reader.number("I", what)
+    version = reader.number("<I", what)
     if version in (_V2, _V3):
-        storage = reader.number("i", what)
+        storage = reader.number("<i", what)
         if storage:
             kind = _SPARSE.get(storage, f"of storage type {storage}")
             raise ValueError(f"{what} is {kind}, expected a dense array")
     axes = version
     kind = "I"  # of the first MXNet
     if version in (_V1, _V2, _V3):
-        axes = reader.number("i", what)
+        axes = reader.number("<i", what)
         kind = "q"
     if not int(version != _V3) <= axes <= _MOST_AXES:
         raise ValueError(f"{what} has {axes} axes, expected 1 to {_MOST_AXES}")
-    shape = reader.numbers(kind, axes, f"the shape of {what}")
+    shape = reader.numbers(f"<{axes}{kind}", f"the shape of {what}")
     if min(shape, default=0) < 0:
         raise ValueError(f"{what} has the shape {list(shape)}")
-    device, _, number = reader.numbers("i", 3, f"the type of {what}")
+    device, _, number = reader.numbers("<3i", f"the type of {what}")
     if device not in _DEVICES or number not in _DTYPES:
         raise ValueError(
             f"{what} has device {device} and type {number}, expected one of {list(_DEVICES)} and"

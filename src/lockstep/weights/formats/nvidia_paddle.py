@@ -107,12 +107,6 @@ def _file(prefix: Path, ending: str) -> Path:
     return prefix.with_name(prefix.name + ending)
 
 
-def _find_parameters(place: Path) -> Path:
-    """Return the file of parameters that `find` found: that of a prefix, or the place itself."""
-    named = _file(place, _PARAMETERS)
-    return named if named.is_file() else place
-
-
 def _find_prefix(folder: Path) -> Path | None:
     files = filter(Path.is_file, folder.glob(f"*{_PARAMETERS}"))
     prefixes = sorted(map(_strip_ending, files))
@@ -140,7 +134,8 @@ def read(prefix: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT
 
     Raises `CheckpointError` if it is damaged, incomplete or of another model.
     """
-    contents = paddle_pickle.load(_find_parameters(prefix))
+    named = _file(prefix, _PARAMETERS)
+    contents = paddle_pickle.load(named if named.is_file() else prefix)
     arrays = _mark_bfloat16(contents.arrays)
     is_rounded = any(value.dtype != np.float32 for value in arrays.values())
     optimizer = _read_optimizer(prefix) if momentum or is_rounded else {}

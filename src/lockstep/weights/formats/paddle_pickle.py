@@ -24,6 +24,7 @@ import numpy as np
 
 from lockstep.weights.formats.lfs_pointers import read_whole
 from lockstep.weights.formats.pickles import (
+    BUILTINS,
     NUMPY,
     Refused,
     Rules,
@@ -31,7 +32,7 @@ from lockstep.weights.formats.pickles import (
     check_shape,
     check_type,
     interpret,
-    name_builtins,
+    name_members,
     naming_refusal,
 )
 
@@ -140,8 +141,8 @@ def _name_in_scope(expression: Any = None, scope: Any = None, _: Any = None) -> 
 _CALLS = {
     **NUMPY,
     "collections.OrderedDict": lambda: {},
-    **name_builtins({"tuple": lambda items=(): check_type(tuple, items)}),
-    **name_builtins({"eval": _name_in_scope, "bytes": lambda: b""}),
+    **name_members(BUILTINS, {"tuple": lambda items=(): check_type(tuple, items)}),
+    **name_members(BUILTINS, {"eval": _name_in_scope, "bytes": lambda: b""}),
 }
 """What a file may ask for, and the functions that replace it."""
 _RULES = Rules(_CALLS)

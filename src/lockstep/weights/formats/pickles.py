@@ -12,7 +12,7 @@ Sources: Python's pickletools; NumPy's `ndarray.__reduce__`.
 import io
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -360,14 +360,15 @@ NUMPY: dict[str, Callable[..., Any]] = {
 without axes."""
 
 
-def name_builtins(replacements: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what replaces Python's builtins, given by their short names, under both names of their
-    module.
+BUILTINS = ("builtins", "__builtin__")
+"""Both names of the module of Python's builtins. Protocol 2 uses Python 2's name."""
 
-    Protocol 2 uses Python 2's name.
-    """
+
+def name_members(modules: Iterable[str], replacements: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what replaces members of a module, given by their short names, under all names of the
+    module."""
     names = {}
-    for name, replacement in replacements.items():
-        names[f"builtins.{name}"] = replacement
-        names[f"__builtin__.{name}"] = replacement
+    for module in modules:
+        for name, replacement in replacements.items():
+            names[f"{module}.{name}"] = replacement
     return names

@@ -5,18 +5,28 @@ TensorFlow.
     <prefix>.data-00000-of-00001    the tensors' values in little endian, one after the other
     checkpoint                      text in the same folder: which prefix is the folder's newest
 
-There may be several files of values. The index is a sorted table (`leveldb_table`), whose values
-are protocol buffers.
+There may be several files of values. The index is a sorted table of keys and values in LevelDB's
+format, whose values are protocol buffers:
+
+- A table is blocks of entries, a block with their places, and a footer with the place of that
+  block.
+- An entry is three lengths (of the part that its key shares with the key before, of the rest of its
+  key, of its value), the rest of the key, and the value.
+- A block ends with the places of its complete keys, their number, a byte for the compression, and a
+  masked CRC-32C.
 
 Every checksum is verified: those of blocks when a bundle is opened, that of a tensor when it is
 read.
 
-Sources: tensorflow/core/util/tensor_bundle, core/protobuf/tensor_bundle.proto.
+Sources: tensorflow/core/util/tensor_bundle, core/protobuf/tensor_bundle.proto,
+core/lib/io/table_format.txt.
 """
 
+import io
 import math
 import re
-from collections.abc import Iterable, Mapping
+import struct
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,9 +41,8 @@ from lockstep.system.errors import CheckpointError
 from lockstep.system.regular_files import TEXT, read_regular_text
 from lockstep.weights.formats import BFLOAT16, dtype_name, naming_damage, numbers
 from lockstep.weights.formats.common import Writers, write_new
-from lockstep.weights.formats.leveldb_table import Pair, check_inside, pack_table, read_pairs
 from lockstep.weights.formats.lfs_pointers import refuse_stand_in
-from lockstep.weights.formats.protobuf import make_messages, read_sizes
+from lockstep.weights.formats.protobuf import make_messages, read_number, read_sizes
 
 _MESSAGES = {
     "Version": "producer=1:int32 min_consumer=2:int32",
@@ -70,6 +79,15 @@ _OTHER_DTYPES = {
 }
 _WRITTEN_DTYPES = {dtype: number for number, dtype in DTYPES.items() if dtype != BFLOAT16}
 
+_MAGIC = 0xDB4775248B80FB57
+_FOOTER_BYTES = 48
+_TRAILER_BYTES = 5
+_BLOCK_BYTES = 262144
+_RESTART_INTERVAL = 16
+_UINT32 = struct.Struct("<I")
+_UINT64 = struct.Struct("<Q")
+Pair = tuple[bytes, bytes]
+"""A key and a value of the index."""
 _ENDING = re.compile(r"(?<=.)\.(index|meta|data-[0-9]{5}-of-[0-9]{5})$")
 
 
@@ -305,3 +323,132 @@ def _write_values(path: Path, tensors: Mapping[str, np.ndarray]) -> list[Pair]:
             entries.append((name.encode(), bytes(entry.SerializeToString(deterministic=True))))
             offset += len(data)
     return entries
+
+
+# Tables of LevelDB
+
+
+def read_pairs(file: Places) -> Iterator[Pair]:
+    """Yield the keys and values of a table in ascending order of keys. Raises `ValueError` that
+    says what is wrong."""
+    if file.size < _FOOTER_BYTES:
+        raise ValueError(f"it has {file.size} bytes, less than a footer")
+    footer = file.read(file.size - _FOOTER_BYTES, _FOOTER_BYTES)
+    if not footer.endswith(_UINT64.pack(_MAGIC)):
+        raise ValueError("it does not end with the magic number of a table")
+    places = io.BytesIO(footer)
+    _read_block(file, places)  # about other kinds of blocks: empty, but its checksum counts
+    last: bytes | None = None
+    for _, place in _split_block(_read_block(file, places)):
+        for key, value in _split_block(_read_block(file, io.BytesIO(place))):
+            if last is not None and key <= last:
+                raise ValueError("its names are not in order")
+            last = key
+            yield key, value
+
+
+def _read_block(file: Places, place: io.BytesIO) -> bytes:
+    """Return the contents of a block, whose offset and size are the next numbers of `place`, after
+    verifying its checksum."""
+    offset = read_number(place.read)
+    size = read_number(place.read)
+    check_inside(file, offset, size + _TRAILER_BYTES)
+    data = file.read(offset, size + _TRAILER_BYTES)
+    if masked_crc(data[: size + 1]) != _UINT32.unpack_from(data, size + 1)[0]:
+        raise ValueError(f"the checksum of the block at byte {offset} is wrong")
+    if data[size] != 0:
+        raise ValueError(
+            f"the block at byte {offset} is compressed, which TensorFlow never does; save it again"
+        )
+    return data[:size]
+
+
+def check_inside(file: Places, offset: int, size: int) -> None:
+    """Raise `ValueError` if a file does not have these bytes."""
+    if offset + size > file.size:
+        raise ValueError(f"bytes {offset} to {offset + size} are beyond its end at {file.size}")
+
+
+def _split_block(block: bytes) -> Iterator[Pair]:
+    if len(block) < _UINT32.size:
+        raise ValueError("a block is empty")
+    end = len(block) - _UINT32.size * (1 + _UINT32.unpack_from(block, len(block) - _UINT32.size)[0])
+    if end < 0:
+        raise ValueError("a block is truncated")
+    entries = io.BytesIO(block)
+    key = b""
+    while entries.tell() < end:
+        shared = read_number(entries.read)
+        rest = read_number(entries.read)
+        length = read_number(entries.read)
+        if shared > len(key) or entries.tell() + rest + length > end:
+            raise ValueError("an entry extends beyond its block")
+        key = key[:shared] + entries.read(rest)
+        yield key, entries.read(length)
+
+
+def pack_table(pairs: list[Pair]) -> bytes:
+    """Return a table of pairs. Their keys must be in ascending order."""
+    table = bytearray()
+    places = []
+    for part in _divide(pairs):
+        last_key = part[-1][0]
+        places.append((last_key, _append_block(table, part, _RESTART_INTERVAL)))
+    footer = _append_block(table, [], 1)
+    footer += _append_block(table, places, 1)
+    return bytes(table + footer.ljust(_FOOTER_BYTES - _UINT64.size, b"\0") + _UINT64.pack(_MAGIC))
+
+
+def _divide(pairs: list[Pair]) -> Iterator[list[Pair]]:
+    """Yield the pairs of each block."""
+    part = []
+    size = 0
+    for key, value in pairs:
+        part.append((key, value))
+        size += len(key) + len(value)
+        if size >= _BLOCK_BYTES:
+            yield part
+            part = []
+            size = 0
+    if part:
+        yield part
+
+
+def _append_block(table: bytearray, pairs: Iterable[Pair], interval: int) -> bytes:
+    """Append a block with its trailer; return its place, encoded. Every `interval`-th key is stored
+    completely."""
+    block = bytearray()
+    restarts = [0]
+    last = b""
+    for i, (key, value) in enumerate(pairs):
+        shared = _count_shared(last, key)
+        if i % interval == 0:
+            shared = 0
+            if i:
+                restarts.append(len(block))
+        block += _pack_number(shared)
+        block += _pack_number(len(key) - shared)
+        block += _pack_number(len(value))
+        block += key[shared:] + value
+        last = key
+    block += b"".join(map(_UINT32.pack, [*restarts, len(restarts)]))
+    place = _pack_number(len(table)) + _pack_number(len(block))
+    block += b"\0"
+    table += block + _UINT32.pack(masked_crc(bytes(block)))
+    return place
+
+
+def _count_shared(a: bytes, b: bytes) -> int:
+    """Return the length of the common prefix of two keys in bytes."""
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))
+
+
+def _pack_number(value: int) -> bytes:
+    data = bytearray()
+    while value >= 0x80:
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*data, value])

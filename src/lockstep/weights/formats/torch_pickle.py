@@ -81,10 +81,6 @@ _UNCHANGED = """
 parameter parameter_with_state device_tensor_from_numpy device_tensor_from_cpu_tensor xla_tensor
 """
 """What tensors are rebuilt as that are those that they are made of."""
-_PATHS: dict[str, type[PurePath]] = {
-    **dict.fromkeys(("PosixPath", "PurePosixPath"), PurePosixPath),
-    **dict.fromkeys(("WindowsPath", "PureWindowsPath"), PureWindowsPath),
-}
 _FACTORIES = ("dict", "list", "int", "float", "str", "bool", "tuple")
 """What a defaultdict may make. A plain dict replaces it."""
 _MOST_PATH = 4096
@@ -243,6 +239,14 @@ def _build(target: Any, state: Any) -> Any:
     return pickles.build_array(target, state)
 
 
+_PATHS: dict[str, Callable[..., str]] = {
+    **dict.fromkeys(("PosixPath", "PurePosixPath"), partial(_make_path, PurePosixPath)),
+    **dict.fromkeys(("WindowsPath", "PureWindowsPath"), partial(_make_path, PureWindowsPath)),
+}
+_BUILTINS: dict[str, Callable[..., Any]] = {
+    **{"set": _make_set, "frozenset": _make_set, "complex": _make_complex},
+    **{"bytearray": pickles.make_bytes, "bytes": pickles.make_bytes},
+}
 _PLAIN: dict[str, Callable[..., Any]] = {
     **pickles.NUMPY,
     "collections.OrderedDict": _make_ordered,
@@ -252,10 +256,8 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "torch.device": _make_device,
     "torch.serialization._get_layout": lambda name: pickles.check_type(str, name),
     "argparse.Namespace": lambda: pickles.Unbuilt("namespace"),
-    **pickles.name_builtins({"set": _make_set, "frozenset": _make_set, "complex": _make_complex}),
-    **pickles.name_builtins({"bytearray": pickles.make_bytes, "bytes": pickles.make_bytes}),
-    **{f"pathlib.{name}": partial(_make_path, kind) for name, kind in _PATHS.items()},
-    **{f"pathlib._local.{name}": partial(_make_path, kind) for name, kind in _PATHS.items()},
+    **pickles.name_members(pickles.BUILTINS, _BUILTINS),
+    **pickles.name_members(("pathlib", "pathlib._local"), _PATHS),
     **{
         f"torch._utils._rebuild_{name}": partial(_make_opaque, f"_rebuild_{name}")
         for name in _OPAQUE.split()
@@ -265,10 +267,11 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 }
 _VALUES: dict[str, Any] = {
     **{f"torch.{name}": f"torch.{name}" for name in (*_KINDS, *_STORAGES, *_OTHER_NAMES.split())},
-    **{f"torch.cuda.{name}": f"torch.{name}" for name in _STORAGES},
-    **{f"torch.storage.{name}": f"torch.{name}" for name in _STORAGES},
+    **pickles.name_members(
+        ("torch.cuda", "torch.storage"), {name: f"torch.{name}" for name in _STORAGES}
+    ),
     "torch.storage._UntypedStorage": "torch.UntypedStorage",
-    **pickles.name_builtins({name: Opaque(name) for name in _FACTORIES}),
+    **pickles.name_members(pickles.BUILTINS, {name: Opaque(name) for name in _FACTORIES}),
 }
 _INSTRUCTIONS = frozenset(
     ["NEWOBJ", "BINPERSID", "EMPTY_SET", "ADDITEMS", "SHORT_BINSTRING", "BINSTRING"]
