@@ -20,9 +20,9 @@ from lockstep.recipes.field_validation import Settings
 GROUPS = {
     "Train, and use models": (
         *("train", "load", "Model", "Evaluation", "Prediction", "Int8"),
-        *("report", "verify"),
+        *("read_run", "Run", "report", "verify", "draw_data_set"),
     ),
-    "Recipes": ("load_recipe", "Recipe", "Execution", "Augmentation"),
+    "Recipes": ("load_recipe", "Recipe", "Execution", "Augmentation", "learning_rates"),
     "Events": ("Event",),
     "Errors": ("LockstepError", "UserError"),
 }

@@ -10,14 +10,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from lockstep.data.textures import draw_data_set
     from lockstep.inference.evaluation_result import Evaluation
     from lockstep.inference.int8 import Int8
     from lockstep.inference.model import Model, load
     from lockstep.inference.prediction import Prediction
     from lockstep.recipes import Execution, Recipe, load_recipe
     from lockstep.recipes.augmentation import Augmentation
+    from lockstep.recipes.schedule import learning_rates
     from lockstep.reporting import report
     from lockstep.runs.events import Event
+    from lockstep.runs.reading import Run, read_run
     from lockstep.runs.train import train
     from lockstep.system.errors import LockstepError, UserError
     from lockstep.verification import verify
@@ -32,9 +35,13 @@ __all__ = [
     "Model",
     "Prediction",
     "Recipe",
+    "Run",
     "UserError",
+    "draw_data_set",
+    "learning_rates",
     "load",
     "load_recipe",
+    "read_run",
     "report",
     "train",
     "verify",
@@ -50,9 +57,13 @@ _HOME = {
     "Model": "inference.model",
     "Prediction": "inference.prediction",
     "Recipe": "recipes",
+    "Run": "runs.reading",
     "UserError": "system.errors",
+    "draw_data_set": "data.textures",
+    "learning_rates": "recipes.schedule",
     "load": "inference.model",
     "load_recipe": "recipes",
+    "read_run": "runs.reading",
     "report": "reporting",
     "train": "runs.train",
     "verify": "verification",

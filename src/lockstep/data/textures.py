@@ -13,6 +13,7 @@ import numpy as np
 import simplejpeg
 
 from lockstep.recipes.philox import Purpose, draw, uniform
+from lockstep.system.errors import as_path
 from lockstep.system.files import write_bytes
 from lockstep.system.machine import cores
 
@@ -115,7 +116,7 @@ def draw_texture(kind: str, number: int, seed: int = 0) -> np.ndarray:
 
 
 def draw_data_set(
-    root: Path,
+    folder: str | Path,
     *,
     train_images: int = 2000,
     val_images: int = 400,
@@ -123,12 +124,12 @@ def draw_data_set(
     kinds: Collection[str] = tuple(PATTERNS),
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write `root/train/<kind>/<number>.jpg` and `root/val/...`, with equally many images of each
-    kind. Existing files stay.
+    """Draw textures: write `folder/train/<kind>/<number>.jpg` and `folder/val/...`, with equally
+    many images of each kind. Existing files stay.
 
     The numbers of validation images follow those of the training images, so no image is in both.
     """
-    jobs = list(_jobs(root, kinds, train_images, val_images))
+    jobs = list(_jobs(as_path(folder, "target"), kinds, train_images, val_images))
     with ThreadPoolExecutor(cores()) as pool:
         for done, _ in enumerate(pool.map(lambda job: _write(seed, *job), jobs), start=1):
             if progress is not None:

@@ -11,6 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from lockstep.data.images import printable
 from lockstep.recipes import Recipe, difference, load_recipe
 from lockstep.recipes.best_evaluation import find_best
@@ -18,8 +20,8 @@ from lockstep.recipes.order import steps_per_epoch
 from lockstep.recipes.published import RECIPES
 from lockstep.runs.environment import Environment, read_environment
 from lockstep.runs.image_results import BEST_FILE, Results, read_results
-from lockstep.runs.report import Evaluation, Report, read_report
-from lockstep.system.errors import CheckpointError
+from lockstep.runs.report import Evaluation, Report, find_best_checkpoint, read_report
+from lockstep.system.errors import CheckpointError, as_path
 from lockstep.system.event_log import EvaluateEvent, LogEvent, TrainEvent, read_log
 from lockstep.system.text import format_count
 from lockstep.weights.checkpoint_choice import explain_lost_best
@@ -54,6 +56,37 @@ class Run:
     def evaluations(self) -> list[EvaluateEvent]:
         """The log's entries of evaluations."""
         return [event for event in self.log if event["kind"] == "evaluate"]
+
+    @cached_property
+    def losses(self) -> np.ndarray:
+        """The mean training loss of every logged step, float64 [steps]; NaN if it is not finite."""
+        losses = []
+        for event in self.training:
+            losses += event["losses"]
+        return np.array(losses, np.float64)
+
+    @cached_property
+    def curves(self) -> dict[str, dict[str, np.ndarray]]:
+        """The figures of the log, one float64 array for each, NaN where there is none: "train" has
+        one value for each interval, "trained" and "ema" have one for each evaluation of these
+        weights. `step` is the number of steps done."""
+        groups: dict[str, list[Mapping[str, Any]]] = {}
+        for event in (*self.training, *self.evaluations):
+            groups.setdefault(str(event.get("weights", "train")), []).append(event)
+        curves: dict[str, dict[str, np.ndarray]] = {}
+        for group, events in groups.items():
+            names = {name for event in events for name, value in event.items() if _is_figure(value)}
+            curves[group] = {}
+            for name in sorted(names):
+                values = [event.get(name) for event in events]
+                curves[group][name] = np.array(values, np.float64)
+        return curves
+
+    @property
+    def best_checkpoint(self) -> Path:
+        """The weights that commands use, which `lockstep.load` takes: the best ones, or the newest
+        ones if the run was never evaluated. Raises `CheckpointError` if there is no checkpoint."""
+        return find_best_checkpoint(self.folder)
 
     @property
     def backend(self) -> str:
@@ -192,11 +225,20 @@ class Run:
         return nearest, differences[nearest]
 
 
-def read_run(folder: Path, name: str = "") -> Run:
-    """Return the run in a folder. Without `name` it has the folder's.
+def read_run(folder: str | Path, name: str = "") -> Run:
+    """Return what a run's folder holds, whether it is finished, stopped or still training. Without
+    `name` it has the folder's.
 
     Raises `CheckpointError` if the folder holds no run, or if its content cannot be read.
+
+    >>> import lockstep
+    >>> run = lockstep.read_run("run")
+    >>> run.curves["trained"]["top1_percent"].tolist(), run.losses.shape
+    ([10.0], (0,))
+    >>> run.best_checkpoint.name
+    'step-00000007'
     """
+    folder = as_path(folder, "runs")
     if not (folder / "recipe.yaml").is_file():
         raise CheckpointError(
             f"{folder} is not a run's folder: it has no recipe.yaml; expected the --out of lockstep"
@@ -257,6 +299,10 @@ def _read_best_results(run: Run) -> Results | None:
     if results is None or (results.step, results.digest) != (best["step"], run.results.digest):
         return None
     return results if list(results.scores) == [best["weights"]] else None
+
+
+def _is_figure(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_finite(value: float | None) -> bool:

@@ -117,8 +117,15 @@ def add_best_checkpoint(report: Report, out: Path) -> Report:
     return report | {
         "top1_percent": top1,
         "top1_interval_percent": interval,
-        "best_checkpoint": str(choice.path / "ema.safetensors" if choice.ema else choice.path),
+        "best_checkpoint": str(find_best_checkpoint(out)),
     }
+
+
+def find_best_checkpoint(out: Path) -> Path:
+    """Return the weights of a run that commands use: a checkpoint, or its moving average. Raises
+    `CheckpointError` if there is none."""
+    choice = choose_weights(out, None, None)
+    return choice.path / "ema.safetensors" if choice.ema else choice.path
 
 
 def compare_with_published(recipe: Recipe, report: Report) -> "Comparison | None":
