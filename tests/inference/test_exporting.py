@@ -30,6 +30,7 @@ from tests.inference.cases import (
     run_alone,
     save_tensors,
 )
+from tests.soak import in_a_soak
 
 INFER = """
 import sys
@@ -47,11 +48,14 @@ for path in batches:
     np.savez(path + ".npz", classes=outputs[0], probabilities=outputs[1])
 """
 
-ON_PADDLE = {
-    f"{name}, {padding}": {**NARROWED[name], "padding": padding}
-    for name in NARROWED
-    for padding in ("symmetric", "same")
-}
+ON_PADDLE = [
+    pytest.param({**changes, "padding": padding}, id=f"{name}, {padding}", marks=marks)
+    for (name, changes), paddings in zip(
+        NARROWED.items(), (("same", "symmetric"), ("symmetric", "same")), strict=True
+    )
+    for padding, marks in zip(paddings, ([], [in_a_soak]), strict=True)
+]
+"""Every network and every padding once, and all of both under `make soak`."""
 
 
 @pytest.fixture
@@ -148,7 +152,7 @@ def test_paddle_alone_answers_as_the_engine(tiny_recipe: Recipe, tmp_path: Path)
         assert_equal(answer["classes"], answer["probabilities"], expected(weights, batch))
 
 
-@pytest.mark.parametrize("changes", ON_PADDLE.values(), ids=list(ON_PADDLE))
+@pytest.mark.parametrize("changes", ON_PADDLE)
 def test_the_predictor_answers_as_the_engine(
     tiny_recipe: Recipe, changes: dict[str, Any], tmp_path: Path
 ) -> None:

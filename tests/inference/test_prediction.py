@@ -358,26 +358,18 @@ def test_unreadable_images_are_reported(save_weights: SaveWeights, tmp_path: Pat
     good = [image_file(tmp_path, 40, 40 + i) for i in range(3)]
     problems: list[tuple[str, str]] = []
     (tmp_path / "scans.jpg").write_bytes(progressive_jpeg(repeated=1000))
-    images = [
-        good[0],
-        b"no image",
-        good[1],
-        tmp_path / "missing.jpg",
-        tmp_path / "scans.jpg",
-        good[2],
-    ]
+    missing, scans = (tmp_path / name for name in ("missing.jpg", "scans.jpg"))
+    images = [good[0], b"no image", good[1], missing, scans, good[2]]
     with lockstep.load(save_weights()).on(batch=2) as predictor:
         predictions = list(
             predictor.predict(images, on_error=lambda name, reason: problems.append((name, reason)))
         )
     assert [prediction.path for prediction in predictions] == good
+    unreadable = "not an image that can be read"
     assert problems == [
-        ("images[1]", "not an image that can be read: not an image in a known format"),
-        (str(tmp_path / "missing.jpg"), "No such file or directory"),
-        (
-            str(tmp_path / "scans.jpg"),
-            "not an image that can be read: more than 100 scans are too many; save the image again",
-        ),
+        ("images[1]", f"{unreadable}: not an image in a known format"),
+        (str(missing), "No such file or directory"),
+        (str(scans), f"{unreadable}: more than 100 scans are too many; save the image again"),
     ]
 
 

@@ -2,7 +2,16 @@ import pytest
 
 
 @pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+def unchecked_keras(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open files of Keras without a process that tries HDF5's library first, which takes a
+    second."""
+    from lockstep.weights.formats import keras_process
+
+    monkeypatch.setattr(keras_process, "check", lambda path: None)
+
+
+@pytest.fixture
+def narrow(unchecked_keras: None, monkeypatch: pytest.MonkeyPatch) -> None:
     # Imported here: other tests of this folder need no framework.
     from tests.weights.small_models import use_narrow_models
 

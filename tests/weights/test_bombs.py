@@ -59,6 +59,18 @@ def virtual(file: Any) -> None:
     file.create_virtual_dataset("fc/fc/kernel:0", layout)
 
 
+def packed(file: Any) -> None:
+    file.create_dataset("fc/k", (2048, 2**20), np.float32, chunks=(2048, 64), compression="gzip")
+
+
+def elsewhere(file: Any) -> None:
+    file.create_dataset("fc/fc/kernel:0", (64,), np.float32, external=[("/etc/passwd", 0, 256)])
+
+
+def linked_array(file: Any) -> None:
+    file["fc/fc/kernel:0"] = h5py.ExternalLink("/etc/passwd", "/a")
+
+
 def empty(file: Any) -> None:
     file["fc/fc/kernel:0"] = h5py.Empty("f4")
 
@@ -88,7 +100,10 @@ HDF5: dict[str, tuple[Callable[[Any], object], str]] = {
         huge,
         r"its arrays have 4,398,\d+,\d+,\d+ bytes, but the file has",
     ),
+    "packed": (packed, r"8,589,9\d\d,\d\d\d bytes.* \d\d,\d\d\d"),
     "virtual": (virtual, "are in another file"),
+    "values in another file": (elsewhere, "/fc/fc/kernel:0 .* another file"),
+    "an array in another file": (linked_array, "kernel:0 is a link"),
     "without a shape": (empty, "/fc/fc/kernel:0 has no values, not even a shape"),
     "a type instead of an array": (name_type, "/fc/fc/kernel:0 is a Datatype; expected a group"),
     "an array instead of the weights": (no_group, "/model_weights is a Dataset; expected a group"),
@@ -335,24 +350,23 @@ def test_a_state_json_that_is_nested_deep_is_damaged(tiny_recipe: Recipe, tmp_pa
 def test_weights_of_lockstep_that_do_not_fit_their_recipe_are_refused(
     changes: dict[str, np.ndarray], reason: str, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    about = {"lockstep": json.dumps({"recipe": tiny_recipe.fields(), "classes": []})}
-    (tmp_path / "a.safetensors").write_bytes(
-        save(state_of(tiny_recipe).tensors | changes, metadata=about)
-    )
+    write_lockstep(tmp_path / "a.safetensors", tiny_recipe, [], **changes)
     with pytest.raises(CheckpointError, match=reason):
         open_weights(tmp_path / "a.safetensors")
 
 
+def write_lockstep(path: Path, recipe: Recipe, classes: list[str], **changes: np.ndarray) -> None:
+    """Write weights of Lockstep, some of them others than the recipe's."""
+    about = {"lockstep": json.dumps({"recipe": recipe.fields(), "classes": classes})}
+    path.write_bytes(save(state_of(recipe).tensors | changes, metadata=about))
+
+
 def test_too_many_names_of_classes_are_refused(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    about = {
-        "lockstep": json.dumps({"recipe": tiny_recipe.fields(), "classes": list("abcdefghijk")})
-    }
-    (tmp_path / "a.safetensors").write_bytes(save(state_of(tiny_recipe).tensors, metadata=about))
+    write_lockstep(tmp_path / "a.safetensors", tiny_recipe, list("abcdefghijk"))
     with pytest.raises(CheckpointError, match="11 classes, but its recipe has 10"):
         open_weights(tmp_path / "a.safetensors")
 
 
 def test_an_unencodable_name_of_a_class_is_escaped(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    about = {"lockstep": json.dumps({"recipe": tiny_recipe.fields(), "classes": ["a", "\ud800"]})}
-    (tmp_path / "a.safetensors").write_bytes(save(state_of(tiny_recipe).tensors, metadata=about))
+    write_lockstep(tmp_path / "a.safetensors", tiny_recipe, ["a", "\ud800"])
     assert open_weights(tmp_path / "a.safetensors").classes == ("a", "\\ud800")

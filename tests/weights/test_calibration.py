@@ -87,16 +87,14 @@ def test_bins_hold_their_upper_borders() -> None:
 
 def test_the_calibration_error_is_the_one_computed_by_hand() -> None:
     # |2/3 - 1.1/3| and |2/3 - 2.5/3|, half of the images each
-    assert compute_calibration_error(bin_confidences(CONFIDENCES, RIGHT, bins=2)) == pytest.approx(
-        (0.9 / 3 + 0.5 / 3) / 2
-    )
+    error = compute_calibration_error(bin_confidences(CONFIDENCES, RIGHT, bins=2))
+    assert error == pytest.approx((0.9 / 3 + 0.5 / 3) / 2)
 
 
 def test_a_model_as_sure_as_it_is_right_has_no_calibration_error() -> None:
     confidences = np.full(100, 0.75, np.float32)
-    assert compute_calibration_error(
-        bin_confidences(confidences, np.arange(100) < 75)
-    ) == pytest.approx(0)
+    bins = bin_confidences(confidences, np.arange(100) < 75)
+    assert compute_calibration_error(bins) == pytest.approx(0)
 
 
 def test_confidences_that_are_no_numbers_are_in_no_bin() -> None:

@@ -118,24 +118,18 @@ def test_fields_at_the_top_go_before_those_of_pretrained_cfg() -> None:
     ],
 )
 def test_class_names_are_a_list_or_a_table(names: Any, expected: tuple[str, ...]) -> None:
-    assert read_timm_config(CONFIG | {"num_classes": 3, "label_names": names})[1] == expected
-    assert (
-        read_timm_config(
-            PRETRAINED | {"architecture": "resnet50", "num_classes": 3, "labels": names}
-        )[1]
-        == expected
-    )
+    older = PRETRAINED | {"architecture": "resnet50", "num_classes": 3, "labels": names}
+    for config in (CONFIG | {"num_classes": 3, "label_names": names}, older):
+        assert read_timm_config(config)[1] == expected
 
 
 def test_names_that_are_left_out_or_made_up_are_remarked_upon() -> None:
-    assert (
-        "'crane' for several classes"
-        in read_timm_config(CONFIG | {"num_classes": 2, "label_names": ["crane", "crane"]})[2][-1]
-    )
-    assert (
-        "no names for 2 classes"
-        in read_timm_config(CONFIG | {"num_classes": 3, "label_names": {"2": "bee"}})[2][-1]
-    )
+    for outputs, names, words in (
+        (2, ["crane", "crane"], "'crane' for several classes"),
+        (3, {"2": "bee"}, "no names for 2 classes"),
+    ):
+        config = CONFIG | {"num_classes": outputs, "label_names": names}
+        assert words in read_timm_config(config)[2][-1]
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ from tests.weights.small_models import (
     zip_file,
 )
 
+pytestmark = pytest.mark.usefixtures("narrow")
+
 FILES: list[tuple[str, str, Writer, str]] = [
     # the file's name, the path to open, how it is written, its origin
     ("resnet50-0676ba61.pth", "", zip_file, "torchvision"),
@@ -68,7 +70,7 @@ FILES: list[tuple[str, str, Writer, str]] = [
     ids=[f"{w.__name__} {n} {p}" for n, p, w, _ in FILES],
 )
 def test_a_file_is_recognised_by_its_content(
-    name: str, named: str, write: Writer, origin: str, tmp_path: Path, narrow: None
+    name: str, named: str, write: Writer, origin: str, tmp_path: Path
 ) -> None:
     state = plain_state(keras_recipe() if write is keras else recipe_of())
     write(tmp_path / name, state)
@@ -84,7 +86,7 @@ def test_a_file_is_recognised_by_its_content(
 )
 @pytest.mark.parametrize("length", [1, -1])
 def test_a_file_that_was_cut_off_is_called_by_the_format_of_its_name(
-    write: Writer, name: str, length: int, tmp_path: Path, narrow: None
+    write: Writer, name: str, length: int, tmp_path: Path
 ) -> None:
     write(tmp_path / name, plain_state(keras_recipe() if write is keras else recipe_of()))
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:length])
@@ -104,39 +106,35 @@ def test_a_program_is_refused_by_what_runs_it(named: str, tmp_path: Path) -> Non
         open_weights(tmp_path / named)
 
 
-def test_a_file_of_mxnet_is_recognised_whatever_its_name_is(tmp_path: Path, narrow: None) -> None:
+@pytest.mark.parametrize(
+    ("write", "file", "origin"),
+    [(mxnet, "model-0000.params", "NVIDIA MXNet"), (paddle, "model.pdparams", "NVIDIA Paddle")],
+)
+@pytest.mark.parametrize("name", ["weights.pth", "weights"])
+def test_a_file_is_recognised_whatever_its_name_is(
+    write: Writer, file: str, origin: str, name: str, tmp_path: Path
+) -> None:
     state = plain_state(recipe_of())
-    mxnet(tmp_path / "model", state)
-    file = (tmp_path / "model-0000.params").rename(tmp_path / "weights.pth")
-    weights = open_weights(file)
-    assert weights.origin == "NVIDIA MXNet"
+    write(tmp_path / "model", state)
+    copy = Path(shutil.copy(tmp_path / file, tmp_path / name))
+    weights = open_weights(copy, momentum=True)
+    assert (weights.origin, weights.source) == (origin, copy)
     assert weights.tensors["fc.bias"].tobytes() == state.tensors["fc.bias"].tobytes()
 
 
-def test_a_file_of_paddle_is_recognised_whatever_its_name_is(tmp_path: Path, narrow: None) -> None:
-    state = plain_state(recipe_of())
-    paddle(tmp_path / "model", state)
-    for name in ("weights.pth", "weights"):
-        file = shutil.copy(tmp_path / "model.pdparams", tmp_path / name)
-        weights = open_weights(file, momentum=True)
-        assert (weights.origin, weights.source) == ("NVIDIA Paddle", file)
-        assert weights.tensors["fc.bias"].tobytes() == state.tensors["fc.bias"].tobytes()
-
-
-def test_velocities_and_averages_of_nvidias_pytorch_are_read(tmp_path: Path, narrow: None) -> None:
+def test_velocities_and_averages_of_nvidias_pytorch_are_read(tmp_path: Path) -> None:
     state = plain_state(recipe_of())
     nvidia_pytorch(tmp_path / "checkpoint.pth.tar", state)
     weights = open_weights(tmp_path, momentum=True)
     assert (weights.epochs, weights.state.ema.keys()) == (3, state.tensors.keys())
-    assert weights.state.momentum.keys() == {
-        name for name in state.tensors if "running_" not in name
-    }
+    trained = {name for name in state.tensors if "running_" not in name}
+    assert weights.state.momentum.keys() == trained
     averages = open_weights(tmp_path, ema=True)
     assert averages.tensors["fc.bias"].tobytes() == (state.tensors["fc.bias"] + 1).tobytes()
     assert not averages.state.momentum
 
 
-def test_two_formats_in_a_folder_are_an_error_that_lists_them(tmp_path: Path, narrow: None) -> None:
+def test_two_formats_in_a_folder_are_an_error_that_lists_them(tmp_path: Path) -> None:
     state = plain_state(recipe_of())
     tensorflow(tmp_path / "model.ckpt-7", state)
     paddle(tmp_path / "model", state)
@@ -144,42 +142,36 @@ def test_two_formats_in_a_folder_are_an_error_that_lists_them(tmp_path: Path, na
         open_weights(tmp_path)
 
 
-def test_a_file_in_a_folder_of_other_names_is_to_be_named(tmp_path: Path, narrow: None) -> None:
+def test_a_file_in_a_folder_of_other_names_is_to_be_named(tmp_path: Path) -> None:
     safetensors_file(tmp_path / "model.safetensors", plain_state(recipe_of()))
     with pytest.raises(CheckpointError, match=r"name a file in it, .*/model\.safetensors$"):
         open_weights(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["text.txt", "zeros", "link"])
-def test_what_is_no_file_of_weights_is_a_clear_error(name: str, tmp_path: Path) -> None:
+NO_WEIGHTS = {
+    "text.txt": "text.txt holds no weights.* expected a run's",
+    "zeros": "zeros holds no weights.* expected a run's",
+    "link": "link holds no weights.* expected a run's",
+    "pipe": "pipe cannot be read: it is a pipe, not a regular file",
+    "/dev/zero": "zero cannot be read: it is a device, not a regular file",
+    "/proc/self": "self holds no weights",
+    "huge.pth": "has 8,589,934,593 bytes; expected at most 8,589,934,592 for weights",
+    "a" * 300: "aaa cannot be read: File name too long",
+    "a" * 5000: "aaa cannot be read: File name too long",
+}
+
+
+@pytest.mark.parametrize("name", NO_WEIGHTS)
+def test_what_holds_no_weights_is_refused_at_once(name: str, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("hello\n")
     (tmp_path / "zeros").write_bytes(bytes(100))
-    (tmp_path / "link").symlink_to(tmp_path)
-    with pytest.raises(CheckpointError, match=f"{name} holds no weights.* expected a run's"):
-        open_weights(tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["pipe", "/dev/zero", "/proc/self", "huge.pth"])
-def test_what_never_ends_or_is_too_large_is_refused_at_once(name: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "again").symlink_to(tmp_path / "folder")
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
     os.mkfifo(tmp_path / "pipe")
     with (tmp_path / "huge.pth").open("wb") as file:
         file.truncate(2**33 + 1)
-    reasons = {
-        "pipe": "pipe cannot be read: it is a pipe, not a regular file",
-        "/dev/zero": "zero cannot be read: it is a device, not a regular file",
-        "/proc/self": "self holds no weights",
-        "huge.pth": (
-            r"huge.pth cannot be read: it has 8,589,934,593 bytes; expected at most 8,589,934,592"
-            r" for weights"
-        ),
-    }
-    with pytest.raises(CheckpointError, match=reasons[name]):
-        open_weights(tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["a" * 300, "a" * 5000])
-def test_a_name_that_the_system_refuses_is_a_clear_error(name: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="aaa cannot be read: File name too long"):
+    with pytest.raises(CheckpointError, match=NO_WEIGHTS[name]):
         open_weights(tmp_path / name)
 
 
@@ -201,7 +193,7 @@ def test_a_file_that_cannot_be_read_is_a_clear_error(suffix: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("model", ["resnet50", "resnet50-v1"])
-def test_of_two_models_the_named_one_is_read(model: str, tmp_path: Path, narrow: None) -> None:
+def test_of_two_models_the_named_one_is_read(model: str, tmp_path: Path) -> None:
     zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
     weights, without = (open_weights(tmp_path / "a.pth", model=named) for named in (model, None))
     assert (weights.recipe.model, without.recipe.model) == (model, "resnet50")
@@ -215,16 +207,14 @@ def test_of_two_models_the_named_one_is_read(model: str, tmp_path: Path, narrow:
         ("resnet50_v1", "there is no model 'resnet50_v1'. Did you mean resnet50-v1"),
     ],
 )
-def test_a_wrong_model_is_refused(model: str, message: str, tmp_path: Path, narrow: None) -> None:
+def test_a_wrong_model_is_refused(model: str, message: str, tmp_path: Path) -> None:
     zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
     with pytest.raises(CheckpointError, match=message):
         open_weights(tmp_path / "a.pth", model=model)
 
 
 @pytest.mark.parametrize(("write", "name"), [(onnx, "a.onnx"), (mxnet, "a-0000.params")])
-def test_a_graph_refuses_another_model(
-    write: Writer, name: str, tmp_path: Path, narrow: None
-) -> None:
+def test_a_graph_refuses_another_model(write: Writer, name: str, tmp_path: Path) -> None:
     write(tmp_path / name, plain_state(recipe_of()))
     assert open_weights(tmp_path / name, model="resnet50").recipe.model == "resnet50"
     described = dataclasses.asdict(MODELS["resnet50"])
@@ -239,18 +229,12 @@ def test_a_graph_refuses_another_model(
 
 def without_classifier(path: Path) -> Path:
     state = plain_state(recipe_of())
-    zip_file(
-        path,
-        State(
-            0,
-            {name: value for name, value in state.tensors.items() if not name.startswith("fc.")},
-            {},
-        ),
-    )
+    kept = {name: value for name, value in state.tensors.items() if not name.startswith("fc.")}
+    zip_file(path, State(0, kept, {}))
     return path
 
 
-def test_headless_weights_can_only_be_trained(textures: Path, tmp_path: Path, narrow: None) -> None:
+def test_headless_weights_can_only_be_trained(textures: Path, tmp_path: Path) -> None:
     backbone = without_classifier(tmp_path / "backbone.pth")
     for use in (
         lambda: lockstep.load(backbone).evaluate(textures).to_json(),
@@ -263,16 +247,14 @@ def test_headless_weights_can_only_be_trained(textures: Path, tmp_path: Path, na
     assert [path.name for path in tmp_path.iterdir()] == ["backbone.pth"]
 
 
-def test_a_missing_classifier_is_the_initial_one(tmp_path: Path, narrow: None) -> None:
+def test_a_missing_classifier_is_the_initial_one(tmp_path: Path) -> None:
     recipe = recipe_of().replace(logits=7, seed=3)
     source = StartSource(without_classifier(tmp_path / "backbone.pth"))
     start = fit_start(source, recipe, tmp_path / "run")
     assert start is not None
     initial = initial_tensors(recipe)
-    assert all(
-        start.tensors[name].tobytes() == initial[name].tobytes()
-        for name in ("fc.weight", "fc.bias")
-    )
+    for name in ("fc.weight", "fc.bias"):
+        assert start.tensors[name].tobytes() == initial[name].tobytes()
     assert (
         "the weights have no classifier: the classifier starts from the recipe's initial values"
         in start.notes
@@ -290,7 +272,7 @@ def assumptions(remarks: tuple[str, ...]) -> list[str]:
     ]
 
 
-def test_an_assumed_preprocessing_is_remarked_upon(tmp_path: Path, narrow: None) -> None:
+def test_an_assumed_preprocessing_is_remarked_upon(tmp_path: Path) -> None:
     zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     weights = open_weights(tmp_path / "a.pth")
@@ -299,7 +281,7 @@ def test_an_assumed_preprocessing_is_remarked_upon(tmp_path: Path, narrow: None)
     assert (weights.recipe.eval_crop, weights.recipe.antialias) == (224, True)
 
 
-def test_timms_defaults_apply_without_a_config(tmp_path: Path, narrow: None) -> None:
+def test_timms_defaults_apply_without_a_config(tmp_path: Path) -> None:
     zip_file(tmp_path / "pytorch_model.bin", plain_state(recipe_of()))
     weights = open_weights(tmp_path)
     assert (assumptions(weights.remarks), weights.recipe.interpolation) == (["timm"], "bicubic")
@@ -308,14 +290,12 @@ def test_timms_defaults_apply_without_a_config(tmp_path: Path, narrow: None) -> 
 @pytest.mark.parametrize(
     ("write", "name"), [(tensorflow, "model.ckpt-7"), (timm, "folder"), (onnx, "a.onnx")]
 )
-def test_stated_values_are_not_assumed(
-    write: Writer, name: str, tmp_path: Path, narrow: None
-) -> None:
+def test_stated_values_are_not_assumed(write: Writer, name: str, tmp_path: Path) -> None:
     write(tmp_path / name, plain_state(recipe_of()))
     assert assumptions(open_weights(tmp_path / name).remarks) == []
 
 
-def test_sizes_are_assumed_where_only_the_colours_are_known(tmp_path: Path, narrow: None) -> None:
+def test_sizes_are_assumed_where_only_the_colours_are_known(tmp_path: Path) -> None:
     keras(tmp_path / "a.h5", plain_state(keras_recipe()))
     weights = open_weights(tmp_path / "a.h5")
     assert "keras" in assumptions(weights.remarks)
@@ -324,7 +304,7 @@ def test_sizes_are_assumed_where_only_the_colours_are_known(tmp_path: Path, narr
 
 
 @pytest.mark.parametrize("write", [zip_file, paddle])
-def test_infinite_values_are_counted(write: Writer, tmp_path: Path, narrow: None) -> None:
+def test_infinite_values_are_counted(write: Writer, tmp_path: Path) -> None:
     state = plain_state(recipe_of())
     state.tensors["bn1.weight"][2] = np.inf
     state.tensors["fc.bias"][1:3] = np.nan
@@ -332,15 +312,12 @@ def test_infinite_values_are_counted(write: Writer, tmp_path: Path, narrow: None
     write(tmp_path / name, state)
     total = sum(value.size for value in state.tensors.values())
     tensors = len(state.tensors)
-    expected = (
-        f"3 of {total:,} values are NaN or infinite, in 2 of {tensors} tensors; the first is"
-        " bn1.weight, with 1: "
-    )
     [note] = [remark for remark in open_weights(tmp_path / name).remarks if "NaN" in remark]
-    assert note.startswith(expected)
+    assert note.startswith(f"3 of {total:,} values are NaN or infinite, in 2 of {tensors} tensors")
+    assert "; the first is bn1.weight, with 1: " in note
 
 
-def test_only_runs_have_checkpoints_to_choose_from(tmp_path: Path, narrow: None) -> None:
+def test_only_runs_have_checkpoints_to_choose_from(tmp_path: Path) -> None:
     zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
     with pytest.raises(CheckpointError, match=r"a\.pth is not a run, .* 'best'"):
         open_weights(tmp_path / "a.pth", checkpoint="best")

@@ -218,32 +218,16 @@ def test_answers_are_json_or_json_and_bytes() -> None:
     rest = whole[length:]
     assert (head["model_name"], head["model_version"], head["id"]) == ("tiny", "1", "7")
     texts = [b"1.000000:1:b:c", b"0.000000:0:a", b"2.000000:0:a", b"0.000000:1:b:c"]
-    assert head["outputs"] == [
-        {
-            "name": "classes",
-            "datatype": "INT64",
-            "shape": [2, 1],
-            "parameters": {"binary_data_size": 16},
-        },
-        {
-            "name": "probabilities",
-            "datatype": "FP32",
-            "shape": [2, 3],
-            "data": [0.25, 0.5, 0.25, 0.75, 0.125, 0.125],
-        },
-        {
-            "name": "logits",
-            "datatype": "FP32",
-            "shape": [2, 3],
-            "parameters": {"binary_data_size": 24},
-        },
-        {
-            "name": "logits",
-            "datatype": "BYTES",
-            "shape": [2, 2],
-            "parameters": {"binary_data_size": len(encode_files(*texts))},
-        },
+    shares = [0.25, 0.5, 0.25, 0.75, 0.125, 0.125]
+    text_bytes = len(encode_files(*texts))
+    expected = [
+        ("classes", "INT64", [2, 1], {"parameters": {"binary_data_size": 16}}),
+        ("probabilities", "FP32", [2, 3], {"data": shares}),
+        ("logits", "FP32", [2, 3], {"parameters": {"binary_data_size": 24}}),
+        ("logits", "BYTES", [2, 2], {"parameters": {"binary_data_size": text_bytes}}),
     ]
+    for output, (name, kind, shape, rest_of_it) in zip(head["outputs"], expected, strict=True):
+        assert output == {"name": name, "datatype": kind, "shape": shape, **rest_of_it}
     assert rest == struct.pack("<2q6f", 1, 0, 0, 1, 0, 2, 0, 0) + encode_files(*texts)
     parts, length = encode_answer(InferRequest(None, IN_TEXT, images=IMAGES), "tiny", tensors, [])
     assert length is None

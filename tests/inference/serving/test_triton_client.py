@@ -26,9 +26,8 @@ def triton() -> Any:
 
 @pytest.fixture
 def client(triton: Any, server: Server) -> Any:
-    with triton.InferenceServerClient(
-        f"{server.host}:{server.port}", concurrency=4
-    ) as triton_client:
+    address = f"{server.host}:{server.port}"
+    with triton.InferenceServerClient(address, concurrency=4) as triton_client:
         yield triton_client
 
 
@@ -54,10 +53,9 @@ def test_the_client_infers(triton: Any, client: Any, weights: Path, in_binary: b
     answer = client.infer("model", [tensor], outputs=outputs, request_id="17", timeout=1000)
     logits = reference_logits(weights, images)
     assert answer.get_response()["id"] == "17"
-    assert answer.as_numpy("logits") == pytest.approx(
-        logits, abs=1e-4 * float(np.abs(logits).max())
-    )
-    assert answer.as_numpy("logits").dtype == np.float32
+    theirs = answer.as_numpy("logits")
+    assert theirs == pytest.approx(logits, abs=1e-4 * float(np.abs(logits).max()))
+    assert theirs.dtype == np.float32
     assert answer.as_numpy("probabilities") == pytest.approx(calibrated_softmax(logits), abs=1e-5)
     assert answer.as_numpy("classes").tolist() == logits.argmax(axis=1)[:, None].tolist()
 
@@ -71,31 +69,22 @@ def test_the_client_sends_files_and_asks_for_names(
     answer = client.infer(
         "model", [tensor], outputs=[triton.InferRequestedOutput("probabilities", class_count=2)]
     )
-    for row, prediction in zip(
-        answer.as_numpy("probabilities"),
-        list(
-            lockstep.load(weights)
-            .on(execution=Execution(backend="reference", reference_dtype="float32"))
-            .predict(photos[:3], top=2)
-        ),
-        strict=True,
-    ):
+    execution = Execution(backend="reference", reference_dtype="float32")
+    expected = list(lockstep.load(weights).on(execution=execution).predict(photos[:3], top=2))
+    for row, prediction in zip(answer.as_numpy("probabilities"), expected, strict=True):
         texts = [text.decode().split(":") for text in row]
         assert [text[2] for text in texts] == list(prediction.classes)
         assert [CLASSES[int(text[1])] for text in texts] == list(prediction.classes)
-        assert [float(text[0]) for text in texts] == pytest.approx(
-            prediction.probabilities, abs=2e-6
-        )
+        shares = [float(text[0]) for text in texts]
+        assert shares == pytest.approx(prediction.probabilities, abs=2e-6)
 
 
 def test_by_default_outputs_are_those_of_an_export(triton: Any, client: Any) -> None:
     tensor = triton.InferInput("images", [1, 32, 32, 3], "UINT8")
     tensor.set_data_from_numpy(noise(1, 32))
     answer = client.infer("model", [tensor])
-    assert [output["name"] for output in answer.get_response()["outputs"]] == [
-        "classes",
-        "probabilities",
-    ]
+    names = [output["name"] for output in answer.get_response()["outputs"]]
+    assert names == ["classes", "probabilities"]
     assert answer.as_numpy("probabilities").sum() == pytest.approx(1)
 
 

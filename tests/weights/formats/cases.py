@@ -136,6 +136,16 @@ def check_other_velocities(
     assert list_names(target.parent.iterdir()) == [name]
 
 
+def check_other_states(write: Callable[..., Any], recipe: Recipe, other: Recipe, to: Path) -> None:
+    """Check that neither the tensors of another model nor a part of the velocities is written."""
+    state = state_of(recipe)
+    some = State(0, state.tensors, {"fc.bias": state.momentum["fc.bias"]})
+    for wrong, reason in ((state_of(other), "weights: missing .*, unknown"), (some, "momentum: m")):
+        with pytest.raises(CheckpointError, match=reason):
+            write(to, recipe, wrong)
+    assert list_names(to.parent.iterdir()) == []
+
+
 def check_nothing_is_overwritten(
     write: Callable[..., Any], target: Path, recipe: Recipe, *files: Path
 ) -> None:

@@ -10,7 +10,10 @@ import numpy as np
 import torch
 
 from lockstep.backends.torch import load_module
+from lockstep.models.state import State
+from lockstep.recipes import Recipe
 from lockstep.weights import Weights
+from tests.weights.formats.cases import state_of
 
 
 def run_peer(
@@ -39,3 +42,26 @@ def logits(original: Weights, images: np.ndarray) -> np.ndarray:
     module = load_module(original.recipe, original.state.tensors)
     with torch.inference_mode():
         return module(torch.from_numpy(np.ascontiguousarray(images))).numpy()
+
+
+def state_of_peers(recipe: Recipe) -> State:
+    """Return values of a size that keeps probabilities away from 0 and 1, and velocities."""
+    random = np.random.default_rng(11)
+    values = {}
+    for tensor in recipe.list_tensors():
+        if len(tensor.shape) > 1:
+            value = random.standard_normal(tensor.shape) * (2 / np.prod(tensor.shape[1:])) ** 0.5
+        else:
+            value = random.uniform(0.5, 1.5, tensor.shape)
+            value -= 0 if tensor.role in ("bn_scale", "bn_var") else 1
+        value = value / 5 if tensor.name == "fc.weight" else value
+        values[tensor.name] = value.astype(np.float32)
+    return State(0, values, state_of(recipe).momentum)
+
+
+def assert_near(actual: np.ndarray, expected: np.ndarray, bound: float = 1e-5) -> None:
+    """Assert equality to a share of the largest value; different images differ by much more."""
+    largest = np.abs(expected).max()
+    assert np.isfinite(largest)
+    assert np.ptp(expected, axis=0).max() > 1e-3 * largest
+    assert np.abs(actual - expected).max() < bound * largest

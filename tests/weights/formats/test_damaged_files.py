@@ -1,6 +1,7 @@
 """Files of several formats that are cut off or have other bytes: an error or arrays, never another
-exception. Formats with checksums, and archives, have tests of their own."""
+exception. Formats with checksums have separate tests."""
 
+import io
 import pickle
 import tempfile
 from collections.abc import Callable
@@ -10,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats import msgpack_tree, mxnet_params, paddle_pickle
+from lockstep.weights.formats import msgpack_tree, mxnet_params, paddle_pickle, torch_file
 from tests.soak import EXAMPLES, SOAK
 from tests.weights.formats.cases import EDITS, Variables, apply_edits, assert_stored
-from tests.weights.formats.torch_file_cases import Ask
+from tests.weights.formats.torch_file_cases import OLD, ZIP, Ask
 
 WHOLE: Variables = {
     "conv_weight": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
@@ -57,6 +59,18 @@ def load_flax(path: Path) -> Variables:
     return arrays
 
 
+def write_torch(container: dict[str, bool]) -> bytes:
+    stream = io.BytesIO()
+    tensors = {name: torch.from_numpy(value) for name, value in WHOLE.items()}
+    torch.save(tensors, stream, **container)
+    return stream.getvalue()
+
+
+def load_torch(path: Path) -> Variables:
+    value = torch_file.load(path)
+    return {name: array for name, array in value.items() if isinstance(array, np.ndarray)}
+
+
 PARAMETER = {"weight": Ask(tuple, ("parameter", np.zeros(2))), "UnpackBigParamInfor@@": {}}
 FORMS = {
     "MXNet": Form(write(mxnet_params.dump), mxnet_params.load),
@@ -66,6 +80,10 @@ FORMS = {
     "Paddle, protocol 4": Form(pickle.dumps(WHOLE | PARAMETER, 4), load_paddle),
 }
 EVERY_FORM = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+TORCH_FORMS = {
+    f"PyTorch, {name}": Form(write_torch(options), load_torch)
+    for name, options in (("zip", ZIP), ("old", OLD))
+}
 
 
 def read(form: Form, data: bytes, folder: Path) -> Variables | None:
@@ -77,7 +95,7 @@ def read(form: Form, data: bytes, folder: Path) -> Variables | None:
         return None
 
 
-@EVERY_FORM
+@pytest.mark.parametrize("form", (FORMS | TORCH_FORMS).values(), ids=FORMS | TORCH_FORMS)
 def test_a_file_cut_off_anywhere_is_an_error(form: Form, tmp_path: Path) -> None:
     whole = read(form, form.data, tmp_path)
     assert whole is not None

@@ -6,7 +6,6 @@ import pytest
 
 from lockstep.models.architectures import MODELS
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats import keras_process
 from lockstep.weights.formats.keras_file import read
 from tests.edges import EDGES, Place, is_same_answer, sample
 from tests.weights.formats.insertions_keras import (
@@ -32,9 +31,8 @@ UNSEEN = ("oper", "ops.", "channels", "the ", "without the", "every", "several",
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(unchecked_keras: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "resnet50-v1", SPEC)
-    monkeypatch.setattr(keras_process, "check", lambda path: None)
 
 
 @pytest.mark.parametrize(

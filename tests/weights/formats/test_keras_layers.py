@@ -17,7 +17,6 @@ from keras import layers
 from lockstep.models.architectures import MODELS
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import Weights
-from lockstep.weights.formats import keras_process
 from lockstep.weights.formats.keras_file import read
 from lockstep.weights.weights_choice import WeightsChoice
 from tests.edges import is_same_answer
@@ -42,9 +41,8 @@ Edit = Callable[[dict[str, Any]], object]
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(unchecked_keras: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "resnet50-v1", SPEC)
-    monkeypatch.setattr(keras_process, "check", lambda path: None)
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from tests.weights.formats.cases import (
     assert_canonical,
     assert_remarked,
     assert_state,
+    check_other_states,
     list_names,
     rename_arrays,
     state_of,
@@ -409,13 +410,7 @@ def test_a_model_of_basic_blocks_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
-    recipe = recipe_of(RESNET)
-    with pytest.raises(CheckpointError, match=r"weights: missing .*, unknown"):
-        write(tmp_path / "a", recipe, state_of(recipe_of(RESNEXT)))
-    state = state_of(recipe)
-    one = State(0, state.tensors, {"fc.bias": state.momentum["fc.bias"]})
-    with pytest.raises(CheckpointError, match="momentum: missing"):
-        write(tmp_path / "a", recipe, one)
+    check_other_states(write, recipe_of(RESNET), recipe_of(RESNEXT), tmp_path / "a")
 
 
 def test_numbers_in_names_are_sorted_as_numbers() -> None:

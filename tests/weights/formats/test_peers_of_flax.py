@@ -3,9 +3,6 @@ logits. The tests run where Flax is installed: `pip install flax`.
 """
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +13,7 @@ from lockstep.models.architectures import MODELS
 from lockstep.weights import Weights, open_weights
 from lockstep.weights.formats import flax_file
 from tests.weights.formats.cases import BASIC, RESNET
+from tests.weights.formats.peer_cases import assert_near, run_peer
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,19 +24,12 @@ SIZE = 64
 """An even size, for which SAME and symmetric padding of the stem differ."""
 
 
-def run_flax(command: str, folder: Path) -> None:
-    program = [sys.executable, Path(__file__).parent / "peers" / "with_flax.py", command, folder]
-    variables = os.environ | {"JAX_PLATFORMS": "cpu"}
-    result = subprocess.run(program, capture_output=True, text=True, env=variables, timeout=600)
-    assert result.returncode == 0, result.stderr[-3000:]
-
-
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("flax")
     images = np.random.default_rng(5).standard_normal((4, SIZE, SIZE, 3)).astype(np.float32)
     np.save(folder / "images.npy", images)
-    run_flax("save", folder)
+    run_peer("with_flax.py", "save", folder, JAX_PLATFORMS="cpu")
     return folder
 
 
@@ -50,7 +41,7 @@ def ours(theirs: Path) -> Path:
         source = open_weights(theirs / "small.msgpack")
         for ending in ("msgpack", "npz", "safetensors"):
             flax_file.write_flax(theirs / f"ours.{ending}", source.recipe, source.state)
-    run_flax("load", theirs)
+    run_peer("with_flax.py", "load", theirs, JAX_PLATFORMS="cpu")
     return theirs
 
 
@@ -60,25 +51,20 @@ def compute_logits(weights: Weights, folder: Path) -> np.ndarray:
     return np.asarray(module(images.astype(np.float64)))
 
 
-def assert_close(actual: np.ndarray, expected: np.ndarray, bound: float = 1e-5) -> None:
-    assert np.abs(expected).max() > 0.1
-    assert np.abs(actual - expected).max() < bound * np.abs(expected).max()
-
-
 @pytest.mark.parametrize("ending", ["msgpack", "npz", "safetensors"])
 @pytest.mark.parametrize(("model", "spec"), [("small", RESNET), ("basic", BASIC)])
 def test_files_of_flax_give_its_logits(model: str, spec: object, ending: str, theirs: Path) -> None:
     weights = open_weights(theirs / f"{model}.{ending}")
     assert (weights.origin, weights.recipe.model, weights.recipe.padding) == ("Flax", model, "flax")
     assert weights.recipe.logits == 10
-    assert_close(compute_logits(weights, theirs), np.load(theirs / f"{model}-logits.npy"))
+    assert_near(compute_logits(weights, theirs), np.load(theirs / f"{model}-logits.npy"))
 
 
 @pytest.mark.parametrize("ending", ["msgpack", "npz", "safetensors"])
 def test_bfloat16_gives_logits_within_its_rounding(ending: str, theirs: Path) -> None:
     weights = open_weights(theirs / f"small-bf16.{ending}")
     assert any("not float32" in remark for remark in weights.remarks)
-    assert_close(compute_logits(weights, theirs), np.load(theirs / "small-logits.npy"), 0.05)
+    assert_near(compute_logits(weights, theirs), np.load(theirs / "small-logits.npy"), 0.05)
 
 
 def test_a_training_has_its_step_and_velocities(theirs: Path) -> None:

@@ -18,11 +18,20 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.from_nvidia import resnet50_mxnet_90ep
 from lockstep.system.errors import CheckpointError
+from lockstep.weights import Weights
 from lockstep.weights.formats import mxnet_params, numbers, nvidia_mxnet
 from lockstep.weights.formats.common import FOURTH_CHANNEL
+from tests.edges import softmax
 from tests.processes import mxnet_python
-from tests.weights.formats.cases import RESNET, Variables, assert_stored, state_of
-from tests.weights.formats.peer_cases import logits, run_peer, save_images
+from tests.weights.formats.cases import RESNET, Variables, assert_stored
+from tests.weights.formats.peer_cases import (
+    assert_near,
+    logits,
+    run_peer,
+    save_images,
+    state_of_peers,
+)
+from tests.weights.small_models import compute_in_this_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_models")]
 HALF = "22 variables, such as conv0_weight, are not float32 and were converted to it"
@@ -32,35 +41,24 @@ def recipe_of(model: str = "small") -> Recipe:
     return resnet50_mxnet_90ep().replace(model=model, logits=10, precision="fp32")
 
 
+def state() -> State:
+    return state_of_peers(recipe_of())
+
+
+def check_logits(original: Weights, folder: Path, name: str) -> None:
+    """Check that weights have the logits that MXNet has written."""
+    actual = logits(original, np.load(folder / "images.npy"))
+    assert_near(actual, np.load(folder / f"{name}-logits.npz")["logits"])
+
+
 def mxnet(command: str, folder: Path) -> None:
     run_peer("with_mxnet.py", command, folder, python=mxnet_python())
 
 
-def state() -> State:
-    """Return values of a size that keeps probabilities away from 0 and 1."""
-    random = np.random.default_rng(11)
-    values = {}
-    for tensor in RESNET.list_tensors(10):
-        if len(tensor.shape) > 1:
-            value = random.standard_normal(tensor.shape) * (2 / np.prod(tensor.shape[1:])) ** 0.5
-        else:
-            value = random.uniform(0.5, 1.5, tensor.shape) - (
-                0 if tensor.role in ("bn_scale", "bn_var") else 1
-            )
-        values[tensor.name] = (value / 5 if tensor.name == "fc.weight" else value).astype(
-            np.float32
-        )
-    return State(0, values, state_of(recipe_of()).momentum)
-
-
-def make_folder(folder: Path) -> Path:
-    save_images(folder, 4, 3, 64, 64)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_folder(tmp_path_factory.mktemp("theirs"))
+    folder = tmp_path_factory.mktemp("theirs")
+    save_images(folder, 4, 3, 64, 64)
     mxnet("save", folder)
     return folder
 
@@ -68,7 +66,8 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a state of Lockstep's that MXNet has loaded."""
-    folder = make_folder(tmp_path_factory.mktemp("ours"))
+    folder = tmp_path_factory.mktemp("ours")
+    save_images(folder, 4, 3, 64, 64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MODELS, "small", RESNET)
         nvidia_mxnet.write(folder / "ours-0007.params", recipe_of(), state())
@@ -143,18 +142,6 @@ def theirs_of(name: str) -> str:
     return re.sub(r"^fc\.", "fc1.", re.sub(r"^(conv|bn)1\.", r"\g<1>0.", name)).replace(".", "_")
 
 
-def images_of(folder: Path) -> np.ndarray:
-    return np.load(folder / "images.npy")
-
-
-def assert_near(actual: np.ndarray, expected: np.ndarray) -> None:
-    """Assert equality to 1e-5 of the largest value; different images differ by much more."""
-    largest = np.abs(expected).max()
-    assert np.isfinite(largest)
-    assert np.ptp(expected, axis=0).max() > 1e-3 * largest
-    assert np.abs(actual - expected).max() < 1e-5 * largest
-
-
 MODULES: dict[str, tuple[str, float, tuple[str, ...]]] = {
     "nchw": ("small", 1e-5, ()),
     "nhwc": ("small", 1e-5, ()),
@@ -196,7 +183,8 @@ def test_a_module_gives_its_logits(name: str, graph: bool, theirs: Path, tmp_pat
             tensor
         )
     assert_near(
-        logits(original, images_of(theirs)), np.load(theirs / f"{name}-logits.npz")["logits"]
+        logits(original, np.load(theirs / "images.npy")),
+        np.load(theirs / f"{name}-logits.npz")["logits"],
     )
 
 
@@ -209,7 +197,8 @@ def test_a_gluon_network_gives_its_logits(kind: str, name: str, model: str, thei
     assert (original.recipe.model, original.recipe.logits) == (model, 10)
     assert len(original.remarks) == (0 if kind == "export" else 1)
     assert_near(
-        logits(original, images_of(theirs)), np.load(theirs / f"{name}-logits.npz")["logits"]
+        logits(original, np.load(theirs / "images.npy")),
+        np.load(theirs / f"{name}-logits.npz")["logits"],
     )
 
 
@@ -220,28 +209,25 @@ def test_the_model_zoos_resnet50_v1_gives_its_logits(kind: str, theirs: Path) ->
     assert (original.recipe.model, original.recipe.logits) == ("resnet50-v1", 10)
     assert "biases of convolutions were subtracted" in original.remarks[-1]
     assert_near(
-        logits(original, images_of(theirs)), np.load(theirs / "resnet50_v1-logits.npz")["logits"]
+        logits(original, np.load(theirs / "images.npy")),
+        np.load(theirs / "resnet50_v1-logits.npz")["logits"],
     )
 
 
-def test_a_certificate_names_the_folded_biases(theirs: Path, tmp_path: Path) -> None:
-    """PyTorch computes what was written; NumPy, or MXNet where it is installed, what was read."""
+def test_a_certificate_names_the_folded_biases(
+    theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MXNet computes the file too."""
+    compute_in_this_process(monkeypatch)
     small = {"image_size": 64, "eval_resize": 72, "eval_crop": 64}
-    record = lockstep.load(theirs / "resnet50_v1-names.params", preprocessing=small).save(
-        tmp_path / "gluon.safetensors"
-    )["certificate"]
+    model = lockstep.load(theirs / "resnet50_v1-names.params", preprocessing=small)
+    record = model.save(tmp_path / "gluon.safetensors")["certificate"]
     assert (record["model"], record["holds"], record["top1_agreement"]) == ("resnet50-v1", True, 1)
-    assert record["engines"]["source"] != record["engines"]["target"]
     assert record["tensors_equal"] == record["tensors"]
     assert [change for change in record["changes"] if "biases of convolutions" in change]
     assert record["original"]["by"].startswith("MXNet 1.")
     assert record["original"]["top1_agreement"] == 1
     assert record["original"]["largest_difference"] < 1e-5
-
-
-def softmax(values: np.ndarray) -> np.ndarray:
-    raised = np.exp(values - values.max(axis=1, keepdims=True))
-    return raised / raised.sum(axis=1, keepdims=True)
 
 
 @pytest.mark.parametrize("loaded_by", ["module", "gluon"])
@@ -250,7 +236,7 @@ def test_mxnet_computes_the_same_from_our_files(loaded_by: str, ours: Path) -> N
     for tensor, value in state().tensors.items():
         assert np.array_equal(arrays[theirs_of(tensor)], value), tensor
     original = nvidia_mxnet.read(ours / "ours-0007.params")
-    assert_near(arrays[loaded_by], softmax(logits(original, images_of(ours))))
+    assert_near(arrays[loaded_by], softmax(logits(original, np.load(ours / "images.npy"))))
 
 
 def test_the_graph_that_was_written_is_the_originals(ours: Path) -> None:

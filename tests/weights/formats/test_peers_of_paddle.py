@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.models.architectures import MODELS, TRAINED_ROLES
+from lockstep.models.architectures import MODELS
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.from_nvidia import resnet50_paddle_90ep
@@ -19,7 +19,13 @@ from lockstep.weights import Weights
 from lockstep.weights.formats import nvidia_paddle
 from lockstep.weights.formats.common import FOURTH_CHANNEL
 from tests.weights.formats.cases import RESNET
-from tests.weights.formats.peer_cases import logits, run_peer, save_images
+from tests.weights.formats.peer_cases import (
+    assert_near,
+    logits,
+    run_peer,
+    save_images,
+    state_of_peers,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_models")]
 IN_FP16 = pytest.mark.parametrize("programs", ["old"], indirect=True)
@@ -29,6 +35,10 @@ EPOCH = "no step is stored; its folder names epoch 7, counted from 0"
 
 def recipe_of(model: str = "small") -> Recipe:
     return resnet50_paddle_90ep().replace(model=model, logits=10, precision="fp32")
+
+
+def state() -> State:
+    return state_of_peers(recipe_of())
 
 
 def paddle(command: str, folder: Path, programs: str) -> None:
@@ -70,24 +80,6 @@ def ours(theirs: Path, programs: str) -> Path:
     return theirs
 
 
-def state() -> State:
-    random = np.random.default_rng(11)
-    expected = list(RESNET.list_tensors(10))
-    values = {
-        tensor.name: (
-            random.uniform(0.5, 1.5, tensor.shape).astype(np.float32)
-            / np.float32(max(tensor.shape[1:], default=1) ** 0.5)
-        )
-        for tensor in expected
-    }
-    trained = [tensor for tensor in expected if tensor.role in TRAINED_ROLES]
-    return State(
-        0,
-        values,
-        {tensor.name: random.standard_normal(tensor.shape, np.float32) for tensor in trained},
-    )
-
-
 def layer_of(name: str) -> str:
     """Return the original's name of a layer's tensor, independently of the code under test."""
     first = {"1": 0, "2": 2, "3": 3, "4": 4}
@@ -115,20 +107,16 @@ def assert_values(
         assert np.array_equal(value, theirs_as_ours(name, expected)), name
 
 
-def images_of(folder: Path) -> np.ndarray:
-    return np.load(folder / "images.npy").transpose(0, 3, 1, 2)
+def check_logits(original: Weights, folder: Path, name: str) -> None:
+    """Check that weights have the logits that Paddle has written."""
+    actual = logits(original, np.load(folder / "images.npy").transpose(0, 3, 1, 2))
+    assert_near(actual, np.load(folder / name)["logits"], 1e-4)
 
 
 def open_file(folder: Path, name: str) -> Weights:
     prefix = nvidia_paddle.find(folder / name)
     assert prefix == folder / name / "ResNet50" / "7" / "resnet_50_paddle"
     return nvidia_paddle.read(prefix)
-
-
-def assert_logits(actual: np.ndarray, file: Path) -> None:
-    expected = np.load(file)["logits"]
-    assert np.abs(expected).max() > 0.1
-    assert np.abs(actual - expected).max() < 1e-4 * max(np.abs(expected).max(), 1)
 
 
 @pytest.mark.parametrize("name", ["static", "protocol2"])
@@ -139,7 +127,7 @@ def test_a_checkpoint_gives_values_velocities_and_logits(name: str, theirs: Path
     assert_values(original.state.tensors, stored)
     assert_values(original.state.momentum, stored, "_velocity_0")
     assert len(original.state.momentum) == 62
-    assert_logits(logits(original, images_of(theirs)), theirs / "static-logits.npz")
+    check_logits(original, theirs, "static-logits.npz")
 
 
 @IN_FP16
@@ -176,14 +164,14 @@ def test_layers_that_paddle_saved_give_their_logits(name: str, model: str, layer
     original = nvidia_paddle.read(layers / name, momentum=False)
     assert original.recipe == recipe_of(model)
     assert original.remarks == ()
-    assert_logits(logits(original, images_of(layers)), layers / f"{name}-logits.npz")
+    check_logits(original, layers, f"{name}-logits.npz")
 
 
 def test_paddles_own_models_count_shortcuts_first(theirs: Path) -> None:
     original = open_file(theirs, "vision")
     assert (original.recipe.model, original.remarks) == ("resnet18", (EPOCH,))
     assert len(original.state.momentum) == 62
-    assert_logits(logits(original, images_of(theirs)), theirs / "vision-logits.npz")
+    check_logits(original, theirs, "vision-logits.npz")
 
 
 def test_velocities_of_layers_are_those_of_their_parameters(layers: Path) -> None:
@@ -198,8 +186,8 @@ def test_paddle_loads_what_was_written_and_computes_the_same_logits(ours: Path) 
     written = nvidia_paddle.read(ours / "ours" / "resnet_50_paddle")
     assert_values(state().tensors, dict(np.load(ours / "ours.npz")))
     assert_values(state().momentum, dict(np.load(ours / "ours.npz")), "_velocity_0")
-    assert_logits(logits(written, images_of(ours)), ours / "ours-logits.npz")
-    assert_logits(logits(written, images_of(ours)), ours / "ours-pretrained-logits.npz")
+    check_logits(written, ours, "ours-logits.npz")
+    check_logits(written, ours, "ours-pretrained-logits.npz")
 
 
 def test_paddle_goes_on_training_from_what_was_written(ours: Path) -> None:

@@ -224,15 +224,6 @@ def test_tensors_that_are_left_over_refuse_a_folder(state: State, tmp_path: Path
     assert_canonical(weights.state.tensors, state.tensors)
 
 
-def test_one_output_is_refused(state: State, tmp_path: Path) -> None:
-    values = convert_state(state)
-    values |= {"fc.weight": values["fc.weight"][:1].clone(), "fc.bias": torch.zeros(1)}
-    folder = save_folder(tmp_path, state, CONFIG | {"num_classes": 1, "label_names": ["cat"]})
-    save_file(values, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match="has one output"):
-        read(folder)
-
-
 @pytest.mark.parametrize("mean", [(0.0, 0.0, 0.0), (-127.5, 0.0, 510.0)])
 @pytest.mark.parametrize("std", [(255.0, 255.0, 255.0), (1.0, 1.0, 1.0), (510.0, 1.0, 2.0)])
 def test_any_mean_and_deviation_is_read_as_it_was_written(
@@ -261,19 +252,29 @@ def test_a_described_network_replaces_an_unknown_one(state: State, tmp_path: Pat
         read(folder, other)
 
 
-def test_a_normalising_module_next_to_a_config_is_refused(state: State, tmp_path: Path) -> None:
-    values = {f"model.{name}": value for name, value in convert_state(state).items()}
-    colours = {f"normalize.{kind}": torch.full((3,), 0.5) for kind in ("mean", "std")}
-    save_file(values | colours, save_folder(tmp_path, state) / "model.safetensors")
-    with pytest.raises(CheckpointError, match="has a module that normalises images"):
-        read(tmp_path)
+NORMALISES = {f"normalize.{kind}": torch.full((3,), 0.5) for kind in ("mean", "std")}
+ONE_OUTPUT = {"fc.weight": torch.ones(1, 64), "fc.bias": torch.zeros(1)}
 
 
-def test_whole_numbers_as_weights_are_refused(state: State, tmp_path: Path) -> None:
-    values = convert_state(state)
-    values["conv1.weight"] = values["conv1.weight"].to(torch.int8)
-    save_file(values, save_folder(tmp_path, state) / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"conv1.weight is int8"):
+@pytest.mark.parametrize(
+    ("prefix", "changes", "config", "message"),
+    [
+        ("model.", NORMALISES, {}, "has a module that normalises images"),
+        ("", ONE_OUTPUT, {"num_classes": 1, "label_names": ["cat"]}, "has one output"),
+        ("", {"conv1.weight": torch.ones(8, 3, 7, 7).char()}, {}, r"conv1.weight is int8"),
+    ],
+)
+def test_weights_that_cannot_be_used_are_refused(
+    prefix: str,
+    changes: dict[str, torch.Tensor],
+    config: dict[str, Any],
+    message: str,
+    state: State,
+    tmp_path: Path,
+) -> None:
+    values = {f"{prefix}{name}": value for name, value in convert_state(state).items()} | changes
+    save_file(values, save_folder(tmp_path, state, CONFIG | config) / "model.safetensors")
+    with pytest.raises(CheckpointError, match=message):
         read(tmp_path)
 
 

@@ -270,25 +270,6 @@ def make(folder):
     make_many(folder)
 
 
-def full(folder):
-    """Save ResNet-50 after one step. Slots hold half of the first values, weights what is left
-    after the step."""
-    with tf.Graph().as_default(), v1.Session() as session:
-        step = v1.train.get_or_create_global_step()
-        images = np.load(folder / "images.npy")
-        logits = graph(tf.constant(images), FULL, training=False)
-        trained = v1.trainable_variables()
-        optimizer = v1.train.MomentumOptimizer(0.5, 0.875)
-        update = optimizer.apply_gradients(
-            [(0.5 * variable, variable) for variable in trained], global_step=step
-        )
-        session.run(v1.global_variables_initializer())
-        session.run(update)
-        session.run(v1.assign(step, 112_590))
-        v1.train.Saver().save(session, str(folder / "full" / "model.ckpt"), global_step=step)
-        np.savez(folder / "full-logits.npz", logits=session.run(logits))
-
-
 def restore(folder):
     images = np.load(folder / "images.npy")
     for path in sorted((folder / "ours").glob("*.index")):
@@ -307,4 +288,4 @@ def restore(folder):
     (folder / "newest.txt").write_text(tf.train.latest_checkpoint(str(folder / "ours")))
 
 
-{"make": make, "full": full, "restore": restore}[sys.argv[1]](Path(sys.argv[2]))
+{"make": make, "restore": restore}[sys.argv[1]](Path(sys.argv[2]))
