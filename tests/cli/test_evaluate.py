@@ -205,3 +205,34 @@ def test_emulated_bf16_is_evaluated_in_fp32(answer: Run, run_in_bf16: Path, text
     )[1:]
     assert json.loads(output)["precision"] == "bf16"
     assert errors.startswith("note: bf16 is emulated on this processor")
+
+
+def test_a_folder_of_data_sets_is_a_table_with_labels(
+    answer: Run, run_folder: Path, textures: Path, tmp_path: Path
+) -> None:
+    """The classes are those of the images but for one; `dots` is left out, `grid` is right as
+    two."""
+    for place in ("fog/1", "fog/2", "snow/1", "snow/2"):
+        (tmp_path / "c" / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "c" / place).symlink_to(textures / "val")
+    labels = {"dots": [], "grid": ["grid", "checks"]}
+    (tmp_path / "labels.json").write_text(json.dumps(labels))
+    words = ("evaluate", run_folder, "--data", tmp_path / "c", "--labels", tmp_path / "labels.json")
+    code, output, errors = answer(*words)
+    single = lockstep.load(run_folder).evaluate(textures, labels=labels)
+    assert (code, errors, single.images) == (0, "", 18)
+    top1 = f"{single.top1:6.2f}"
+    assert output.splitlines()[1:6] == [
+        "  top-1, %      1      2",
+        f"  fog      {top1} {top1}  mean {top1}",
+        f"  snow     {top1} {top1}  mean {top1}",
+        "  means over 4 data sets:",
+        f"  top-1   {format_accuracy(single.top1, 18)} of 72 images",
+    ]
+    code, output, _ = answer(*words, "--json")
+    result = json.loads(output)
+    assert list(result["sets"]) == ["fog/1", "fog/2", "snow/1", "snow/2"]
+    assert result["sets"]["snow/2"]["loss"] == pytest.approx(single.metrics["loss"])
+    code, _, errors = answer(*words[:3], tmp_path / "c/fog/1", "--labels", "missing.json")
+    assert code == 2
+    assert errors.startswith("lockstep: missing.json: No such file or directory; expected JSON")

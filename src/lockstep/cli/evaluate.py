@@ -167,7 +167,7 @@ def _show_sets(result: dict[str, Any]) -> None:
 
     groups = group_sets(result.get("sets", {}))
     errors = result.get("corruption_errors", {})
-    width = max(map(len, groups), default=0)
+    width = max(map(len, [*groups, "top-1, %"]))
     columns = set(map(tuple, groups.values()))
     if len(columns) == 1 and "" not in groups:
         names = " ".join(f"{escape_line(name):>6}" for name in columns.pop())
