@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.models.state import State
+from lockstep.recipes import Recipe, difference
+from lockstep.recipes.published import RECIPES
 from lockstep.runs.context import RunContext
 from lockstep.runs.environment import (
     describe_environment,
@@ -13,7 +15,6 @@ from lockstep.runs.environment import (
 )
 from lockstep.runs.evaluate import evaluate, lacks_evaluation
 from lockstep.runs.notes import collect_notes
-from lockstep.runs.report import find_changed_fields
 from lockstep.runs.save import write_for_mxnet
 from lockstep.runs.trust import list_links, list_names, remember
 from lockstep.system.files import write_json
@@ -82,7 +83,7 @@ def _open_log(run: RunContext, step: int, damaged: list[str], evaluates_again: b
             "steps_per_epoch": run.steps_per_epoch,
             "damaged": damaged,
             "notes": collect_notes(run, step),
-            "changed": find_changed_fields(run.recipe),
+            "changed": _find_changed_fields(run.recipe),
             "environment": environment,
             "selection": run.recipe.selection,
             "early_stopping_epochs": run.recipe.early_stopping_epochs,
@@ -112,3 +113,12 @@ def _describe(run: RunContext) -> dict[str, Any]:
     }
     plug_ins = describe_plug_ins(run.recipe)
     return environment | ({"plug_ins": plug_ins} if plug_ins else {})
+
+
+def _find_changed_fields(recipe: Recipe) -> dict[str, Any]:
+    """Return the fields in which a recipe differs from the published one it is based on; empty if
+    it is based on none."""
+    if recipe.based_on not in RECIPES:
+        return {}
+    changed = difference(RECIPES[recipe.based_on](), recipe)
+    return {name: own for name, (_, own) in changed.items()}

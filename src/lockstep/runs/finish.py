@@ -1,11 +1,10 @@
 """The end of a run: whether it is reached, a temperature for the probabilities of the best
 checkpoint, and `report.json`, which is built and written there."""
 
-from collections.abc import Iterator
 from dataclasses import replace
+from itertools import takewhile
 from typing import cast
 
-from lockstep.data import Batch
 from lockstep.models.class_metrics import summarise_classes
 from lockstep.recipes.best_evaluation import describe_best
 from lockstep.runs.context import RunContext
@@ -47,7 +46,14 @@ def report_again(run: RunContext) -> Report | None:
     return report
 
 
-def calibrate_best(run: RunContext, step: int) -> None:
+def finish(run: RunContext, step: int, stopped_early: str | None) -> Report | None:
+    """Do what follows the last step of a run, and return its report, on rank 0. `stopped_early` is
+    why it ends there."""
+    _calibrate_best(run, step)
+    return _write_report(run, step, stopped_early) if run.leads else None
+
+
+def _calibrate_best(run: RunContext, step: int) -> None:
     """Fit a temperature to the best checkpoint of a run that ends at this step, if the recipe wants
     one, and write it into the checkpoint's folder.
 
@@ -80,7 +86,16 @@ def _calibrate(run: RunContext) -> bool:
         is_average = weights == "ema"
         tensors = state.ema if is_average else state.tensors
         run.engine.write(replace(state, tensors=tensors))
-        logits, labels = collect_logits(run.engine.predict, _load_images(run, weights))
+        images = watch_images(
+            run.recorder,
+            f"calibrating {weights}",
+            run.sets.validation,
+            run.recipe,
+            run.execution,
+            run.part_images,
+        )
+        before_stop = takewhile(lambda _: not run.stop.requested, images)
+        logits, labels = collect_logits(run.engine.predict, before_stop)
         if run.stop.requested:
             return False
         fit, reason = fit_temperature(logits, labels)
@@ -90,25 +105,8 @@ def _calibrate(run: RunContext) -> bool:
     return True
 
 
-def _load_images(run: RunContext, weights: str) -> Iterator[Batch]:
-    """Yield all validation images; end early if a stop is requested."""
-    what = f"calibrating {weights}"
-    validation = run.sets.validation
-    images = watch_images(
-        run.recorder, what, validation, run.recipe, run.execution, run.part_images
-    )
-    for batch in images:
-        if run.stop.requested:
-            return
-        yield batch
-
-
 @heartbeat.saving()
-def finish(run: RunContext, step: int, stopped_early: str | None) -> Report | None:
-    """Write and return the report of a run that ends at a step, on rank 0. `stopped_early` is why
-    it ends there."""
-    if not run.leads:
-        return None
+def _write_report(run: RunContext, step: int, stopped_early: str | None) -> Report:
     drop_old_checkpoints(run)  # the last evaluation may have made another one the best
     report = _build_report(run, step, stopped_early)
     write_json(run.out / "report.json", report)  # last: this file marks the run as finished

@@ -9,11 +9,11 @@ from lockstep.models.accuracy_interval import wilson
 from lockstep.models.metrics import find_metric
 from lockstep.recipes import Execution
 from lockstep.recipes.best_evaluation import Selection
-from lockstep.runs.events import Listener
 from lockstep.runs.folder import holds_run
 from lockstep.runs.report import Report
 from lockstep.runs.resuming import RunSettings
 from lockstep.runs.train import run_training
+from lockstep.runs.trust import OUTSIDE_FIELDS
 from lockstep.system.errors import Interrupted, RecipeError, UserError
 from lockstep.system.files import write_json
 from lockstep.system.ranks import count_ranks
@@ -21,8 +21,6 @@ from lockstep.system.signals import StopRequests
 from lockstep.weights import AnySource
 
 FILE = "folds.json"
-_SHARED_FILES = ("model_prefix", "dlll_file", "nvidia_report_file", "checkpoint_store")
-"""Fields of an execution that name files outside the run's folder."""
 
 
 class FoldsReport(TypedDict):
@@ -86,7 +84,8 @@ def train_folds(
                 raise RecipeError("--folds needs evaluations, but train_only is set")
             _refuse_shared_files(settings.execution)
             with open_listener() as listener:
-                _announce(listener, settings.out, number, folds)
+                lines = [f"fold {number} of {folds}: {settings.out}"]
+                listener({"kind": "settled", "lines": lines})
                 reports.append(run_training(settings, weights=weights, listener=listener))
             if stop.requested and number < folds:
                 raise Interrupted(
@@ -103,13 +102,9 @@ def train_folds(
 
 def _refuse_shared_files(execution: Execution) -> None:
     """Raise `RecipeError` for a file outside the run's folder: every fold would write the same."""
-    for name in _SHARED_FILES:
+    for name in OUTSIDE_FIELDS:
         if getattr(execution, name):
             raise RecipeError(f"--folds trains runs that would overwrite the same {name}; unset it")
-
-
-def _announce(listener: Listener, folder: Path, number: int, folds: int) -> None:
-    listener({"kind": "settled", "lines": [f"fold {number} of {folds}: {folder}"]})
 
 
 def summarise_folds(reports: Sequence[Report]) -> FoldsReport:

@@ -18,7 +18,7 @@ from lockstep.data import Batch
 from lockstep.data.loading.loaders import make_loader, plan_training
 from lockstep.runs.context import RunContext
 from lockstep.runs.evaluate import evaluate
-from lockstep.runs.finish import calibrate_best, finish
+from lockstep.runs.finish import finish
 from lockstep.runs.report import Report
 from lockstep.runs.save import save
 from lockstep.runs.step_plan import (
@@ -36,7 +36,7 @@ def train_from(run: RunContext, first: int) -> Report | None:
     if the run does."""
     stopped_early = find_early_stop(run, first)
     if stopped_early:
-        return _end(run, first, stopped_early)
+        return finish(run, first, stopped_early)
     training = run.sets.training
     plans = plan_training(
         training,
@@ -50,17 +50,11 @@ def train_from(run: RunContext, first: int) -> Report | None:
         step = TrainingLoop(run, loader.batches(plans)).train(first)
     stopped_early = find_early_stop(run, step)
     if step == run.total_steps or stopped_early:
-        return _end(run, step, stopped_early)
+        return finish(run, step, stopped_early)
     run.recorder.pause(
         {"kind": "pause", "step": step, "total": run.total_steps, "out": str(run.out)}
     )
     return None
-
-
-def _end(run: RunContext, step: int, stopped_early: str | None) -> Report | None:
-    """Do what follows the last step of a run; return the report, on rank 0."""
-    calibrate_best(run, step)
-    return finish(run, step, stopped_early)
 
 
 class TrainingLoop:

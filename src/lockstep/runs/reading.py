@@ -361,6 +361,11 @@ def count_images(entries: Iterable[TrainEvent]) -> int:
     return sum(entry["images"] for entry in entries)
 
 
+def count_steps(entries: Iterable[TrainEvent]) -> int:
+    """Return the number of steps in some training intervals."""
+    return sum(entry["step"] - entry["first_step"] for entry in entries)
+
+
 def read_epochs(folder: Path) -> LoggedRun:
     """Read a run's folder. Raises `CheckpointError` if it holds no run, a corrupt run, or one that
     has trained nothing."""

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from lockstep.models.accuracy_interval import wilson
 from lockstep.models.class_metrics import ClassCounts, ClassSummary
-from lockstep.recipes import Recipe, difference
+from lockstep.recipes import Recipe
 from lockstep.recipes.best_evaluation import Selection
 from lockstep.recipes.published import OWN_RECIPES, RECIPES
 from lockstep.system.event_log import Summary, find_field_problem
@@ -150,15 +150,6 @@ def compare_with_published(recipe: Recipe, report: Report) -> "Comparison | None
         return comparison
     reason = f"early stopping ended this run before its {recipe.epochs} epochs"
     return comparison | {"interval_percent": [], "accuracies": [], "not_compared": reason}
-
-
-def find_changed_fields(recipe: Recipe) -> dict[str, Any]:
-    """Return the fields in which a recipe differs from the published one it is based on; empty if
-    it is based on none."""
-    if recipe.based_on not in RECIPES:
-        return {}
-    changed = difference(RECIPES[recipe.based_on](), recipe)
-    return {name: own for name, (_, own) in changed.items()}
 
 
 def read_report(path: Path) -> Report | None:

@@ -19,8 +19,8 @@ from lockstep.system.regular_files import TEXT, read_regular_text
 from lockstep.system.strict_json import parsed
 from lockstep.weights.run_identity import read_identity
 
-_FIELDS = ("model_prefix", "dlll_file", "nvidia_report_file", "checkpoint_store")
-"""The fields of an execution that name files or addresses."""
+OUTSIDE_FIELDS = ("model_prefix", "dlll_file", "nvidia_report_file", "checkpoint_store")
+"""The fields of an execution that name files outside the run's folder, or addresses."""
 _SENDING = ("mlflow", "wandb")
 """The loggers that send figures."""
 
@@ -30,7 +30,7 @@ def list_names(
 ) -> Iterator[str]:
     """Yield what an execution, images and the user's own augmentations of a recipe name, as
     `field=value`."""
-    for name in _FIELDS:
+    for name in OUTSIDE_FIELDS:
         if execution.get(name):
             yield f"{name}={execution[name]}"
     for name in _SENDING:

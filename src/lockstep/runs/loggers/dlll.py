@@ -18,7 +18,7 @@ from typing import Any, TextIO
 from lockstep.backends import FRAMEWORKS
 from lockstep.recipes import Recipe
 from lockstep.runs.loggers import Logger, Opening, Outcome
-from lockstep.runs.reading import Epoch, LoggedRun, count_images
+from lockstep.runs.reading import Epoch, LoggedRun, count_images, count_steps
 from lockstep.system.errors import UserError
 from lockstep.system.event_log import (
     EvaluateEvent,
@@ -275,7 +275,7 @@ class Form:
         number = entry["first_step"] // self._per_epoch
         figures = {name: value for name, value in entry.items() if name != "images_per_sec"}
         if "traced" not in entry:
-            steps = entry["step"] - entry["first_step"]
+            steps = count_steps([entry])
             share = entry["data_wait_share"]
             figures |= _compute_speed(entry["images"], compute_seconds(entry), steps, share)
         place = [number, entry["step"] - number * self._per_epoch]
@@ -345,9 +345,10 @@ def _sum_up(epoch: Epoch) -> dict[str, float]:
     seconds = sum(map(compute_seconds, intervals))
     if not seconds:
         return figures
-    steps = sum(entry["step"] - entry["first_step"] for entry in intervals)
     waited_sec = sum(entry["data_wait_share"] * compute_seconds(entry) for entry in intervals)
-    return figures | _compute_speed(count_images(intervals), seconds, steps, waited_sec / seconds)
+    return figures | _compute_speed(
+        count_images(intervals), seconds, count_steps(intervals), waited_sec / seconds
+    )
 
 
 def _compute_speed(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.runs.loggers import Logger, Opening
-from lockstep.runs.reading import Epoch, LoggedRun, count_images, sum_process_seconds
+from lockstep.runs.reading import Epoch, LoggedRun, count_images, count_steps, sum_process_seconds
 from lockstep.system.errors import UserError
 from lockstep.system.event_log import (
     EvaluateEvent,
@@ -63,36 +63,25 @@ def format_document(
 def compute_metrics(epoch: Epoch, batch_images: int) -> dict[str, float]:
     """Return the metrics of an epoch, as far as it was trained and evaluated. `batch_images` are
     the images of a step."""
-    return _select_training(epoch) | _select_evaluation(epoch, batch_images)
-
-
-def _select_training(epoch: Epoch) -> dict[str, float]:
-    return {
+    metrics = {
         "train.top1": epoch.mean("top1_percent"),
         "train.top5": epoch.mean("top5_percent"),
         "train.loss": epoch.mean("loss"),
-    } | _compute_speed(epoch.timed_intervals)
-
-
-def _compute_speed(intervals: tuple[TrainEvent, ...]) -> dict[str, float]:
-    if not intervals:
-        return {}
-    seconds = sum(compute_seconds(entry) for entry in intervals)
-    steps = sum(entry["step"] - entry["first_step"] for entry in intervals)
-    return {"train.time": seconds / steps, "train.total_ips": count_images(intervals) / seconds}
-
-
-def _select_evaluation(epoch: Epoch, batch_images: int) -> dict[str, float]:
-    entry = epoch.evaluations.get("trained")
-    if entry is None:
-        return {}
-    return {
-        "val.top1": entry["top1_percent"],
-        "val.top5": entry["top5_percent"],
-        "val.loss": entry["loss"],
-        "val.time": compute_seconds(entry) / math.ceil(entry["images"] / batch_images),
-        "val.total_ips": entry["images_per_sec"],
     }
+    intervals = epoch.timed_intervals
+    if intervals:
+        seconds = sum(map(compute_seconds, intervals))
+        metrics["train.time"] = seconds / count_steps(intervals)
+        metrics["train.total_ips"] = count_images(intervals) / seconds
+    entry = epoch.evaluations.get("trained")
+    if entry is not None:
+        batches = math.ceil(entry["images"] / batch_images)
+        metrics["val.top1"] = entry["top1_percent"]
+        metrics["val.top5"] = entry["top5_percent"]
+        metrics["val.loss"] = entry["loss"]
+        metrics["val.time"] = compute_seconds(entry) / batches
+        metrics["val.total_ips"] = entry["images_per_sec"]
+    return metrics
 
 
 class NvidiaReport(Logger):
