@@ -76,6 +76,7 @@ def begun(**changes: Any) -> dict[str, Any]:
 def bad(count: int) -> dict[str, Any]:
     return {
         "images": 60,
+        "root": "photos",
         "quarantined": [{"file": f"dots/{i}.jpg", "reason": "empty file"} for i in range(count)],
     }
 
@@ -83,6 +84,14 @@ def bad(count: int) -> dict[str, Any]:
 SHOWN = "top-1 91.25 % (88.1 to 93.6), top-5 100.00 %, loss 0.3457 on 400 images"
 ON_TIME = {"elapsed_sec": 1.0}
 FIRST_LINE = "60 training and 20 validation images on CPU, 2 threads"
+FIGURES = {"loss": 2.346, "images_per_sec": 99.5, "images": 995, "lr": 0.004}
+VERBOSE = (
+    "what early stopping waits for",
+    "epochs and the time left",
+    "the time left after a stop",
+    "a detail if it is wanted",
+    "what was chosen and why",
+)
 LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "a start": ([START], [FIRST_LINE]),
     "a start with a note": (
@@ -113,6 +122,49 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
             " best so far",
         ],
     ),
+    "an epoch with its evaluation": (
+        [
+            WHOLE | ON_TIME | {"selection": "top1", "early_stopping_epochs": 0, "best": None},
+            event("train", step=5, **FIGURES, elapsed_sec=6.0),
+            event("train", step=10, **FIGURES, elapsed_sec=11.0),
+            event("save", step=10, path="x"),
+            event("progress", what="evaluating", done=1, total=2),
+            EVALUATION | {"step": 10},
+            event("train", step=20, **FIGURES, elapsed_sec=21.0),
+            EVALUATION | {"step": 20, "top1_percent": 50.0},
+            event("train", step=30, **FIGURES, elapsed_sec=31.0),
+            event("train", step=35, **FIGURES, elapsed_sec=331.0),
+            event("train", step=40, **FIGURES, elapsed_sec=336.0),
+            event("warning", message="wandb [x] failed"),
+        ],
+        [
+            "a recipe of 4 epochs of 10 steps",
+            FIRST_LINE,
+            "epoch 1 of 4: loss 2.346; validation: top-1 91.25 % (88.1 to 93.6), top-5 100.00 %,"
+            " loss 0.3457, the best so far; 30 s left",
+            "epoch 2 of 4: loss 2.346; validation: top-1 50.00 % (45.1 to 54.9), top-5 100.00 %,"
+            " loss 0.3457; 20 s left",
+            "epoch 3 of 4: loss 2.346; 10 s left",
+            "epoch 4 of 4, step 35 of 40: loss 2.346, 99.5 images/s, lr 0.004, 1 min left",
+            "epoch 4 of 4: loss 2.346",
+            "warning: wandb [x] failed",
+        ],
+    ),
+    "an epoch with two evaluations": (
+        [
+            WHOLE | {"selection": "top1", "best": None, "evaluates": ["trained", "ema"]},
+            event("train", step=10, **FIGURES),
+            EVALUATION | {"step": 10},
+            EVALUATION | {"step": 10, "weights": "ema", "top1_percent": 95.0},
+        ],
+        [
+            "a recipe of 4 epochs of 10 steps",
+            FIRST_LINE,
+            "epoch 1 of 4: loss 2.346; validation: top-1 91.25 % (88.1 to 93.6), top-5 100.00 %,"
+            " loss 0.3457, the best so far; moving average: top-1 95.00 % (92.4 to 96.7), top-5"
+            " 100.00 %, loss 0.3457, the best so far",
+        ],
+    ),
     "a start of several ranks": ([begun(ranks=4)], [f"{FIRST_LINE}, 4 ranks"]),
     "a start that resumes": ([START | {"step": 16}], [FIRST_LINE, "resuming after step 16 of 40"]),
     "a start after damage": (
@@ -136,9 +188,17 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [
             FIRST_LINE,
             "3 bad images are left out:",
-            "  train/dots/0.jpg: empty file",
-            "  train/dots/1.jpg: empty file",
+            "  photos/dots/0.jpg: empty file",
+            "  photos/dots/1.jpg: empty file",
             "  val/a/[b].jpg: not an image",
+        ],
+    ),
+    "a resumed start with bad images": (
+        [begun(train=bad(2)) | {"step": 16}],
+        [
+            FIRST_LINE,
+            "2 bad images are left out, listed in environment.json",
+            "resuming after step 16 of 40",
         ],
     ),
     "a start with many bad images": (
@@ -146,7 +206,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [
             FIRST_LINE,
             "13 bad images are left out:",
-            *(f"  train/dots/{i}.jpg: empty file" for i in range(10)),
+            *(f"  photos/dots/{i}.jpg: empty file" for i in range(10)),
             "  ... and 3 more, all in environment.json",
         ],
     ),
@@ -324,6 +384,19 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [f"drawing: {done} of 2400" for done in range(240, 2401, 240)],
     ),
     "a warning": ([event("warning", message="wandb [x] failed")], ["warning: wandb [x] failed"]),
+    "a detail": ([event("detail", message="temperature 2")], []),
+    "a detail if it is wanted": (
+        [event("detail", message="temperature 2")],
+        ["note: temperature 2"],
+    ),
+    "what was chosen": (
+        [event("settled", lines=["my-images: 2 logits", "  for 9 images"]), WHOLE],
+        ["my-images: 2 logits", FIRST_LINE],
+    ),
+    "what was chosen and why": (
+        [event("settled", lines=["my-images: 2 logits", "  for 9 images"]), WHOLE],
+        ["my-images: 2 logits", "  for 9 images", "a recipe of 4 epochs of 10 steps", FIRST_LINE],
+    ),
     "a trace": (
         [event("trace", first_step=3, last_step=4, path="a/[b]")],
         ["traced steps 3 to 4: a/[b]"],
@@ -336,7 +409,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
 @pytest.mark.parametrize("name", LINES)
 def test_events_are_lines_without_a_terminal(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     events, lines = LINES[name]
-    with Reporter() as reporter:
+    with Reporter(is_verbose=name in VERBOSE) as reporter:
         for event in events:
             reporter(event)
     assert capsys.readouterr().out.splitlines() == lines

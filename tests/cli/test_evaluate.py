@@ -62,7 +62,7 @@ def test_bad_images_are_listed(
     shutil.copytree(textures / "val", tmp_path / "val", ignore=shutil.ignore_patterns(".*"))
     (tmp_path / "val" / "dots" / "broken.jpg").write_bytes(b"")
     output = answer("evaluate", run_folder, "--data", tmp_path)[1]
-    assert output.splitlines()[-1] == "  left out: dots/broken.jpg: empty file"
+    assert output.splitlines()[-1] == f"  left out: {tmp_path}/val/dots/broken.jpg: empty file"
 
 
 def test_json_is_the_whole_result(answer: Run, run_folder: Path, textures: Path) -> None:

@@ -115,8 +115,8 @@ def test_what_was_chosen_and_why_is_told_in_two_lines() -> None:
     check_lines(
         explain_choices(my_images().rename("my-images"), PHOTOS, Path("RUN")),
         "^my-images: 10 logits, 64 px in fp32, 50 epochs of 31 steps of 32 images, "
-        "peak learning rate 0.032 after 3 epochs",
-        "1,000 training images of 10 classes, .* 400 px, .* CPU .*fp32; .*RUN/recipe.yaml",
+        "peak learning rate 0.032 after 3 epochs of warm-up; .*RUN/recipe.yaml",
+        "1,000 training images of 10 classes, .* 400 px, .* CPU .*fp32$",
     )
 
 

@@ -73,7 +73,6 @@ UNUSUAL = """
 {lr_decay: step, lr_step_epochs: [1], warmup_epochs: 2.0}
   | {steps: 1} | the learning rate never reaches its peak of 0.032: the highest is 0.016
 {logits: 1} | {classes: 1} | all images are of one class, class 0: there is nothing to classify
-{logits: 5} | {classes: 5} | top-5 is left out: it means nothing with 5 classes
 {}
   | {validation: [1, 1, 1, 1, 1, 1, 1, 1, 0, 0]} | no validation images for 2 of 10 classes: class
   8, class 9
@@ -136,7 +135,7 @@ def test_classes_whose_names_look_alike_are_noted() -> None:
         SENSIBLE.replace(logits=3), RunFacts(names, np.full(3, 9), np.full(3, 3), 4)
     )
     assert [note for note in notes if "Cat, cat ;" in note]
-    assert len(notes) == 2  # the other is about top-5
+    assert len(notes) == 1
 
 
 @pytest.mark.parametrize(

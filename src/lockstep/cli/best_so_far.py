@@ -41,15 +41,17 @@ class Outlook:
             best=event.get("best"),
         )
 
-    def describe(self, event: EvaluateEvent) -> str:
-        """Return what follows from an evaluation, for the end of its line."""
+    def describe(self, event: EvaluateEvent, *, names_best: bool = True) -> str:
+        """Return what follows from an evaluation, for the end of its line. With `names_best`, this
+        names an earlier one that is better."""
         if is_better(event, self.best, self.selection):
             self.best = event
         if self.best is None:
             return ""
+        text = ""
         if self.best is event:
             text = ", the best so far"
-        else:
+        elif names_best:
             text = f"; the best is {describe_best(self.best, self.selection, short=True)}"
         last = self.best["step"] // self.per_epoch + self.patience
         if not self.patience or last * self.per_epoch >= self.total or event["step"] >= self.total:

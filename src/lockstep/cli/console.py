@@ -45,6 +45,12 @@ if TYPE_CHECKING:
     )
 
 
+_WITHIN_EPOCH = ("evaluate", "progress", "save")
+"""Events between the last step of an epoch and its line."""
+_SILENCE_SEC = 300
+"""Without a terminal, an epoch that takes longer has a line this often."""
+
+
 class _TimeLeft(TimeRemainingColumn):
     """Shows the time left that a task reports. If it reports none, the time follows from the speed
     of its bar."""
@@ -124,12 +130,17 @@ def _describe_images(about: Mapping[str, Any]) -> str:
 class Reporter:
     """A listener for training and models (`Model.on`); a context manager.
 
-    With `to_stderr`, standard output is left to results; if these go to the terminal, there is no
-    bar between them. With `is_quiet`, no event is shown.
+    An epoch has one line, with its evaluation. With `is_verbose`, every interval and every
+    evaluation has one, and what is seldom asked for is shown, too. With `to_stderr`, standard
+    output is left to results; if these go to the terminal, there is no bar between them. With
+    `is_quiet`, no event is shown.
     """
 
-    def __init__(self, *, to_stderr: bool = False, is_quiet: bool = False) -> None:
+    def __init__(
+        self, *, to_stderr: bool = False, is_quiet: bool = False, is_verbose: bool = False
+    ) -> None:
         self._is_quiet = is_quiet
+        self._is_verbose = is_verbose
         self.console = make_console(soft_wrap=True, stderr=to_stderr)
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -151,18 +162,26 @@ class Reporter:
         self._pace: StepPace | None = None
         self._classes = sys.maxsize
         self._outlook: Outlook | None = None
+        self._is_settled = False
+        self._line = self._left = ""
+        self._last_evaluated = "trained"
+        self._second = 0.0
+        """When the newest line of an epoch was made."""
 
     def __enter__(self) -> Self:
         self._bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._end_line()
         self._bar.stop()
 
     def __call__(self, event: "Event") -> None:
         """Show an event."""
         if self._is_quiet:
             return
+        if event["kind"] not in _WITHIN_EPOCH:
+            self._end_line()
         show = getattr(self, f"_show_{event['kind']}", None)
         if show is not None:
             show(event)
@@ -218,7 +237,8 @@ class Reporter:
             self.say(f"{event['what']}: {done} of {total}")
 
     def _show_settled(self, event: "SettledEvent") -> None:
-        for line in event["lines"]:
+        self._is_settled = True
+        for line in event["lines"] if self._is_verbose else event["lines"][:1]:
             self.say(line)
 
     def _show_linear_probe(self, event: "LinearProbeEvent") -> None:
@@ -241,26 +261,32 @@ class Reporter:
             self.say(f"skipped a corrupt checkpoint: {message}")
         for note in event["notes"]:
             self.say(f"note: {note}")
-        if self._per_epoch:
+        self._last_evaluated = event.get("evaluates", ["trained"])[-1]
+        if self._per_epoch and (self._is_verbose or not self._is_settled):
             self.say(self._describe_recipe(about.get("recipe", ""), event.get("changed", {})))
         self.say(_describe_images(about))
-        self._show_quarantine(about)
+        self._show_quarantine(about, is_new=not event["step"])
         if event["step"]:
             self.say(f"resuming after step {event['step']} of {event['total']}")
         self._advance(
             "training", event["step"], event["total"], title=self._name_epoch(event["step"] + 1)
         )
 
-    def _show_quarantine(self, about: Mapping[str, Any]) -> None:
+    def _show_quarantine(self, about: Mapping[str, Any], *, is_new: bool) -> None:
+        """Say how many images are left out; at the beginning of a run, also which."""
         lines = []
         for split in ("train", "val"):
+            root = about[split].get("root", split)
             images = about[split]["quarantined"]
             lines += [
-                f"  {split}/{escape_line(image['file'])}: {image['reason']}" for image in images
+                f"  {escape_line(root + '/' + bad['file'])}: {bad['reason']}" for bad in images
             ]
         if lines:
             verb = "is" if len(lines) == 1 else "are"
-            self.say(f"{format_count(len(lines), 'bad image')} {verb} left out:")
+            end = ":" if is_new else ", listed in environment.json"
+            self.say(f"{format_count(len(lines), 'bad image')} {verb} left out{end}")
+        if not is_new:
+            return
         for line in lines[:10]:
             self.say(line)
         if len(lines) > 10:
@@ -312,29 +338,54 @@ class Reporter:
         self._advance("training", step, self._total, in_bar, left, epoch)
         if left and outlook is not None and outlook.patience:
             left = f"at most {left}"
-        if not self.console.is_terminal:
+        second = event.get("elapsed_sec", 0.0)
+        is_whole = self._per_epoch and step % self._per_epoch == 0
+        if is_whole and not self._is_verbose:
+            self._line = f"{epoch}: {loss}"
+            self._left = left or ""
+            self._second = second
+            return
+        is_due = not self._per_epoch or second - self._second >= _SILENCE_SEC
+        if self._is_verbose or (is_due and not self.console.is_terminal):
             where = f"{epoch}, step" if self._per_epoch else "step"
             line = f"{where} {step} of {self._total}: {note}, lr {event['lr']:.4g}"
             if left:
                 line += f", {left} left"
             self.say(line)
+            self._second = second
+
+    def _end_line(self) -> None:
+        """Print the line of an epoch, if there is one."""
+        line = self._line
+        self._line = ""
+        if line:
+            self.say(f"{line}; {self._left} left" if self._left else line)
 
     def _show_evaluate(self, event: EvaluateEvent) -> None:
-        name = ""
-        if event["weights"] != "trained":
-            name = " (moving average)"
+        average = "" if event["weights"] == "trained" else "moving average"
         shown = filter(lambda metric: not metric.is_of_classes, list_metrics(event, self._classes))
-        parts = [f"{metric.title} {metric.describe(event)}" for metric in shown]
-        outlook = "" if self._outlook is None else self._outlook.describe(event)
-        self.say(
-            f"step {event['step']}{name}: {', '.join(parts)} on {event['images']} images{outlook}"
-        )
+        figures = ", ".join([f"{metric.title} {metric.describe(event)}" for metric in shown])
+        in_line = bool(self._line)
+        outlook = ""
+        if self._outlook is not None:
+            outlook = self._outlook.describe(event, names_best=not in_line)
+        if not in_line:
+            name = f" ({average})" if average else ""
+            self.say(f"step {event['step']}{name}: {figures} on {event['images']} images{outlook}")
+            return
+        self._line += f"; {average or 'validation'}: {figures}{outlook}"
+        if event["weights"] == self._last_evaluated:
+            self._end_line()
 
     def _show_trace(self, event: "TraceEvent") -> None:
         self.say(f"traced steps {event['first_step']} to {event['last_step']}: {event['path']}")
 
     def _show_warning(self, event: "MessageEvent") -> None:
         self.say(f"warning: {event['message']}")
+
+    def _show_detail(self, event: "MessageEvent") -> None:
+        if self._is_verbose:
+            self.say(f"note: {event['message']}")
 
     def _show_pause(self, event: "PauseEvent") -> None:
         self.say(

@@ -155,8 +155,10 @@ def _show(result: dict[str, Any]) -> None:
     if small:
         names = escape_line(list_first(small, 5))
         print(f"  note: classes of fewer than {FEW_IMAGES} images are rough: {names}")
+    data = result["data"]
+    root = f"{data}/" if Path(data).is_dir() else ""  # other files are named by their own path
     for bad in result["quarantined"]:
-        print(f"  left out: {escape_line(bad['file'])}: {bad['reason']}")
+        print(f"  left out: {escape_line(root + bad['file'])}: {bad['reason']}")
 
 
 def _show_sets(result: dict[str, Any]) -> None:

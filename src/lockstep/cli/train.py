@@ -1,7 +1,7 @@
 """`lockstep train`."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -155,6 +155,12 @@ def command(
             ),
         ),
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", help="Print a line for every interval of steps, and details (default: no)."
+        ),
+    ] = False,
     assignments: options.Set = None,
 ) -> None:
     """Train or resume a run; evaluate and save checkpoints.
@@ -191,22 +197,23 @@ def command(
     if folds is not None:
         if resume_from is not None:
             raise typer.BadParameter("--folds starts new runs; leave out --resume-from")
-        _train_folds(out, folds, complete, partial(options.choose_start, weights, model, ignore))
+        choose = partial(options.choose_start, weights, model, ignore)
+        _train_folds(out, folds, complete, choose, partial(_open_listener, verbose))
         return
     settings = complete(out, {})
     source = options.choose_start(resume_from or weights, model, ignore, settings)
     options.prepare(settings.execution, out)
     starts = (source, None) if resume_from is None else (weights, source)
-    with _open_listener() as listener:
+    with _open_listener(verbose) as listener:
         run_training(settings, *starts, listener=listener)
 
 
 @contextmanager
-def _open_listener() -> "Iterator[Listener]":
+def _open_listener(is_verbose: bool) -> "Iterator[Listener]":
     """Yield a listener that shows the events of a run."""
     from lockstep.cli.console import Reporter
 
-    with Reporter() as reporter:
+    with Reporter(is_verbose=is_verbose) as reporter:
 
         def listener(event: "Event") -> None:
             options.show_note(event)
@@ -220,13 +227,14 @@ def _train_folds(
     folds: int,
     complete: "Callable[[Path, dict[str, Any]], RunSettings]",
     choose: "Callable[[RunSettings], WeightsChoice | None]",
+    open_listener: "Callable[[], AbstractContextManager[Listener]]",
 ) -> None:
     from lockstep.runs.folds import describe_folds, fold_folder, train_folds
 
     first = complete(fold_folder(out, 1), {"folds": folds, "fold": 1})
     source = choose(first)
     options.prepare(first.execution, out)
-    summary = train_folds(out, folds, complete, weights=source, open_listener=_open_listener)
+    summary = train_folds(out, folds, complete, weights=source, open_listener=open_listener)
     if summary is not None:
         print(describe_folds(summary))
         print(

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +47,7 @@ from lockstep.data.sources import (
     QUARANTINE,
     Source,
     find_source,
+    name_folder,
 )
 from lockstep.recipes import Recipe
 from lockstep.system.crc import compute_crc
@@ -108,6 +110,15 @@ class Index(Images):
         """Return the bad files and the reasons as plain values; bytes of names that are not UTF-8
         are replaced."""
         return [{"file": printable(bad.file), "reason": bad.reason} for bad in self.quarantined]
+
+    def describe(self) -> dict[str, Any]:
+        """Return how many images there are, the folder to which names are relative, and the bad
+        ones, as plain values."""
+        return {
+            "images": len(self),
+            "root": printable(name_folder(self.root)),
+            "quarantined": self.describe_quarantine(),
+        }
 
     def read(self, sample: int) -> bytes:
         """Return the encoded image.

@@ -28,6 +28,8 @@ class EvaluationImages:
     source: Source
     division: float | Fold
     """The share or the fold of them that is set apart for validation; 0: all are evaluated."""
+    is_own: bool
+    """Whether they are those of the run, whose training has noted what is left out."""
 
     def open_index(
         self, weights: Weights, recorder: Recorder, labels: "LabelFile | None" = None
@@ -45,7 +47,8 @@ class EvaluationImages:
             from lockstep.inference.label_file import match_label_file
 
             labelled = match_label_file(labels, index, weights)
-        remarks += note_skipped(self.source.root, [index])
+        if not self.is_own:
+            remarks += note_skipped(self.source.root, [index])
         if matched.remark:
             remarks.append(matched.remark)
         if self.division:
@@ -83,10 +86,10 @@ def find_evaluation_images(
     division = recipe.division if split is None else split
     if split is None:
         if holds_split(data, "val") and not (is_own and recipe.folds):
-            return EvaluationImages(find_split(data, "val"), 0.0)
+            return EvaluationImages(find_split(data, "val"), 0.0, is_own)
         if not division:
-            return EvaluationImages(find_source(data), 0.0)
-    return EvaluationImages(whole_source(data, division), division)
+            return EvaluationImages(find_source(data), 0.0, is_own)
+    return EvaluationImages(whole_source(data, division), division, is_own)
 
 
 def find_run_data(source: Path) -> Path:

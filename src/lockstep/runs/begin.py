@@ -88,6 +88,7 @@ def _open_log(run: RunContext, step: int, damaged: list[str], evaluates_again: b
             "selection": run.recipe.selection,
             "early_stopping_epochs": run.recipe.early_stopping_epochs,
             "best": run.find_best(),
+            "evaluates": run.weights_to_evaluate,
         }
     )
     restart = find_restart()
@@ -108,8 +109,8 @@ def _describe(run: RunContext) -> dict[str, Any]:
         "execution": run.execution.fields(),
         "data": run.sets.name,
         "classes": len(training.classes),
-        "train": {"images": len(training), "quarantined": training.describe_quarantine()},
-        "val": {"images": len(validation), "quarantined": validation.describe_quarantine()},
+        "train": training.describe(),
+        "val": validation.describe(),
     }
     plug_ins = describe_plug_ins(run.recipe)
     return environment | ({"plug_ins": plug_ins} if plug_ins else {})

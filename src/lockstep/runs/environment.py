@@ -37,6 +37,8 @@ class Images(TypedDict, total=False):
     """The training or validation images of a run."""
 
     images: Count
+    root: str
+    """The folder to which the names of files are relative, as the user named it."""
     quarantined: list[Quarantined]
 
 

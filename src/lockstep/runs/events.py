@@ -13,9 +13,9 @@ from lockstep.system.event_log import LogEvent
 
 class MessageEvent(TypedDict):
     """A note: something that is allowed, but that users should know before the work begins. Or a
-    warning: something went wrong, but the work continues."""
+    warning: something went wrong, but the work continues. Or a detail that few users need."""
 
-    kind: Literal["note", "warning"]
+    kind: Literal["note", "warning", "detail"]
     message: str
 
 

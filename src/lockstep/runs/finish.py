@@ -99,7 +99,8 @@ def _calibrate(run: RunContext) -> bool:
         if run.stop.requested:
             return False
         fit, reason = fit_temperature(logits, labels)
-        run.recorder.note(f"{describe_fit(fit, reason)} (step {step}, {weights} weights)")
+        detail = f"{describe_fit(fit, reason)} (step {step}, {weights} weights)"
+        run.recorder.send({"kind": "detail", "message": detail})
         if fit is not None:
             write_calibration(checkpoint.find_weights_file(folder, ema=is_average), fit)
     return True

@@ -8,7 +8,6 @@ import numpy as np
 from lockstep.backends import World
 from lockstep.backends.emulation import find_emulation
 from lockstep.data.images import printable
-from lockstep.models.metrics import METRICS
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.my_images import NAME as MY_IMAGES
 from lockstep.recipes.my_images import OWN_IMAGES
@@ -51,9 +50,9 @@ class RunFacts:
 
 
 def collect_notes(run: RunContext, step: int) -> list[str]:
-    """Return the notes for a run at this step: on how it begins, on this command, and on settings
-    that are allowed but rarely intended."""
-    notes = list(run.notes)
+    """Return the notes for a run at this step: on how it begins, on settings that are allowed but
+    rarely intended, and on this command. What its log has noted before is left out."""
+    notes = []
     traced = run.execution.traced_steps
     if traced and not set(traced) & set(range(step, run.total_steps)):
         notes.append(
@@ -69,13 +68,16 @@ def collect_notes(run: RunContext, step: int) -> list[str]:
     emulated = find_emulation(
         run.recipe.precision, on_gpu=run.world.on_gpu, backend=run.execution.backend
     )
+    settings = [*run.notes]
     if emulated is not None:
-        notes.append(f"{emulated}; {emulated.instead} is not: --set precision={emulated.instead}")
+        instead = f"--set precision={emulated.instead}"
+        settings.append(f"{emulated}; {emulated.instead} is not: {instead}")
     if step == 0:  # once in a run
-        notes += note_determinism_cost(run.recipe, run.execution, run.world)
+        settings += note_determinism_cost(run.recipe, run.execution, run.world)
         if not checkpoint.steps(run.checkpoints):  # weights to start from are checkpoint 0
-            notes += suggest_weights(run.recipe, len(run.sets.training))
-    return notes + list_unusual_settings(run.recipe, _collect_facts(run))
+            settings += suggest_weights(run.recipe, len(run.sets.training))
+    settings += list_unusual_settings(run.recipe, _collect_facts(run))
+    return [note for note in settings if note not in run.recorder.notes] + notes
 
 
 def _collect_facts(run: RunContext) -> RunFacts:
@@ -93,7 +95,6 @@ def list_unusual_settings(recipe: Recipe, facts: RunFacts) -> list[str]:
     >>> facts = RunFacts(["cat", "dog"], np.array([8, 8]), np.array([2, 0]), 4)
     >>> for note in list_unusual_settings(Recipe(logits=2, global_batch_images=4), facts):
     ...     print(note)
-    top-5 is left out: it means nothing with 2 classes
     no validation images for 1 of 2 classes: dog
     """
     return [
@@ -209,8 +210,6 @@ def _check_rates(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
 def _check_classes(facts: RunFacts) -> Iterator[str]:
     if len(facts.classes) == 1:
         yield f"all images are of one class, {facts.classes[0]}: there is nothing to classify"
-    elif not METRICS["top5"].is_informative(len(facts.classes)):
-        yield f"top-5 is left out: it means nothing with {len(facts.classes)} classes"
     yield from _note_similar_names(facts.classes)
     for split, counts in (("training", facts.training), ("validation", facts.validation)):
         if not counts.any():

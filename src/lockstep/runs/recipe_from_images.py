@@ -116,12 +116,11 @@ def explain_choices(recipe: Recipe, facts: Facts, out: Path) -> list[str]:
             f"{recipe.based_on}: {recipe.logits} logits, {recipe.image_size} px in"
             f" {recipe.precision}, {_count_epochs(recipe.epochs)} of {steps} steps of"
             f" {recipe.global_batch_images} images, peak learning rate {peak_lr(recipe):.2g} after"
-            f" {_count_epochs(recipe.warmup_epochs)} of warm-up"
+            f" {_count_epochs(recipe.warmup_epochs)} of warm-up{say_where(out)}"
         ),
         (
             f"  for {facts.images:,} training images of {facts.classes} classes, typically"
             f" {facts.shorter_side} px, on a {device} that is fast in {facts.precision}"
-            f"{say_where(out)}"
         ),
     ]
 

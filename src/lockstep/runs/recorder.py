@@ -44,6 +44,8 @@ class Recorder:
         """
         self.train_sec = 0.0
         """Seconds of training in all processes of the run so far, without evaluation and saving."""
+        self.notes: list[str] = []
+        """The notes of the log: each is logged once in a run."""
         self.restarts = 0
         """The log's number of restarts after a failure."""
 
@@ -97,6 +99,8 @@ class Recorder:
             self.evaluations.append(event)
         if event["kind"] == "train":
             self.train_sec += compute_seconds(event)
+        if event["kind"] == "start":
+            self.notes += event.get("notes", [])
         if event["kind"] == "restart":
             self.restarts += 1
 

@@ -61,6 +61,8 @@ class StartEvent(TypedDict):
     best: NotRequired["EvaluateEvent | None"]
     """The best evaluation so far. Older logs do not have this and the two fields before it."""
     elapsed_sec: NotRequired[float]
+    evaluates: NotRequired[list[str]]
+    """The kinds of weights that are evaluated, the last one last."""
 
 
 class TrainEvent(Summary):
