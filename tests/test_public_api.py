@@ -38,6 +38,7 @@ def test_exactly_these_names_are_public() -> None:
         "learning_rates",
         "load",
         "load_recipe",
+        "pack",
         "read_run",
         "report",
         "train",

@@ -10,6 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from lockstep.data.packing.python_samples import pack
     from lockstep.data.textures import draw_data_set
     from lockstep.inference.evaluation_result import Evaluation
     from lockstep.inference.int8 import Int8
@@ -41,6 +42,7 @@ __all__ = [
     "learning_rates",
     "load",
     "load_recipe",
+    "pack",
     "read_run",
     "report",
     "train",
@@ -63,6 +65,7 @@ _HOME = {
     "learning_rates": "recipes.schedule",
     "load": "inference.model",
     "load_recipe": "recipes",
+    "pack": "data.packing.python_samples",
     "read_run": "runs.reading",
     "report": "reporting",
     "train": "runs.train",

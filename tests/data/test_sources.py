@@ -164,12 +164,9 @@ def test_a_folder_that_is_being_written_is_no_data_set_yet(tmp_path: Path) -> No
 
 RECORDS = b"".join(b"".join(tfrecord.frame_record(b"")) for _ in range(3))
 COMPRESSED = {
-    "train.tar.gz": ("gzip", gzip.compress),
-    "train.tgz": ("gzip", gzip.compress),
     "train.tfrecord": ("gzip", gzip.compress),
     "train-00000-of-00001": ("zlib", zlib.compress),
-    "train-00000-of-00001.gz": ("gzip", gzip.compress),
-    "train.tar.bz2": ("bzip2", bz2.compress),
+    "train.rec.bz2": ("bzip2", bz2.compress),
     "train.rec.xz": ("xz", lzma.compress),
     "train.tar": ("gzip", gzip.compress),
     "train.tar.zst": ("Zstandard", lambda data: bytes.fromhex("28b52ffd") + data),

@@ -41,11 +41,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.command("pack")
 def pack(
-    source: Annotated[Path, typer.Argument(help="The data set to read, in any storage format.")],
+    source: Annotated[Path, typer.Argument(help="The data set to read, in any form.")],
     target: Annotated[Path, typer.Argument(help="The folder to write to.")],
     format: Annotated[
         str, typer.Option(help="Storage format: recordio, tfrecord, webdataset or folder.")
-    ],
+    ] = "webdataset",
     shards: Annotated[
         int,
         typer.Option(min=0, help="Files for each split; 0: one for RecordIO, otherwise by size."),
@@ -61,8 +61,24 @@ def pack(
     first_label: Annotated[
         int, typer.Option(min=0, help="The label of the first class in the source's files.")
     ] = 0,
+    image: Annotated[
+        str, typer.Option(metavar="COLUMN", help="The column of images in a table or a list.")
+    ] = "",
+    label: Annotated[
+        str, typer.Option(metavar="COLUMN", help="The column of labels in a table or a list.")
+    ] = "",
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The folder that holds the images of a list; by default the list's.",
+        ),
+    ] = None,
 ) -> None:
     """Write a data set in another storage format.
+
+    SOURCE may also be Parquet, a folder of save_to_disk, a list of images (CSV, JSON lines,
+    metadata.csv), or compressed tars and TFRecords. Those are packed once, before a training.
 
     The images and their order stay the same. Images that are not reduced are copied byte for byte.
 
@@ -71,7 +87,7 @@ def pack(
     """
     from lockstep.cli.console import Reporter
     from lockstep.data.images import printable
-    from lockstep.data.packing import Packing
+    from lockstep.data.packing import Columns, Packing
     from lockstep.data.packing import pack as write
 
     packing = Packing(format, shards, resize, quality, first_label, workers)
@@ -84,7 +100,8 @@ def pack(
             place = "/".join(filter(None, (split, bad.file)))
             reporter.say(f"left out: {escape_line(printable(place))}: {bad.reason}")
 
-        counts = write(source, target, packing, reporter.progress("packing"), left_out)
+        progress = reporter.progress("packing")
+        counts = write(source, target, packing, progress, left_out, Columns(image, label, images))
     for split, count in counts.items():
         print(f"{split}: {count} images in {target}")
     if count_left_out:

@@ -187,6 +187,10 @@ def check_layout(contents: Sequence[tuple[Path, Sequence[Skipped]]]) -> None:
     """
     places = []
     for root, skipped in contents:
+        if skipped:
+            from lockstep.data.forms import refuse_form
+
+            refuse_form(root)
         for kind, place, _ in skipped:
             if kind in REFUSED:
                 places.append(f"\n  {root / place}: {KINDS[kind][0]}")
@@ -202,6 +206,9 @@ def check_layout(contents: Sequence[tuple[Path, Sequence[Skipped]]]) -> None:
 def explain_no_images(root: Path, skipped: Sequence[Skipped]) -> DataError:
     """Return the error for a folder whose class folders have no images; `skipped` is what they
     hold."""
+    from lockstep.data.forms import refuse_form
+
+    refuse_form(root)
     nested = [place for kind, place, _ in skipped if kind == NESTED_FOLDER]
     within = {place.partition("/")[0] for place in nested}
     advice = "put the images of each class in a folder"

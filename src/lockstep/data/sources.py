@@ -150,6 +150,9 @@ def find_split(data: Path, split: str) -> Source:
             return find_source(data / alias)
     source = _make_source(data, find_files(data, split), split)
     if source is None:
+        from lockstep.data.forms import refuse_form
+
+        refuse_form(data)
         refuse_compressed(data, split)
         raise DataError(f"{data} has no {split} images; expected {_layouts(data, split)}")
     return source
@@ -163,6 +166,10 @@ def find_source(root: Path) -> Source:
     require_folder(root, f"; expected images in {root}/<class>/<image>")
     _check_written(root)
     folders, files = list_visible(root)
+    if len(folders) == 1:
+        from lockstep.data.forms import refuse_form
+
+        refuse_form(root)
     if set(folders) - {DALI_INDEXES}:
         if find_store_folder(root) is None:
             return Source(FOLDER, root)
@@ -170,6 +177,9 @@ def find_source(root: Path) -> Source:
         return Source(FOLDER, root, tuple(name for name in bundles if (root / name).is_file()))
     source = _make_source(root, files, "")
     if source is None:
+        from lockstep.data.forms import refuse_form
+
+        refuse_form(root)
         refuse_compressed(root)
     return source or Source(FOLDER, root)
 
@@ -203,6 +213,9 @@ def require_folder(path: Path, purpose: str) -> None:
         )
     problem = f"there is no folder {path}"
     if path.is_file():
+        from lockstep.data.forms import refuse_form
+
+        refuse_form(path)
         problem = f"{path} is a file, not a folder; give its folder, or unpack an archive first"
     raise DataError(f"{problem}{purpose}")
 
@@ -325,7 +338,7 @@ def _make_source(root: Path, names: list[str], split: str) -> Source | None:
         )
     [(format, files)] = by_format.items()
     _check_written(root)
-    _check_complete(root, files)
+    check_complete(root, files)
     _check_lengths(root, files)
     return Source(format, root, files, split)
 
@@ -341,7 +354,7 @@ def _check_written(root: Path) -> None:
             )
 
 
-def _check_complete(root: Path, files: tuple[str, ...]) -> None:
+def check_complete(root: Path, files: tuple[str, ...]) -> None:
     """Raise `DataError` if one of the files numbered `-i-of-n` is missing."""
     present: dict[tuple[str, int], set[int]] = {}
     for name in files:

@@ -256,8 +256,10 @@ def _require_split(data: Path, split: str) -> Source:
 
 
 def _holds_classes(data: Path) -> bool:
+    from lockstep.data.forms import find_form
+
     try:
-        return bool(list_class_folders(data))
+        return bool(list_class_folders(data)) and find_form(data) is None
     except DataError:
         return False
 

@@ -5,28 +5,37 @@ Every file has a temporary name until it is complete. After an interruption, a p
 arguments resumes after the last complete image.
 """
 
-import errno
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from lockstep.data.class_folders import KINDS, check_layout
+from lockstep.data.forms import COMPRESSED, TABLE, Form, find_form
 from lockstep.data.images import Progress, Quarantined, add_up
 from lockstep.data.packing.pack_writer import write_split
-from lockstep.data.packing.splits import Packing, Split, check_classes, identify, list_splits
-from lockstep.data.packing.target import lock_target
-from lockstep.data.sources import CLASSES, FOLDER, FORMATS
+from lockstep.data.packing.splits import Packing, Split, check_class_names, identify, list_splits
+from lockstep.data.packing.stream import LeftOut, write_rows
+from lockstep.data.packing.tables import Columns, read_samples
+from lockstep.data.packing.target import (
+    check_is_own,
+    explain_full_disk,
+    lock_target,
+    write_classes,
+)
+from lockstep.data.sources import CACHE, CLASSES, FOLDER, FORMATS
 from lockstep.system.errors import DataError
-from lockstep.system.files import lines, written_text
 from lockstep.system.machine import cores
-from lockstep.system.regular_files import RECORDS, read_regular
 
-__all__ = ["Packing", "pack"]
+__all__ = ["Columns", "Packing", "pack"]
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a full disk, a user's quota, and the largest size of a file."""
+_USUAL = Columns()
+
+
+def _ignore(split: str, bad: Quarantined) -> None:
+    """Report no image that is left out."""
 
 
 def pack(
@@ -34,10 +43,11 @@ def pack(
     target: Path,
     packing: Packing,
     progress: Progress | None = None,
-    left_out: Callable[[str, Quarantined], None] | None = None,
+    left_out: LeftOut = _ignore,
+    columns: Columns = _USUAL,
 ) -> dict[str, int]:
     """Write the images of `source`, a data set or a folder of images, to the folder `target`;
-    return counts of images.
+    return counts of images. `columns` says how tables and lists are read.
 
     `classes.txt` is written next to the images. Images in a quarantine are not written. Neither are
     looping links, files of other kinds, and images that are truncated or over budget: `left_out` is
@@ -49,6 +59,13 @@ def pack(
         raise DataError(
             f"{packing.format} is not a storage format; choose one of {', '.join(FORMATS)}"
         )
+    form = find_form(source)
+    if form is not None:
+        return _pack_form(form, target, packing, progress, left_out, columns)
+    if columns != _USUAL:
+        raise DataError(
+            f"{source} is not a table or a list; leave out --image, --label and --images"
+        )
     splits = list(list_splits(source, target, packing))
     check_layout([(split.listing.source.root, split.listing.skipped) for split in splits])
     total = sum(len(split.listing) for split in splits)
@@ -58,30 +75,62 @@ def pack(
         _check_target(split, target)
     advance = add_up(progress, total)
     states = np.concatenate([split.states for split in splits])
-    try:
-        with (
-            lock_target(target, identify(splits, packing), states),
-            ThreadPoolExecutor(packing.workers or cores()) as pool,
-        ):
-            _write_classes(target / CLASSES, splits[0].listing.classes)
-            for split in splits:
-                split.faults.load()
-                write_split(split, target, packing, pool, advance)
-    except OSError as error:
-        if error.errno not in _NO_ROOM:
-            raise
-        raise DataError(
-            f"{error.filename or target}: {error.strerror}. What is written stays in {target}, in"
-            " finished and unfinished files. Free space and run the same command again, which"
-            " resumes; or remove the folder"
-        ) from None
-    if left_out is not None:
+    with (
+        explain_full_disk(target),
+        lock_target(target, identify(splits, packing), states),
+        ThreadPoolExecutor(packing.workers or cores()) as pool,
+    ):
+        write_classes(target / CLASSES, splits[0].listing.classes)
         for split in splits:
-            for bad in _list_left_out(split):
-                left_out(split.name, bad)
+            split.faults.load()
+            write_split(split, target, packing, pool, advance)
+    for split in splits:
+        for bad in _list_left_out(split):
+            left_out(split.name, bad)
     return {
         split.name or "images": len(split.listing) - len(split.faults.reasons()) for split in splits
     }
+
+
+def _pack_form(
+    form: Form,
+    target: Path,
+    packing: Packing,
+    progress: Progress | None,
+    left_out: LeftOut,
+    columns: Columns,
+) -> dict[str, int]:
+    """Write a data set whose images are not ranges of bytes: as tars that are the target, or from
+    which the target is then written."""
+    check_is_own(target)
+    stage = target / CACHE / "stage"
+    if form.kind == COMPRESSED:
+        from lockstep.data.packing.compressed import unpack
+
+        with explain_full_disk(target):
+            unpack(form, stage)
+    else:
+        if form.kind == TABLE:
+            from lockstep.data.packing.parquet import open_tables as open_files
+        else:
+            from lockstep.data.packing.lists import open_lists as open_files
+        samples = read_samples(form, open_files(form, columns.images), columns)
+        is_direct = packing == Packing("webdataset", workers=packing.workers)
+        folder = target if is_direct else stage
+        advance = add_up(progress, samples.total)
+        with explain_full_disk(folder), lock_target(folder, samples.about, samples.states):
+            counts = write_rows(samples.rows, folder, samples.classes, advance, left_out)
+        if is_direct:
+            return counts
+    counts = {}
+    for name in ("", "test"):
+        entries = {path.name for path in (stage / name).glob("[!.]*")}
+        if entries - {CLASSES, "test"}:
+            part = pack(stage / name, target / name, packing, progress, left_out)
+            for split, count in part.items():
+                counts[name or split] = count
+    shutil.rmtree(stage)
+    return counts
 
 
 def _list_left_out(split: Split) -> Iterator[Quarantined]:
@@ -93,7 +142,7 @@ def _list_left_out(split: Split) -> Iterator[Quarantined]:
 
 
 def _check_target(split: Split, target: Path) -> None:
-    check_classes(split)
+    check_class_names(split.listing.classes, split.format)
     root = split.listing.source.root
     holds_images = not split.name or split.listing.source.format == FOLDER
     if holds_images and target.resolve().is_relative_to(root.resolve()):
@@ -101,10 +150,3 @@ def _check_target(split: Split, target: Path) -> None:
             f"{target} is inside {root}, where its files would be taken for images; choose another"
             " folder"
         )
-
-
-def _write_classes(path: Path, classes: Sequence[str]) -> None:
-    text = lines(classes)
-    if not path.exists() or read_regular(path, RECORDS) != text.encode("utf-8", "surrogateescape"):
-        with written_text(path) as file:
-            file.write(text)

@@ -165,12 +165,12 @@ def _finish(split: Split, writer: Appended, numbers: range, before: Future[int])
     before.result()
     paths = writer.describe(split.rows(split.sound(numbers)))
     lengths = {writer.path: writer.length} | {path: path.stat().st_size for path in paths}
-    _note_lengths(writer.path.parent, lengths)
+    note_lengths(writer.path.parent, lengths)
     writer.finish()
     return 0
 
 
-def _note_lengths(target: Path, lengths: dict[Path, int]) -> None:
+def note_lengths(target: Path, lengths: dict[Path, int]) -> None:
     """Record the lengths of a file that is about to be finished and of the files that describe it.
 
     If the machine fails before these files are on the disk, a resumed pack finds them shorter than

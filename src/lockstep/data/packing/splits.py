@@ -74,8 +74,7 @@ class Split:
         """Return the name of the sample that is written with this number."""
         if self.names is not None:
             return self.names[number]
-        kind = next(kind for begin, kind in _KINDS.items() if data[: len(begin)] == begin)
-        file = f"{number:08d}.{kind}"
+        file = f"{number:08d}.{find_kind(data)}"
         # With a class in front, files listed by name would be ordered by class.
         return f"{self.name_class(number)}/{file}" if self.format == FOLDER else file
 
@@ -156,15 +155,20 @@ def _identify_images(images: Images) -> Iterable[Any]:
     return zip(images.rows["file"].tolist(), images.rows["offset"].tolist(), strict=True)
 
 
-def check_classes(split: Split) -> None:
+def find_kind(data: Bytes) -> str:
+    """Return the ending of the name of an image with these bytes."""
+    return next(kind for begin, kind in _KINDS.items() if data[: len(begin)] == begin)
+
+
+def check_class_names(classes: Sequence[str], format: str) -> None:
     """Raise `DataError` if the name of a class cannot be a line of `classes.txt`, or of a folder to
     be written."""
-    for label, name in enumerate(split.listing.classes):
+    for label, name in enumerate(classes):
         if not name or name != name.strip() or set(name) & set("\n\r\0"):
             raise DataError(
                 f"class {label} is named {name!r}, which cannot be a line of {CLASSES}; rename it"
             )
-        if split.format == FOLDER and (name.startswith(".") or "/" in name):
+        if format == FOLDER and (name.startswith(".") or "/" in name):
             raise DataError(
                 f"class {label} is named {name!r}, which cannot be the name of a folder; rename it"
                 f" in {CLASSES}"

@@ -1,10 +1,11 @@
 """The folder that a pack is written to: held by one process, and noted so that only the same pack
 resumes in it."""
 
+import errno
 import fcntl
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,9 +14,37 @@ import numpy as np
 from lockstep.data.listing import Listing
 from lockstep.data.sources import CACHE, FOLDER, UNFINISHED
 from lockstep.system.errors import DataError
-from lockstep.system.files import naming, written_text
+from lockstep.system.files import lines, naming, written_text
 from lockstep.system.npz import NUMBERS, read_npy
 from lockstep.system.regular_files import RECORDS, TEXT, read_regular
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a full disk, a user's quota, and the largest size of a file."""
+_ABOUT = "pack.json"
+"""The file that says what is packed, in the folder `CACHE`."""
+
+
+@contextmanager
+def explain_full_disk(target: Path) -> Iterator[None]:
+    """Raise `DataError` with what to do if the block fails because there is no room."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise DataError(
+            f"{error.filename or target}: {error.strerror}. What is written stays in {target}, in"
+            " finished and unfinished files. Free space and run the same command again, which"
+            " resumes; or remove the folder"
+        ) from None
+
+
+def write_classes(path: Path, classes: Sequence[str]) -> None:
+    """Write the list of classes, unless it is there."""
+    text = lines(classes)
+    if not path.exists() or read_regular(path, RECORDS) != text.encode("utf-8", "surrogateescape"):
+        with written_text(path) as file:
+            file.write(text)
 
 
 def read_states(listing: Listing) -> np.ndarray:
@@ -23,8 +52,12 @@ def read_states(listing: Listing) -> np.ndarray:
     files: Iterable[str] = listing.source.files
     if listing.source.format == FOLDER:
         files = map(listing.name, range(len(listing)))
-    states = [_state(f"{listing.source.root}/{file}") for file in files]
-    return np.array(states, np.int64).reshape(-1, 2)
+    return list_states(f"{listing.source.root}/{file}" for file in files)
+
+
+def list_states(files: Iterable[str]) -> np.ndarray:
+    """Return length and time of each file: int64 [files, 2]."""
+    return np.array(list(map(_state, files)), np.int64).reshape(-1, 2)
 
 
 def _state(file: str) -> tuple[int, int]:
@@ -35,6 +68,17 @@ def _state(file: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
+def check_is_own(target: Path) -> None:
+    """Raise `DataError` if a folder holds other things than a pack."""
+    if not target.is_dir() or (target / CACHE / _ABOUT).exists():
+        return
+    strange = [path.name for path in target.iterdir() if path.name != CACHE]
+    if strange:
+        raise DataError(
+            f"{target} holds other things ({sorted(strange)[0]}); choose an empty folder"
+        )
+
+
 @contextmanager
 def lock_target(target: Path, identity: str, states: np.ndarray) -> Iterator[None]:
     """Lock the target for one pack. Raises `DataError` if it has other files, or if another process
@@ -42,13 +86,9 @@ def lock_target(target: Path, identity: str, states: np.ndarray) -> Iterator[Non
     target.mkdir(parents=True, exist_ok=True)
     cache = target / CACHE
     unfinished = target / UNFINISHED
-    about = cache / "pack.json"
+    about = cache / _ABOUT
     states_before = cache / "pack.states.npy"
-    strange = [path.name for path in target.iterdir() if path.name != CACHE]
-    if strange and not about.exists():
-        raise DataError(
-            f"{target} holds other things ({sorted(strange)[0]}); choose an empty folder"
-        )
+    check_is_own(target)
     cache.mkdir(exist_ok=True)
     with (cache / "pack.lock").open("w") as file:
         try:

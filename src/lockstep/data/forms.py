@@ -1,0 +1,181 @@
+"""Data sets whose images are not ranges of bytes: which form a path has, and the command that packs
+it once so that it can be trained with."""
+
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from lockstep.system.errors import DataError
+from lockstep.system.regular_files import RECORDS, open_regular
+
+TABLE = "table"
+LIST = "list"
+COMPRESSED = "compressed"
+_NAMES = {
+    TABLE: r"(?!cache-).*\.(?:parquet|arrow)",
+    COMPRESSED: r".*(?:\.(?:tar|tfrecords?)|-\d{5}-of-\d{5})\.(?:gz|bz2|xz)|.*\.(?:tgz|tbz2?|txz)",
+    LIST: r".*\.(?:csv|tsv|jsonl|ndjson)",
+}
+"""Expressions for the names of files by form."""
+_STORED = r".*\.(?:rec|tar|tfrecords?)|.*-\d{5}-of-\d{5}"
+_SPLITS = {"train": "train|training", "val": "val|valid|validation|dev", "test": "test|testing"}
+_WORD = re.compile(f"(?:^|[^a-z])({'|'.join(_SPLITS.values())})(?:[^a-z]|$)")
+_NO_SPLITS = ("data", "default")
+"""Folders of the hub that name no split."""
+_NUMBERED = re.compile(r"(.+)-\d{5}-of-\d{5}\b")
+_MOST_FOLDERS = 20
+"""In a folder of more folders, these are taken for classes, unless they are named as splits."""
+_COLUMNS = {
+    "image": r"(?:file|image|img|photo)s?|(?:(?:file|image|img|photo)[_ ]?)?(?:path|name|id)",
+    "label": (
+        r"(?:label|class|category)(?:[_ ]?(?:name|id))?|labels|classes|target|species|breed|synset"
+        r"|wnid|y|predictionstring"
+    ),
+    "split": r"split|set|subset|partition",
+}
+_COLUMNS["other"] = "|".join(
+    [_COLUMNS["image"], _COLUMNS["split"], "width|height|size|index|idx|url|caption|text|__.*__"]
+)
+"""Expressions for the usual names of columns, by what they hold; `other`: no labels."""
+
+
+class Form(NamedTuple):
+    """A data set that must be packed once."""
+
+    kind: str
+    """`TABLE`, `LIST` or `COMPRESSED`."""
+    path: Path
+    """The file or folder that the user names."""
+    files: tuple[Path, ...]
+    """Its files, sorted."""
+
+
+def is_usual(kind: str, name: str) -> bool:
+    """Return whether a column of a kind may have this name.
+
+    >>> is_usual("image", "file_name"), is_usual("label", "Class ID"), is_usual("split", "label")
+    (True, True, False)
+    """
+    return re.fullmatch(_COLUMNS[kind], name.strip(), re.IGNORECASE) is not None
+
+
+def name_split(word: str) -> str | None:
+    """Return the split that a word names; None if it names none.
+
+    >>> name_split("Validation"), name_split("fold1")
+    ('val', None)
+    """
+    for name, words in _SPLITS.items():
+        if re.fullmatch(words, word.strip(), re.IGNORECASE):
+            return name
+    return None
+
+
+def group_by_split(form: Form) -> dict[str, list[Path]]:
+    """Return the files of a form by their splits; those of a single one may be without a name.
+
+    Raises `DataError` if files are of splits with other names, or of several data sets.
+    """
+    words = set()
+    folders = set()
+    splits: dict[str, list[Path]] = {}
+    for file in form.files:
+        word = _find_word(form.path, file)
+        words.add(word)
+        folders.add(_find_configuration(form.path, file))
+        splits.setdefault(name_split(word) or "", []).append(file)
+    unknown = sorted(word for word in words if name_split(word) is None)
+    if len(folders) > 1 or (unknown and len(words) > 1):
+        raise DataError(
+            f"{form.path} holds files of several data sets or of unknown splits:"
+            f" {', '.join(sorted(folders) if len(folders) > 1 else map(repr, unknown))}; expected"
+            " train, val, validation or test in their names. Name one of the folders or files"
+        )
+    return splits
+
+
+def _find_word(root: Path, file: Path) -> str:
+    """Return the word for the split in the path of a file: in its name, else of its folder."""
+    numbered = _NUMBERED.match(file.name)
+    named = _WORD.search(file.name.lower())
+    if numbered is None and named is not None:
+        return named[1]
+    if numbered is not None and numbered[1] not in ("data", "part"):
+        return re.split(r"[-.]", numbered[1])[-1]  # of the hub: train; of TensorFlow: NAME-train
+    folders = file.parent.relative_to(root).parts if root.is_dir() else ()
+    return ([""] + [name for name in folders if name.lower() not in _NO_SPLITS])[-1]
+
+
+def _find_configuration(root: Path, file: Path) -> str:
+    """Return the folder of a file without the parts that name a split."""
+    parts = file.parent.relative_to(root).parts if root.is_dir() else ()
+    named = [name for name in parts if name.lower() not in _NO_SPLITS and not name_split(name)]
+    return "/".join(named)
+
+
+def find_form(path: Path) -> Form | None:
+    """Return the form of a file or a folder; None if it has none of them."""
+    is_folder = path.is_dir()
+    files = sorted(_walk(path, 3)) if is_folder else [path] if path.is_file() else []
+    for kind, names in _NAMES.items():
+        members = [file for file in files if re.fullmatch(names, file.name, re.IGNORECASE)]
+        # Of an archive next to what was unpacked from it, only that counts.
+        if kind != TABLE and any(re.fullmatch(_STORED, file.name) for file in files):
+            members = []
+        if kind == LIST and is_folder:
+            members = _choose_lists(path, members)
+        if members:
+            return Form(kind, path, tuple(members))
+    return Form(LIST, path, (path,)) if files == [path] and path.suffix == ".txt" else None
+
+
+def _walk(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the files of a folder and of folders in it that may be splits."""
+    folders = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            # A looping link is not a folder.
+            is_folder = Path(entry).is_dir() if entry.is_symlink() else entry.is_dir()
+            if is_folder and not entry.name.startswith("."):
+                folders.append(entry.name)
+            elif re.fullmatch("|".join([*_NAMES.values(), _STORED]), entry.name, re.IGNORECASE):
+                yield folder / entry.name
+    for name in folders:
+        if depth and (len(folders) <= _MOST_FOLDERS or name_split(name) is not None):
+            yield from _walk(folder / name, depth - 1)
+
+
+def _choose_lists(root: Path, lists: list[Path]) -> list[Path]:
+    """Return the lists with a column of labels that are the data set: those in class folders say
+    something else."""
+    chosen = []
+    for path in [path for path in lists if path.stem == "metadata"] or lists:
+        if _find_configuration(root, path):
+            continue
+        with open_regular(path, RECORDS) as file:
+            words = re.split(r"[^\w ]+", file.readline(2**16).decode("utf-8", "replace"))
+        entries = path.parent.glob("[!.]*")
+        folders = [item for item in entries if item.is_dir() and name_split(item.name) is None]
+        is_alone = path.stem == "metadata" or len(folders) < 2
+        if is_alone and any(map(partial(is_usual, "label"), words)):
+            chosen.append(path)
+    return chosen
+
+
+def refuse_form(data: Path) -> None:
+    """Raise `DataError` with the command that packs a data set, if it must be packed first."""
+    form = find_form(data)
+    if data.is_dir() and name_split(data.name) is not None:
+        form = find_form(data.parent) or form
+    if form is not None:
+        path = form.path.absolute()
+        out = path.with_name(f"{path.name.partition('.')[0]}-packed")
+        raise DataError(
+            f"{form.path} must be packed once, because images in {form.files[0].name} cannot be"
+            " read by offset. Pack it, and use the folder that is written: lockstep data pack"
+            f" {shlex.quote(str(path))} {shlex.quote(str(out))}"
+        )

@@ -1,0 +1,95 @@
+"""Pack samples that a Python program has: arrays, images of Pillow, encoded bytes or paths."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.data.images import Quarantined
+from lockstep.data.packing.stream import Row, number_label, read_label, write_rows
+from lockstep.data.packing.tables import read_split
+from lockstep.data.packing.target import explain_full_disk, lock_target
+from lockstep.data.sources import CACHE, UNFINISHED
+from lockstep.system.errors import DataError, UserError
+
+
+def pack(
+    samples: Iterable[Any], out: str | os.PathLike[str], *, classes: Sequence[str] | None = None
+) -> dict[str, int]:
+    """Write images that a program has as a data set for `train` and `evaluate`.
+
+    A sample is `(image, label)` or `(image, label, split)`, with the split `train`, `val` or
+    `test`. An image is encoded bytes or a path, which are stored unchanged, or an array of uint8
+    ([height, width, 3] or [height, width]) or an image of Pillow, which are stored as PNG, without
+    loss. Memory does not grow with the number of samples. After an interruption, a second call
+    begins again.
+
+    Args:
+        samples: The samples: a generator, a list, or a data set with a length and items.
+        out: The folder to write; it must be empty or not exist.
+        classes: The names of the classes in their order. Labels that are numbers count in it. By
+            default the attribute `classes` of `samples`, or the names in the order in which they
+            come first.
+
+    Returns:
+        The number of images of each split.
+
+    Raises:
+        UserError: A sample is not as described, or the folder holds something else.
+    """
+    if isinstance(samples, str | os.PathLike):
+        raise UserError(
+            "samples is a path; expected an iterable of (image, label). Pack files and folders with"
+            " the command: lockstep data pack SOURCE OUT"
+        )
+    if classes is None:
+        classes = getattr(samples, "classes", None)
+    names = list(map(str, classes or ()))
+    positions = {name: i for i, name in enumerate(names)}
+    if len(positions) < len(names):
+        raise UserError("classes lists a name twice; expected a different name for each class")
+    target = Path(out)
+    if (target / CACHE / "pack.json").exists() and not (target / UNFINISHED).exists():
+        raise DataError(f"{target} holds a data set already; choose an empty folder")
+    rows = _read_rows(samples, names, positions, grows=classes is None)
+    states = np.zeros((0, 2), np.int64)
+    with explain_full_disk(target), lock_target(target, "samples of a program", states):
+        return write_rows(rows, target, names, lambda count: None, _refuse, resumes=False)
+
+
+def _read_rows(
+    samples: Any, names: list[str], positions: dict[str, int], *, grows: bool
+) -> Iterator[Row]:
+    """Yield rows. If the list of classes grows, names are added to it."""
+    if not hasattr(samples, "__iter__") and hasattr(samples, "__len__"):
+        samples = map(samples.__getitem__, range(len(samples)))
+    lengths = set()
+    for number, sample in enumerate(samples):
+        place = f"sample {number}"
+        if not isinstance(sample, tuple | list) or len(sample) not in (2, 3):
+            raise UserError(
+                f"{place} is of type {type(sample).__name__}; expected (image, label) or (image,"
+                " label, split). Pack a data set of the package datasets by save_to_disk, and"
+                " lockstep data pack FOLDER OUT"
+            )
+        lengths.add(len(sample))
+        if len(lengths) > 1:
+            raise UserError(f"{place}: some samples have a split; expected all or none")
+        split = read_split(sample[2], place) if len(sample) == 3 else ""
+        try:
+            label = read_label(sample[1])
+            if grows and isinstance(label, int):
+                raise ValueError(f"the label is the number {label}; name the classes: classes=[..]")
+            if grows and label not in positions:
+                positions[str(label)] = len(names)
+                names.append(str(label))
+            number_in_classes = number_label(label, positions)
+        except ValueError as error:
+            raise UserError(f"{place}: {error}") from None
+        yield Row(split, number_in_classes, sample[0], place)
+
+
+def _refuse(split: str, bad: Quarantined) -> None:
+    raise UserError(f"{bad.file} cannot be used: {bad.reason}. Leave it out")

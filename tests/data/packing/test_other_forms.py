@@ -1,0 +1,369 @@
+"""Tables, lists and compressed files, written by the libraries that people use, and packed."""
+
+import bz2
+import csv
+import gzip
+import importlib.util
+import io
+import json
+import lzma
+import re
+import shlex
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from lockstep.cli import app
+from lockstep.data.packing import Columns, Packing, pack
+from lockstep.data.packing.devkit import read_kit_classes
+from lockstep.data.sources import FORMATS, find_sources
+from lockstep.system.errors import DataError
+from tests.data.cases import image_folder, jpeg, sample, write
+from tests.data.packing.packed import read_packed
+
+IMAGES = [jpeg(16 + i, 20, 9 * i) for i in range(6)]
+LABELS = [2, 0, 1, 1, 0, 2]
+NAMES = ["wolf", "ant", "bee"]
+"""Not sorted, as the classes of some data sets."""
+SORTED = ["ant", "bee", "wolf"]
+EXPECTED = [(NAMES[label], data) for label, data in zip(LABELS, IMAGES, strict=True)]
+WEBDATASET = Packing("webdataset")
+needs_pyarrow = pytest.mark.skipif(
+    importlib.util.find_spec("pyarrow") is None, reason="pyarrow is not installed"
+)
+
+
+def run(*words: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(map(str, words)))
+    return result.exit_code, result.output + str(result.exception or "")
+
+
+# Tables
+
+DATASETS = """
+import sys
+import datasets, datasets.arrow_dataset as module
+module.generate_fingerprint = lambda *words, **options: "0" * 16  # dill fails with new pyarrow
+from pathlib import Path
+from tests.data.packing.test_other_forms import IMAGES, LABELS, NAMES
+root = Path(sys.argv[1])
+label = datasets.ClassLabel(names=NAMES)
+features = datasets.Features({"image": datasets.Image(), "label": label})
+rows = {"image": [{"bytes": data, "path": None} for data in IMAGES], "label": LABELS}
+set = datasets.Dataset.from_dict(rows, features=features)
+(root / "hub/data").mkdir(parents=True)
+for i in range(2):
+    part = set.select(range(3 * i, 3 * i + 3))
+    part.to_parquet(str(root / f"hub/data/train-0000{i}-of-00002.parquet"))
+set.to_parquet(str(root / "hub/data/validation-00000-of-00001.parquet"))
+datasets.DatasetDict({"train": set, "test": set}).save_to_disk(str(root / "dict"))
+set.save_to_disk(str(root / "one"), num_shards=2)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="no datasets")
+def test_files_of_datasets(tmp_path: Path) -> None:
+    words = [sys.executable, "-W", "ignore", "-c", DATASETS, str(tmp_path)]
+    subprocess.run(words, check=True, timeout=120)
+    out = tmp_path / "out"
+    assert pack(tmp_path / "hub", out / "hub", WEBDATASET) == {"train": 6, "val": 6}
+    assert read_packed(out / "hub") == {"train": EXPECTED, "val": EXPECTED}
+    assert (out / "hub/classes.txt").read_text().split() == NAMES
+    assert pack(tmp_path / "dict", out / "dict", WEBDATASET) == {"train": 6, "test": 6}
+    assert read_packed(out / "dict") == {"train": EXPECTED}
+    assert read_packed(out / "dict/test") == {"": EXPECTED}
+    assert pack(tmp_path / "one", out / "one", WEBDATASET) == {"images": 6}
+    assert read_packed(out / "one") == {"": EXPECTED}
+    (tmp_path / "one/data-00001-of-00002.arrow").unlink()
+    with pytest.raises(DataError, match="lacks data-00001"):
+        pack(tmp_path / "one", out / "lost", WEBDATASET)
+
+
+def write_table(path: Path, **columns: object) -> Path:
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table(columns)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(table, path, row_group_size=4, write_page_checksum=True)
+    else:
+        with pyarrow.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
+    return path
+
+
+@needs_pyarrow
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_tables_without_notes_of_datasets(tmp_path: Path, kind: str) -> None:
+    names = [NAMES[label] for label in LABELS]
+    path = write_table(tmp_path / f"my data.{kind}", photo=IMAGES, breed=names, width=LABELS)
+    assert pack(path, tmp_path / "out", WEBDATASET) == {"images": 6}
+    assert read_packed(tmp_path / "out") == {"": EXPECTED}
+    assert (tmp_path / "out/classes.txt").read_text().split() == SORTED
+    _, output = run("data", "check", path)
+    [command] = re.findall(r"(lockstep data pack .*)", output)
+    assert run(*shlex.split(command)[1:])[0] == 0
+    assert read_packed(tmp_path / "my data-packed") == {"": EXPECTED}
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match="is damaged or incomplete"):
+        pack(path, tmp_path / "cut", WEBDATASET)
+
+
+@needs_pyarrow
+def test_arrays_and_splits_in_tables(tmp_path: Path) -> None:
+    pixels = np.arange(120, dtype=np.uint8).reshape(2, 5, 4, 3)
+    path = write_table(
+        tmp_path / "x.parquet", image=pixels.tolist(), label=[7.0, 11.0], split=["train", "valid"]
+    )
+    assert pack(path, tmp_path / "out", WEBDATASET) == {"train": 1, "val": 1}
+    splits = read_packed(tmp_path / "out")
+    for i, (split, name) in enumerate([("train", "7"), ("val", "11")]):
+        [(label, data)] = splits[split]
+        assert label == name
+        np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(data))), pixels[i])
+
+
+@needs_pyarrow
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"label": [0, None]}, "row 1: the label is None"),
+        ({"label": ["a", ""]}, "row 1: the label is ''"),
+        ({"label": [0, -1]}, "row 1: the label is -1"),
+        ({"fine_label": [0, 1], "coarse": [0, 1]}, "2 columns .*: fine_label, coarse.*--label"),
+        ({"label": [0, 1], "image2": [b"", b""]}, "2 columns that may hold the image: .*--image"),
+        ({"width": [0, 1]}, "no column that seems to hold the label"),
+        ({"label": [0, 1], "split": ["train", "trian"]}, "'trian' is not a split"),
+    ],
+)
+def test_tables_that_cannot_be_understood(tmp_path: Path, columns: dict, reason: str) -> None:
+    path = write_table(tmp_path / "x.parquet", image1=IMAGES[:2], **columns)
+    with pytest.raises(DataError, match=reason):
+        pack(path, tmp_path / "out", WEBDATASET)
+    assert not (tmp_path / "out").exists()
+
+
+@needs_pyarrow
+def test_configurations_are_not_mixed(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_table(tmp_path / f"{name}/train-00000-of-00001.parquet", image=IMAGES, label=LABELS)
+    with pytest.raises(DataError, match=r"several data sets .*: a, b"):
+        pack(tmp_path, tmp_path / "out", WEBDATASET)
+    assert pack(tmp_path / "a", tmp_path / "out", WEBDATASET) == {"train": 6}
+
+
+# Lists
+
+
+def write_images(folder: Path) -> list[str]:
+    names = [f"images/{i} x.jpg" for i in range(6)]
+    image_folder(folder, dict(zip(names, IMAGES, strict=True)))
+    return names
+
+
+def write_csv(path: Path, rows: list[list[object]], **options: str) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file, **options).writerows(rows)
+    return path
+
+
+def rows_of(names: list[str]) -> list[list[object]]:
+    return [[name, NAMES[label]] for name, label in zip(names, LABELS, strict=True)]
+
+
+def write_json(path: Path, header: list[str], rows: list[list[object]]) -> None:
+    path.write_text("".join(json.dumps(dict(zip(header, row, strict=True))) + "\n" for row in rows))
+
+
+HEADER = ["file_name", "label"]
+LISTS: dict[str, Callable[[Path, list[list[object]]], object]] = {
+    "metadata.csv": lambda path, rows: write_csv(path, [HEADER, *rows]),
+    "metadata.jsonl": lambda path, rows: write_json(path, HEADER, rows),
+    "pets.csv": lambda path, rows: write_csv(path, [["Path", "Class Name"], *rows], delimiter=";"),
+    "pets.tsv": lambda path, rows: write_csv(path, rows, delimiter="\t"),
+    "pets.ndjson": lambda path, rows: write_json(path, ["path", "species"], rows),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_of_images(tmp_path: Path, name: str) -> None:
+    data = tmp_path / "my data"
+    LISTS[name](data / name, rows_of(write_images(data)))
+    assert pack(data / name, tmp_path / "out", WEBDATASET) == {"images": 6}
+    assert read_packed(tmp_path / "out") == {"": EXPECTED}
+    if name == "pets.tsv":
+        return  # a folder with a list without a header is not known as one
+    for command in (("train", "--data", data, "--out", tmp_path / "run"), ("data", "info", data)):
+        _, output = run(*command)
+        [hint] = re.findall(r"(lockstep data pack .*)", output)
+        assert shlex.split(hint)[3:] == [str(data), str(tmp_path / "my data-packed")]
+    assert run(*shlex.split(hint)[1:])[0] == 0
+    assert read_packed(tmp_path / "my data-packed") == {"": EXPECTED}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_numbers_splits_and_formats(tmp_path: Path, format: str) -> None:
+    names = write_images(tmp_path)
+    rows = [
+        [name, label + 9, "train" if i % 2 else "Validation"]
+        for i, (name, label) in enumerate(zip(names, LABELS, strict=True))
+    ]
+    path = write_csv(tmp_path / "list.csv", [["filename", "label", "split"], *rows])
+    assert pack(path, tmp_path / "out", Packing(format)) == {"train": 3, "val": 3}
+    numbered = [(str(label + 9), data) for label, data in zip(LABELS, IMAGES, strict=True)]
+    expected = {"train": numbered[1::2], "val": numbered[::2]}
+    packed = read_packed(tmp_path / "out")
+    if format == "folder":
+        expected = {
+            split: sorted(rows, key=lambda row: int(row[0])) for split, rows in expected.items()
+        }
+    assert packed == expected
+    assert (tmp_path / "out/classes.txt").read_text().split() == ["9", "10", "11"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([["images/0 x.jpg", "a"], ["images/9.jpg", "b"]], "1 of 2 images are missing.*images/9"),
+        ([["../secret.jpg", "a"]], "line 2: '../secret.jpg' leads out of .*--images"),
+        ([["/etc/passwd", "a"]], "line 2: '/etc/passwd' leads out of"),
+        (
+            [["images/0 x.jpg", "a"], ["images/./0 x.jpg", "b"]],
+            "line 3 lists the image of .*line 2",
+        ),
+        ([["images/0 x.jpg", ""]], "line 2: the label is ''"),
+        ([["images/0 x.jpg"]], "line 2 has 1 cells; expected 2"),
+        ([["", "a"]], "line 2 has no image"),
+        ([], "list.csv has no rows"),
+    ],
+)
+def test_lists_that_are_wrong(tmp_path: Path, rows: list, reason: str) -> None:
+    (tmp_path / "secret.jpg").write_bytes(IMAGES[0])
+    write_images(tmp_path / "data")
+    path = write_csv(tmp_path / "data/list.csv", [["path", "label"], *rows])
+    with pytest.raises(DataError, match=reason):
+        pack(path, tmp_path / "out", WEBDATASET)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_list_packs_no_file_that_is_no_image(tmp_path: Path) -> None:
+    image_folder(
+        tmp_path, {"a.jpg": IMAGES[0], "b.jpg": b"root:x:0:0:root", "c.jpg": IMAGES[1][:-9]}
+    )
+    path = write_csv(tmp_path / "list.csv", [["a.jpg", "x"], ["b.jpg", "x"], ["c.jpg", "y"]])
+    code, output = run("data", "pack", path, tmp_path / "out", "--images", tmp_path)
+    assert code == 1
+    assert "line 2" in output
+    assert "line 3" in output
+    assert b"root:x" not in b"".join(tar.read_bytes() for tar in (tmp_path / "out").glob("*.tar"))
+    assert read_packed(tmp_path / "out") == {"": [("x", IMAGES[0])]}
+
+
+def test_columns_are_chosen(tmp_path: Path) -> None:
+    names = write_images(tmp_path)
+    rows = [[name, "x", NAMES[label]] for name, label in zip(names, LABELS, strict=True)]
+    path = write_csv(tmp_path / "list.csv", [["file", "label", "category"], *rows])
+    with pytest.raises(DataError, match="2 columns that may hold the label: label, category"):
+        pack(path, tmp_path / "out", WEBDATASET)
+    assert run("data", "pack", path, tmp_path / "out", "--label", "category")[0] == 0
+    assert read_packed(tmp_path / "out") == {"": EXPECTED}
+    with pytest.raises(DataError, match=r"no column categroy\. Did you mean category?"):
+        pack(path, tmp_path / "no", WEBDATASET, columns=Columns(label="categroy"))
+
+
+# ImageNet's validation images
+
+
+def write_validation(folder: Path) -> list[str]:
+    names = [f"ILSVRC2012_val_{i + 1:08d}" for i in range(6)]
+    image_folder(folder, {f"{n}.JPEG": data for n, data in zip(names, IMAGES, strict=True)})
+    return names
+
+
+def test_labels_of_imagenet(tmp_path: Path) -> None:
+    scipy = pytest.importorskip("scipy.io")
+    names = write_validation(tmp_path / "val")
+    wnids = ["n02114367", "n02219486", "n02206856"]
+    expected = {"": [(wnids[label], data) for label, data in zip(LABELS, IMAGES, strict=True)]}
+    rows = [
+        [n, f"{wnids[label]} 85 1 499 272 {wnids[label]} 3 4 5 6"]
+        for n, label in zip(names, LABELS, strict=True)
+    ]
+    path = write_csv(tmp_path / "LOC_val_solution.csv", [["ImageId", "PredictionString"], *rows])
+    columns = Columns(images=tmp_path / "val")
+    pack(path, tmp_path / "kaggle", WEBDATASET, columns=columns)
+    assert read_packed(tmp_path / "kaggle") == {"val": expected[""]}
+    kit = tmp_path / "ILSVRC2012_validation_ground_truth.txt"
+    kit.write_text("".join(f"{label + 1}\n" for label in LABELS))
+    fields = [("ILSVRC2012_ID", object), ("WNID", object), ("words", object), ("children", object)]
+    synsets = np.zeros((3, 1), fields)
+    for i in (2, 0, 1):  # not in the order of their numbers
+        synsets[i - 1, 0] = (i + 1, wnids[i], "wolf, Canis lupus", np.zeros((1, i)))
+    for is_compressed in (True, False):
+        scipy.savemat(tmp_path / "meta.mat", {"synsets": synsets}, do_compression=is_compressed)
+        assert read_kit_classes(tmp_path / "meta.mat") == dict(zip("123", wnids, strict=True))
+    pack(kit, tmp_path / "kit", WEBDATASET, columns=columns)
+    assert read_packed(tmp_path / "kit") == {"val": expected[""]}
+    (tmp_path / "val/extra.JPEG").write_bytes(IMAGES[0])
+    with pytest.raises(DataError, match="6 numbers for 7 images"):
+        pack(kit, tmp_path / "more", WEBDATASET, columns=columns)
+    data = (tmp_path / "meta.mat").read_bytes()
+    (tmp_path / "meta.mat").write_bytes(data[: len(data) // 2])
+    with pytest.raises(DataError, match=r"meta\.mat cannot be read"):
+        pack(kit, tmp_path / "cut", WEBDATASET, columns=columns)
+
+
+# Compressed files
+
+COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+
+
+def write_tar(path: Path, names: list[str]) -> None:
+    with tarfile.open(path, f"w:{path.suffix.replace('.t', '').strip('.')}") as tar:
+        for name, data in zip(names, IMAGES, strict=True):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+
+
+@pytest.mark.parametrize("name", ["pets.tar.gz", "pets.tgz", "pets.tar.bz2", "pets.txz"])
+@pytest.mark.parametrize("format", ["webdataset", "recordio"])
+def test_compressed_tars(tmp_path: Path, name: str, format: str) -> None:
+    write_tar(tmp_path / name, [f"pets/{NAMES[label]}/{i}.jpg" for i, label in enumerate(LABELS)])
+    for source in (tmp_path, tmp_path / name):
+        with pytest.raises(DataError, match=f"lockstep data pack {source} "):
+            find_sources(source)
+    assert pack(tmp_path / name, tmp_path / "out", Packing(format)) == {"images": 6}
+    assert read_packed(tmp_path / "out") == {"": sorted(EXPECTED, key=lambda row: row[0])}
+    assert not (tmp_path / "out/.lockstep/stage").exists()
+
+
+@pytest.mark.parametrize("kind", COMPRESS)
+def test_compressed_tfrecords(tmp_path: Path, kind: str) -> None:
+    for split in ("train", "validation"):
+        for i in range(2):
+            some = range(3 * i, 3 * i + 3)
+            samples = [sample(j, LABELS[j], IMAGES[j], f"{j}.jpg", NAMES[LABELS[j]]) for j in some]
+            path = write("tfrecord", tmp_path / f"data/{split}-0000{i}-of-00002", samples)
+            path.with_name(f"{path.name}.{kind}").write_bytes(COMPRESS[kind](path.read_bytes()))
+            path.unlink()
+    with pytest.raises(DataError, match="lockstep data pack"):
+        find_sources(tmp_path / "data")
+    pack(tmp_path / "data", tmp_path / "out", Packing("tfrecord"))
+    assert read_packed(tmp_path / "out") == {"train": EXPECTED, "val": EXPECTED}
+    cut = tmp_path / f"data/train-00001-of-00002.{kind}"
+    data = cut.read_bytes()
+    flipped = bytearray(data)
+    flipped[-6] ^= 1
+    for damaged in (data[:-3], bytes(flipped)):
+        cut.write_bytes(damaged)
+        with pytest.raises(DataError, match=f"{cut} is damaged or incomplete"):
+            pack(tmp_path / "data", tmp_path / "cut", WEBDATASET)
