@@ -63,20 +63,21 @@ class Results:
 
 def write_results(folder: Path, results: Results, file_name: str = FILE) -> None:
     """Write the results into a run's folder. A reader never sees a partial file."""
-    arrays = {}
+    arrays = {
+        "step": np.array(results.step),
+        "digest": np.array(results.digest),
+        "classes": np.array(results.classes, str),
+        "labels": next(iter(results.scores.values())).labels,
+    }
     for weights, scores in results.scores.items():
         for name in _COLUMNS:
             arrays[f"{weights}.{name}"] = getattr(scores, name)
-    labels = next(iter(results.scores.values())).labels
-    with replacing(folder / file_name) as partial, partial.open("wb") as file:
-        np.savez_compressed(
-            file,
-            step=results.step,
-            digest=results.digest,
-            classes=np.array(results.classes, str),
-            labels=labels,
-            **arrays,
-        )
+    _write_arrays(folder / file_name, arrays)
+
+
+def _write_arrays(path: Path, arrays: Arrays) -> None:
+    with replacing(path) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
 def read_records(path: Path) -> dict[str, np.ndarray]:
@@ -178,8 +179,7 @@ def list_images(out: Path, sets: Sets, *, is_new: bool) -> None:
         if len(before.get(f"{name}.checksums", ())) < len(index.checksums) or not before:
             now |= _make_columns(name, index)
     if now:
-        with replacing(out / IMAGES_FILE) as partial, partial.open("wb") as file:
-            np.savez_compressed(file, **(before | now))  # type: ignore[arg-type]
+        _write_arrays(out / IMAGES_FILE, before | now)
 
 
 def compare_images(out: Path, sets: Sets) -> str:

@@ -11,6 +11,7 @@ other one.
 
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -45,85 +46,75 @@ _WAIT_SEC = 120.0
 """A command that ends waits this long for the copy of its last checkpoint."""
 
 
-class RunCopies:
-    """Copies a run's folder in a thread of its own. Errors are kept for the run to report: they
+class _CopyThread(threading.Thread):
+    """Copies a run's folder whenever a copy is wanted. Errors are kept for the run to report: they
     never stop it."""
 
-    def __init__(self, url: str, folder: Path) -> None:
-        """Raises `RecipeError`, `BackendError` or `DataError` if there is no such store,
-        `CheckpointError` if it has the copy of another run."""
-        self.url = url
-        self._store = open_store(url)
-        self.note = ""
-        """A note for the user on how the store began."""
-        with suppress(DataError):  # a lost store does not stop a run: the first copy says so
-            self.note = _claim(self._store, folder)
+    def __init__(self, folder: Path, store: ObjectStore) -> None:
+        super().__init__(name="lockstep-copies", daemon=True)
         self._folder = folder
-        self._changed = threading.Condition()
-        self._is_wanted = False
-        self._is_ending = False
-        self._failure = ""
-        self._thread = threading.Thread(target=self._follow, name="lockstep-copies", daemon=True)
-        self._thread.start()
+        self._store = store
+        self.wanted = threading.Event()
+        self.is_ending = False
+        self.failures: deque[str] = deque(maxlen=1)
+        """Why the last copy failed; empty if it did not."""
 
-    def request(self) -> str:
-        """Ask for a copy of the folder as it is now. Return why the last one failed, or ""."""
-        with self._changed:
-            self._is_wanted = True
-            self._changed.notify()
-            failure = self._failure
-            self._failure = ""
-        return failure
-
-    def end(self) -> str:
-        """Make the last copy, and wait for it. Return why it failed, or ""."""
-        self.request()
-        with self._changed:
-            self._is_ending = True
-            self._changed.notify()
-        self._thread.join(_WAIT_SEC)
-        if self._thread.is_alive():
-            return f"it was not complete after {_WAIT_SEC:.0f} s"
-        return self._failure
-
-    def _follow(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_wanted or self._is_ending)
-                if not self._is_wanted:
-                    return
-                self._is_wanted = False
+    def run(self) -> None:
+        """Make copies, up to the first one that begins when the run is ending."""
+        is_last = False
+        while not is_last:
+            self.wanted.wait()
+            self.wanted.clear()
+            is_last = self.is_ending
             try:
                 copy_run(self._folder, self._store)
-                failure = ""
+                self.failures.clear()
             except Exception as error:  # whatever it is, the run goes on
-                failure = str(error) or type(error).__name__
-            with self._changed:
-                self._failure = failure
+                self.failures.append(str(error) or type(error).__name__)
 
 
 @contextmanager
 def keep_copies(
     url: str, folder: Path, warn: Callable[[str], None], note: Callable[[str], None]
 ) -> Iterator[Callable[[], None]]:
-    """Yield a function that asks for a copy of a run's folder. Make the last copy when the block
-    ends, however it ends. Raises as `RunCopies` does."""
-    copies = RunCopies(url, folder)
-    if copies.note:
-        note(copies.note)
+    """Yield a function that asks for a copy of a run's folder, which a thread makes. Make the last
+    copy when the block ends, however it ends.
 
-    def report(failure: str) -> None:
-        if failure:
-            warn(f"the copy in {url} is not complete: {failure}. The run in {folder} is")
+    Raises `RecipeError`, `BackendError` or `DataError` if there is no such store, `CheckpointError`
+    if it has the copy of another run.
+    """
+    store = open_store(url)
+    with suppress(DataError):  # a lost store does not stop a run: the first copy says so
+        beginning = _claim(store, folder)
+        if beginning:
+            note(beginning)
+    thread = _CopyThread(folder, store)
+    thread.start()
+
+    def report() -> None:
+        try:
+            failure = thread.failures.pop()
+        except IndexError:
+            return
+        warn(f"the copy in {url} is not complete: {failure}. The run in {folder} is")
+
+    def request() -> None:
+        thread.wanted.set()
+        report()
 
     try:
-        yield lambda: report(copies.request())
+        yield request
     finally:
-        report(copies.end())
+        thread.is_ending = True
+        thread.wanted.set()
+        thread.join(_WAIT_SEC)
+        if thread.is_alive():
+            thread.failures.append(f"it was not complete after {_WAIT_SEC:.0f} s")
+        report()
 
 
 def open_store(url: str) -> ObjectStore:
-    """Return the store of a run's copy. Raises as `RunCopies` does."""
+    """Return the store of a run's copy. Raises as `keep_copies` does."""
     address = find_url(url)
     if address is None or is_web(address):
         raise RecipeError(f"{FIELD} is {url!r}, expected an address such as s3://BUCKET/RUN")
