@@ -9,6 +9,8 @@ from PIL import Image
 
 import lockstep
 from lockstep import backends
+from lockstep.backends import Framework
+from lockstep.inference.export import choose_target
 from lockstep.inference.images import read_square
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
@@ -84,6 +86,33 @@ def test_the_tensorflow_recipe_evaluates_as_tensorflow_1_in_the_loader_and_in_a_
     assert np.abs(square - expected).max() <= 1
     served = crop_centre(tf.constant(pixels[None]), read_geometry(recipe), _Operations()).numpy()
     assert np.array_equal(served[0].transpose(1, 2, 0), square)
+
+
+@pytest.mark.parametrize(
+    ("installed", "options", "name"),
+    [
+        ("onnx onnxruntime torch tensorflow", (None, None, False), "onnx"),
+        ("onnx onnxruntime torch", ("int8", 4, True), "onnx"),
+        ("onnx onnxruntime torch", ("fp16", None, False), "onnx"),
+        ("onnxruntime torch", (None, None, False), "torch-export"),
+        ("onnx torch tensorflow", ("fp32", None, False), "torch-export"),
+        ("onnx onnxruntime torch tensorflow", ("bf16", None, False), "savedmodel"),
+        ("paddlepaddle", (None, None, False), "paddle-inference"),
+        ("torch", (None, None, True), "onnx"),
+        ("", (None, None, False), "onnx"),
+    ],
+)
+def test_without_a_format_one_that_can_run_here_is_written(
+    installed: str,
+    options: tuple[str | None, int | None, bool],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def find_version(framework: Framework) -> str | None:
+        return "1.0" if set(framework.distributions) & set(installed.split()) else None
+
+    monkeypatch.setattr(Framework, "version", find_version)
+    assert choose_target(options[0], options[1], bare=options[2]).name == name
 
 
 def test_nothing_is_overwritten(weights: Path, tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ from lockstep.cli import options
 from lockstep.cli.terminal import escape_line, print
 
 To = Annotated[
-    str,
+    str | None,
     typer.Option(
         help=(
             "Format: savedmodel, frozen-graph, paddle-inference, torchscript, torch-export, onnx,"
-            " openvino, tensorrt, triton or stablehlo; for phones executorch or litert."
+            " openvino, tensorrt, triton or stablehlo; for phones executorch or litert. By"
+            " default the first of onnx, torch-export, savedmodel, paddle-inference and stablehlo"
+            " that the installed packages can run."
         )
     ),
 ]
@@ -60,7 +62,7 @@ Tolerance = Annotated[
 def command(
     source: options.WeightsArgument,
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
-    to: To = "savedmodel",
+    to: To = None,
     checkpoint: options.Checkpoint = None,
     ema: options.Ema = None,
     model: options.Model = None,

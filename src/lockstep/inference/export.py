@@ -1,11 +1,13 @@
 """Export trained models to programs that run without Lockstep, on servers or phones."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lockstep.backends import Framework
 from lockstep.inference.comparison import Comparison, compare_program
 from lockstep.inference.int8 import Int8, quantise
 from lockstep.inference.preprocessing_file import write_preprocessing
@@ -13,6 +15,7 @@ from lockstep.inference.programs import write_description
 from lockstep.inference.targets import (
     ONNX_PRECISIONS,
     PHONE_PRECISIONS,
+    TARGETS,
     ProgramSpec,
     Target,
     find_target,
@@ -25,13 +28,15 @@ from lockstep.weights import Weights
 
 _IN_MANY_PRECISIONS = ("savedmodel", "frozen-graph", "stablehlo")
 """Formats that can compute in bf16 and fp16, too."""
+_USUAL = ("onnx", "torch-export", "savedmodel", "paddle-inference", "stablehlo")
+"""The formats to choose from if none is named, the preferred one first."""
 
 
 def export(
     weights: Weights,
     folder: str | Path,
     *,
-    to: str,
+    to: str | None,
     precision: str | Int8 | None = None,
     batch: int | None = None,
     bare: bool = False,
@@ -42,14 +47,22 @@ def export(
     folder = as_path(folder, "target")
     if folder.exists():
         raise CheckpointError(f"{folder} already exists; name a new folder")
-    target = find_target(to)
     calibration = None
     if isinstance(precision, Int8):
         calibration = precision.check()
         precision = "int8"
+    chosen = []
+    if to is None:
+        target = choose_target(precision, batch, bare=bare)
+        chosen = [
+            f"writes {target.name}, because {target.runtime() or 'no runtime'} is installed here;"
+            " --to chooses another format: lockstep export --help lists them"
+        ]
+    else:
+        target = find_target(to)
     _check_options(target, precision, batch=batch, bare=bare)
     wanted = _plan_program(target, weights, precision, batch, bare=bare)
-    remarks = [*weights.remarks, *_remark_on_precision(target, weights, precision)]
+    remarks = [*chosen, *weights.remarks, *_remark_on_precision(target, weights, precision)]
     remarks += [*_remark_on_temperature(weights, bare=bare), *_remark_on_decoding(weights)]
     loss = None
     if precision == "int8" and not wanted.weights.scales:
@@ -67,6 +80,21 @@ def export(
     comparison = _write(target, wanted, folder, precision, compare=compare)
     result = {"comparison": comparison, "int8": loss, "remarks": remarks}
     return _describe(target, wanted, folder) | result
+
+
+def choose_target(precision: str | None, batch: int | None, *, bare: bool) -> Target:
+    """Return the first usual format that has the options and that installed packages can write and
+    run; if there is none, ONNX."""
+    for name in _USUAL:
+        target = TARGETS[name]
+        with suppress(CheckpointError):
+            _check_options(target, precision, batch=batch, bare=bare)
+            is_written = precision in (None, "fp32") or target.backend is None
+            is_written = is_written or name in _IN_MANY_PRECISIONS
+            writer = Framework(("onnx",), "").version() if name == "onnx" else ""
+            if is_written and writer is not None and target.runtime() is not None:
+                return target
+    return TARGETS["onnx"]
 
 
 def _write(

@@ -343,7 +343,7 @@ class Model:
         self,
         folder: str | Path,
         *,
-        to: str = "savedmodel",
+        to: str | None = None,
         precision: "str | Int8 | None" = None,
         batch: int | None = None,
         bare: bool = False,
@@ -358,7 +358,7 @@ class Model:
             folder: a new folder.
             to: "savedmodel", "frozen-graph", "paddle-inference", "torchscript", "torch-export",
                 "onnx", "openvino", "tensorrt", "triton", "stablehlo", "executorch" or "litert"
-                (docs/how-to/deploy.md).
+                (docs/how-to/deploy.md); by default what the installed packages can run.
             precision: of the program: "fp32" (by default), "bf16", "fp16", "int8" for weights that
                 were trained with quantisation, or `lockstep.Int8(DATA)` to quantise now
                 (docs/how-to/quantisation.md).
