@@ -40,16 +40,24 @@ def test_every_format_is_packed() -> None:
     assert set(PACKED) == set(FORMATS)
 
 
+@pytest.fixture(scope="module")
+def whole(recipe: Recipe, textures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the class folders that was never stopped."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    execution = Execution(compile="off", log_every_steps=1)
+    lockstep.train(recipe, textures, run, execution=execution)
+    return run
+
+
 @pytest.mark.parametrize("name", PACKED)
 def test_losses_and_weights_are_those_of_the_folder(
-    name: str, data_sets: dict[str, Path], recipe: Recipe, textures: Path, tmp_path: Path
+    name: str, data_sets: dict[str, Path], recipe: Recipe, whole: Path, tmp_path: Path
 ) -> None:
-    for data, run in ((textures, "folder"), (data_sets[name], "packed")):
-        execution = Execution(compile="off", log_every_steps=1)
-        lockstep.train(recipe, data, tmp_path / run, execution=execution)
-    losses, weights = read_outcome(tmp_path / "packed")
+    execution = Execution(compile="off", log_every_steps=1)
+    lockstep.train(recipe, data_sets[name], tmp_path / "run", execution=execution)
+    losses, weights = read_outcome(tmp_path / "run")
     assert len([event for event in losses if event[0] == "train"]) == 14
-    assert (losses, weights) == read_outcome(tmp_path / "folder")
+    assert (losses, weights) == read_outcome(whole)
 
 
 class Stopped(Exception):
@@ -57,10 +65,9 @@ class Stopped(Exception):
 
 
 def test_a_run_resumes_from_another_format(
-    data_sets: dict[str, Path], recipe: Recipe, textures: Path, tmp_path: Path
+    data_sets: dict[str, Path], recipe: Recipe, whole: Path, tmp_path: Path
 ) -> None:
     execution = Execution(compile="off", save_every_steps=3)
-    lockstep.train(recipe, textures, tmp_path / "whole", execution=execution)
     for name in ("webdataset", "recordio"):
 
         def stop(event: dict[str, Any]) -> None:
@@ -72,7 +79,7 @@ def test_a_run_resumes_from_another_format(
                 recipe, data_sets[name], tmp_path / "parts", execution=execution, listener=stop
             )
     lockstep.train(recipe, data_sets["tfrecord"], tmp_path / "parts", execution=execution)
-    assert read_outcome(tmp_path / "parts")[1] == read_outcome(tmp_path / "whole")[1]
+    assert read_outcome(tmp_path / "parts")[1] == read_outcome(whole)[1]
 
 
 @pytest.mark.parametrize(

@@ -91,9 +91,11 @@ def test_fine_tuning_needs_weights(few_images: Path, tmp_path: Path) -> None:
         lockstep.train("fine-tune", few_images, tmp_path / "run")
 
 
-def test_a_named_recipe_gets_the_folders_logits(few_images: Path, tmp_path: Path) -> None:
+def test_a_named_recipe_gets_the_folders_logits(
+    few_images: Path, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
-    model = lockstep.load_recipe("demo").replace(model="resnet18").fields()["model"]
+    model = tiny_recipe.fields()["model"]
     changes = {"model": model, "epochs": 1, "image_size": 32, "precision": "fp32"}
     pause = Execution(stop_after_steps=1, loggers=())
     events = train_and_listen("demo", few_images, run, changes=changes, execution=pause)
