@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 from PIL import Image
@@ -84,4 +85,21 @@ def write(format: str, path: Path, samples: list[Sample]) -> Path:
         if format == "recordio" and any(item.name for item in samples):
             writer.describe((item.number, item.label, item.name) for item in samples)
         writer.finish()
+    return path
+
+
+def write_tar(path: Path, members: dict[str, bytes | None]) -> Path:
+    """Write members; None is a folder, `-> x` a link to x."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            if data is None:
+                info.type = tarfile.DIRTYPE
+            elif data.startswith(b"-> "):
+                info.type = tarfile.SYMTYPE
+                info.linkname = data[3:].decode()
+            else:
+                info.size = len(data)
+            tar.addfile(info, io.BytesIO(data or b""))
     return path

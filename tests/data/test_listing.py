@@ -1,8 +1,6 @@
 """The listing and index of files with many images: labels, order, classes, and when an index is
 built again."""
 
-import io
-import tarfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ from lockstep.data.index import Index, list_skipped, open_index
 from lockstep.data.packing.splits import shard_name
 from lockstep.data.sources import find_split
 from lockstep.system.errors import DataError
-from tests.data.cases import image_folder, jpeg, sample, write
+from tests.data.cases import image_folder, jpeg, sample, write, write_tar
 from tests.data.indexes import both, labels
 from tests.data.sets import CONTAINERS, MAGIC
 
@@ -96,19 +94,9 @@ def test_a_list_that_lacks_a_folder_is_left_out_by_name(tmp_path: Path) -> None:
     assert list_skipped(index) == (Skipped("class-list", "classes.txt without dog"),)
 
 
-def tar(path: Path, members: dict[str, bytes]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as file:
-        for name, data in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            file.addfile(member, io.BytesIO(data))
-    return path
-
-
 def test_folders_in_tars_are_classes_over_all_files(tmp_path: Path) -> None:
-    tar(tmp_path / "train-000000.tar", {"./owl/b.jpg": jpeg(8, 8), "./cat/z.jpg": jpeg(9, 8)})
-    tar(
+    write_tar(tmp_path / "train-000000.tar", {"./owl/b.jpg": jpeg(8, 8), "./cat/z.jpg": jpeg(9, 8)})
+    write_tar(
         tmp_path / "train-000001.tar",
         {"train/ant/q.jpg": jpeg(10, 8), "train/owl/a.jpg": jpeg(11, 8)},
     )
@@ -123,7 +111,7 @@ def test_a_tar_of_an_image_folder_has_the_digest_of_the_folder(tmp_path: Path) -
         f"{folder}/{i}.jpg": jpeg(8 + i, 9) for folder in ("a", "a b", "a-b", "Ä") for i in range(3)
     }
     folder = image_folder(tmp_path / "folder", files)
-    tar(tmp_path / "tar/x.tar", dict(reversed(files.items())))
+    write_tar(tmp_path / "tar/x.tar", dict(reversed(files.items())))
     assert open_index(tmp_path / "tar").digest == open_index(folder).digest
 
 
@@ -135,8 +123,8 @@ def test_folders_called_by_numbers_are_names_in_a_tar_and_in_a_folder(tmp_path: 
         tmp_path / "folder",
         {f"train/{name}": jpeg() for name in train} | {f"val/{name}": jpeg() for name in val},
     )
-    tar(tmp_path / "tar/train-0.tar", {name: jpeg() for name in train})
-    tar(tmp_path / "tar/val-0.tar", {name: jpeg() for name in val})
+    write_tar(tmp_path / "tar/train-0.tar", {name: jpeg() for name in train})
+    write_tar(tmp_path / "tar/val-0.tar", {name: jpeg() for name in val})
     for root in (tmp_path / "folder", tmp_path / "tar"):
         training = open_index(find_split(root, "train"))
         assert training.classes == ("0", "1", "2", "10")
@@ -144,7 +132,7 @@ def test_folders_called_by_numbers_are_names_in_a_tar_and_in_a_folder(tmp_path: 
 
 
 def test_a_tar_with_numbers_and_folders_as_classes_is_refused(tmp_path: Path) -> None:
-    tar(tmp_path / "x.tar", {"0.jpg": jpeg(), "0.cls": b"3", "cat/1.jpg": jpeg()})
+    write_tar(tmp_path / "x.tar", {"0.jpg": jpeg(), "0.cls": b"3", "cat/1.jpg": jpeg()})
     with pytest.raises(DataError, match=r"a number as their class, others a folder"):
         open_index(tmp_path)
 

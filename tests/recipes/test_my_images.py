@@ -36,23 +36,15 @@ def test_any_images_give_a_run_without_notes(images: int, side: int, on_gpu: boo
     )
 
 
+OF_MANY = {"global_batch_images": 128, "epochs": 90, "lr": 0.128, "warmup_epochs": 5.0}
+USUAL = {"image_size": 64, "global_batch_images": 32, "epochs": 50, "lr": 0.032}
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        (
-            {},
-            {
-                "image_size": 64,
-                "global_batch_images": 32,
-                "epochs": 50,
-                "lr": 0.032,
-                "warmup_epochs": 3.0,
-            },
-        ),
-        (
-            {"images": 20},
-            {"global_batch_images": 8, "epochs": 100, "lr": 0.008, "warmup_epochs": 5.0},
-        ),
+        ({}, USUAL | {"warmup_epochs": 3.0}),
+        ({"images": 20}, OF_MANY | {"global_batch_images": 8, "epochs": 100, "lr": 0.008}),
         ({"images": 10**6}, {"epochs": 10, "weight_decay": 1 / 32768, "crop_area": (0.08, 1.0)}),
         ({"shorter_side": 256}, {"dct_scaling": True}),
         ({"shorter_side": 255}, {"dct_scaling": False}),
@@ -61,10 +53,7 @@ def test_any_images_give_a_run_without_notes(images: int, side: int, on_gpu: boo
             {"on_gpu": True, "precision": "bf16"},
             {"image_size": 224, "epochs": 200, "precision": "bf16", "dct_scaling": False},
         ),
-        (
-            {"on_gpu": True, "images": 10**6},
-            {"global_batch_images": 128, "epochs": 90, "lr": 0.128, "warmup_epochs": 5.0},
-        ),
+        ({"on_gpu": True, "images": 10**6}, OF_MANY),
         ({"on_gpu": True, "shorter_side": 100}, {"image_size": 96, "eval_resize": 110}),
     ],
     ids=str,

@@ -120,26 +120,22 @@ def overwrite(name: str, text: str) -> Callable[[Path], object]:
     return lambda run: (run / name).write_text(text)
 
 
+def note(**environment: Any) -> Callable[[Path], object]:
+    """Return a function that writes the environment of a run."""
+    return lambda run: write_environment(run, **environment)
+
+
+DATA_IS_GONE = r"trained on /no/such, which does not exist; .* --data DATA"
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
         (lambda run: (run / "recipe.yaml").unlink(), DataError, "a new run needs images"),
         (lambda run: (run / "environment.json").unlink(), DataError, "; add --data DATA"),
-        (
-            lambda run: write_environment(run, data="/no/such"),
-            DataError,
-            r"trained on /no/such, which does not exist; .* --data DATA",
-        ),
-        (
-            lambda run: write_environment(run, data=7),
-            CheckpointError,
-            r"is not a run's environment",
-        ),
-        (
-            lambda run: write_environment(run, execution={"loader_threads": -1}),
-            CheckpointError,
-            r"json: execution: loader_th",
-        ),
+        (note(data="/no/such"), DataError, DATA_IS_GONE),
+        (note(data=7), CheckpointError, r"is not a run's environment"),
+        (note(execution={"loader_threads": -1}), CheckpointError, r"json: execution: loader_th"),
         (overwrite("environment.json", "[]"), CheckpointError, "is not a run's environment"),
         (overwrite("environment.json", "{"), CheckpointError, r"environment\.json is not JSON;"),
         (overwrite("recipe.yaml", "based_on: [1]"), RecipeError, "based_on: expected the name"),

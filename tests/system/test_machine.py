@@ -38,29 +38,21 @@ def test_cores_are_those_this_process_may_use() -> None:
     assert cores() == len(os.sched_getaffinity(0))
 
 
+LIMIT = "memory/memory.limit_in_bytes"
+USAGE = "memory/memory.usage_in_bytes"
+CACHED = "inactive_file 50\n"
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
         ({}, 4096_000),
         ({"memory.max": "max\n", "memory.current": "7\n"}, 4096_000),
         ({"memory.max": "3000000", "memory.current": "1000000"}, 2_000_000),
-        (
-            {
-                "memory.max": "3000000",
-                "memory.current": "1000000",
-                "memory.stat": "anon 5\ninactive_file 500\n",
-            },
-            2_000_500,
-        ),
+        ({"memory.max": "300", "memory.current": "100", "memory.stat": "anon 5\n" + CACHED}, 250),
         ({"memory.max": "3000000", "memory.current": "4000000"}, 0),
-        (
-            {
-                "memory/memory.limit_in_bytes": "9223372036854771712",
-                "memory/memory.usage_in_bytes": "5",
-            },
-            4096_000,
-        ),
-        ({"memory/memory.limit_in_bytes": "100", "memory/memory.usage_in_bytes": "60"}, 40),
+        ({LIMIT: "9223372036854771712", USAGE: "5"}, 4096_000),
+        ({LIMIT: "100", USAGE: "60"}, 40),
     ],
 )
 def test_free_memory_has_both_limits(tmp_path: Path, files: dict[str, str], expected: int) -> None:

@@ -25,37 +25,29 @@ def test_a_value_is_what_pyyaml_makes_of_it(text: str) -> None:
     assert read_yaml(text) == yaml.safe_load(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        pytest.param(
-            BOMB,
-            r"line 2: aliases are not supported, write the value itself instead of \*a0",
-            id="bomb",
-        ),
-        pytest.param(
-            "a: 1\nb: &b [*b]", "line 2: aliases are not supported", id="a list of itself"
-        ),
-        pytest.param("[" * 20_000, "line 1: more than 16 nested lists and mappings", id="brackets"),
-        pytest.param("? " * 20_000, "line 1: more than 16 nested lists and mappings", id="keys"),
-        pytest.param("a" * (MOST_CHARACTERS + 1), "it has more than 65,536 characters", id="long"),
-        pytest.param("a: 1\nepochs: !!int ''", "line 2: '' is not a valid int", id="empty integer"),
-        pytest.param("!!int '_'", "'_' is not a valid int", id="underscore"),
-        pytest.param("!!float ''", "'' is not a valid float", id="empty float"),
-        pytest.param("!!bool maybe", "'maybe' is not a valid bool", id="bool"),
-        pytest.param("!!timestamp x", "'x' is not a valid timestamp", id="timestamp"),
-        pytest.param("2001-99-99", "'2001-99-99' is not a valid timestamp", id="date"),
-        pytest.param("9" * 5000, "is not a valid int", id="digits"),
-        pytest.param("1" + ":59" * 5000, "is not a valid int", id="sexagesimal"),
-        pytest.param("0x" + "f" * 5000, "is not a valid int", id="hexadecimal"),
-        pytest.param(
-            "!!python/object/apply:os.system [true]", "could not determine a constructor", id="code"
-        ),
-        pytest.param("? [a, b]\n: 1", "unhashable", id="key"),
-        pytest.param("a: 1\n---\nb: 2", "line 2: expected a single document", id="documents"),
-        pytest.param("\0", "unacceptable character", id="zero"),
-    ],
-)
+HOSTILE = {
+    "bomb": (BOMB, r"line 2: aliases are not supported, write the value itself instead of \*a0"),
+    "a list of itself": ("a: 1\nb: &b [*b]", "line 2: aliases are not supported"),
+    "brackets": ("[" * 20_000, "line 1: more than 16 nested lists and mappings"),
+    "keys": ("? " * 20_000, "line 1: more than 16 nested lists and mappings"),
+    "long": ("a" * (MOST_CHARACTERS + 1), "it has more than 65,536 characters"),
+    "empty integer": ("a: 1\nepochs: !!int ''", "line 2: '' is not a valid int"),
+    "underscore": ("!!int '_'", "'_' is not a valid int"),
+    "empty float": ("!!float ''", "'' is not a valid float"),
+    "bool": ("!!bool maybe", "'maybe' is not a valid bool"),
+    "timestamp": ("!!timestamp x", "'x' is not a valid timestamp"),
+    "date": ("2001-99-99", "'2001-99-99' is not a valid timestamp"),
+    "digits": ("9" * 5000, "is not a valid int"),
+    "sexagesimal": ("1" + ":59" * 5000, "is not a valid int"),
+    "hexadecimal": ("0x" + "f" * 5000, "is not a valid int"),
+    "code": ("!!python/object/apply:os.system [true]", "could not determine a constructor"),
+    "key": ("? [a, b]\n: 1", "unhashable"),
+    "documents": ("a: 1\n---\nb: 2", "line 2: expected a single document"),
+    "zero": ("\0", "unacceptable character"),
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), HOSTILE.values(), ids=HOSTILE)
 def test_what_is_hostile_or_wrong_is_one_error_in_one_line(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason) as error:
         read_yaml(text)

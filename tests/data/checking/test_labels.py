@@ -1,7 +1,5 @@
 """Labels that are not classes, and classes that train or val lacks."""
 
-import io
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ from lockstep.data.index import open_index
 from lockstep.data.listing import list_images
 from lockstep.data.sources import find_split
 from lockstep.system.errors import DataError
-from tests.data.cases import image_folder
+from tests.data.cases import image_folder, write_tar
 from tests.data.checking.cases import (
     FORMATS,
     SOUND,
@@ -180,28 +178,16 @@ def test_a_label_that_is_no_number_of_a_class_is_found(tmp_path: Path) -> None:
 
 
 def test_tar_members_without_a_class_are_found(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "val.tar", "w") as tar:
-        for name, data in (
-            ("a.jpg", picture(1)),
-            ("a.cls", b"dog"),
-            ("b.jpg", picture(2)),
-            ("c.jpg", picture(3)),
-            ("c.cls", b"0"),
-        ):
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
+    images = {"a.jpg": picture(1), "a.cls": b"dog", "b.jpg": picture(2), "c.jpg": picture(3)}
+    write_tar(tmp_path / "val.tar", images | {"c.cls": b"0"})
     report = examine(tmp_path)
     assert report.count_kinds() == {"label-out-of-range": 1, "missing-label": 1}
     assert report.findings[0].place == "val.tar@0"
 
 
 def test_folders_and_numbers_as_classes_are_found_and_the_images_examined(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "val.tar", "w") as tar:
-        for name, data in (("ant/a.jpg", picture(1)), ("b.jpg", b"text"), ("b.cls", b"0")):
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
+    images = {"ant/a.jpg": picture(1), "b.jpg": b"text", "b.cls": b"0"}
+    write_tar(tmp_path / "val.tar", images)
     assert map_kinds(examine(tmp_path)) == {
         "val mixed-labels": "1 images have a number as their class, 1 a folder",
         "val not-an-image": "not an image in a known format",

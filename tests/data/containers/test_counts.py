@@ -1,8 +1,6 @@
 """Nothing vanishes: what is written is listed, or left out with its reason and counted."""
 
-import io
 import subprocess
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,7 @@ from lockstep.data.sources import find_source
 from lockstep.data.tar_folders import find_classes
 from lockstep.system.crc import compute_crc
 from lockstep.system.errors import DataError
-from tests.data.cases import image_folder, jpeg
+from tests.data.cases import image_folder, jpeg, write_tar
 
 IMAGE = jpeg()
 ENDINGS = [*FORMAT_OF, ".JPG", ""]
@@ -38,23 +36,6 @@ FILES = {
     "beside.txt": b"text",
 }
 """In `train`, with a nested folder. Every image has other bytes."""
-
-
-def write_tar(path: Path, members: dict[str, bytes | None]) -> Path:
-    """Write members; None is a folder, `-> x` a link to x."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as tar:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            if data is None:
-                info.type = tarfile.DIRTYPE
-            elif data.startswith(b"-> "):
-                info.type = tarfile.SYMTYPE
-                info.linkname = data[3:].decode()
-            else:
-                info.size = len(data)
-            tar.addfile(info, io.BytesIO(data or b""))
-    return path
 
 
 def count_kinds(listing: Listing) -> dict[str, int]:

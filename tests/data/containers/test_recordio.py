@@ -58,27 +58,17 @@ def damages(path: Path) -> list[Damage]:
     return [item for item in recordio.scan_images(path) if isinstance(item, Damage)]
 
 
-@pytest.mark.parametrize(
-    ("payload", "expected"),
-    [
-        pytest.param(MAGIC, frame(1, 0) + frame(3, 0), id="nothing else"),
-        pytest.param(
-            b"abcd" + MAGIC + b"ef", frame(1, 4) + b"abcd" + frame(3, 2) + b"ef\0\0", id="between"
-        ),
-        pytest.param(
-            MAGIC * 2 + b"a", frame(1, 0) + frame(2, 0) + frame(3, 1) + b"a\0\0\0", id="twice"
-        ),
-        pytest.param(
-            b"ab" + MAGIC, frame(0, 6) + b"ab" + MAGIC + b"\0\0", id="not at a multiple of 4"
-        ),
-        pytest.param(
-            b"ab" + MAGIC * 2 + b"cd",
-            frame(0, 12) + b"ab" + MAGIC * 2 + b"cd",
-            id="two, neither at one",
-        ),
-        pytest.param(MAGIC[:3] + b"a", frame(0, 4) + MAGIC[:3] + b"a", id="not all of it"),
-    ],
-)
+SPLIT = {
+    "nothing else": (MAGIC, frame(1, 0) + frame(3, 0)),
+    "between": (b"abcd" + MAGIC + b"ef", frame(1, 4) + b"abcd" + frame(3, 2) + b"ef\0\0"),
+    "twice": (MAGIC * 2 + b"a", frame(1, 0) + frame(2, 0) + frame(3, 1) + b"a\0\0\0"),
+    "not at a multiple of 4": (b"ab" + MAGIC, frame(0, 6) + b"ab" + MAGIC + b"\0\0"),
+    "neither at one": (b"ab" + MAGIC * 2 + b"cd", frame(0, 12) + b"ab" + MAGIC * 2 + b"cd"),
+    "not all of it": (MAGIC[:3] + b"a", frame(0, 4) + MAGIC[:3] + b"a"),
+}
+
+
+@pytest.mark.parametrize(("payload", "expected"), SPLIT.values(), ids=SPLIT)
 def test_a_payload_is_split_at_aligned_magic_numbers(payload: bytes, expected: bytes) -> None:
     assert join_record(payload) == expected
 

@@ -114,33 +114,22 @@ def test_a_table_that_no_scan_uses_makes_no_difference() -> None:
     assert_same(other, (0, 0, 40, 40))
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        decode_by_pillow(picture(np.random.default_rng(3), 40, 40), progressive=True),
-        decode_by_pillow(picture(np.random.default_rng(3), 40, 40), keep_rgb=True),
-        encode(picture(np.random.default_rng(3), 40, 40), "440"),
-        encode(picture(np.random.default_rng(3), 40, 40), "411"),
-        set_sampling(GREY, 0x51),
-        add_code_of_ones(PLAIN),
-        PLAIN[:-300],
-        b"\xff\xd8\xff",
-        b"",
-        b"no image",
-    ],
-    ids=[
-        "progressive",
-        "RGB",
-        "4:4:0",
-        "4:1:1",
-        "a factor of 5",
-        "a code of ones",
-        "cut short",
-        "a marker",
-        "nothing",
-        "text",
-    ],
-)
+NOISE = picture(np.random.default_rng(3), 40, 40)
+RARE = {
+    "progressive": decode_by_pillow(NOISE, progressive=True),
+    "RGB": decode_by_pillow(NOISE, keep_rgb=True),
+    "4:4:0": encode(NOISE, "440"),
+    "4:1:1": encode(NOISE, "411"),
+    "a factor of 5": set_sampling(GREY, 0x51),
+    "a code of ones": add_code_of_ones(PLAIN),
+    "cut short": PLAIN[:-300],
+    "a marker": b"\xff\xd8\xff",
+    "nothing": b"",
+    "text": b"no image",
+}
+
+
+@pytest.mark.parametrize("data", RARE.values(), ids=RARE)
 def test_what_is_rare_or_damaged_is_left_to_libjpeg_turbo(data: bytes) -> None:
     assert decode_window(data, (40, 40), (0, 0, 40, 30)) is None
 

@@ -88,38 +88,22 @@ def test_a_data_set_is_not_packed_into_its_own_images(folder: Path, tmp_path: Pa
     assert result == sort_images(SPLITS["val"])
 
 
-@pytest.mark.parametrize(
-    ("arrange", "message"),
-    [
-        (lambda root: root, "there is no folder .*source"),
-        (
-            lambda root: image_folder(root, {"a.jpg": jpeg(), "b.jpg": jpeg()}),
-            "holds 2 files and no folders.*sort-val",
-        ),
-        (
-            lambda root: image_folder(root, {"train/a/b/c.jpg": jpeg()}),
-            "train/a/b: folder inside a class folder",
-        ),
-        (
-            lambda root: image_folder(root, {"train.rec": b"no records in here"}),
-            "1 damaged parts of files hold no usable image",
-        ),
-        (lambda root: image_folder(root, {"train.rec": b""}), "source has no images"),
-        (
-            lambda root: image_folder(root, {"two\nlines/c.jpg": jpeg()}),
-            r"named 'two\\nlines', which cannot be a line of classes",
-        ),
-        (
-            lambda root: image_folder(root, {"space /c.jpg": jpeg()}),
-            "named 'space ', which cannot be a line of classes",
-        ),
-    ],
-    ids=["none", "flat", "too deep", "damaged", "empty", "lines", "space"],
-)
+SOURCES: dict[str, tuple[dict[str, bytes], str]] = {
+    "none": ({}, "there is no folder .*source"),
+    "flat": ({"a.jpg": jpeg(), "b.jpg": jpeg()}, "holds 2 files and no folders.*sort-val"),
+    "too deep": ({"train/a/b/c.jpg": jpeg()}, "train/a/b: folder inside a class folder"),
+    "damaged": ({"train.rec": b"no record"}, "1 damaged parts of files hold no usable image"),
+    "empty": ({"train.rec": b""}, "source has no images"),
+    "lines": ({"two\nlines/c.jpg": jpeg()}, r"'two\\nlines', which cannot be a line of classes"),
+    "space": ({"space /c.jpg": jpeg()}, "named 'space ', which cannot be a line of classes"),
+}
+
+
+@pytest.mark.parametrize(("files", "message"), SOURCES.values(), ids=SOURCES)
 def test_a_source_that_cannot_be_packed_is_refused(
-    arrange: Callable[[Path], Path], message: str, tmp_path: Path
+    files: dict[str, bytes], message: str, tmp_path: Path
 ) -> None:
-    arrange(tmp_path / "source")
+    image_folder(tmp_path / "source", files)
     with pytest.raises(DataError, match=message):
         pack_as(tmp_path / "source", tmp_path / "target", "webdataset")
     assert not (tmp_path / "target").exists()
