@@ -19,7 +19,7 @@ from typing import cast
 import numpy as np
 
 from lockstep.backends import QuantisingEngine
-from lockstep.backends.reference.norm_inputs import Moments, measure_norm_inputs
+from lockstep.backends.reference.model import Moments, measure_norm_inputs
 from lockstep.data import Batch
 from lockstep.data.index import subset
 from lockstep.data.loading.loaders import make_loader, plan_training

@@ -235,8 +235,7 @@ class JaxEngine:
         return State(self._done, tensors, velocity, average, scaler, second_moments)
 
     def write(self, state: State) -> None:
-        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
-        does not fit."""
+        """Replace the state. Raises `CheckpointError` if it does not fit."""
         old = self._values
         self._scale.write(state.scaler)
         new = Values(

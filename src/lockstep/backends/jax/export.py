@@ -122,17 +122,11 @@ class _Operations(Operations):
         # Without this, XLA leaves out a conversion that another one undoes.
         return jax.lax.reduce_precision(value, exponent_bits=8, mantissa_bits=23)
 
-    def clip(self, value: Array, low: float, high: float) -> Array:
-        return jnp.clip(value, low, high)
-
     def total(self, value: Array, axis: int) -> Array:
         return jnp.sum(value, axis=axis, keepdims=True)
 
     def take(self, pixels: Array, index: Array, axis: int) -> Array:
         return jnp.take(pixels, index, axis=axis, mode="clip")
-
-    def transpose(self, value: Array, axes: tuple[int, ...]) -> Array:
-        return jnp.transpose(value, axes)
 
     def product(self, a: Array, b: Array) -> Array:
         return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)

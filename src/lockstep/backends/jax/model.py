@@ -16,9 +16,9 @@ from jax import lax
 
 from lockstep.backends.jax.batch_norm import ALONE, OverRanks, count_values, normalise_batch
 from lockstep.backends.jax.convolutions import convolve
-from lockstep.backends.jax.quantisation import fake_quantise, quantise_weight
 from lockstep.backends.shared.channels_last import convert_all, new_arrays
 from lockstep.models.architectures import Block, Conv, Squeeze
+from lockstep.models.quantisation import LARGEST, LOWEST, SMALLEST_SCALE
 from lockstep.recipes import Recipe
 from lockstep.recipes.stochastic_depth import drop_rates
 from lockstep.recipes.trained_tensors import frozen_norms
@@ -101,7 +101,7 @@ class Pass:
             self.largest_inputs[layer] = jnp.max(jnp.abs(x.astype(jnp.float32)))
         if self._scales is None:
             return x, weight
-        return fake_quantise(x.astype(jnp.float32), self._scales[layer]), quantise_weight(weight)
+        return _fake_quantise(x.astype(jnp.float32), self._scales[layer]), _quantise_weight(weight)
 
     def _drop(self, x: Array, kept: Array, rate: float) -> Array:
         """Return the `kept` values divided by 1 - `rate`, and 0 elsewhere."""
@@ -331,3 +331,33 @@ def pool_largest(x: Array, stride: int, padding: Sequence[tuple[int, int]]) -> A
             largest = jnp.where(is_larger, other, largest)
         x = largest
     return x
+
+
+# Quantisation, by the rules of `lockstep.models.quantisation`
+
+
+def _round_input(x: Array, scale: Array) -> tuple[Array, Array]:
+    """Return the multiples, and where x is within the limits."""
+    q = jnp.round(x / scale)
+    limited = jnp.clip(q, LOWEST, LARGEST)
+    return limited * scale, q == limited
+
+
+def _round_weight(weight: Array) -> Array:
+    largest = jnp.max(jnp.abs(weight), axis=range(weight.ndim - 1))
+    scale = jnp.maximum(largest / LARGEST, SMALLEST_SCALE)
+    return jnp.round(weight / scale) * scale
+
+
+_fake_quantise = jax.custom_vjp(lambda x, scale: _round_input(x, scale)[0])
+"""Float32 x rounded to int8 multiples of the scale, float32 []. The gradient passes where x is
+within the limits of the integers."""
+_fake_quantise.defvjp(
+    _round_input, lambda is_within, gradient: (jnp.where(is_within, gradient, 0), None)
+)
+_quantise_weight = jax.custom_vjp(_round_weight)
+"""A float32 weight [..., out] rounded to int8 multiples of a scale for each output channel. All of
+its gradient passes: none is limited."""
+_quantise_weight.defvjp(
+    lambda weight: (_round_weight(weight), None), lambda _, gradient: (gradient,)
+)

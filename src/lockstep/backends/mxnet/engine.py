@@ -343,8 +343,7 @@ class MxnetEngine:
             return self._update.read()
 
     def write(self, state: State) -> None:
-        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
-        does not fit."""
+        """Replace the state. Raises `CheckpointError` if it does not fit."""
         self._update.write(state)
 
     def mask(self, masks: Mapping[str, np.ndarray]) -> None:

@@ -104,8 +104,7 @@ class Ranks(MxnetWorld):
             os._exit(1)  # the launcher reads the exit code that `leave_exit_code` wrote
 
     def prepare(self, array: Array, name: str) -> None:
-        """Prepare sums of arrays like this one. It can wait for all ranks. All ranks must prepare
-        in the same order."""
+        """Prepare sums of arrays like this one."""
         if self.ranks > 1:
             self._place(array, name)
 

@@ -154,14 +154,8 @@ class _Operations(Operations):
         shifted = value * (2.0**29 + 1.0)
         return shifted - (shifted - value)
 
-    def clip(self, value: _Number, low: float, high: float) -> _Number:
-        return self.call("clip", value, low, high)
-
     def total(self, value: _Number, axis: int) -> _Number:
         return _Number(value.tensor.sum(axis=axis, keepdim=True))
 
     def take(self, pixels: _Number, index: _Number, axis: int) -> _Number:
         return self.call("gather", pixels, index, axis)
-
-    def transpose(self, value: _Number, axes: tuple[int, ...]) -> _Number:
-        return self.call("transpose", value, axes)

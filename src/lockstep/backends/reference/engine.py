@@ -286,8 +286,7 @@ class ReferenceEngine:
         return State(self._done, tensors, velocity, average, self._scale.read(), second_moments)
 
     def write(self, state: State) -> None:
-        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
-        does not fit."""
+        """Replace the state. Raises `CheckpointError` if it does not fit."""
         for mine, values, what in (
             (self._tensors, state.tensors, "tensors"),
             (self._velocity, state.momentum, "momentum"),

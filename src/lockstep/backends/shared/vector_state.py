@@ -44,8 +44,7 @@ class VectorState:
         return State(self.done, tensors, momentum, average, self.scale.read(), second_moments)
 
     def write(self, state: State) -> None:
-        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
-        does not fit."""
+        """Replace the state. Raises `CheckpointError` if it does not fit."""
         check_fit(self.layout.shapes, state.tensors, "tensors")
         check_fit(self.layout.parameter_shapes(), state.momentum, "momentum")
         check_fit({} if self.ema is None else self.layout.shapes, state.ema, "moving averages")

@@ -330,8 +330,7 @@ class TensorflowEngine:
         return State(self._done, values, velocity, average, self._scale.read(), second_moments)
 
     def write(self, state: State) -> None:
-        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
-        does not fit."""
+        """Replace the state. Raises `CheckpointError` if it does not fit."""
         copy_into(self._tensors, state.tensors, "tensors")
         copy_into(self._update.velocity, state.momentum, "momentum")
         copy_into(self._ema, state.ema, "moving averages")

@@ -131,9 +131,6 @@ class _Operations(Operations):
     def take(self, pixels: Tensor, index: Tensor, axis: int) -> Tensor:
         return tf.gather(pixels, index, axis=axis)
 
-    def transpose(self, value: Tensor, axes: tuple[int, ...]) -> Tensor:
-        return tf.transpose(value, axes)
-
 
 _FROZEN_GRAPH = "frozen_graph.pb"
 _OUTPUTS = ("classes", "probabilities")

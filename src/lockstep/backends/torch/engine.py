@@ -327,8 +327,7 @@ class TorchEngine:
         )
 
     def write(self, state: State) -> None:
-        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
-        does not fit."""
+        """Replace the state. Raises `CheckpointError` if it does not fit."""
         copy_into(self._tensors, state.tensors, "tensors")
         copy_into(self._velocity, state.momentum, "momentum")
         copy_into(self._ema, state.ema, "moving averages")

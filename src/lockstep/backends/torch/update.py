@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
-from lockstep.backends.shared.formulas import Formula, Kept
+from lockstep.backends.shared.formulas import Formula, Kept, Step
 from lockstep.backends.shared.loss_scale import LossScaleState
-from lockstep.backends.torch import moments
 from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.models.state import check_masks
 from lockstep.recipes import Recipe
@@ -128,7 +127,7 @@ class Update:
         If the step `is_captured`, `finish_capture` must be called before the graph is replayed.
         """
         gradients = [_gradient(parameter) for parameter in self._trained.values()]
-        formula = moments.FORMULAS[self._recipe.optimizer]
+        formula = FORMULAS[self._recipe.optimizer]
         if self._kernel is None or self._recipe.clip_norm:
             self._clear_removed_gradients()
         if self._kernel is not None:
@@ -218,7 +217,7 @@ class Update:
     def _move_by_formula(
         self, formula: Formula, scale: Tensor | None, overflow: Tensor | None
     ) -> None:
-        """Take a step of an optimizer of `moments`, unless there is an `overflow`.
+        """Take a step of an optimizer by a formula, unless there is an `overflow`.
 
         Then gradients, the rate, and the shares of new gradients in means are 0, which changes
         nothing and needs no branch.
@@ -235,11 +234,11 @@ class Update:
         for group in self._groups:
             own_rate = rate * group.factor
             decay = group.decay or None
-            step = moments.ListStep(self._recipe, own_rate, decay, corrections, used)
+            step = ListStep(self._recipe, own_rate, decay, corrections, used)
             kept = Kept([self.velocity[name] for name in group.names])
             if self.second_moments:
                 kept.second_moment = [self.second_moments[name] for name in group.names]
-            weights: moments.Tensors = [self._parameters[name] for name in group.names]
+            weights: Tensors = [self._parameters[name] for name in group.names]
             step.move(formula, weights, kept, [by_name[name] for name in group.names])
 
     def forget_gradients(self) -> None:
@@ -338,3 +337,86 @@ class LossScale(LossScaleState):
         self.value.fill_(scale)
         self._good.fill_(good)
         self._bad.fill_(bad)
+
+
+Tensors = list[Tensor] | tuple[Tensor, ...]
+
+
+class ListStep(Step):
+    """A step for lists of tensors with the same rate and decay, and of what is kept for them.
+
+    The rate and the corrections are float32 []; so is `used`, 0 if an overflow skips the step, else
+    1.
+    """
+
+    def move(self, formula: Formula, weights: Tensors, kept: Kept, gradients: Tensors) -> None:
+        """Take the step with gradients, unscaled and limited."""
+        optimizer = OPTIMIZERS[self.recipe.optimizer]
+        if self.decay is not None and optimizer.decays == "gradient":
+            gradients = torch._foreach_add(gradients, weights, alpha=self.decay)
+        if optimizer.velocity == "mean":
+            self.approach(kept.velocity, gradients, "beta1")
+        if optimizer.has_second_moments:
+            self.approach(kept.second_moment, torch._foreach_mul(gradients, gradients), "beta2")
+        moves = formula(self, kept, gradients)
+        if self.decay is not None and optimizer.decays == "move":
+            torch._foreach_add_(moves, weights, alpha=self.decay)
+        if self.decay is not None and optimizer.has_trust_ratio:
+            self.stretch(weights, moves)
+        if optimizer.velocity != "move":
+            torch._foreach_mul_(moves, self.rate)
+        torch._foreach_sub_(weights, moves)
+
+    def find_root(self, kept: Kept) -> Tensors:
+        """Return the corrected roots of second moments, increased by epsilon."""
+        roots = torch._foreach_sqrt(kept.second_moment)
+        torch._foreach_mul_(roots, self.corrections["root"])
+        torch._foreach_add_(roots, self.recipe.optimizer_epsilon)
+        return roots
+
+    def approach(self, mean: Tensors, value: Tensors, beta: str) -> None:
+        """Give new values the share 1 - beta in means, if the step is taken."""
+        distances = torch._foreach_sub(value, mean)
+        torch._foreach_mul_(distances, (1 - getattr(self.recipe, beta)) * self.used)
+        torch._foreach_add_(mean, distances)
+
+    def stretch(self, weight: Tensors, move: Tensors) -> None:
+        """Give moves the lengths of their weights, unless one of both is 0."""
+        before = torch.stack(torch._foreach_norm(weight))
+        after = torch.stack(torch._foreach_norm(move))
+        ratios = torch.where((before > 0) & (after > 0), before / after, 1.0)
+        torch._foreach_mul_(move, ratios.unbind())
+
+
+def _adamw(step: ListStep, kept: Kept, gradients: Tensors) -> Tensors:
+    moves = torch._foreach_mul(kept.velocity, step.corrections["mean"])
+    torch._foreach_div_(moves, step.find_root(kept))
+    return moves
+
+
+def _nadam(step: ListStep, kept: Kept, gradients: Tensors) -> Tensors:
+    moves = torch._foreach_mul(kept.velocity, step.corrections["nesterov_mean"])
+    corrected = torch._foreach_mul(gradients, step.corrections["nesterov_gradient"])
+    torch._foreach_add_(moves, corrected)
+    torch._foreach_div_(moves, step.find_root(kept))
+    return moves
+
+
+def _rmsprop_tf(step: ListStep, kept: Kept, gradients: Tensors) -> Tensors:
+    roots = torch._foreach_add(kept.second_moment, step.recipe.optimizer_epsilon)
+    torch._foreach_sqrt_(roots)
+    changes = torch._foreach_div(gradients, roots)
+    torch._foreach_mul_(changes, step.rate)
+    torch._foreach_mul_(kept.velocity, torch.where(step.used > 0, step.recipe.momentum, 1.0))
+    torch._foreach_add_(kept.velocity, changes)
+    return torch._foreach_mul(kept.velocity, step.used)
+
+
+FORMULAS: dict[str, Formula | None] = {
+    "sgd": None,
+    "adamw": _adamw,
+    "lamb": _adamw,
+    "nadam": _nadam,
+    "rmsprop_tf": _rmsprop_tf,
+}
+"""By the names in `OPTIMIZERS`; they return new tensors. SGD is PyTorch's own operation."""
