@@ -1,4 +1,5 @@
-"""Exported models, loaded by their framework, compared with `Model.predict`."""
+"""Exported models, loaded by their framework, compared with `Model.predict`, and the preprocessing
+next to them in words."""
 
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from lockstep import backends
 from lockstep.backends import Framework
 from lockstep.inference.export import choose_target
 from lockstep.inference.images import read_square
+from lockstep.inference.preprocessing_file import FILE, write_preprocessing
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import zero_momentum
@@ -254,3 +256,23 @@ def test_formats_in_fp32_refuse_bf16(weights: Path, to: str, tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match=r"fp32.* bf16"):
         lockstep.load(weights).export(tmp_path / "model", to=to, precision="bf16", compare=False)
     assert not (tmp_path / "model").exists()
+
+
+WORDS: list[tuple[dict[str, Any], str]] = [
+    ({}, "rounded down"),
+    ({"eval_side_rounding": "nearest"}, "halves up"),
+    ({"eval_side_rounding": "float32_down"}, "computed in float32"),
+    ({}, "to the even number"),
+    ({"eval_offset_rounding": "up"}, "rounded up"),
+    ({}, "fills the rounded sides"),
+    ({"eval_sampling": "half_pixel_symmetric"}, "scale of the shorter side"),
+    ({"eval_sampling": "asymmetric"}, "i times the scale"),
+    ({"exif_orientation": True}, "EXIF"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), WORDS)
+def test_preparation_is_in_words(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    write_preprocessing(tmp_path, Recipe(**changes), normalises=False)
+    description = (tmp_path / FILE).read_text(encoding="utf-8").split('"""')[1]
+    assert words in description

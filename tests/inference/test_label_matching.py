@@ -113,9 +113,7 @@ def test_words_and_ids_of_imagenet_are_found_and_others_are_not() -> None:
         assert find_imagenet(names) is None
 
 
-def test_the_order_of_outputs_is_named(
-    save_weights: SaveWeights, reds: Path, tmp_path: Path
-) -> None:
+def test_the_order_is_named(save_weights: SaveWeights, reds: Path, tmp_path: Path) -> None:
     source = save_weights(classes=(), logits=12)
     events: list[object] = []
     lockstep.load(source).on(listener=events.append).predict(reds / "val/3/0.png")

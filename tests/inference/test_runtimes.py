@@ -1,4 +1,4 @@
-"""Engines of inference, compared with the reference in float64."""
+"""Engines of inference and their predictions, compared with the reference."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +9,12 @@ import numpy as np
 import onnx
 import pytest
 
+import lockstep
 from lockstep.inference import onnx_model, runtimes
 from lockstep.inference.runtimes import NATIVE, RUNTIMES, list_installed, open_runtime, tensorrt
 from lockstep.inference.runtimes import onnxruntime as runtime
 from lockstep.inference.runtimes.scores import Pace, compute_scores
+from lockstep.inference.session import list_export_runtimes
 from lockstep.models.metrics import Scores
 from lockstep.models.quantisation import layers
 from lockstep.models.state import State
@@ -25,7 +27,7 @@ from lockstep.weights import Weights
 from tests.backends import oracle
 from tests.backends.cases import NARROWED
 from tests.backends.drawing import draw_batch, draw_images
-from tests.inference.cases import MEAN, STD, random_tensors
+from tests.inference.cases import MEAN, STD, image_file, random_tensors, save_random
 
 CPU = Execution(device="cpu")
 HERE = [
@@ -263,3 +265,47 @@ def test_speed_omits_the_first_batch(tiny_recipe: Recipe, monkeypatch: pytest.Mo
     assert speed["latency_ms"]["mean"] == 4000
     assert (speed["latency_ms"]["p50"], speed["latency_ms"]["p99"]) == (2000, 6000)
     assert pace.describe_speed(batch_images=8, on_gpu=True)["latency_ms"] is None
+
+
+REFERENCE = Execution(backend="reference", reference_dtype="float32")
+
+
+@pytest.fixture
+def weights(tiny_recipe: Recipe, tmp_path: Path) -> Path:
+    return save_random(
+        tiny_recipe.replace(mean=MEAN, std=STD, eval_resize=40, antialias=True), tmp_path
+    )
+
+
+@pytest.mark.parametrize("name", list_export_runtimes())
+def test_runtimes_have_the_references_logits(name: str, weights: Path, tmp_path: Path) -> None:
+    path = image_file(tmp_path, 50, 70)
+    results = []
+    for where, chosen in (("reference", "native"), (name, name)):
+        with lockstep.load(weights).on(where) as model:
+            results.append((model.predict(path, features=True), model.logits(path)))
+            assert model.runtime == chosen
+    (expected, logits), (other, others_logits) = results
+    assert others_logits == pytest.approx(logits, abs=1e-4 * float(np.abs(logits).max()))
+    assert other.features == pytest.approx(
+        expected.features, abs=1e-4 * float(expected.features.max())
+    )
+    assert (other.classes, other.path) == (expected.classes, path)
+
+
+def test_an_exported_model_is_run_as_it_is(weights: Path, tmp_path: Path) -> None:
+    lockstep.load(weights).export(tmp_path / "model", to="onnx", compare=False)
+    path = image_file(tmp_path, 50, 70)
+    expected = lockstep.load(weights).on("reference").predict(path)
+    for chosen, runs in ((None, list_export_runtimes()[0]), ("native", "native")):
+        with lockstep.load(tmp_path / "model").on(chosen) as model:
+            prediction = model.predict(path)
+            assert model.runtime == runs
+        assert prediction.classes == expected.classes
+        assert prediction.probabilities == pytest.approx(expected.probabilities, rel=1e-4)
+
+
+def test_grad_cam_needs_the_runtime_of_a_framework(weights: Path) -> None:
+    model = lockstep.load(weights).on(list_export_runtimes()[0])
+    with pytest.raises(BackendError, match=r"Grad-CAM.* --runtime"):
+        model.predict(np.zeros((40, 40, 3), np.uint8), explain=True)

@@ -186,9 +186,7 @@ def test_a_mistake_that_writer_and_reader_share_is_seen(
     assert record["read_by"] is None
 
 
-def test_unknown_networks_are_not_certified(
-    source: Path, tmp_path: Path, one_process: None
-) -> None:
+def test_unknown_networks_are_refused(source: Path, tmp_path: Path, one_process: None) -> None:
     with pytest.raises(CheckpointError, match="padding same, not symmetric"):
         lockstep.load(source).save(tmp_path / "a", to="nvidia-tensorflow")
     with pytest.raises(CheckpointError, match="model resnet50, not resnet50-v1"):

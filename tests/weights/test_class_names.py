@@ -184,9 +184,7 @@ def test_names_are_as_many_as_outputs_or_classes(names: int, logits: int, own: i
         (999, 1001, 0, "999 names, but the weights have 1001 outputs; expected 1000 or 1001 names"),
     ],
 )
-def test_other_numbers_of_names_are_refused(
-    names: int, logits: int, own: int, message: str
-) -> None:
+def test_other_numbers_are_refused(names: int, logits: int, own: int, message: str) -> None:
     with pytest.raises(DataError, match=message):
         check_classes([f"class {i}" for i in range(names)], logits, [str(i) for i in range(own)])
 

@@ -189,9 +189,7 @@ def test_a_run_becomes_a_checkpoint_of_nvidia(
 
 
 @pytest.mark.parametrize(("checkpoint", "ema", "bias"), [("3", False, 3), ("newest", True, 8)])
-def test_checkpoint_and_average_are_chosen(
-    checkpoint: str, ema: bool, bias: int, run: Path
-) -> None:
+def test_weights_of_a_run_are_chosen(checkpoint: str, ema: bool, bias: int, run: Path) -> None:
     prefix = run.parent / "model"
     result = converted(run, prefix, to="nvidia-tensorflow", checkpoint=checkpoint, ema=ema)
     assert Bundle(prefix).read("resnet/output/dense/bias").tolist() == [bias] * 10

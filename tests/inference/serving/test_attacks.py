@@ -200,9 +200,7 @@ def test_compressed_bodies_are_refused(strict: Server) -> None:
         ("multipart/form-data; boundary=b", form(b"", b""), 415),
     ],
 )
-def test_forms_without_image_are_refused(
-    strict: Server, kind: str, body: bytes, status: int
-) -> None:
+def test_imageless_forms_are_refused(strict: Server, kind: str, body: bytes, status: int) -> None:
     assert strict.post("/predict", body, headers={"Content-Type": kind}).status_code == status
 
 

@@ -1,6 +1,7 @@
-"""The queue in front of a runtime: batches, bounds, errors, and the end. The runtime is a sum over
-pixels."""
+"""The queue in front of a runtime: batches, bounds, errors, and the end; bodies that give way. The
+runtime is a sum over pixels."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -8,8 +9,11 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 
 from lockstep.inference.serving.batching import Batcher, Computed, Full
+from lockstep.inference.serving.bodies import Bodies, Refused
 from lockstep.inference.serving.limits import Limits
 from lockstep.system.errors import DivergedError, UserError
 from tests.processes import wait_until
@@ -240,3 +244,19 @@ def test_many_threads_get_their_own_results(start: Start) -> None:
 def test_limits_that_make_no_sense_are_refused(limits: dict[str, float]) -> None:
     with pytest.raises(UserError, match=next(iter(limits))):
         Limits(**limits)  # type: ignore[arg-type]
+
+
+def test_a_body_that_gives_way_as_its_last_bytes_come_is_refused() -> None:
+    async def read() -> None:
+        bodies = Bodies(Limits())
+        with bodies.hold() as reading:
+
+            async def receive() -> Message:
+                reading.drop()
+                return {"type": "http.request", "body": b"the last bytes", "more_body": False}
+
+            await reading.read(Request({"type": "http", "headers": []}, receive))
+
+    with pytest.raises(Refused, match="stalled while others came") as refused:
+        asyncio.run(read())
+    assert refused.value.status == 408

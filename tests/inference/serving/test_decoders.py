@@ -118,9 +118,7 @@ def test_stuck_decoders_cost_only_their_requests(tiny_recipe: Recipe, tmp_path: 
         wait_until(lambda: not any(map(is_running, (forker, *last))))
 
 
-def test_nothing_waits_for_a_stuck_decoder(
-    weights: Path, photos: list[Path], tmp_path: Path
-) -> None:
+def test_stuck_decoders_delay_nothing(weights: Path, photos: list[Path], tmp_path: Path) -> None:
     """Also: it is not ready while nothing can be decoded, and is ready again when something can."""
     data = photos[0].read_bytes()
     options = ("--timeout-sec", 1, "--drain-sec", 0, *ONE_DECODER)

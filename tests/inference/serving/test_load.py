@@ -78,9 +78,7 @@ def load(server: Server, seconds: float, photos: list[Path], expected: np.ndarra
 
 
 @pytest.mark.slow
-def test_many_clients_need_no_more_memory(
-    weights: Path, photos: list[Path], tmp_path: Path
-) -> None:
+def test_many_clients_need_no_memory(weights: Path, photos: list[Path], tmp_path: Path) -> None:
     expected = reference_logits(weights, noise(CLIENTS, 32))
     with serving(weights, tmp_path / "log", "--runtime", ENGINE, "--quiet") as server:
         assert load(server, WARM_SEC, photos, expected) == []

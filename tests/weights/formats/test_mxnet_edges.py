@@ -70,9 +70,7 @@ def compute_as_read(weights: Weights, images: np.ndarray) -> np.ndarray:
     [(number, place, name) for number, (place, name, _) in enumerate(CASES)],
     ids=[f"{place}: {name}" for place, name, _ in CASES],
 )
-def test_an_operator_is_computed_or_named(
-    number: int, place: Place, name: str, theirs: Path
-) -> None:
+def test_operators_are_known_or_named(number: int, place: Place, name: str, theirs: Path) -> None:
     weights = read_or_explain(theirs / f"case{number}-0000.params")
     if isinstance(weights, str):
         assert f"{place}: {name}" not in FOLDED

@@ -119,39 +119,36 @@ def test_without_a_graph_the_user_names_the_network(mxnet_file: Path) -> None:
         read(mxnet_file, choice=WeightsChoice(model="basic"))
 
 
-def attribute(name: str, key: str, value: str) -> Callable[[list[dict[str, Any]]], object]:
+def put(name: str, key: str, value: str) -> Callable[[list[dict[str, Any]]], object]:
     return lambda nodes: find_node(nodes, name)["attrs"].update({key: value})
 
 
 UNLIKE: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] = {
     "another stride": (
-        attribute("stage2_unit1_conv2", "stride", "(1, 1)"),
+        put("stage2_unit1_conv2", "stride", "(1, 1)"),
         "its 5 blocks .* halve the image in 2 places",
     ),
-    "another padding": (
-        attribute("conv0", "pad", "(2, 2)"),
-        r"'conv0' is padded by \[2, 2, 2, 2\]",
-    ),
-    "dilated": (attribute("conv0", "dilate", "(2, 2)"), r"'conv0' has .* dilations \[2, 2\]"),
+    "another padding": (put("conv0", "pad", "(2, 2)"), r"'conv0' is padded by \[2, 2, 2, 2\]"),
+    "dilated": (put("conv0", "dilate", "(2, 2)"), r"'conv0' has .* dilations \[2, 2\]"),
     "groups": (
-        attribute("stage1_unit1_conv2", "num_group", "2"),
+        put("stage1_unit1_conv2", "num_group", "2"),
         r"groups of layer1\.0\.conv2 are \(8, 16, 3, 1, 2\), but",
     ),
     "another kernel": (
-        attribute("conv0", "kernel", "(5, 5)"),
+        put("conv0", "kernel", "(5, 5)"),
         r"conv0_weight is \[8, 3, 7, 7\], expected a kernel of \[5, 5\] in NCHW",
     ),
-    "a bias that is not there": (attribute("conv0", "no_bias", "False"), "Convolution 'conv0'"),
-    "images in another order": (attribute("conv0", "layout", "NHWC"), "conv0_weight is .* in NHWC"),
+    "a bias that is not there": (put("conv0", "no_bias", "False"), "Convolution 'conv0'"),
+    "images in another order": (put("conv0", "layout", "NHWC"), "conv0_weight is .* in NHWC"),
     "features in another order": (
-        attribute("stage1_unit1_conv1", "layout", "NHWC"),
+        put("stage1_unit1_conv1", "layout", "NHWC"),
         "Convolution 'stage1_unit1_conv1'",
     ),
-    "batch norm of rows": (attribute("bn0", "axis", "2"), "MXNet's BatchNorm 'bn0'"),
-    "an axis that is not there": (attribute("bn0", "axis", "7"), "MXNet's BatchNorm 'bn0'"),
-    "an attribute of another version": (attribute("bn0", "scale", "2"), "MXNet's BatchNorm 'bn0'"),
+    "batch norm of rows": (put("bn0", "axis", "2"), "MXNet's BatchNorm 'bn0'"),
+    "an axis that is not there": (put("bn0", "axis", "7"), "MXNet's BatchNorm 'bn0'"),
+    "an attribute of another version": (put("bn0", "scale", "2"), "MXNet's BatchNorm 'bn0'"),
     "several epsilons": (
-        attribute("bn0", "eps", "2e-05"),
+        put("bn0", "eps", "2e-05"),
         r"its batch norms have the epsilons \[1e-05, 2e-05\], expected one for all",
     ),
     "no epsilon": (
@@ -159,15 +156,15 @@ UNLIKE: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] = {
         "bn_epsilon: Input should be greater than 0",
     ),
     "another activation": (
-        attribute("relu0", "act_type", "tanh"),
+        put("relu0", "act_type", "tanh"),
         r"MXNet's Activation \(tanh\) 'relu0'",
     ),
-    "another pool": (attribute("pooling0", "pool_type", "avg"), "AveragePool 'pooling0'"),
+    "another pool": (put("pooling0", "pool_type", "avg"), "AveragePool 'pooling0'"),
     "a pool that rounds up": (
-        attribute("pooling0", "pooling_convention", "full"),
+        put("pooling0", "pooling_convention", "full"),
         "'pooling0' is not a 3x3 pool of stride 2 that rounds sizes down",
     ),
-    "a sum of all": (attribute("pool1", "pool_type", "sum"), r"MXNet's Pooling \(sum\) 'pool1'"),
+    "a sum of all": (put("pool1", "pool_type", "sum"), r"MXNet's Pooling \(sum\) 'pool1'"),
     "an operator instead of another": (
         lambda nodes: find_node(nodes, "relu0").update(op="sigmoid", attrs={}),
         "Sigmoid 'relu0'",
@@ -210,7 +207,7 @@ def test_a_graph_that_computes_something_else_is_refused(
 @pytest.mark.parametrize(
     "change",
     [
-        attribute("bn0", "fix_gamma", "True"),
+        put("bn0", "fix_gamma", "True"),
         lambda nodes: find_node(nodes, "bn0")["attrs"].pop("fix_gamma"),
     ],
     ids=["said", "by default"],

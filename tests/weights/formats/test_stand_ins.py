@@ -122,9 +122,7 @@ def test_a_pointer_in_a_run_is_named(
         lockstep.load(tmp_path / "run").save(tmp_path / "w.safetensors")
 
 
-def test_a_pointer_as_external_data_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_external_data_may_be_a_pointer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_narrow_models(monkeypatch)
     onnx(tmp_path / "a.onnx", plain_state(recipe_of()))
     model = onnx_package.load(tmp_path / "a.onnx")

@@ -78,9 +78,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
 
 
 @CONTAINERS
-def test_tensors_of_any_type_and_layout_are_read(
-    container: dict[str, bool], tmp_path: Path
-) -> None:
+def test_tensors_of_any_kind_are_read(container: dict[str, bool], tmp_path: Path) -> None:
     arrays = load(written(TENSORS, tmp_path, container))
     assert list(arrays) == list(TENSORS)
     for name, tensor in TENSORS.items():
