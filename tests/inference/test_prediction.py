@@ -15,6 +15,7 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError, UserError
 from lockstep.weights import checkpoint
 from tests.data.pictures import progressive_jpeg
+from tests.edges import softmax
 from tests.inference.cases import CLASSES, image_file, prepare_photo, random_tensors
 
 SaveWeights = Callable[..., Path]
@@ -24,14 +25,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def likelihoods(source: Path, path: Path, recipe: Recipe, *, ema: bool = False) -> np.ndarray:
     """Return the probabilities of one image: float64 [logits]."""
     with torch.inference_mode():
-        logits = (
-            lockstep.load(source, ema=ema)
-            .module()(torch.from_numpy(prepare_photo(path, recipe)))[0]
-            .double()
-            .numpy()
-        )
-    powers = np.exp(logits - logits.max())
-    return powers / powers.sum()
+        module = lockstep.load(source, ema=ema).module()
+        logits = module(torch.from_numpy(prepare_photo(path, recipe))).double().numpy()
+    return softmax(logits)[0]
 
 
 @pytest.mark.parametrize(
@@ -90,16 +86,13 @@ def test_images_are_predicted_in_the_order_given_whatever_their_size_and_format(
 def test_no_more_classes_are_given_than_asked_for_or_there_are(
     top: int, count: int, save_weights: SaveWeights, tmp_path: Path
 ) -> None:
-    [prediction] = list(
-        lockstep.load(save_weights()).predict([image_file(tmp_path, 50, 50)], top=top)
-    )
+    prediction = lockstep.load(save_weights()).predict(image_file(tmp_path, 50, 50), top=top)
     assert len(prediction.classes) == len(prediction.probabilities) == count
 
 
 def test_unnamed_outputs_are_numbers(save_weights: SaveWeights, tmp_path: Path) -> None:
-    [prediction] = list(
-        lockstep.load(save_weights(logits=13)).predict([image_file(tmp_path, 50, 50)], top=99)
-    )
+    model = lockstep.load(save_weights(logits=13))
+    prediction = model.predict(image_file(tmp_path, 50, 50), top=99)
     assert sorted(prediction.classes) == sorted([*CLASSES, "10", "11", "12"])
     assert sum(prediction.probabilities) == pytest.approx(1)
 
@@ -138,26 +131,17 @@ def test_names_that_are_assumed_are_noted(
     changes: dict[str, Any], which: str, save_weights: SaveWeights, tmp_path: Path
 ) -> None:
     heard: list[Any] = []
-    list(
-        lockstep.load(save_weights(classes=(), **changes))
-        .on(listener=heard.append)
-        .predict([image_file(tmp_path, 50, 50)])
-    )
-    message = (
-        f"the weights name no classes and have {which}; shows ImageNet's names. If these are other"
-        " classes: "
-    )
-    assert heard == [{"kind": "note", "message": f"{message}--classes FILE"}]
+    model = lockstep.load(save_weights(classes=(), **changes)).on(listener=heard.append)
+    model.predict(image_file(tmp_path, 50, 50))
+    message = f"the weights name no classes and have {which}; shows ImageNet's names. If these are"
+    assert heard == [{"kind": "note", "message": f"{message} other classes: --classes FILE"}]
 
 
 def test_1000_classes_of_a_user_keep_their_names(save_weights: SaveWeights, tmp_path: Path) -> None:
     source = save_weights(classes=tuple(map(str, range(1000))), favourite=281, logits=1000)
     heard = []
-    [prediction] = list(
-        lockstep.load(source)
-        .on(listener=heard.append)
-        .predict([image_file(tmp_path, 50, 50)], top=1)
-    )
+    model = lockstep.load(source).on(listener=heard.append)
+    prediction = model.predict(image_file(tmp_path, 50, 50), top=1)
     assert (prediction.classes, heard) == (("281",), [])
 
 
@@ -175,11 +159,8 @@ def test_given_names_replace_imagenets(save_weights: SaveWeights, tmp_path: Path
     source = save_weights(classes=(), favourite=281, logits=1000)
     heard = []
     names = [f"product {i}" for i in range(1000)]
-    [prediction] = list(
-        lockstep.load(source, classes=names)
-        .on(listener=heard.append)
-        .predict([image_file(tmp_path, 50, 50)], top=1)
-    )
+    model = lockstep.load(source, classes=names).on(listener=heard.append)
+    prediction = model.predict(image_file(tmp_path, 50, 50), top=1)
     assert (prediction.classes, heard) == (("product 281",), [])
 
 
@@ -191,12 +172,9 @@ def test_the_moving_average_predicts_when_asked_for(
     [trained], [average] = (
         list(lockstep.load(source, ema=ema).predict([path], top=1)) for ema in (False, True)
     )
-    assert trained.probabilities[0] == pytest.approx(
-        likelihoods(source, path, tiny_recipe).max(), rel=1e-4
-    )
-    assert average.probabilities[0] == pytest.approx(
-        likelihoods(source, path, tiny_recipe, ema=True).max(), rel=1e-4
-    )
+    for prediction, ema in ((trained, False), (average, True)):
+        expected = likelihoods(source, path, tiny_recipe, ema=ema).max()
+        assert prediction.probabilities[0] == pytest.approx(expected, rel=1e-4)
     assert trained.probabilities != average.probabilities
 
 

@@ -276,27 +276,20 @@ def test_infinite_logits_get_no_certificate(tmp_path: Path, one_process: None) -
     assert result["certificate"] is None
 
 
-def test_metadata_says_what_is_uncertified(source: Path, tmp_path: Path, one_process: None) -> None:
-    for name, certified in (("with", True), ("without", False)):
-        lockstep.load(source).save(tmp_path / f"{name}.safetensors", certificate=certified)
-        with safe_open(tmp_path / f"{name}.safetensors", framework="numpy") as file:
-            noted = json.loads(file.metadata()["lockstep"])
+@pytest.mark.parametrize(("to", "file"), [("safetensors", ""), ("timm", "model.safetensors")])
+def test_metadata_says_what_is_uncertified(
+    to: str, file: str, source: Path, tmp_path: Path, one_process: None
+) -> None:
+    model = lockstep.load(source)
+    for name, certified in (("with.safetensors", True), ("without.safetensors", False)):
+        result = model.save(tmp_path / name, to=to, certificate=certified)
+        assert not any("no certificate" in remark for remark in result["remarks"])
+        with safe_open(tmp_path / name / file, framework="numpy") as written:
+            noted = written.metadata()
+        noted = json.loads(noted["lockstep"]) if to == "safetensors" else noted
         assert noted.get("certificate") == (None if certified else "none")
-    assert left(tmp_path) == [
-        "with.safetensors",
-        "with.safetensors.certificate.json",
-        "without.safetensors",
-    ]
-
-
-def test_timms_metadata_says_it_too(source: Path, tmp_path: Path, one_process: None) -> None:
-    for name, certified in (("with", True), ("without", False)):
-        remarks = lockstep.load(source).save(tmp_path / name, to="timm", certificate=certified)[
-            "remarks"
-        ]
-        assert not any("no certificate" in remark for remark in remarks)
-        with safe_open(tmp_path / name / "model.safetensors", framework="numpy") as file:
-            assert file.metadata().get("certificate") == (None if certified else "none")
+    expected = ["with.safetensors", "with.safetensors.certificate.json", "without.safetensors"]
+    assert left(tmp_path) == expected
 
 
 def test_an_existing_certificate_is_not_overwritten(source: Path, tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from tests.weights.formats.mxnet_cases import (
     EPOCH,
     SPEEDS,
     find_node,
-    graph_of,
     read_changed,
     read_with_graph,
     recipe_of,
@@ -88,6 +87,14 @@ def name_gluon(table: dict[str, str], joint: str) -> Callable[[str], str]:
     return change
 
 
+def write_gluon(file: Path, table: dict[str, str], joint: str) -> Path:
+    """Write a file's arrays with names of Gluon's, in their order, without a graph."""
+    arrays = rename_arrays(mxnet_params.load(file), name_gluon(table, joint))
+    path = file.with_name("best.params")
+    mxnet_params.dump(path, {name: arrays[name] for name in sorted(arrays)})
+    return path
+
+
 LAYERS = gluon_layers(name_tensors(RESNET))
 GLUON: dict[str, tuple[dict[str, str], str, str]] = {
     "the model zoo": (count_layers(LAYERS, "resnetv10_", by_stage=True), "_", "Gluon"),
@@ -102,10 +109,7 @@ GLUON: dict[str, tuple[dict[str, str], str, str]] = {
 def test_layers_of_gluons_are_read_by_their_order(
     table: dict[str, str], joint: str, program: str, mxnet_file: Path
 ) -> None:
-    arrays = rename_arrays(mxnet_params.load(mxnet_file), name_gluon(table, joint))
-    path = mxnet_file.with_name("best.params")
-    mxnet_params.dump(path, {name: arrays[name] for name in sorted(arrays)})
-    weights = read(path)
+    weights = read(write_gluon(mxnet_file, table, joint))
     assert weights.origin == program
     assert weights.recipe == (
         Recipe(model="small", precision="fp32") if program == "Gluon" else recipe_of()
@@ -191,11 +195,7 @@ def test_weights_of_gluons_model_zoo_get_its_preprocessing(mxnet_file: Path) -> 
     """MXNet's documentation: images from 0 to 1, then mean 0.485, 0.456, 0.406 and std 0.229,
     0.224, 0.225."""
     table, joint, _ = GLUON["the model zoo"]
-    mxnet_params.dump(
-        mxnet_file, rename_arrays(mxnet_params.load(mxnet_file), name_gluon(table, joint))
-    )
-    graph_of(mxnet_file).unlink()
-    weights = open_weights(mxnet_file)
+    weights = open_weights(write_gluon(mxnet_file, table, joint))
     assert np.allclose(weights.recipe.mean, 255 * np.array([0.485, 0.456, 0.406]))
     assert np.allclose(weights.recipe.std, 255 * np.array([0.229, 0.224, 0.225]))
     assert "gluon is assumed: shorter side 256, crop 224, bilinear" in weights.remarks[-1]
@@ -207,12 +207,9 @@ def test_layers_that_several_scopes_count_are_not_ordered_by_them(mxnet_file: Pa
         layer: re.sub("resnet0_(conv|batchnorm)([5-7])$", r"resnet0_b0_\1\2", name)
         for layer, name in table.items()
     }
-    mxnet_params.dump(
-        mxnet_file.with_name("best.params"),
-        rename_arrays(mxnet_params.load(mxnet_file), name_gluon(table, joint)),
-    )
+    path = write_gluon(mxnet_file, table, joint)
     with pytest.raises(CheckpointError, match="does not fit: resnet0_conv"):
-        read(mxnet_file.with_name("best.params"))
+        read(path)
 
 
 def test_any_names_are_read_where_a_graph_says_what_is_computed_with_them(mxnet_file: Path) -> None:

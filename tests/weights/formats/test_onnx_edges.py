@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from lockstep.inference.onnx_model import Form, build_model
@@ -15,7 +14,7 @@ from lockstep.weights.formats import onnx_original
 from lockstep.weights.formats.onnx_weights import read
 from lockstep.weights.opened_weights import Weights
 from tests.edges import Place, is_same_answer, sample
-from tests.inference.cases import random_tensors
+from tests.inference.cases import open_session, random_tensors
 from tests.weights.formats.insertions_onnx import Insertion, insert, list_insertions
 from tests.weights.formats.onnx_cases import LOGITS, recipe_of
 
@@ -36,9 +35,7 @@ def bare_model() -> Any:
 
 
 def compute(model: Any, images: np.ndarray) -> np.ndarray:
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
+    session = open_session(model.SerializeToString())
     return np.asarray(session.run(None, {session.get_inputs()[0].name: images})[0])
 
 

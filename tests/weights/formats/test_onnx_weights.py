@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 
@@ -19,12 +18,13 @@ from lockstep import backends
 from lockstep.inference import onnx_model
 from lockstep.models.architectures import MODELS, ModelSpec, narrow_model
 from lockstep.models.quantisation import layers
+from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.weights import Weights
 from lockstep.weights.formats.onnx_metadata import apply_preprocessing
 from lockstep.weights.formats.onnx_weights import find, matches, read
 from lockstep.weights.inspection import find_oddities
-from tests.inference.cases import random_tensors
+from tests.inference.cases import open_session, random_tensors
 from tests.lines import check_lines
 from tests.weights.formats.cases import BASIC, EVALUATION, RESNEXT, assert_canonical
 from tests.weights.formats.onnx_cases import IMAGES, edit_model, export_model, recipe_of
@@ -47,8 +47,12 @@ def export_torch(module: torch.nn.Module, path: Path, *, training: bool = False)
         )
 
 
+def make_module(recipe: Recipe) -> torch.nn.Module:
+    return backends.load("torch").load_module(recipe, random_tensors(recipe, 2))
+
+
 def run_onnxruntime(path: Path, images: np.ndarray) -> np.ndarray:
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = open_session(path)
     [logits] = session.run(None, {session.get_inputs()[0].name: images})
     return logits
 
@@ -106,8 +110,7 @@ def test_a_model_of_pytorch_has_its_weights(tmp_path: Path) -> None:
 
 
 def test_a_graph_of_images_that_are_not_square_is_refused(tmp_path: Path) -> None:
-    module = backends.load("torch").load_module(recipe_of(), random_tensors(recipe_of(), 2))
-    export_torch(module, tmp_path / "a", training=True)
+    export_torch(make_module(recipe_of()), tmp_path / "a", training=True)
     model = onnx.load(tmp_path / "a")
     for axis, size in ((2, 128), (3, 64)):
         model.graph.input[0].type.tensor_type.shape.dim[axis].dim_value = size
@@ -119,12 +122,9 @@ def test_a_graph_of_images_that_are_not_square_is_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize("model", [RESNEXT, BASIC, V1])
 def test_a_model_with_folded_batch_norms_has_its_logits(model: ModelSpec, tmp_path: Path) -> None:
     recipe = recipe_of(model)
-    export_torch(
-        backends.load("torch").load_module(recipe, random_tensors(recipe, 2)), tmp_path / "a"
-    )
-    assert "BatchNormalization" not in {
-        node.op_type for node in onnx.load(str(tmp_path / "a")).graph.node
-    }
+    export_torch(make_module(recipe), tmp_path / "a")
+    kinds = {node.op_type for node in onnx.load(str(tmp_path / "a")).graph.node}
+    assert "BatchNormalization" not in kinds
     weights = read(tmp_path / "a")
     assert (weights.recipe.model, weights.has_preprocessing) == (model, False)
     norms = [conv.bn_name for conv in model.list_convolutions()]
@@ -136,9 +136,7 @@ def test_a_model_with_folded_batch_norms_has_its_logits(model: ModelSpec, tmp_pa
 
 def test_a_folded_batch_norm_is_exactly_the_identity_in_float32(tmp_path: Path) -> None:
     recipe = recipe_of(BASIC)
-    export_torch(
-        backends.load("torch").load_module(recipe, random_tensors(recipe, 2)), tmp_path / "a"
-    )
+    export_torch(make_module(recipe), tmp_path / "a")
     weights = read(tmp_path / "a")
     variance = weights.state.tensors["bn1.running_var"]
     assert (variance + np.float32(weights.recipe.bn_epsilon) == np.float32(1)).all()
@@ -161,10 +159,7 @@ class Normalising(torch.nn.Module):
 
 def test_preprocessing_for_images_from_0_to_1_is_read(tmp_path: Path) -> None:
     recipe = recipe_of(BASIC)
-    export_torch(
-        Normalising(backends.load("torch").load_module(recipe, random_tensors(recipe, 2))),
-        tmp_path / "a",
-    )
+    export_torch(Normalising(make_module(recipe)), tmp_path / "a")
     weights = read(tmp_path / "a")
     assert weights.recipe.mean == pytest.approx((102, 127.5, 153))
     assert weights.recipe.std == pytest.approx((63.75, 127.5, 51))
@@ -226,13 +221,8 @@ def test_half_precision_is_converted(tmp_path: Path) -> None:
 def test_weights_in_a_file_next_to_the_model_are_read(tmp_path: Path) -> None:
     tensors = export_model(recipe_of(), tmp_path / "model")
     file = tmp_path / "model" / "model.onnx"
-    onnx.save(
-        onnx.load(str(file)),
-        str(file),
-        save_as_external_data=True,
-        location="weights",
-        size_threshold=0,
-    )
+    where = {"save_as_external_data": True, "location": "weights", "size_threshold": 0}
+    onnx.save(onnx.load(str(file)), str(file), **where)
     assert_canonical(read(file).state.tensors, tensors)
 
 

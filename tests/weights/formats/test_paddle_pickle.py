@@ -30,6 +30,9 @@ VALUES = st.sampled_from(KINDS).flatmap(
         dtype, arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
     )
 )
+NAMED_VALUES = st.dictionaries(
+    st.text(max_size=20).filter(lambda name: "@@" not in name), VALUES, max_size=10
+)
 WHOLE: dict[str, np.ndarray] = {
     "conv2d_0.w_0": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
     "batch_norm_0.w_1": np.linspace(0, 1, 3, dtype=np.float16),
@@ -43,11 +46,7 @@ def read(data: bytes, folder: Path) -> Contents:
 
 
 @EXAMPLES
-@given(
-    values=st.dictionaries(
-        st.text(max_size=20).filter(lambda name: "@@" not in name), VALUES, max_size=10
-    )
-)
+@given(values=NAMED_VALUES)
 def test_what_was_written_is_read_bit_for_bit_here_and_by_pickle_itself(
     values: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -58,11 +57,7 @@ def test_what_was_written_is_read_bit_for_bit_here_and_by_pickle_itself(
 
 
 @EXAMPLES
-@given(
-    values=st.dictionaries(
-        st.text(max_size=20).filter(lambda name: "@@" not in name), VALUES, max_size=10
-    )
-)
+@given(values=NAMED_VALUES)
 @pytest.mark.parametrize("protocol", [2, 3, 4])
 def test_arrays_that_numpy_pickled_are_read_at_every_protocol_of_paddles(
     protocol: int, values: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory
