@@ -12,7 +12,6 @@ from lockstep.system.text import list_first
 from lockstep.weights.formats.account import Part
 from lockstep.weights.opened_weights import Weights
 from lockstep.weights.opening import open_weights
-from lockstep.weights.preprocessing import FIELDS
 from lockstep.weights.weights_choice import AnySource
 
 _SHOWN = 5
@@ -35,12 +34,11 @@ def inspect(source: AnySource) -> dict[str, Any]:
     Raises `CheckpointError` if it cannot be read.
     """
     weights = open_weights(source, ema=False, momentum=True, needs_classifier=False)
-    fields = weights.recipe.fields()
     state = weights.state
     return {
         "source": str(weights.source),
         "origin": weights.origin,
-        "model": fields["model"],
+        "model": weights.recipe.fields()["model"],
         "logits": weights.recipe.logits if weights.has_classifier else None,
         "classes": list(weights.classes),
         "parameters": sum(
@@ -55,7 +53,7 @@ def inspect(source: AnySource) -> dict[str, Any]:
         "velocities": bool(state.momentum),
         "moving_average": bool(state.ema),
         "loss_scale": state.scaler.get("scale"),
-        "preprocessing": {name: fields[name] for name in FIELDS},
+        "preprocessing": weights.recipe.preprocessing(),
         "preprocessing_from": dict(weights.preprocessing_from),
         "remarks": list(weights.remarks),
         "oddities": list(find_oddities(weights)),

@@ -171,7 +171,10 @@ class _Walk:
 
     def _take_window(self, value: str, kind: str) -> tuple[Any, list[int]]:
         """Return the only node that uses a value, a window, and how a node Pad before it pads."""
-        node = self._take_next(value, kind, "Pad")
+        return self._pass_pad(self._take_next(value, kind, "Pad"), kind)
+
+    def _pass_pad(self, node: Any, kind: str) -> tuple[Any, list[int]]:
+        """Return a window, and how it is padded before: `node` is the window itself, or Pad."""
         if node.op_type == kind:
             return node, _NO_PADS
         pads = self._read_pad(node)
@@ -440,10 +443,7 @@ class _Walk:
         """Return the units from a node that uses a value to the next Add, and this Add."""
         units = []
         while node.op_type in ("Conv", "Pad"):
-            pads = _NO_PADS
-            if node.op_type == "Pad":
-                pads = self._read_pad(node)
-                node = self._take_next(node.output[0], "Conv")
+            node, pads = self._pass_pad(node, "Conv")
             unit, value = self._read_unit(node, pads)
             units.append(unit)
             node = self._take_next(value, "Relu", "Add")

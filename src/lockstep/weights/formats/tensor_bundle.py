@@ -62,9 +62,8 @@ _message = make_messages("lockstep.bundle", _MESSAGES).__getitem__
 """Returns the class of a message."""
 
 _VERSION = 1
-FLOAT32 = 1
 DTYPES: dict[int, np.dtype[Any]] = {
-    FLOAT32: np.dtype("<f4"),
+    1: np.dtype("<f4"),
     2: np.dtype("<f8"),
     3: np.dtype("<i4"),
     9: np.dtype("<i8"),

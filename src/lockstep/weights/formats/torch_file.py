@@ -67,7 +67,7 @@ def is_torch_file(head: bytes, path: Path) -> bool:
     """Return whether a file is in one of the two containers, or a program of PyTorch, which `load`
     refuses."""
     if not head.startswith(_ZIP):
-        return _is_stream(head)
+        return head.startswith(b"\x80") and _MAGIC in head[:_BEGIN]
     try:
         with open_regular(path, WEIGHTS) as file, zipfile.ZipFile(file) as archive:
             names = archive.namelist()
@@ -90,11 +90,6 @@ def _find_writer(names: Iterable[str]) -> str | None:
             if name == member or _is_at_root(name, member):
                 return writer
     return None
-
-
-def _is_stream(begin: bytes) -> bool:
-    """Return whether a file that begins so is in the older container."""
-    return begin.startswith(b"\x80") and _MAGIC in begin[:_BEGIN]
 
 
 def load(path: Path, *, without: Without | None = None) -> Any:
