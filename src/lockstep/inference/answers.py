@@ -25,12 +25,19 @@ class Answers:
     right: np.ndarray
     """bool [kinds, outputs]: whether an output is right."""
     labels: np.ndarray
-    """int32 [images]: the class of each image in the data set."""
+    """int [images]: the class of each image in the data set."""
     counted: np.ndarray
     """bool [outputs]: whether the model may choose an output."""
     classes: np.ndarray
-    """int32 [outputs]: the class in the data set that an output stands for; the number of classes
+    """int [outputs]: the class in the data set that an output stands for; the number of classes
     if it stands for none."""
+
+    def describe(self, source: str, images: int) -> str:
+        """Return the remark on how many of the images, and of the outputs, count."""
+        text = f"labels are those of {source}: {len(self.kinds)} of {images} images count"
+        if self.counted.all():
+            return text
+        return f"{text}, and the model chooses from {self.counted.sum()} of its outputs"
 
     def score(self, logits: np.ndarray, samples: np.ndarray) -> np.ndarray:
         """Return a table of the scores of some images from their logits [N, outputs].
@@ -54,12 +61,7 @@ class Answers:
         return np.stack([losses, ranks, predictions, labels, confidences], axis=1)
 
     def evaluate(
-        self,
-        evaluate: Callable[..., Scores],
-        batches: Iterator[Batch],
-        *,
-        batch: int,
-        ranks: int = 1,
+        self, evaluate: Callable[..., Scores], batches: Iterator[Batch], batch: int, ranks: int
     ) -> Scores:
         """Return the scores of all images, whose logits `evaluate` computes part by part. `batch`
         is the number of images in a batch of a rank."""

@@ -26,7 +26,7 @@ from lockstep.models.metrics import Scores, measure
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.published_accuracies import Comparison, compare_top1
 from lockstep.runs.recorder import Recorder
-from lockstep.system.errors import DivergedError, UserError
+from lockstep.system.errors import DivergedError
 from lockstep.system.ranks import count_ranks
 from lockstep.weights import LOCKSTEP, Weights
 
@@ -45,16 +45,20 @@ def evaluate(
     precision_at: float | None = None,
 ) -> Evaluation:
     """Return what `Model.evaluate` returns."""
-    file = _read_labels(labels, calibrates=calibrate or precision_at is not None)
+    wants_calibration = calibrate or precision_at is not None
+    file = None
+    if labels is not None:
+        from lockstep.inference.label_file import read_labels
+
+        file = read_labels(labels, calibrates=wants_calibration)
     export = source.find_export(options)
     if isinstance(export, ExportedProgram):
         export.check_options(options.precision, ranks=count_ranks())
     weights = source.choose_weights(export)
-    wants_calibration = calibrate or precision_at is not None
     calibrator = Calibrator(weights, precision_at) if wants_calibration else None
     folders: dict[str, Path] = {}
     if data is not None and not wants_calibration:
-        from lockstep.inference.evaluation_sets import find_sets
+        from lockstep.inference.evaluation_sets import average_sets, find_sets
 
         folders = find_sets(data, weights, has_labels=file is not None)
     images = {}
@@ -67,29 +71,13 @@ def evaluate(
     else:
         with open_session(weights, options, exported=export) as session:
             for name, part in images.items():
-                one = _evaluate_weights(session, weights, part, options, calibrator, file)
-                results[name] = one
+                results[name] = _evaluate_weights(session, weights, part, options, calibrator, file)
     result = next(iter(results.values()))
     if folders:
-        from lockstep.inference.evaluation_sets import average_sets
-
         result = average_sets(str(data), results)
     if export is None:
         result.remarks.extend(source.remark_on_program(options.runtime))
     return result
-
-
-def _read_labels(labels: "Labels | None", *, calibrates: bool) -> "LabelFile | None":
-    if labels is None:
-        return None
-    if calibrates:
-        raise UserError(
-            "a temperature is fitted to the classes of the images; leave out --labels, or"
-            " --calibrate and --precision-at"
-        )
-    from lockstep.inference.label_file import read_labels
-
-    return read_labels(labels)
 
 
 def _evaluate_weights(

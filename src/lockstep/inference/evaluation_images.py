@@ -42,11 +42,6 @@ class EvaluationImages:
         else:
             matched = Matched(open_index(self.source, progress=progress), "", is_proven=True)
         index = matched.index
-        labelled = None
-        if labels is not None:
-            from lockstep.inference.label_file import match_label_file
-
-            labelled = match_label_file(labels, index, weights)
         if not self.is_own:
             remarks += note_skipped(self.source.root, [index])
         if matched.remark:
@@ -58,9 +53,11 @@ class EvaluationImages:
                 f"evaluates {self._name_part()} that is set apart for validation,"
                 f" {len(index)} of {whole} images; --split 0 evaluates all"
             )
-        if labelled is not None:
-            samples, answers = labelled.build_answers(index, weights.recipe.logits)
-            remarks.append(labelled.describe(index, samples))
+        if labels is not None:
+            from lockstep.inference.label_file import answer_images
+
+            samples, answers = answer_images(labels, matched.index, index, weights)
+            remarks.append(answers.describe(labels.source, len(index)))
             index = subset(index, samples)
             index.rows["label"] = 0  # engines refuse labels that are not outputs; answers have them
             return replace(matched, index=index, answers=answers), remarks

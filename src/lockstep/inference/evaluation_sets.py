@@ -3,6 +3,7 @@ means."""
 
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -59,7 +60,9 @@ def find_sets(where: str | Path, weights: Weights, *, has_labels: bool) -> dict[
         return {}
     if find_source(data).format != FOLDER or find_store_folder(data) is not None:
         return {}
-    places = _list_sets(data, "", _DEEPEST)
+    places = []
+    with suppress(OSError):  # whoever reads the images says why they cannot be read
+        places = _list_sets(data, "", _DEEPEST)
     if len(places) < 2:
         return {}
     names = list_class_folders(data / places[0])

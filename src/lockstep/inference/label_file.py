@@ -13,9 +13,10 @@ An output is its number, or the name of its class.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from lockstep.data.index import Index
 from lockstep.inference.answers import Answers
-from lockstep.system.errors import DataError
+from lockstep.system.errors import DataError, UserError
 from lockstep.system.regular_files import TEXT, explain_failure, read_regular
 from lockstep.system.strict_json import parsed
 from lockstep.system.text import escape_halves
@@ -41,6 +42,8 @@ Labels = Mapping[str, Any] | Sequence[Any] | str | Path
 _FORM = '{"labels": {"CLASS or IMAGE": [OUTPUT, ...]}, "restrict": true or [OUTPUT, ...]}'
 _NUMBER = re.compile(r"(\d+)(\.[^./]*)?$")
 _Outputs = tuple[int, ...]
+_Find = Callable[[Any, str], _Outputs]
+"""Returns the outputs that a value of the file names; the text is what they are for."""
 
 
 @dataclass(frozen=True)
@@ -49,30 +52,19 @@ class LabelFile:
 
     source: str
     """What messages call it."""
-    labels: Mapping[str, Any] | Sequence[Any] = field(default_factory=dict)
-    restrict: Any = False
-
-    def find_outputs(self, value: Any, names: Mapping[str, int], count: int, what: str) -> _Outputs:
-        """Return the outputs that a value names, sorted. `what` it is for begins a message; `names`
-        are outputs by name, and `count` is their number.
-
-        Raises `DataError` for anything else than outputs of the model.
-        """
-        outputs = set()
-        for item in value if isinstance(value, list | tuple) else [value]:
-            output = names.get(item, -1) if isinstance(item, str) else item
-            if type(output) is not int or not 0 <= output < count:
-                raise DataError(
-                    f"{self.source}: {what:.200} has the output {item!r:.80}, which the model does"
-                    f" not have; expected numbers from 0 to {count - 1}, or names of its classes"
-                )
-            outputs.add(output)
-        return tuple(sorted(outputs))
+    labels: Mapping[str, Any] | Sequence[Any]
+    restrict: Any
 
 
-def read_labels(labels: Labels) -> LabelFile:
+def read_labels(labels: Labels, *, calibrates: bool = False) -> LabelFile:
     """Return the labels of a file or a mapping. Raises `DataError` if a file cannot be read or is
-    not of the form."""
+    not of the form, and `UserError` if the evaluation calibrates, which needs one class an image.
+    """
+    if calibrates:
+        raise UserError(
+            "a temperature is fitted to the classes of the images; leave out --labels, or"
+            " --calibrate and --precision-at"
+        )
     source = "the labels"
     value: Any = labels
     if isinstance(labels, str | Path):
@@ -84,11 +76,9 @@ def read_labels(labels: Labels) -> LabelFile:
             raise DataError(f"{source}: {reason}; expected JSON: {_FORM}") from None
         except ValueError as error:
             raise DataError(f"{source} is not JSON: {error}; expected {_FORM}") from None
-    is_object = isinstance(value, Mapping)
-    if is_object and value.keys() <= {"labels", "restrict"}:
+    file = LabelFile(source, value, restrict=False)
+    if isinstance(value, Mapping) and value.keys() <= {"labels", "restrict"}:
         file = LabelFile(source, value.get("labels", {}), value.get("restrict", False))
-    else:
-        file = LabelFile(source, value)
     if not isinstance(file.labels, Mapping | list | tuple):
         raise DataError(f"{source} holds no object and no list of labels; expected {_FORM}")
     if not isinstance(file.restrict, bool | list | tuple):
@@ -97,125 +87,69 @@ def read_labels(labels: Labels) -> LabelFile:
     return file
 
 
-@dataclass(frozen=True)
-class LabelledImages:
-    """The right outputs of all images of a data set."""
-
-    file: LabelFile
-    by_class: list[_Outputs | None]
-    """None: neither the file nor a name says which outputs are right."""
-    by_image: dict[str, _Outputs]
-    """By the names of images; they take precedence."""
-    counted: _Outputs
-    """The outputs that the model chooses from."""
-    own: dict[str, int]
-    """The outputs of classes whose names say so."""
-
-    def list_outputs(self, index: Index) -> list[_Outputs]:
-        """Return the right outputs of each image of an index. Raises `DataError` if an image has
-        none."""
-        names = map(index.name, range(len(index))) if self.by_image else iter([""] * len(index))
-        right = []
-        for name, label in zip(names, index.rows["label"].tolist(), strict=True):
-            outputs = self.by_image.get(name, self.by_class[label])
-            if outputs is None:
-                raise DataError(
-                    f"{self.file.source} says nothing on the class {index.classes[label]!r:.80},"
-                    " which is not a class of the model; expected its outputs, or [] to leave its"
-                    " images out"
-                )
-            right.append(outputs)
-        return right
-
-    def describe(self, index: Index, samples: np.ndarray) -> str:
-        """Return the remark on how many images of an index count. Raises `DataError` if none."""
-        source = self.file.source
-        if not len(samples):
-            raise DataError(
-                f"{source} has no right output for any image of {index.source.title}; expected some"
-            )
-        text = f"labels are those of {source}: {len(samples)} of {len(index)} images count"
-        if self.file.restrict is False:
-            return text
-        return f"{text}, and the model chooses from {len(self.counted)} of its outputs"
-
-    def build_answers(self, index: Index, count: int) -> tuple[np.ndarray, Answers]:
-        """Return which images of an index have right outputs, int64 [images], and these outputs of
-        the `count` of the model."""
-        rows: dict[_Outputs, int] = {}
-        kinds = np.full(len(index), -1)
-        for sample, outputs in enumerate(self.list_outputs(index)):
-            if outputs:
-                kinds[sample] = rows.setdefault(outputs, len(rows))
-        right = np.zeros((len(rows), count), bool)
-        for outputs, row in rows.items():
-            right[row, list(outputs)] = True
-        counted = np.zeros(count, bool)
-        counted[list(self.counted)] = True
-        samples = np.flatnonzero(kinds >= 0)
-        labels = index.rows["label"][samples].astype(np.int32)
-        answers = Answers(
-            kinds[samples],
-            right,
-            labels,
-            counted,
-            self._find_classes(index, count),
-        )
-        return samples, answers
-
-    def _find_classes(self, index: Index, count: int) -> np.ndarray:
-        """Return the class that each output stands for; the number of classes for none. If there
-        are several, it is the first."""
-        classes = np.full(count, len(index.classes), np.int32)
-        for label in reversed(range(len(index.classes))):
-            name = escape_halves(index.classes[label])
-            own = (self.own[name],) if name in self.own else ()
-            classes[list(self.by_class[label] or own)] = label
-        return classes
-
-
-def match_label_file(file: LabelFile, index: Index, weights: Weights) -> LabelledImages:
-    """Return the right outputs of all images of a data set.
+def answer_images(
+    file: LabelFile, whole: Index, part: Index, weights: Weights
+) -> tuple[np.ndarray, Answers]:
+    """Return which images of a part of a data set have right outputs, int64 [images], and these
+    outputs.
 
     Classes that the file does not name keep the output of their own name, if there is one. Raises
     `DataError` if the file names what the data set or the model does not have.
     """
-    count = weights.recipe.logits
-    names = _name_outputs(index, weights)
-    by_class = list(map(partial(_get_own, names), index.classes))
-    by_image: dict[str, _Outputs] = {}
+    outputs = weights.recipe.logits
+    names = _name_outputs(whole, weights)
+    find = partial(_find_outputs, file, names, outputs)
+    own = map(names.get, map(escape_halves, whole.classes))
+    by_class: list[_Outputs | None] = [None if output is None else (output,) for output in own]
     if isinstance(file.labels, Mapping):
-        spellings = map(escape_halves, index.classes)
-        places = dict(zip(spellings, range(len(index.classes)), strict=True))
-        images: dict[str, list[str]] | None = None
-        for key, value in file.labels.items():
-            outputs = file.find_outputs(value, names, count, repr(key))
-            if escape_halves(str(key)) in places:
-                by_class[places[escape_halves(str(key))]] = outputs
-                continue
-            images = _name_images(index) if images is None else images
-            for image in _find_images(file, key, images, index):
-                by_image[image] = outputs
+        by_image = _match_names(file, whole, find, by_class)
     else:
-        by_image = _match_numbers(file, file.labels, index, names, count)
-    labelled = LabelledImages(file, by_class, by_image, tuple(range(count)), names)
-    if file.restrict is False:
-        return labelled
-    right: set[int] = set().union(*set(labelled.list_outputs(index)))
-    counted = right
-    if file.restrict is not True:
-        counted = set(file.find_outputs(list(file.restrict), names, count, "restrict"))
-    if not right <= counted:
+        by_image = _match_numbers(file, whole, find)
+    right = _list_right(file, whole, by_class, by_image)
+    counted: set[int] = set(range(outputs))
+    if file.restrict is not False:
+        every = set().union(*set(right))
+        counted = every if file.restrict is True else set(find(file.restrict, "restrict"))
+        if not every <= counted:
+            raise DataError(
+                f"{file.source}: restrict leaves out the output {min(every - counted)}, which is"
+                " right for an image; expected all right outputs"
+            )
+    if part is not whole:
+        right = _list_right(file, part, by_class, by_image)
+    samples = np.flatnonzero(list(map(bool, right)))
+    if not len(samples):
         raise DataError(
-            f"{file.source}: restrict leaves out the output {min(right - counted)}, which is right"
-            " for an image; expected all right outputs"
+            f"{file.source} has no right output for any image of {part.source.title}; expected some"
         )
-    return LabelledImages(file, by_class, by_image, tuple(sorted(counted)), names)
+    classes = np.full(outputs, len(part.classes))
+    for label in reversed(range(len(part.classes))):
+        classes[list(by_class[label] or ())] = label
+    rows: dict[_Outputs, int] = {}
+    kinds = [rows.setdefault(kind, len(rows)) for kind in filter(None, right)]
+    table = np.zeros((len(rows), outputs), bool)
+    for kind, row in rows.items():
+        table[row, list(kind)] = True
+    is_counted = np.isin(np.arange(outputs), list(counted))
+    labels = part.rows["label"][samples]
+    return samples, Answers(np.array(kinds), table, labels, is_counted, classes)
 
 
-def _get_own(names: Mapping[str, int], name: str) -> _Outputs | None:
-    output = names.get(escape_halves(name))
-    return None if output is None else (output,)
+def _find_outputs(
+    file: LabelFile, names: Mapping[str, int], count: int, value: Any, what: str
+) -> _Outputs:
+    """Return the outputs that a value names, sorted. Raises `DataError` for anything else than
+    outputs of the model."""
+    outputs = set()
+    for item in value if isinstance(value, list | tuple) else [value]:
+        output = names.get(item, -1) if isinstance(item, str) else item
+        if type(output) is not int or not 0 <= output < count:
+            raise DataError(
+                f"{file.source}: {what:.200} has the output {item!r:.80}, which the model does not"
+                f" have; expected numbers from 0 to {count - 1}, or names of its classes"
+            )
+        outputs.add(output)
+    return tuple(sorted(outputs))
 
 
 def _name_outputs(index: Index, weights: Weights) -> dict[str, int]:
@@ -224,9 +158,7 @@ def _name_outputs(index: Index, weights: Weights) -> dict[str, int]:
     classes = weights.classes or assume_classes(weights.recipe)
     lists: list[Sequence[str]] = [classes]
     if are_imagenet(classes):
-        words = "\n".join(imagenet_names())
-        lists += [find_imagenet(index.classes) or (), imagenet_synsets()]
-        lists += [words.split("\n"), words.replace(" ", "_").split("\n")]
+        lists += [find_imagenet(index.classes) or (), imagenet_synsets(), imagenet_names()]
     if index.numbered:
         lists.insert(0, index.classes[: weights.recipe.logits])
     names: dict[str, int] = {}
@@ -236,44 +168,44 @@ def _name_outputs(index: Index, weights: Weights) -> dict[str, int]:
     return names
 
 
-def _name_images(index: Index) -> dict[str, list[str]]:
-    """Return the names of all images, also of those that cannot be read, by their names with and
-    without folders."""
-    images = defaultdict(list)
-    names = [*map(index.name, range(len(index))), *(bad.file for bad in index.quarantined)]
-    for name in filter(None, names):
-        own = escape_halves(name)
-        for spelling in {own, own.rpartition("/")[2]}:
-            images[spelling].append(name)
-    return images
-
-
-def _find_images(
-    file: LabelFile, key: Any, images: Mapping[str, list[str]], index: Index
-) -> Iterable[str]:
-    """Return the image that a key names. Raises `DataError` unless it is one."""
-    matches = images.get(escape_halves(str(key)), [])
-    if len(matches) == 1:
-        return matches
-    title = index.source.title
-    if matches:
-        raise DataError(
-            f"{file.source} names {key!r:.200}, and {title} has {len(matches)} images of this name;"
-            f" expected CLASS/IMAGE, such as {escape_halves(matches[0])!r:.200}"
-        )
-    examples = list(map(escape_halves, [*index.classes[:2], *filter(None, [index.name(0)])]))
-    raise DataError(
-        f"{file.source} names {key!r:.200}, which is not a class or an image of {title}; expected"
-        f" names such as {', '.join(map(repr, examples)):.400}"
-    )
-
-
-def _match_numbers(
-    file: LabelFile, items: Sequence[Any], index: Index, names: Mapping[str, int], count: int
+def _match_names(
+    file: LabelFile, index: Index, find: _Find, by_class: list[_Outputs | None]
 ) -> dict[str, _Outputs]:
+    """Put the outputs of the classes that a file names into `by_class`; return those of images.
+    Raises `DataError` if a name is neither a class nor one image."""
+    places = dict(zip(map(escape_halves, index.classes), range(len(by_class)), strict=True))
+    by_image: dict[str, _Outputs] = {}
+    images: dict[str, list[str]] = defaultdict(list)
+    if not set(map(str, file.labels)) <= places.keys():
+        bad = map(attrgetter("file"), index.quarantined)
+        for name in filter(None, [*map(index.name, range(len(index))), *bad]):
+            own = escape_halves(name)
+            for spelling in {own, own.rpartition("/")[2]}:
+                images[spelling].append(name)
+    labels: Any = file.labels
+    for key, value in labels.items():
+        spelling = escape_halves(str(key))
+        outputs = find(value, repr(key))
+        if spelling in places:
+            by_class[places[spelling]] = outputs
+        elif len(images.get(spelling, [])) == 1:
+            by_image[images[spelling][0]] = outputs
+        else:
+            what = "is not a class or an image"
+            if spelling in images:
+                what = f"is the name of {len(images[spelling])} images"
+            example = escape_halves(index.name(0) or index.classes[0])
+            raise DataError(
+                f"{file.source} names {key!r:.200}, which {what} of {index.source.title}; expected"
+                f" CLASS or CLASS/IMAGE, such as {example!r:.200}"
+            )
+    return by_image
+
+
+def _match_numbers(file: LabelFile, index: Index, find: _Find) -> dict[str, _Outputs]:
     """Return the outputs of all images by the numbers at the end of their names, 1 for the first
     item of a list. Raises `DataError` if a name has no number, or not its own."""
-    by_image: dict[str, _Outputs] = {}
+    items: Any = file.labels
     owners: dict[int, str] = {}
     for name in map(index.name, range(len(index))):
         digits = _NUMBER.search(name)
@@ -283,12 +215,30 @@ def _match_numbers(
                 f"{file.source} lists {len(items)} images by number, and {name!r:.200} has no"
                 " number from 1 to this at its end, as ILSVRC2012_val_00000001.JPEG has"
             )
-        other = owners.setdefault(number, name)
-        if other != name:
+        if owners.setdefault(number, name) != name:
             raise DataError(
-                f"{file.source} lists images by number, and {other!r:.200} and {name!r:.200} have"
-                " the same; expected the images that were listed"
+                f"{file.source} lists images by number, and {owners[number]!r:.200} and"
+                f" {name!r:.200} have the same; expected the images that were listed"
             )
-        item = items[number - 1]
-        by_image[name] = file.find_outputs(item, names, count, f"item {number - 1}")
-    return by_image
+    return {name: find(items[n - 1], f"item {n - 1}") for n, name in owners.items()}
+
+
+def _list_right(
+    file: LabelFile,
+    index: Index,
+    by_class: list[_Outputs | None],
+    by_image: Mapping[str, _Outputs],
+) -> list[_Outputs]:
+    """Return the right outputs of each image of an index. Raises `DataError` if nothing says which
+    they are."""
+    right = []
+    for sample, label in enumerate(index.rows["label"].tolist()):
+        name = index.name(sample) if by_image else ""
+        outputs = by_image.get(name, by_class[label])
+        if outputs is None:
+            raise DataError(
+                f"{file.source} says nothing on the class {index.classes[label]!r:.80}, which is"
+                " not a class of the model; expected its outputs, or [] to leave its images out"
+            )
+        right.append(outputs)
+    return right

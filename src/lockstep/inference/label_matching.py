@@ -41,17 +41,13 @@ class Matched:
     """The right outputs of the images, if a file of labels names them; else they are the labels."""
 
     def score(
-        self,
-        evaluate: Callable[..., Scores],
-        batches: Iterator[Batch],
-        batch: int,
-        ranks: int = 1,
+        self, evaluate: Callable[..., Scores], batches: Iterator[Batch], batch: int, ranks: int = 1
     ) -> Scores:
         """Return the scores of all images, which `evaluate` computes from batches of `batch`
         images on each rank."""
         if self.answers is None:
             return evaluate(batches)
-        return self.answers.evaluate(evaluate, batches, batch=batch, ranks=ranks)
+        return self.answers.evaluate(evaluate, batches, batch, ranks)
 
 
 def match_labels(source: Source, weights: Weights, progress: Progress | None = None) -> Matched:
