@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -126,8 +127,10 @@ def find_form(path: Path) -> Form | None:
         # Of an archive next to what was unpacked from it, only that counts.
         if kind != TABLE and any(re.fullmatch(_STORED, file.name) for file in files):
             members = []
-        if kind == LIST and is_folder:
-            members = _choose_lists(path, members)
+        if is_folder:
+            members = [file for file in members if _is_data(path, kind, file)]
+        if kind == LIST:
+            members = [file for file in members if file.stem == "metadata"] or members
         if members:
             return Form(kind, path, tuple(members))
     return Form(LIST, path, (path,)) if files == [path] and path.suffix == ".txt" else None
@@ -136,34 +139,39 @@ def find_form(path: Path) -> Form | None:
 def _walk(folder: Path, depth: int) -> Iterator[Path]:
     """Yield the files of a folder and of folders in it that may be splits."""
     folders = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            # A looping link is not a folder.
-            is_folder = Path(entry).is_dir() if entry.is_symlink() else entry.is_dir()
-            if is_folder and not entry.name.startswith("."):
-                folders.append(entry.name)
-            elif re.fullmatch("|".join([*_NAMES.values(), _STORED]), entry.name, re.IGNORECASE):
-                yield folder / entry.name
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                # A looping link is not a folder.
+                is_folder = Path(entry).is_dir() if entry.is_symlink() else entry.is_dir()
+                if is_folder and not entry.name.startswith("."):
+                    folders.append(entry.name)
+                elif re.fullmatch("|".join([*_NAMES.values(), _STORED]), entry.name, re.IGNORECASE):
+                    yield folder / entry.name
+    except OSError:  # reported by who reads the images
+        return
     for name in folders:
         if depth and (len(folders) <= _MOST_FOLDERS or name_split(name) is not None):
             yield from _walk(folder / name, depth - 1)
 
 
-def _choose_lists(root: Path, lists: list[Path]) -> list[Path]:
-    """Return the lists with a column of labels that are the data set: those in class folders say
-    something else."""
-    chosen = []
-    for path in [path for path in lists if path.stem == "metadata"] or lists:
-        if _find_configuration(root, path):
-            continue
-        with open_regular(path, RECORDS) as file:
-            words = re.split(r"[^\w ]+", file.readline(2**16).decode("utf-8", "replace"))
-        entries = path.parent.glob("[!.]*")
-        folders = [item for item in entries if item.is_dir() and name_split(item.name) is None]
-        is_alone = path.stem == "metadata" or len(folders) < 2
-        if is_alone and any(map(partial(is_usual, "label"), words)):
-            chosen.append(path)
-    return chosen
+def _is_data(root: Path, kind: str, path: Path) -> bool:
+    """Return whether a file in a folder is the data set. Next to class folders, or in one, it says
+    something else, and an archive is what they were unpacked from."""
+    with os.scandir(path.parent) as entries:
+        folders = [entry.name for entry in entries if entry.name[0] != "." and entry.is_dir()]
+    if kind == TABLE:
+        return len(folders) < 2
+    if _find_configuration(root, path):
+        return False
+    if kind == COMPRESSED:
+        return not folders
+    if path.stem != "metadata" and len(folders) > 1:
+        return False
+    words: list[str] = []
+    with suppress(OSError), open_regular(path, RECORDS) as file:
+        words = re.split(r"[^\w ]+", file.readline(2**16).decode("utf-8", "replace"))
+    return any(map(partial(is_usual, "label"), words))
 
 
 def refuse_form(data: Path) -> None:

@@ -346,6 +346,24 @@ def test_compressed_tars(tmp_path: Path, name: str, format: str) -> None:
     assert not (tmp_path / "out/.lockstep/stage").exists()
 
 
+def test_a_tar_with_splits_and_an_archive_next_to_class_folders(tmp_path: Path) -> None:
+    names = []
+    for i, label in enumerate(LABELS):
+        names.append(f"pets/{('train', 'val')[i % 2]}/{NAMES[label]}/{i}.jpg")
+    write_tar(tmp_path / "pets.tgz", names)
+    pack(tmp_path / "pets.tgz", tmp_path / "out", WEBDATASET)
+    expected = {"train": sorted(EXPECTED[::2]), "val": sorted(EXPECTED[1::2])}
+    packed = read_packed(tmp_path / "out")
+    assert {split: sorted(rows) for split, rows in packed.items()} == expected
+    image_folder(tmp_path, {name[5:]: data for name, data in zip(names, IMAGES, strict=True)})
+    (tmp_path / "labels.csv").write_text("path,label\n")
+    assert pack(tmp_path, tmp_path.with_name("folders"), WEBDATASET) == {"train": 3, "val": 3}
+    assert read_packed(tmp_path.with_name("folders")) == packed
+    write_tar(tmp_path / "texts.tgz", [f"{i}.txt" for i in range(6)])
+    with pytest.raises(DataError, match=f"^{tmp_path}/texts.tgz"):
+        pack(tmp_path / "texts.tgz", tmp_path / "no", WEBDATASET)
+
+
 @pytest.mark.parametrize("kind", COMPRESS)
 def test_compressed_tfrecords(tmp_path: Path, kind: str) -> None:
     for split in ("train", "validation"):

@@ -21,6 +21,7 @@ from lockstep.data.class_folders import (
 )
 from lockstep.data.containers import NO_LABEL
 from lockstep.data.decoding.image_formats import FORMAT_OF
+from lockstep.data.forms import refuse_form
 from lockstep.data.images import ROW, Names, Quarantined
 from lockstep.data.index import list_skipped, read_quarantine
 from lockstep.data.listing import Listing, list_images, read_classes
@@ -62,6 +63,7 @@ def split_sources(data: Path) -> list[tuple[str, Source, list[Problem]]]:
     """Return name, source and problems of every split; or of the folder itself, with an empty
     name."""
     require_folder(data, " to examine")
+    refuse_form(data)
     splits = []
     for split in ALIASES:
         examined = _find_split(data, split)

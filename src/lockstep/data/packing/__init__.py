@@ -8,6 +8,7 @@ arguments resumes after the last complete image.
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -126,11 +127,21 @@ def _pack_form(
     for name in ("", "test"):
         entries = {path.name for path in (stage / name).glob("[!.]*")}
         if entries - {CLASSES, "test"}:
-            part = pack(stage / name, target / name, packing, progress, left_out)
+            with _naming(stage, form.path):
+                part = pack(stage / name, target / name, packing, progress, left_out)
             for split, count in part.items():
                 counts[name or split] = count
     shutil.rmtree(stage)
     return counts
+
+
+@contextmanager
+def _naming(stage: Path, source: Path) -> Iterator[None]:
+    """Name the source in errors of the folder in which it is staged."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(str(error).replace(str(stage), str(source))) from None
 
 
 def _list_left_out(split: Split) -> Iterator[Quarantined]:

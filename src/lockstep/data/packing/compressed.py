@@ -5,8 +5,10 @@ import gzip
 import lzma
 import os
 import re
+import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,41 @@ def unpack(form: Form, folder: Path) -> None:
                 _unpack_file(path, file)
             # A pack that resumes knows the files again by their times.
             os.utime(target, ns=(0, path.stat().st_mtime_ns))
+            if target.suffix == ".tar":
+                _divide(target)
+
+
+def _divide(path: Path) -> None:
+    """Divide a tar of class folders in folders of splits (`train/cat`, `val/cat`) into a tar for
+    each split; leave others as they are."""
+    splits = set()
+    with tarfile.open(path) as tar:
+        for member in _list_files(tar):
+            splits.add(_find_split(member.name))
+    if None in splits or len(splits) < 2:
+        return
+    with ExitStack() as stack:
+        tars = {}
+        for split in splits:
+            partial = stack.enter_context(replacing(path.with_name(f"{split}-{path.name}")))
+            tars[split] = stack.enter_context(tarfile.open(partial, "w"))
+        whole = stack.enter_context(tarfile.open(path))
+        for member in _list_files(whole):
+            tars[_find_split(member.name)].addfile(member, whole.extractfile(member))
+    for split in splits:
+        os.utime(path.with_name(f"{split}-{path.name}"), ns=(0, path.stat().st_mtime_ns))
+    path.unlink()
+
+
+def _list_files(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    while (member := tar.next()) is not None:
+        tar.members.clear()  # type: ignore[attr-defined]
+        if member.isreg():
+            yield member
+
+
+def _find_split(name: str) -> str | None:
+    return next(filter(None, map(name_split, name.split("/")[:-2])), None)
 
 
 def _unpack_file(path: Path, target: Any) -> None:

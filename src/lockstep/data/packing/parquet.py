@@ -1,5 +1,6 @@
 """Open tables: Parquet, and the Arrow files that `datasets` writes by `save_to_disk`."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -10,13 +11,12 @@ from lockstep.data.forms import Form, group_by_split, is_usual, name_split
 from lockstep.data.packing.tables import Table
 from lockstep.data.sources import check_complete, shorten_list
 from lockstep.system.errors import BackendError, DataError
-from lockstep.system.regular_files import ANY_SIZE, TEXT, open_regular, read_regular
+from lockstep.system.regular_files import ANY_SIZE, TEXT, check_regular, read_regular
 from lockstep.system.strict_json import parsed
 
 INSTALL = "pip install pyarrow==26.0.1"
 _ROWS = {True: 2**12, False: 32}
 """How many rows are read at a time: of columns of labels, and with images."""
-_BUFFER_BYTES = 2**20
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _FILE_BEGIN = b"ARROW1"
 
@@ -126,12 +126,12 @@ def _open(path: Path) -> Iterator[tuple[Any, Any]]:
     also a stream that ends between two parts, which would look like a shorter one."""
     arrow = _import_pyarrow()
     try:
-        with open_regular(path, ANY_SIZE) as file:
+        check_regular(path, ANY_SIZE)
+        # Otherwise a whole row group would be in memory, which may be the whole file.
+        with arrow.memory_map(os.fspath(path)) as file:
             begin = file.read(len(_FILE_BEGIN))
             if path.suffix.lower() == ".parquet":
-                table = arrow.parquet.ParquetFile(
-                    file, buffer_size=_BUFFER_BYTES, page_checksum_verification=True
-                )
+                table = arrow.parquet.ParquetFile(file, page_checksum_verification=True)
                 yield table.schema_arrow, table
             elif begin == _FILE_BEGIN:
                 table = arrow.ipc.open_file(file)
