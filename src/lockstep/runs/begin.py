@@ -1,6 +1,7 @@
 """How a run begins or resumes: its engine, its log, and notes for the user."""
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lockstep.runs.environment import (
     list_changed_plug_ins,
 )
 from lockstep.runs.evaluate import evaluate, lacks_evaluation
+from lockstep.runs.initial_state import load_state
 from lockstep.runs.notes import collect_notes
 from lockstep.runs.save import write_for_mxnet
 from lockstep.runs.trust import list_links, list_names, remember
@@ -37,22 +39,7 @@ def begin(run: RunContext, state: State, damaged: list[str]) -> None:
     if evaluates_again:
         evaluate(run, state.step)
     if run.probe_began is not None:
-        from lockstep.runs.linear_probe import answer_first
-
-        answer_first(run, run.probe_began)
-
-
-def load_state(run: RunContext, state: State) -> None:
-    """Give the engine a state, and the masks and scales that belong to it."""
-    run.engine.write(state)
-    if run.recipe.sparsity != "none":
-        from lockstep.runs.starting_weights import read_masks
-
-        run.engine.mask(read_masks(run.out))
-    if run.recipe.quantisation != "none":
-        from lockstep.runs.input_statistics import quantise
-
-        run.scales = quantise(run, state.step)
+        _answer_first(run, run.probe_began)
 
 
 def _open_log(run: RunContext, step: int, damaged: list[str], evaluates_again: bool) -> None:
@@ -123,3 +110,19 @@ def _find_changed_fields(recipe: Recipe) -> dict[str, Any]:
         return {}
     changed = difference(RECIPES[recipe.based_on](), recipe)
     return {name: own for name, (_, own) in changed.items()}
+
+
+def _answer_first(run: RunContext, began: float) -> None:
+    """Send the listener the accuracy of the linear probe, which this process fitted from `began`
+    on, on the validation images if they are evaluated."""
+    if not run.recorder.evaluations:
+        return
+    first = run.recorder.evaluations[0]
+    run.recorder.send(
+        {
+            "kind": "linear_probe",
+            "top1_percent": first["top1_percent"],
+            "images": first["images"],
+            "seconds": time.perf_counter() - began,
+        }
+    )

@@ -15,7 +15,7 @@ from lockstep.recipes.order import order_evaluation_samples
 from lockstep.runs.context import RunContext
 from lockstep.runs.image_results import BEST_FILE, Results, write_results
 from lockstep.runs.recorder import Recorder
-from lockstep.runs.step_plan import explain_early_stop, plan_intervals
+from lockstep.runs.step_plan import explain_early_stop, is_evaluation_due
 from lockstep.system import heartbeat
 from lockstep.system.event_log import EvaluateEvent, read_log
 
@@ -127,22 +127,10 @@ def lacks_evaluation(run: RunContext, step: int) -> bool:
     The same is true where early stopping ends the run. Weights that a run starts from are evaluated
     at step 0, if they can be.
     """
-    if not _is_due(run, step):
+    if not is_evaluation_due(run, step):
         return False
     log = read_log(run.out / "log.jsonl", whole=True)
     if step == run.total_steps or explain_early_stop(run, log, step) is not None:
         return True
     logged = [e["weights"] for e in log if e["kind"] == "evaluate" and e["step"] == step]
     return logged != run.weights_to_evaluate
-
-
-def _is_due(run: RunContext, step: int) -> bool:
-    if step == 0:
-        if run.execution.train_only or not (run.out / "start.json").exists():
-            return False
-        from lockstep.runs.starting_weights import starts_as_classifier
-
-        return starts_as_classifier(run.out)
-    intervals = plan_intervals(step - 1, run.total_steps, run.steps_per_epoch, run.execution)
-    interval = next(intervals, None)
-    return interval is not None and interval.stop == step and interval.evaluates

@@ -1,5 +1,5 @@
 """The state that a run begins or resumes with: of its newest checkpoint, of given weights, or the
-initial one."""
+initial one; and the engine gets it."""
 
 import hashlib
 from pathlib import Path
@@ -110,3 +110,16 @@ def _read_state(run: RunContext) -> tuple[State, list[str]]:
         # so that later checkpoints still say which validation images the run had
         run.data_digest = digest
     return state, damaged
+
+
+def load_state(run: RunContext, state: State) -> None:
+    """Give the engine a state, and the masks and scales that belong to it."""
+    run.engine.write(state)
+    if run.recipe.sparsity != "none":
+        from lockstep.runs.starting_weights import read_masks
+
+        run.engine.mask(read_masks(run.out))
+    if run.recipe.quantisation != "none":
+        from lockstep.runs.input_statistics import quantise
+
+        run.scales = quantise(run, state.step)

@@ -158,22 +158,6 @@ def _count_hits(logits: np.ndarray, labels: np.ndarray) -> int:
     return int((logits.argmax(axis=1) == labels).sum())
 
 
-def answer_first(run: RunContext, began: float) -> None:
-    """Send the listener the accuracy of the linear probe, which this process fitted from `began`
-    on, on the validation images if they are evaluated."""
-    if not run.recorder.evaluations:
-        return
-    first = run.recorder.evaluations[0]
-    run.recorder.send(
-        {
-            "kind": "linear_probe",
-            "top1_percent": first["top1_percent"],
-            "images": first["images"],
-            "seconds": time.perf_counter() - began,
-        }
-    )
-
-
 def _make_feature_recipe(recipe: Recipe) -> Recipe:
     """Return the recipe of a model whose logits are the features of a recipe's model, with the same
     preprocessing."""

@@ -10,10 +10,9 @@ import numpy as np
 from lockstep import backends
 from lockstep.data.loading.loaders import make_loader, plan_training
 from lockstep.recipes.rate_range import LEAST_STEPS, RateRange, has_diverged, judge
-from lockstep.runs.begin import load_state
 from lockstep.runs.context import RunContext, stop_before_training
 from lockstep.runs.events import Listener
-from lockstep.runs.initial_state import find_state
+from lockstep.runs.initial_state import find_state, load_state
 from lockstep.runs.opening import check_paths, open_run
 from lockstep.runs.recorder import Recorder
 from lockstep.runs.resuming import RunSettings

@@ -144,3 +144,16 @@ def leaves_only_probe(run: RunContext) -> bool:
     if not (trains_classifier and is_exact):
         return False
     return len(run.sets.training) <= MOST_PROBE_IMAGES
+
+
+def is_evaluation_due(run: RunContext, step: int) -> bool:
+    """Return whether a run is evaluated at a step."""
+    if step == 0:
+        if run.execution.train_only or not (run.out / "start.json").exists():
+            return False
+        from lockstep.runs.starting_weights import starts_as_classifier
+
+        return starts_as_classifier(run.out)
+    intervals = plan_intervals(step - 1, run.total_steps, run.steps_per_epoch, run.execution)
+    interval = next(intervals, None)
+    return interval is not None and interval.stop == step and interval.evaluates
