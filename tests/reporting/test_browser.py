@@ -276,6 +276,33 @@ def test_colours_are_the_systems_until_switched(show: Show, page_of_one: Path) -
     assert "light" in (dark.locator("#theme").get_attribute("aria-label") or "")
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_first_look_has_one_row_of_figures_and_curves_of_different_kinds(
+    show: Show, page_of_one: Path, scheme: str
+) -> None:
+    page = show(page_of_one, color_scheme=scheme)
+    tops = "all => [...new Set(all.map(tile => tile.getBoundingClientRect().top))].length"
+    assert page.locator(".tile:visible").evaluate_all(tops) == 1
+    assert page.locator("#environment details[open]").count() == 0
+    looks = "curve => { const s = getComputedStyle(curve); return [s.stroke, s.strokeWidth] }"
+    kinds = [
+        plot(page, 0).locator(f".curve.{kind}").first.evaluate(looks)
+        for kind in ("training", "validation")
+    ]
+    keys = [
+        page.locator(f".strokes .curve.{kind}").evaluate(looks)
+        for kind in ("training", "validation")
+    ]
+    assert keys == kinds
+    assert kinds[0][0] != kinds[1][0]
+    assert kinds[0][1] != kinds[1][1]
+    outside = """all => all.filter(text => {
+      const [box, svg] = [text, text.ownerSVGElement].map(node => node.getBoundingClientRect());
+      return box.left < svg.left || box.right > svg.right;
+    }).map(text => text.textContent)"""
+    assert page.locator(".chart text").evaluate_all(outside) == []
+
+
 @pytest.mark.parametrize("width", [320, 768])
 def test_a_page_is_no_wider_than_a_phone(
     show: Show, page_of_four: Path, page_of_one: Path, width: int

@@ -115,8 +115,9 @@ class Run:
             return f"diverged: {self.log[-1]['message']}"
         of = f" of {self.steps}" if self.steps else ""
         trouble = f"not finished: at step {self.step}{of}"
-        if self.results is not None:
-            return f"{trouble}; classes and mistakes are those of step {self.results.step}"
+        first = self.best_results or self.results  # the order of the page
+        if first is not None:
+            return f"{trouble}; classes and mistakes are those of step {first.step}"
         if not self.step:
             return trouble
         run = shlex.quote(printable(str(self.folder)))

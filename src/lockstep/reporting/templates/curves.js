@@ -8,6 +8,10 @@ let range = [...whole];
 let cursor = null;
 const charts = [];
 const MARGIN = { left: 46, right: 12, top: 8, bottom: 24 };
+const KINDS = { validation: ["validation", 1], "moving average": ["average", 2] };
+// The colour of a curve is that of its run; of a single run, that of its kind.
+const colour = (curve) => `run-${(DATA.runs.length > 1 ? curve.run : KINDS[curve.kind]?.[1] ?? 0) % 8}`;
+const LETTER = 7;  // at least the width of a digit in a tick's label
 const SHAPES = [
   (x, y, r) => ["circle", { cx: x, cy: y, r }],
   (x, y, r) => ["rect", { x: x - r * 0.9, y: y - r * 0.9, width: r * 1.8, height: r * 1.8 }],
@@ -85,6 +89,8 @@ class Chart {
       const most = this.spec.unit === " %" && high <= 100 ? 100 : Infinity;
       [low, high] = [low >= 0 ? Math.max(low - margin, 0) : low - margin, Math.min(high + margin, most)];
     }
+    const labels = (this.log ? powers(low, high) : ticks(low, high, 5)).map((value) => short(value).length);
+    inner.x0 = Math.max(MARGIN.left, 12 + LETTER * Math.max(...labels));
     this.x = (step) => inner.x0 + ((step - range[0]) / (range[1] - range[0])) * (inner.x1 - inner.x0);
     const place = this.log ? (v) => Math.log(v / low) / Math.log(high / low) : (v) => (v - low) / (high - low);
     this.y = (value) => (usable(value) ? inner.y0 - place(value) * (inner.y0 - inner.y1) : null);
@@ -95,7 +101,7 @@ class Chart {
     draw(draw(svg, "clipPath", { id: clip }), "rect", { x: inner.x0 - 5, y: 0, width: inner.x1 - inner.x0 + 10, height: inner.y0 + 4 });
     this.layer = draw(svg, "g", { "clip-path": `url(#${clip})` });
     this.drawn.filter((c) => c.noisy).forEach((c) => this.path(c, c.values, "raw"));
-    this.drawn.forEach((c) => this.path(c, c.strong, c.kind === "moving average" ? "average" : ""));
+    this.drawn.forEach((c) => this.path(c, c.strong, KINDS[c.kind]?.[0] ?? "training"));
     this.drawn.filter((c) => c.kind !== "training").forEach((c) => this.marks(c));
     this.over = draw(svg, "g", {});
     this.point(false);
@@ -112,7 +118,8 @@ class Chart {
       if (step !== Math.round(step)) continue;
       const x = this.x(step);
       draw(svg, "line", { class: "axis", x1: x, x2: x, y1: inner.y0, y2: inner.y0 + 4 });
-      draw(svg, "text", { x: clamp(x, 30, inner.x1 - 6), y: inner.y0 + 17, "text-anchor": "middle" }, step.toLocaleString("en"));
+      const text = step.toLocaleString("en"), half = (LETTER * text.length) / 2;
+      draw(svg, "text", { x: clamp(x, half, inner.x1 + MARGIN.right - half), y: inner.y0 + 17, "text-anchor": "middle" }, text);
     }
     draw(svg, "line", { class: "axis", x1: inner.x0, x2: inner.x1, y1: inner.y0, y2: inner.y0 });
   }
@@ -129,7 +136,7 @@ class Chart {
       if (alone && curve.kind === "training") draw(this.layer, ...this.mark(curve, this.x(curve.steps[i]), y, 3.2, "mark"));
       pen = true;
     }
-    if (d) draw(this.layer, "path", { class: `curve ${kind} run-${curve.run % 8}`, d });
+    if (d) draw(this.layer, "path", { class: `curve ${kind} ${colour(curve)}`, d });
   }
 
   marks(curve) {
@@ -142,7 +149,7 @@ class Chart {
 
   mark(curve, x, y, size, kind) {
     const [name, attributes] = SHAPES[curve.run % SHAPES.length](x, y, size);
-    return [name, { ...attributes, class: `${kind} run-${curve.run % 8}` }];
+    return [name, { ...attributes, class: `${kind} ${colour(curve)}` }];
   }
 
   // Draw the cursor's line and the points on it. The chart under the pointer shows the values.
