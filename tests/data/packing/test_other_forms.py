@@ -157,7 +157,12 @@ def test_configurations_are_not_mixed(tmp_path: Path) -> None:
         write_table(tmp_path / f"{name}/train-00000-of-00001.parquet", image=IMAGES, label=LABELS)
     with pytest.raises(DataError, match=r"several data sets .*: a, b"):
         pack(tmp_path, tmp_path / "out", WEBDATASET)
+    # The images of a public test have no labels.
+    test = tmp_path / "a/test-00000-of-00001.parquet"
+    write_table(test, image=IMAGES, label=[-1] * 6)
     assert pack(tmp_path / "a", tmp_path / "out", WEBDATASET) == {"train": 6}
+    with pytest.raises(DataError, match="has no labels"):
+        pack(test, tmp_path / "none", WEBDATASET)
 
 
 # Lists

@@ -1,6 +1,7 @@
 """Open tables: Parquet, and the Arrow files that `datasets` writes by `save_to_disk`."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -15,6 +16,14 @@ from lockstep.system.regular_files import ANY_SIZE, TEXT, check_regular, read_re
 from lockstep.system.strict_json import parsed
 
 INSTALL = "pip install pyarrow==26.0.1"
+_TEXT = r"(?:dictionary<values=)?(?:large_)?string"
+_KINDS = {
+    "text": _TEXT,
+    "image": r"struct<.*\bbytes: |(?:large_)?binary",
+    "label": rf"{_TEXT}|(?:dictionary<values=)?(?:u?int|float|double|halffloat)",
+    "array": r"(?:large_|fixed_size_)?list<|extension<",
+}
+"""How the types of columns begin in Arrow's words."""
 _ROWS = {True: 2**12, False: 32}
 """How many rows are read at a time: of columns of labels, and with images."""
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
@@ -60,16 +69,16 @@ def _open_table(path: Path) -> Table:
         paths = []
         classes = {}
         for field in schema:
-            if _is_text(field.type):
+            if _is("text", field):
                 paths.append(field.name)
-            if _is_image(field.type) or (
-                is_usual("image", field.name) and (_is_text(field.type) or _is_array(field.type))
+            if _is("image", field) or (
+                is_usual("image", field.name) and (_is("text", field) or _is("array", field))
             ):
                 images.append(field.name)
-            elif _is_label(field.type):
+            elif _is("label", field):
                 labels.append(field.name)
             names = features.get(field.name, {}).get("names")
-            if names and field.name in labels and not _is_text(field.type):
+            if names and field.name in labels and not _is("text", field):
                 classes[field.name] = list(map(str, names))
     real = [name for name in images if name not in paths]
     return Table(path, schema.names, real or images, labels, paths, classes, partial(_read, path))
@@ -95,29 +104,8 @@ def _import_pyarrow() -> Any:
     return pyarrow
 
 
-def _is_image(kind: Any) -> bool:
-    types = _import_pyarrow().types
-    if types.is_struct(kind):
-        return "bytes" in kind.names
-    return types.is_binary(kind) or types.is_large_binary(kind)
-
-
-def _is_text(kind: Any) -> bool:
-    types = _import_pyarrow().types
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-
-
-def _is_label(kind: Any) -> bool:
-    types = _import_pyarrow().types
-    return _is_text(kind) or types.is_integer(kind) or types.is_floating(kind)
-
-
-def _is_array(kind: Any) -> bool:
-    types = _import_pyarrow().types
-    kind = getattr(kind, "storage_type", kind)
-    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+def _is(kind: str, field: Any) -> bool:
+    return re.match(_KINDS[kind], str(field.type)) is not None
 
 
 @contextmanager
@@ -155,7 +143,7 @@ def _read(path: Path, names: Sequence[str]) -> Iterator[tuple[str, Mapping[str, 
     number = 0
     with _open(path) as (schema, parts):
         if path.suffix.lower() == ".parquet":
-            are_small = not any(_is_image(schema.field(name).type) for name in names)
+            are_small = not any(_is("image", schema.field(name)) for name in names)
             parts = parts.iter_batches(_ROWS[are_small], columns=list(names), use_threads=False)
         for part in parts:
             for first in range(0, part.num_rows, _ROWS[False]):

@@ -99,7 +99,13 @@ def read_samples(form: Form, tables: Iterable[tuple[str, Table]], columns: Colum
     Raises `DataError` if one is damaged, if its columns can be understood in two ways, if a label
     is missing or not one of the classes, or if an image is missing, elsewhere or listed twice.
     """
-    chosen = [_choose(table, split, columns) for split, table in tables]
+    chosen = []
+    for split, table in tables:
+        item = _choose(table, split, columns)
+        if _has_labels(item):
+            chosen.append(item)
+    if not chosen:
+        raise DataError(f"{form.path} has no labels; expected a class for each image")
     listed = {tuple(item.table.classes.get(item.label, ())) for item in chosen}
     if len(listed) > 1:
         raise DataError(f"{form.path}: its files list different classes. Pack them one by one")
@@ -139,6 +145,12 @@ def _choose(table: Table, split: str, columns: Columns) -> _Chosen:
         labels = [name for name in table.labels if name != image and not is_usual("other", name)]
     label = _choose_column(table, "label", columns.label, labels)
     return _Chosen(table, split, image, label, column, columns.images or table.path.parent)
+
+
+def _has_labels(item: _Chosen) -> bool:
+    """Return whether a table has labels. Of many public sets the split `test` has none."""
+    _, row = next(item.table.read([item.label]), ("", {}))
+    return item.split != "test" or row.get(item.label) not in (None, -1)
 
 
 def _choose_column(table: Table, kind: str, wanted: str, possible: Sequence[str]) -> str:
