@@ -101,7 +101,9 @@ def test_a_run_stopped_on_one_backend_ends_on_another_where_it_would_have(
 
 @pytest.mark.slow
 # SIGUSR1: sent when a run is handed over
-@pytest.mark.parametrize(("number", "expected"), [("SIGTERM", 75), ("SIGINT", 130)])
+@pytest.mark.parametrize(
+    ("number", "expected"), [("SIGTERM", 75), *([("SIGINT", 130)] if SOAK else [])]
+)
 def test_a_signal_saves_the_next_step_and_is_the_exit_code_and_nobody_else_may_train_meanwhile(
     number: str, expected: int, arguments: list[object], tmp_path: Path, answer: Answer
 ) -> None:
