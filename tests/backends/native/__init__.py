@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-LEFT_TO_SOAK = {"tensorflow": ("test_full_models", "test_masks")}
+LEFT_TO_SOAK = {"tensorflow": ("test_full_models", "test_masks", "test_trajectories")}
 """By backend: modules of tests that `make test` has no time for, because building a step takes
 seconds. `test_sparse_runs` has masks, too. It is read before a framework is imported."""
 
