@@ -196,15 +196,21 @@ dist: $(DIST)/.made
 	  PATH="$(CURDIR)/$(DIST)/bin:$$PATH" auditwheel repair --strip --wheel-dir dist build/dist/*-linux_x86_64.whl
 	$(DIST)/bin/twine check --strict dist/*
 
-# What CONTRIBUTING lists before a release: files, site, versions, and the wheel in an empty environment.
+# What CONTRIBUTING lists before a release: files, site, versions, the sdist and the wheel in empty environments, and the first
+# tutorial with the wheel. The tutorial runs from this folder, whose `src` that Python does not import.
 release-check: dist docs
 	$(RUN)/python -m pytest --quiet tests/test_install_lines.py tests/test_readme.py tests/docs
 	$(PYTHON) -m venv --clear build/release
-	build/release/bin/python -m pip install --quiet --constraint constraints.txt dist/lockstep_vision-*-none-any.whl torch
+	build/release/bin/python -m pip install --quiet --constraint constraints.txt dist/lockstep_vision-*.tar.gz
+	cd build/release && bin/lockstep recipes
+	$(PYTHON) -m venv --clear build/release
+	build/release/bin/python -m pip install --quiet --constraint constraints.txt \
+	  "$$(ls dist/lockstep_vision-*-none-any.whl)[torch,onnxruntime,serve]"
 	rm -rf build/release/try && mkdir build/release/try
 	cd build/release/try && ../bin/lockstep --version && ../bin/lockstep doctor && \
 	  ../bin/lockstep demo --images 100 --set epochs=1 && ../bin/lockstep report demo/run -o report.html && \
 	  ../bin/lockstep export demo/run model --to torch-export
+	build/release/bin/python -m tests.docs.run_pages docs/tutorial/first-model.md
 	test "lockstep $$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)" = "$$(build/release/bin/lockstep --version)"
 
 $(DIST)/.made: constraints.txt

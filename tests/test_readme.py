@@ -43,6 +43,12 @@ def test_the_metadata_of_the_package_has_readme_with_whole_addresses(
     assert paths == re.findall(r"\]\(([^)]+)\)", text)
 
 
+def test_readme_is_short_and_begins_with_what_people_want_to_do() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 75
+    assert text.index("lockstep train --data photos") < text.index("TensorFlow")
+
+
 def test_badges_are_those_of_the_package() -> None:
     badges = runpy.run_path(str(ROOT / "docs/pictures/badges.py"))
     for name, (label, value) in badges["find_texts"]().items():

@@ -1,4 +1,4 @@
-"""Draw the picture of README from five runs: docs/how-to/reports.md has the command of each.
+"""Draw the picture of the first page from five runs: docs/how-to/reports.md has their commands.
 
     lockstep report torch tensorflow paddle mxnet jax -o report.html
     python docs/pictures/five_backends.py report.html
