@@ -152,6 +152,21 @@ def test_tables_that_cannot_be_understood(tmp_path: Path, columns: dict, reason:
 
 
 @needs_pyarrow
+def test_files_of_pandas(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    names = write_images(tmp_path)
+    frame = pandas.DataFrame({"image": IMAGES, "label": [NAMES[label] for label in LABELS]})
+    frame[::-1][::-1].astype({"label": "category"}).to_parquet(tmp_path / "x.parquet")
+    paths = frame.assign(image=names)
+    paths.to_csv(tmp_path / "y.csv")  # with a column of numbers that has no name
+    paths.to_json(tmp_path / "z.jsonl", orient="records", lines=True)
+    paths.to_parquet(tmp_path / "paths.parquet", index=False)
+    for name in ("x.parquet", "y.csv", "z.jsonl", "paths.parquet"):
+        assert pack(tmp_path / name, tmp_path / "out" / name, WEBDATASET) == {"images": 6}
+        assert read_packed(tmp_path / "out" / name) == {"": EXPECTED}
+
+
+@needs_pyarrow
 def test_configurations_are_not_mixed(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_table(tmp_path / f"{name}/train-00000-of-00001.parquet", image=IMAGES, label=LABELS)

@@ -131,7 +131,7 @@ def _open(path: Path) -> Iterator[tuple[Any, Any]]:
                 file.seek(0)
                 table = arrow.ipc.open_stream(file)
                 yield table.schema, iter(table)
-    except (arrow.ArrowException, OSError, EOFError) as error:
+    except (arrow.ArrowException, OSError, EOFError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise DataError(
             f"{path} is damaged or incomplete: {reason}. Download or write it again"

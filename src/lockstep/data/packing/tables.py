@@ -157,9 +157,9 @@ def _choose_column(table: Table, kind: str, wanted: str, possible: Sequence[str]
     """Return the column of a kind: `wanted`, else the only possible one, or the only one of them
     with a usual name."""
     names = list(table.names)
-    if wanted in names:
-        return wanted
     if wanted:
+        if wanted in names:
+            return wanted
         raise DataError(f"{table.path} has no column {wanted}. {nearest(wanted, names)}")
     usual = [name for name in possible if is_usual(kind, name)]
     possible = usual or possible
