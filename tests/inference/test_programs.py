@@ -13,9 +13,9 @@ import pytest
 
 import lockstep
 from lockstep.data.index import open_index
-from lockstep.inference import photo_batches
+from lockstep.inference import evaluation
+from lockstep.inference.evaluation import group_photos
 from lockstep.inference.images import read_photo
-from lockstep.inference.photo_batches import group_photos
 from lockstep.inference.programs import FILE
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -151,10 +151,10 @@ def test_photos_of_different_sizes_are_decoded_at_the_same_time(
         together.wait()  # until another thread reads too
         return read_photo(data, recipe)
 
-    monkeypatch.setattr(photo_batches, "read_photo", read)
+    monkeypatch.setattr(evaluation, "read_photo", read)
     index = open_index(photos)
     groups = [np.array([place]) for place in range(len(index) // 2 * 2)]
-    batches = list(photo_batches.load_photos(index, tiny_recipe, groups, threads=2))
+    batches = list(evaluation.load_photos(index, tiny_recipe, groups, threads=2))
     sizes = index.sizes_for(tiny_recipe)[:]
     assert [batch.pixels.shape[1:3] for batch in batches] == [
         tuple(sizes[group[0]]) for group in groups

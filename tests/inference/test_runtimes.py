@@ -241,7 +241,7 @@ def test_scores_are_those_of_the_reference_engine(tiny_recipe: Recipe, flips: bo
     reference.write(State(0, weights.tensors, zero_momentum(tiny_recipe)))
     wanted: Scores = reference.evaluate([batch])
     with open_runtime("onnxruntime", weights, CPU) as runtime:
-        scores = compute_scores(runtime, [batch], flips=flips)
+        scores = compute_scores(runtime.predict, [batch], flips=flips)
     assert scores.labels.tolist() == wanted.labels.tolist()
     assert scores.ranks.tolist() == wanted.ranks.tolist()
     assert scores.predictions.tolist() == wanted.predictions.tolist()

@@ -1,5 +1,5 @@
 """Which outputs are right for the images of a test set, as a file or a mapping says it
-(docs/how-to/test-sets.md).
+(docs/how-to/test-sets.md), and the scores of a model by them.
 
 - `{"labels": LABELS, "restrict": RESTRICT}`; both can be missing. A file that is only LABELS is
   accepted.
@@ -13,17 +13,22 @@ An output is its number, or the name of its class.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lockstep.backends.reference.functions import rank_labels
+from lockstep.data import Batch
 from lockstep.data.index import Index
-from lockstep.inference.answers import Answers
+from lockstep.inference.session import Session
+from lockstep.models.metrics import Scores
+from lockstep.recipes.order import order_evaluation_samples
 from lockstep.system.errors import DataError, UserError
 from lockstep.system.regular_files import TEXT, explain_failure, read_regular
 from lockstep.system.strict_json import parsed
@@ -41,9 +46,71 @@ Labels = Mapping[str, Any] | Sequence[Any] | str | Path
 """Labels as the module describes them, or the path of a file with them."""
 _FORM = '{"labels": {"CLASS or IMAGE": [OUTPUT, ...]}, "restrict": true or [OUTPUT, ...]}'
 _NUMBER = re.compile(r"(\d+)(\.[^./]*)?$")
+_MOST_ROWS = 8192
+"""Logits of about this many images are in memory at once."""
 _Outputs = tuple[int, ...]
 _Find = Callable[[Any, str], _Outputs]
 """Returns the outputs that a value of the file names; the text is what they are for."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The right outputs of images, and those that a model chooses from."""
+
+    right: list[_Outputs]
+    """Those that are right for each image."""
+    labels: np.ndarray
+    """int [images]: the class of each image in the data set."""
+    counted: np.ndarray
+    """bool [outputs]: whether the model may choose an output."""
+    classes: np.ndarray
+    """int [outputs]: the class in the data set that an output stands for; the number of classes
+    if it stands for none."""
+
+    def describe(self, source: str, images: int) -> str:
+        """Return the remark on how many of the images, and of the outputs, count."""
+        text = f"labels are those of {source}: {len(self.right)} of {images} images count"
+        if self.counted.all():
+            return text
+        return f"{text}, and the model chooses from {self.counted.sum()} of its outputs"
+
+    def score(self, logits: np.ndarray, samples: np.ndarray) -> np.ndarray:
+        """Return a table of the scores of some images from their logits [N, outputs].
+
+        The softmax is that of the outputs that count. The loss is minus the logarithm of the
+        probability of all right outputs together. The rank is that of the best right output. The
+        prediction is a class of the data set: the image's own if it is right.
+        """
+        logits = np.where(self.counted, logits.astype(np.float64), -np.inf)
+        is_right = np.zeros(logits.shape, bool)
+        for row, sample in zip(is_right, samples.tolist(), strict=True):
+            row[list(self.right[sample])] = True
+        labels = self.labels[samples]
+        rights = np.where(is_right, logits, -np.inf)
+        outputs = logits.argmax(axis=1)
+        with np.errstate(invalid="ignore"):
+            total = np.logaddexp.reduce(logits, axis=1)
+            losses = total - np.logaddexp.reduce(rights, axis=1)
+            confidences = np.exp(logits.max(axis=1) - total)
+        hits = is_right[np.arange(len(samples)), outputs]
+        ranks = rank_labels(logits, rights.argmax(axis=1))
+        predictions = np.where(hits, labels, self.classes[outputs])
+        return np.stack([losses, ranks, predictions, labels, confidences], axis=1)
+
+    def evaluate(self, session: Session, batches: Iterator[Batch], batch: int) -> Scores:
+        """Return the scores of all images, from logits that a session computes part by part.
+        `batch` is the number of images in a batch of a rank."""
+        tables = [np.zeros((0, 5))]
+        done = 0
+        while done < len(self.right):
+            part = islice(batches, max(1, _MOST_ROWS // (batch * session.ranks)))
+            logits = session.evaluate(part, with_logits=True).logits
+            if logits is None or not len(logits):
+                break
+            samples = done + order_evaluation_samples(len(logits), batch, session.ranks)
+            tables.append(self.score(logits, samples))
+            done += len(logits)
+        return Scores.unpack_table(np.concatenate(tables))
 
 
 @dataclass(frozen=True)
@@ -125,14 +192,9 @@ def answer_images(
     classes = np.full(outputs, len(part.classes))
     for label in reversed(range(len(part.classes))):
         classes[list(by_class[label] or ())] = label
-    rows: dict[_Outputs, int] = {}
-    kinds = [rows.setdefault(kind, len(rows)) for kind in filter(None, right)]
-    table = np.zeros((len(rows), outputs), bool)
-    for kind, row in rows.items():
-        table[row, list(kind)] = True
     is_counted = np.isin(np.arange(outputs), list(counted))
     labels = part.rows["label"][samples]
-    return samples, Answers(np.array(kinds), table, labels, is_counted, classes)
+    return samples, Answers(list(filter(None, right)), labels, is_counted, classes)
 
 
 def _find_outputs(

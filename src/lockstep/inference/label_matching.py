@@ -4,13 +4,11 @@ by their positions, which proves nothing.
 Weights without names of classes were trained on folders in an order that only their program knows.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lockstep.data import Batch
 from lockstep.data.class_folders import list_class_folders
 from lockstep.data.class_order import describe_order, list_orders
 from lockstep.data.images import Progress
@@ -23,7 +21,7 @@ from lockstep.weights import Weights
 from lockstep.weights.class_names import are_imagenet, assume_classes, find_imagenet, imagenet_names
 
 if TYPE_CHECKING:
-    from lockstep.inference.answers import Answers
+    from lockstep.inference.label_file import Answers
 
 _BY_POSITION = "labels are matched by position"
 
@@ -39,15 +37,6 @@ class Matched:
     """Whether names say which output a class is."""
     answers: "Answers | None" = None
     """The right outputs of the images, if a file of labels names them; else they are the labels."""
-
-    def score(
-        self, evaluate: Callable[..., Scores], batches: Iterator[Batch], batch: int, ranks: int = 1
-    ) -> Scores:
-        """Return the scores of all images, which `evaluate` computes from batches of `batch`
-        images on each rank."""
-        if self.answers is None:
-            return evaluate(batches)
-        return self.answers.evaluate(evaluate, batches, batch, ranks)
 
 
 def match_labels(source: Source, weights: Weights, progress: Progress | None = None) -> Matched:

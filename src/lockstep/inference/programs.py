@@ -7,15 +7,20 @@ evaluated on photos.
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lockstep.inference.runtimes import NATIVE
+from lockstep.inference.runtimes.scores import compute_scores
+from lockstep.inference.session import Session
 from lockstep.inference.targets import TARGETS, Inputs, Program, ProgramSpec, Target
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
+from lockstep.runs.events import Listener
+from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import BackendError, CheckpointError, LockstepError, RecipeError
 from lockstep.system.regular_files import TEXT, WEIGHTS, check_regular, read_regular
 from lockstep.system.strict_json import is_count, is_list_of, is_text, parsed, to_json
@@ -79,8 +84,8 @@ class ExportedProgram:
             )
 
     @contextmanager
-    def load(self) -> Iterator["ProgramRuntime"]:
-        """Yield the program in its own runtime.
+    def open_session(self, weights: Weights, listener: Listener | None) -> Iterator[Session]:
+        """Yield the program in its own runtime. `weights` are `about`, with what a user chose.
 
         Raises `BackendError` if the runtime is missing, and `CheckpointError` if it cannot run the
         program.
@@ -91,9 +96,33 @@ class ExportedProgram:
             )
         self._check_files()
         with ExitStack() as stack:
-            with self.translate_errors():
+            with self._translate_errors():
                 program = stack.enter_context(self.target.open_program(self.inputs, self.folder))
-            yield ProgramRuntime(self, program)
+            predict = partial(self._predict, program)
+            yield Session(
+                self.runtime,
+                weights,
+                Recorder(listener),
+                partial(compute_scores, predict),
+                predict,
+                precision=self.precision,
+                takes_photos=self.takes_photos,
+            )
+
+    def _predict(self, program: Program, images: np.ndarray) -> np.ndarray:
+        """Return logits, or logarithms of probabilities, float64 [N, logits], of uint8 images of
+        one size."""
+        with self._translate_errors():
+            _, values = program(images)
+        expected = len(images), self.about.recipe.logits
+        if values.shape != expected:
+            raise CheckpointError(
+                f"{self.folder} returns an array {list(values.shape)}, expected"
+                f" {list(expected)} as its {FILE} says; export it again"
+            )
+        if self.inputs.bare:
+            return values.astype(np.float64)
+        return np.log(np.maximum(values.astype(np.float64), _SMALLEST_FLOAT32))
 
     def _check_files(self) -> None:
         """Raise `CheckpointError` if a file is not regular: runtimes open files by their paths."""
@@ -105,7 +134,7 @@ class ExportedProgram:
                 raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
 
     @contextmanager
-    def translate_errors(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Turn errors of the runtime, which have no common base, into `CheckpointError`."""
         try:
             yield
@@ -116,29 +145,6 @@ class ExportedProgram:
             raise CheckpointError(
                 f"{self.runtime} cannot run {self.folder}: {reason:.300}; export it again"
             ) from error
-
-
-class ProgramRuntime:
-    """A program as evaluations use it."""
-
-    def __init__(self, about: ExportedProgram, program: Program) -> None:
-        self._about = about
-        self._program = program
-
-    def predict(self, images: np.ndarray) -> np.ndarray:
-        """Return logits, or logarithms of probabilities, float64 [N, logits], of uint8 images of
-        one size."""
-        with self._about.translate_errors():
-            _, values = self._program(images)
-        expected = len(images), self._about.about.recipe.logits
-        if values.shape != expected:
-            raise CheckpointError(
-                f"{self._about.folder} returns an array {list(values.shape)}, expected"
-                f" {list(expected)} as its {FILE} says; export it again"
-            )
-        if self._about.inputs.bare:
-            return values.astype(np.float64)
-        return np.log(np.maximum(values.astype(np.float64), _SMALLEST_FLOAT32))
 
 
 def find_program(source: Path) -> ExportedProgram | None:

@@ -109,6 +109,10 @@ class Session:
     rank: int = 0
     ranks: int = 1
     on_gpu: bool = False
+    precision: str = ""
+    """That of an exported program; "" if it is that of the weights."""
+    takes_photos: bool = False
+    """Whether it resizes and crops whole photos, as some exported programs do."""
 
 
 @contextmanager
@@ -162,7 +166,7 @@ def open_session(
     from lockstep.inference.runtimes.scores import compute_scores
 
     with opening as opened:
-        evaluate = partial(compute_scores, opened, flips=weights.recipe.eval_flips)
+        evaluate = partial(compute_scores, opened.predict, flips=weights.recipe.eval_flips)
         yield Session(runtime, weights, recorder, evaluate, opened.predict, on_gpu=opened.on_gpu)
 
 

@@ -1,8 +1,8 @@
 """Scores of images from a runtime's logits, and how fast an evaluation was."""
 
 import time
-from collections.abc import Iterable, Iterator
-from typing import Protocol, TypedDict
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypedDict
 
 import numpy as np
 
@@ -12,29 +12,23 @@ from lockstep.models.latency import latency_ms
 from lockstep.models.metrics import Scores
 
 
-class Predicts(Protocol):
-    """Computes logits, such as a runtime."""
-
-    def predict(self, images: np.ndarray) -> np.ndarray:
-        """Return logits [N, logits] of uint8 images of one size."""
-
-
 def compute_scores(
-    runtime: Predicts,
+    predict: Callable[[np.ndarray], np.ndarray],
     batches: Iterable[Batch],
     *,
     flips: bool = False,
     with_logits: bool = False,
 ) -> Scores:
-    """Return the scores of every image that is not padding, from logits in float64, and these if
-    they are wanted. With `flips`, they are the mean of those of image and mirror image."""
+    """Return the scores of every image that is not padding, from the logits that `predict` returns,
+    in float64, and these if they are wanted. With `flips`, they are the mean of those of image and
+    mirror image."""
     rows = []
     for batch in batches:
         counted = batch.labels >= 0
-        logits = runtime.predict(batch.pixels).astype(np.float64)
+        logits = predict(batch.pixels).astype(np.float64)
         if flips:
             mirrored = np.ascontiguousarray(batch.pixels[:, :, ::-1])
-            logits = (logits + runtime.predict(mirrored)) / 2
+            logits = (logits + predict(mirrored)) / 2
         scores = functions.score(logits[counted], batch.labels[counted])
         rows.append(np.hstack([scores, logits[counted]]) if with_logits else scores)
     return Scores.unpack_table(np.concatenate(rows or [np.zeros((0, 5))]))
