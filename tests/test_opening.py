@@ -62,7 +62,7 @@ ALLOWED = {
     "inference/decoding/pool.py _fork": "starts a process",
     "inference/decoding/process.py _decode_on": "opens /dev/null",
     "inference/int8.py _quantise_static": OWN,
-    "inference/serving/page.py _read_template": PACKAGE,
+    "inference/serving/app.py _read_template": PACKAGE,
     "recipes/nvidia/table.py systems": PACKAGE,
     "recipes/published_accuracies.py": PACKAGE,
     "recipes/published_speeds.py": PACKAGE,

@@ -39,7 +39,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launched:
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(backends, "load", load)
-    monkeypatch.setattr("lockstep.launch.launcher.launch_ranks", launch_ranks)
+    monkeypatch.setattr("lockstep.cli.launch.launch_ranks", launch_ranks)
     return launches
 
 
@@ -52,7 +52,7 @@ def test_a_command_is_launched_as_it_stands(answer: Run, launched: Launched) -> 
 def test_the_launch_ends_with_the_code_of_its_ranks(
     answer: Run, launched: Launched, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    monkeypatch.setattr("lockstep.launch.launcher.launch_ranks", lambda *_: code)
+    monkeypatch.setattr("lockstep.cli.launch.launch_ranks", lambda *_: code)
     assert answer("launch", "-n", 2, "--", *TRAIN)[0] == code
 
 

@@ -113,7 +113,7 @@ def test_ranks_are_launched_on_the_backend_that_the_run_had(
         return SimpleNamespace(prepare_ranks=lambda *_: nullcontext())
 
     monkeypatch.setattr(backends, "load", load)
-    monkeypatch.setattr("lockstep.launch.launcher.launch_ranks", lambda *_: 0)
+    monkeypatch.setattr("lockstep.cli.launch.launch_ranks", lambda *_: 0)
     assert answer("launch", "-n", 2, "--", "train", "--out", run, *options)[0] == 0
     assert launched == [backend]
 

@@ -103,7 +103,7 @@ def test_outside_the_main_thread_no_signal_is_watched() -> None:
 
 INTERRUPTED_CALLBACK = """
 import signal, sys, time, weakref
-from lockstep.cli.interrupt import interrupt_on_signals
+from lockstep.cli.options import interrupt_on_signals
 from lockstep.system.errors import Interrupted
 from lockstep.system.signals import repeat_lost_interrupts
 

@@ -1,16 +1,11 @@
-"""`lockstep benchmark`: its command `loader`; the others are in the files `benchmark_*.py`."""
+"""`lockstep benchmark`: `convert` and `loader`; the others are in the files `benchmark_*.py`."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from lockstep.cli import (
-    benchmark_convert,
-    benchmark_grid,
-    benchmark_published,
-    options,
-)
+from lockstep.cli import benchmark_grid, benchmark_published, options
 from lockstep.cli.terminal import print, print_json
 from lockstep.cli.unknown_options import Command
 
@@ -19,7 +14,30 @@ for name, summary in benchmark_grid.COMMANDS.items():
     app.command(name, help=summary, cls=Command)(benchmark_grid.measure)
 app.command("cell", hidden=True)(benchmark_grid.cell)
 app.command("compare-published")(benchmark_published.command)
-app.command("convert")(benchmark_convert.command)
+
+
+@app.command("convert")
+def convert(
+    source: Annotated[Path, typer.Argument(help="A run's folder, or a benchmark report.")],
+    form: Annotated[
+        str,
+        typer.Option(
+            help=(
+                "Format: nvidia-report or timm (of a run), nvidia-benchmark (of a report), dlll (of"
+                " both)."
+            )
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")],
+) -> None:
+    """Write a run or a report in another program's format.
+
+    The formats are those of NVIDIA's examples, dllogger and timm.
+    """
+    from lockstep.benchmark.foreign_reports import convert as write
+
+    # It is not renamed into place: the target may be /dev/stdout.
+    out.write_text(write(source, form), encoding="utf-8")
 
 
 Data = Annotated[

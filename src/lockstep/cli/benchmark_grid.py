@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.cli import options
-from lockstep.cli.interrupt import interrupt_on_signals
 from lockstep.cli.terminal import print, print_json
 from lockstep.system.defaults import DEFAULT_BACKEND
+from lockstep.system.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,7 +128,7 @@ def measure(
     from lockstep.cli.console import Reporter
     from lockstep.recipes import parse_settings
 
-    interrupt_on_signals()
+    options.interrupt_on_signals()
     other = None if compare is None else read_benchmark(compare)
     changes, execution = parse_settings(assignments or [])
     plan = Plan(iterations, epochs, warmup, num_examples, recipe, changes, execution)
@@ -172,8 +172,6 @@ def cell(folder: Path) -> None:
 
 
 def _list_tasks(command: str, only_inference: bool) -> list[str]:
-    from lockstep.system.errors import UserError
-
     tasks = ["train", "inference"] if command == "all" else [command]
     if only_inference and "train" in tasks:
         tasks.remove("train")
@@ -210,8 +208,6 @@ def _split_words(text: str) -> list[str]:
 def parse_numbers(text: str, option: str) -> list[int]:
     """Return the numbers of an option with comma-separated numbers. Raises `UserError` if it holds
     something else."""
-    from lockstep.system.errors import UserError
-
     try:
         numbers = [int(word) for word in _split_words(text)]
     except ValueError:

@@ -399,12 +399,9 @@ class Reporter:
         if "stopped_early" not in event["report"]:
             line += "; nothing is left to do"
         self.say(line)
-        self._summary(event)
+        self._show_finish(event)
 
     def _show_finish(self, event: "FinishEvent") -> None:
-        self._summary(event)
-
-    def _summary(self, event: "FinishEvent") -> None:
         report = event["report"]
         speed = report["images_per_sec"]
         if "stopped_early" in report:

@@ -11,6 +11,7 @@ import typer
 from lockstep.cli import options
 from lockstep.cli.terminal import escape_line, print, print_json
 from lockstep.system.defaults import DEFAULT_BACKEND
+from lockstep.system.errors import DataError, UserError, nearest
 from lockstep.system.text import format_count
 
 if TYPE_CHECKING:
@@ -374,7 +375,6 @@ def _open_shown(
     from lockstep.data.split import arrange_classes, divide_index
     from lockstep.recipes import load_recipe, my_images
     from lockstep.runs.folder import read_classes
-    from lockstep.system.errors import DataError, UserError, nearest
 
     recipe = source = None
     wanted = my_images.check_changes(changes)

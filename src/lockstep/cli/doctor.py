@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lockstep.system.errors import BackendError
+from lockstep.system.machine import Arithmetic
+
 if TYPE_CHECKING:
     from lockstep.inference.runtimes import RuntimeRow
-    from lockstep.system.machine import Arithmetic
 
 from lockstep.cli.terminal import escape_line, print
 from lockstep.system.defaults import DEFAULT_BACKEND
@@ -78,7 +80,6 @@ def _show_installed() -> None:
 def _describe_backend(name: str) -> str:
     """Return where a framework is and what it computes on, or how to install it."""
     from lockstep import backends
-    from lockstep.system.errors import BackendError
 
     framework = backends.FRAMEWORKS[name]
     try:
@@ -98,7 +99,7 @@ def describe_runtime(row: "RuntimeRow") -> str:
     return f"{row.version()}, inference ({'; '.join(devices)})"
 
 
-def describe_arithmetic(arithmetic: "Arithmetic") -> str:
+def describe_arithmetic(arithmetic: Arithmetic) -> str:
     """Return which precisions a device multiplies in hardware and which to train in, for a person
     to read.
 
@@ -119,7 +120,6 @@ def describe_arithmetic(arithmetic: "Arithmetic") -> str:
 def describe_framework(name: str) -> str:
     """Return the version and devices of an installed framework, or why it does not load."""
     from lockstep import backends
-    from lockstep.system.errors import BackendError
 
     version = backends.FRAMEWORKS[name].version()
     try:

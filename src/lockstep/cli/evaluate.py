@@ -9,6 +9,7 @@ import typer
 from lockstep.cli import options
 from lockstep.cli.terminal import escape_line, print, print_json
 from lockstep.system.defaults import DEFAULT_BACKEND
+from lockstep.system.ranks import is_leading
 from lockstep.system.text import list_first
 
 if TYPE_CHECKING:
@@ -100,7 +101,6 @@ def command(
 ) -> None:
     """Evaluate weights or an exported model, each image once."""
     from lockstep.cli.console import Reporter
-    from lockstep.system.ranks import is_leading
 
     settings, preprocessing = options.read_inference_options(
         assignments, backend, like, loader=loader, distributed=distributed

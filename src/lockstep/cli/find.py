@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.cli import options
-from lockstep.cli.interrupt import interrupt_on_signals
 from lockstep.cli.terminal import print, print_json
 from lockstep.cli.unknown_options import Command
 from lockstep.system.defaults import DEFAULT_BACKEND
+from lockstep.system.errors import UserError
+from lockstep.system.files import write_json
 
 if TYPE_CHECKING:
     from lockstep.benchmark.largest_batch import Found, Try
@@ -25,11 +26,6 @@ _KEPT = ("device", "compile", "layout", "recompute", "deterministic", "fused", "
 """
 
 app = typer.Typer(help="Find settings that suit this machine.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Find settings that suit this machine."""
 
 
 @app.command("step", hidden=True)
@@ -81,7 +77,7 @@ def batch(
     from lockstep.recipes import load_recipe
     from lockstep.recipes.image_sizes import list_sizes
 
-    interrupt_on_signals()
+    options.interrupt_on_signals()
     changes, execution = options.read_settings(assignments, backend, recompute=recompute)
     if model is not None:
         changes["model"] = model
@@ -99,7 +95,7 @@ def batch(
         execution,
         memory_bytes=memory_bytes,
         first=start,
-        listener=_ignore if as_json else _show_try,
+        listener=lambda done: None if as_json else print(describe_try(done)),
     )
     if as_json:
         print_json(answer.fields() | {"memory_bytes": memory_bytes})
@@ -161,7 +157,6 @@ def lr(
     from lockstep.runs.rate_range import find_rate
     from lockstep.runs.recipe_from_images import say_where
     from lockstep.runs.resuming import complete_settings
-    from lockstep.system.files import write_json
 
     changes, how = options.read_fields(assignments, backend=backend)
     if split is not None:
@@ -275,7 +270,6 @@ def advise(
 def _limit_memory(execution: "Execution", memory_gb: float | None) -> int | None:
     """Return what a process may allocate on a CPU. Raises `UserError` if it is not known, or given
     for a GPU."""
-    from lockstep.system.errors import UserError
     from lockstep.system.machine import free_memory_bytes, gpu
 
     on_gpu = execution.device != "cpu" and gpu() is not None
@@ -291,11 +285,3 @@ def _limit_memory(execution: "Execution", memory_gb: float | None) -> int | None
             " --memory-gb"
         )
     return limit
-
-
-def _ignore(done: "Try") -> None:
-    pass
-
-
-def _show_try(done: "Try") -> None:
-    print(describe_try(done))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from lockstep.cli.terminal import escape_line, print, print_json
+from lockstep.system.errors import UserError
 
 
 def command(
@@ -35,7 +36,6 @@ def command(
     from lockstep.recipes.nvidia.command_line import read_command
     from lockstep.recipes.nvidia.equivalents import describe_script
     from lockstep.recipes.nvidia.translation import translate_command
-    from lockstep.system.errors import UserError
 
     if not context.args:
         raise UserError(

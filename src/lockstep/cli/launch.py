@@ -12,30 +12,34 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.cli import options
-from lockstep.cli.terminal import print
+from lockstep.cli.terminal import print, print_table
+from lockstep.launch import ssh
+from lockstep.launch.job import Job, read_time
+from lockstep.launch.launcher import LOCKSTEP, Starting, Watch, launch_ranks
+from lockstep.launch.nodes import Start, Table, one_machine
+from lockstep.launch.ray import RayLaunch, launch_on_ray
+from lockstep.launch.rendezvous import Link, agree, meet
+from lockstep.launch.rendezvous_address import STDIN, Options, find_meeting
+from lockstep.system.errors import UserError
+from lockstep.system.rank_variables import slurm_step
 
 if TYPE_CHECKING:
-    from lockstep.launch.job import Job
-    from lockstep.launch.launcher import Starting, Watch
-    from lockstep.launch.nodes import Start, Table
-    from lockstep.launch.rendezvous import Link
-    from lockstep.launch.rendezvous_address import Options
     from lockstep.recipes import Execution
 
 LEAST_PATIENCE = 5.0
 """Seconds. A shorter silence can be that of a busy machine."""
 DEFAULT_PATIENCE = 120.0
 """Seconds."""
+Processes = Annotated[
+    int, typer.Option("-n", help="Processes on each machine, one for each GPU.", min=1)
+]
+Backend = Annotated[str | None, typer.Option(help="Framework; by default that of the command.")]
 
 
 def command(
     context: typer.Context,
-    processes: Annotated[
-        int, typer.Option("-n", help="Processes on each machine, one for each GPU.", min=1)
-    ],
-    backend: Annotated[
-        str | None, typer.Option(help="Framework; by default that of the command.")
-    ] = None,
+    processes: Processes,
+    backend: Backend = None,
     distributed: Annotated[
         str | None,
         typer.Option(
@@ -121,9 +125,6 @@ def command(
     On several machines: docs/how-to/many-machines.md
     """
     from lockstep import backends
-    from lockstep.launch.launcher import LOCKSTEP, Watch, launch_ranks
-    from lockstep.launch.rendezvous_address import Options
-    from lockstep.system.errors import UserError
 
     if not context.args:
         raise UserError(
@@ -132,10 +133,7 @@ def command(
         )
     fields = {"backend": backend, "distributed": distributed}
     arguments = add_options(context.args, fields)
-    root = context.find_root()
-    settled = options.settle_command(
-        lambda: root.command.main(arguments, prog_name=root.info_name, standalone_mode=False)
-    )
+    settled = options.settle_command(context, arguments)
     _refuse_conflicts(fields, settled.execution)
     if is_dry:
         _print_ranks(processes, nodes, hosts.split(",") if hosts else [], settled.out)
@@ -144,7 +142,8 @@ def command(
         here = (rendezvous, bind, secret_file, hosts, node_rank)
         _refuse_here(scheduler, dict(zip(_HERE, here, strict=True)))
         job = make_job("lockstep", nodes or 1, processes, gpus, arguments, patience, restarts)
-        raise typer.Exit(_launch_on_ray(job, address, settled.out))
+        launch = RayLaunch(job, address, settled.out)
+        raise typer.Exit(launch_on_ray(launch, lambda text: print(text, file=sys.stderr)))
     options.switch_environment(settled.execution.backend)
     framework = backends.load(settled.execution.backend)
     others = tuple(hosts.split(",")) if hosts else ()
@@ -165,8 +164,6 @@ _HERE = ("rendezvous", "bind", "secret-file", "hosts", "node-rank")
 
 def _refuse_here(scheduler: str, values: Mapping[str, object]) -> None:
     """Raise `UserError` for options that `--on` has no use for, or another scheduler than Ray."""
-    from lockstep.system.errors import UserError
-
     if scheduler != "ray":
         raise UserError(
             f"--on is {scheduler}, expected ray; lockstep submit prints jobs for others"
@@ -186,31 +183,22 @@ def make_job(
     arguments: Sequence[str],
     patience: float,
     restarts: int,
-    seconds: int | None = None,
-) -> "Job":
-    """Return what a scheduler gets."""
-    from lockstep.launch.job import Job
-
+    time: str | None = None,
+) -> Job:
+    """Return what a scheduler gets. `time` is the limit, as text."""
     launch = []
     if patience != DEFAULT_PATIENCE:
         launch += ["--patience", f"{patience:g}"]
     if restarts:
         launch += ["--restarts", str(restarts)]
     devices = processes if gpus is None else gpus
+    seconds = None if time is None else read_time(time)
     return Job(name, nodes, processes, tuple(arguments), tuple(launch), seconds, devices)
-
-
-def _launch_on_ray(job: "Job", address: str | None, out: Path | None) -> int:
-    from lockstep.launch.ray import RayLaunch, launch_on_ray
-
-    return launch_on_ray(RayLaunch(job, address, out), lambda text: print(text, file=sys.stderr))
 
 
 def _print_ranks(processes: int, nodes: int | None, hosts: Sequence[str], out: Path | None) -> None:
     """Print a row for each rank that would start."""
-    from lockstep.cli.terminal import print_table
     from lockstep.runs.folder import LOGS
-    from lockstep.system.rank_variables import slurm_step
 
     step = slurm_step(os.environ)
     names = ["this machine", *hosts] if hosts else [""] * (nodes or (step.nodes if step else 1))
@@ -239,8 +227,6 @@ def add_options(arguments: Sequence[str], values: Mapping[str, str | None]) -> l
 
 def _refuse_conflicts(values: Mapping[str, str | None], execution: "Execution") -> None:
     """Raise `UserError` if the launched command has settled other values than the launch names."""
-    from lockstep.system.errors import UserError
-
     for name, value in values.items():
         settled = getattr(execution, name)
         if value is not None and value != settled:
@@ -252,19 +238,14 @@ def _refuse_conflicts(values: Mapping[str, str | None], execution: "Execution") 
 
 @contextmanager
 def _connect(
-    start: Callable[["Table"], AbstractContextManager["Start"]],
+    start: Callable[[Table], AbstractContextManager[Start]],
     processes: int,
-    meeting_options: "Options",
-    watch: "Watch",
+    meeting_options: Options,
+    watch: Watch,
     arguments: list[str],
-) -> "Iterator[tuple[Starting, Link | None]]":
+) -> Iterator[tuple[Starting, Link | None]]:
     """Yield how ranks are started, once the machines have met, and the link to the other machines
     if there are any. `start` starts this machine's ranks of a table."""
-    from lockstep.launch import ssh
-    from lockstep.launch.nodes import one_machine
-    from lockstep.launch.rendezvous import agree, meet
-    from lockstep.launch.rendezvous_address import STDIN, find_meeting
-
     meeting = find_meeting(meeting_options, os.environ)
     if str(meeting_options.secret_file) == STDIN:
         ssh.end_with_input()

@@ -1,15 +1,24 @@
 """Options that several commands share."""
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from lockstep.cli.terminal import print
+from lockstep.system.errors import (
+    EXIT_SAVED_AND_STOPPED,
+    BackendError,
+    Interrupted,
+    RecipeError,
+    UserError,
+)
 
 if TYPE_CHECKING:
     from lockstep.inference.model import Model as LoadedModel
@@ -179,8 +188,6 @@ def choose_start(
     """Return the weights that a run starts from; None without a name. Errors of the data come
     before a download. Raises `UserError` for options that say how weights are read, without any."""
     if name is None and (model or ignore):
-        from lockstep.system.errors import UserError
-
         raise UserError(
             "--model and --ignore say how --weights are read; add --weights, or set the network of"
             " the run with --set model=NAME"
@@ -257,15 +264,16 @@ class CommandSettled(Exception):
 _stops_when_settled = False
 
 
-def settle_command(command: Callable[[], Any]) -> CommandSettled:
-    """Run a command until it has settled its execution, and return that.
+def settle_command(context: typer.Context, arguments: Sequence[str]) -> CommandSettled:
+    """Run a command line of Lockstep until it has settled its execution, and return that.
 
     Raises `typer.Exit` if the command ends before, for example after `--help`.
     """
     global _stops_when_settled
     _stops_when_settled = True
+    root: Any = context.find_root()
     try:
-        code = command()
+        code = root.command.main(list(arguments), prog_name=root.info_name, standalone_mode=False)
     except CommandSettled as settled:
         return settled
     finally:
@@ -286,6 +294,16 @@ def prepare(execution: "Execution", out: Path | None = None) -> None:
     name_rank(execution.backend)  # before anything is printed: only rank 0 prints
 
 
+def interrupt_on_signals() -> None:
+    """Make SIGTERM and SIGHUP act as Ctrl-C does: workers stop, and results are kept."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise Interrupted(f"stopped by {signal.Signals(number).name}", EXIT_SAVED_AND_STOPPED)
+
+
 def show_note(event: "Event") -> None:
     """Print an event on standard error if it is a note, so that standard output stays
     machine-readable."""
@@ -295,8 +313,6 @@ def show_note(event: "Event") -> None:
 
 def parse_profile(text: str | None) -> dict[str, int]:
     """Return the fields of an execution that `--profile N[:M]` sets."""
-    from lockstep.system.errors import RecipeError
-
     if text is None:
         return {}
     first, _, count = text.partition(":")
@@ -324,7 +340,6 @@ def switch_environment(backend: str) -> None:
     `BackendError` if that Python has no Lockstep.
     """
     from lockstep import backends
-    from lockstep.system.errors import BackendError
 
     framework = backends.FRAMEWORKS.get(backend)
     if framework is None or framework.version() is not None or has_moved():
@@ -360,8 +375,6 @@ def read_inference_options(
 def read_preprocessing(assignments: list[str] | None, like: str | None) -> dict[str, Any] | None:
     """Return the preprocessing to write; None if nothing is set. Raises `RecipeError` for other
     fields, also of the execution."""
-    from lockstep.system.errors import RecipeError
-
     recipe, execution = read_fields(assignments)
     others = [*execution]
     if "precision" in recipe:

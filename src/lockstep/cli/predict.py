@@ -13,6 +13,8 @@ import typer
 from lockstep.cli import options
 from lockstep.cli.terminal import escape_line, print
 from lockstep.system.defaults import DEFAULT_BACKEND
+from lockstep.system.errors import DataError, LockstepError, UserError
+from lockstep.system.files import appearing_folder, replacing, written_text
 from lockstep.system.text import format_count
 
 if TYPE_CHECKING:
@@ -90,7 +92,6 @@ def command(
     """
     from lockstep.cli.predict_forms import choose_form
     from lockstep.inference.runtimes import start_import
-    from lockstep.system.errors import LockstepError
     from lockstep.weights.recognition import check_exists
 
     settings, preprocessing = options.read_inference_options(assignments, backend, like)
@@ -136,7 +137,6 @@ def command(
 def _list_images(arguments: list[str]) -> "NamedImages":
     """Return the images that arguments name. A note counts files of folders that are left out."""
     from lockstep.inference.named_images import NamedImages
-    from lockstep.system.errors import DataError
 
     named = NamedImages()
     for argument in arguments:
@@ -157,8 +157,6 @@ def _list_images(arguments: list[str]) -> "NamedImages":
 
 def _refuse_missing(named: "NamedImages") -> None:
     """Raise `LockstepError` if none of the images exists, before a framework is imported."""
-    from lockstep.system.errors import LockstepError
-
     if not named.are_missing():
         return
     for name in named:
@@ -215,8 +213,6 @@ def _check_files(
     output: Path | None, embeddings: Path | None, explain: Path | None, images: int
 ) -> None:
     """Raise `UserError` if a file cannot be written under its name, before anything is computed."""
-    from lockstep.system.errors import UserError
-
     for path in (output, embeddings):
         if path is not None and path.is_dir():
             raise UserError(f"{path} is a folder; name a file to write")
@@ -236,8 +232,6 @@ def _check_files(
 def _keep_explanations(path: Path) -> "Iterator[Keep]":
     """Yield a function that draws the explanation of a prediction: to the file `path` if it is a
     .png, or into a folder."""
-    from lockstep.system.files import appearing_folder, replacing
-
     if path.suffix.lower() == ".png":
 
         def draw(prediction: "Prediction") -> None:
@@ -268,8 +262,6 @@ def _save(prediction: "Prediction", path: Path) -> None:
 def _open_output(output: Path | None, is_printed: bool) -> Iterator[Any]:
     """Yield a function that writes text to a file, or to standard output so that a reader has it at
     once, or nowhere."""
-    from lockstep.system.files import written_text
-
     if output is None:
 
         def write(text: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from lockstep.cli.terminal import format_number, make_console, print, print_json, print_table
+from lockstep.system.errors import RecipeError, nearest
 
 if TYPE_CHECKING:
     from lockstep.recipes.field_validation import Settings
@@ -144,8 +145,6 @@ def fields(
 
     With a name, only what has this name.
     """
-    from lockstep.system.errors import RecipeError, nearest
-
     sections = list(_list_sections())
     known = [section.name for section in sections]
     for section in sections:

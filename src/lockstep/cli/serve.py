@@ -8,6 +8,8 @@ import typer
 
 from lockstep.cli import options
 from lockstep.system.defaults import DEFAULT_BACKEND
+from lockstep.system.errors import UserError
+from lockstep.system.regular_files import SETTINGS, read_regular_text
 
 TOKEN = "LOCKSTEP_SERVE_TOKEN"
 """Environment variable with the token."""
@@ -114,9 +116,6 @@ def command(
 def _token(file: Path | None) -> str | None:
     """Return the token in a file, or in the environment; None if there is neither. Raises
     `UserError`."""
-    from lockstep.system.errors import UserError
-    from lockstep.system.regular_files import SETTINGS, read_regular_text
-
     if file is None:
         return os.environ.get(TOKEN) or None
     try:

@@ -7,16 +7,22 @@ from typing import Annotated
 import typer
 
 from lockstep.cli import options
-from lockstep.cli.launch import DEFAULT_PATIENCE, LEAST_PATIENCE, add_options, make_job
+from lockstep.cli.launch import (
+    DEFAULT_PATIENCE,
+    LEAST_PATIENCE,
+    Backend,
+    Processes,
+    add_options,
+    make_job,
+)
 from lockstep.cli.terminal import print
+from lockstep.launch.job import name_runs
+from lockstep.system.errors import UserError
 
 app = typer.Typer(help="Hand a command to a scheduler.", no_args_is_help=True)
 
 _PASSES_ON = {"allow_extra_args": True, "ignore_unknown_options": False}
 Nodes = Annotated[int, typer.Option(help="Number of machines (nodes).", min=1)]
-Processes = Annotated[
-    int, typer.Option("-n", help="Processes on each machine, one for each GPU.", min=1)
-]
 Time = Annotated[
     str | None, typer.Option(metavar="H:MM:SS", help="Time limit, such as 4:00:00 or 2-00:00:00.")
 ]
@@ -24,7 +30,6 @@ Name = Annotated[str, typer.Option(help="The name of the job.")]
 Gpus = Annotated[
     int | None, typer.Option(help="GPUs on each machine. Default: -n; 0 for none.", min=0)
 ]
-Backend = Annotated[str | None, typer.Option(help="Framework; by default that of the command.")]
 Patience = Annotated[
     float,
     typer.Option(help="Passed on to lockstep launch, as is --restarts.", min=LEAST_PATIENCE),
@@ -74,8 +79,6 @@ def slurm(
     Example: lockstep submit slurm --nodes 4 -n 8 --time 4:00:00 -- train --data DATA --out RUN
     """
     from lockstep.launch import slurm as scheduler
-    from lockstep.launch.job import name_runs
-    from lockstep.system.errors import UserError
 
     if (recipes is None) != (runs is None):
         raise UserError("--recipes A,B and --runs FOLDER are given together")
@@ -83,31 +86,22 @@ def slurm(
         raise typer.BadParameter(f"expected {' or '.join(scheduler.TASKS)}", param_hint="--tasks")
     named = name_runs(recipes.split(","), runs) if recipes and runs else {}
     command = _read_command(context, backend)
-    seconds = _read_time(time)
-    job = make_job(name, nodes, processes, gpus, command, patience, restarts, seconds)
+    job = make_job(name, nodes, processes, gpus, command, patience, restarts, time)
     for extra in [["--recipe", recipe, "--out", str(run)] for recipe, run in named.items()] or [[]]:
-        run = _settle(context, [*job.command, *extra])
+        # Better an error here than in the queue.
+        run = options.settle_command(context, [*job.command, *extra]).out
     about = scheduler.Slurm(tasks, cpus, saving, tuple(sbatch or ()), named)
     _show(scheduler.write_script(job, about, run), scheduler.submit, is_wanted=now)
 
 
 def _read_command(context: typer.Context, backend: str | None) -> list[str]:
     """Return the command after --. Raises `UserError` if there is none."""
-    from lockstep.system.errors import UserError
-
     if not context.args:
         raise UserError(
             "nothing to submit; expected a command after --, such as: lockstep submit slurm -n 8"
             " -- train ..."
         )
     return add_options(context.args, {"backend": backend})
-
-
-def _read_time(time: str | None) -> int | None:
-    """Return the seconds of a time limit; None for none."""
-    from lockstep.launch.job import read_time
-
-    return None if time is None else read_time(time)
 
 
 @app.command("ray", context_settings=_PASSES_ON)
@@ -132,7 +126,7 @@ def ray(
     from lockstep.launch import ray as scheduler
 
     command = _read_command(context, backend)
-    _settle(context, command)
+    options.settle_command(context, command)
     job = make_job("lockstep", nodes, processes, gpus, command, patience, restarts)
     _show(scheduler.write_script(job, address), scheduler.submit, is_wanted=now)
 
@@ -178,7 +172,7 @@ def kubernetes(
     command = _read_command(context, backend)
     _parse(context, command)
     cluster = scheduler.Cluster(image, form, scheduler.read_volumes(volumes or []))
-    job = make_job(name, nodes, processes, gpus, command, patience, restarts, _read_time(time))
+    job = make_job(name, nodes, processes, gpus, command, patience, restarts, time)
     # Through JSON: YAML would replace a part that stands twice by a reference to it.
     objects = json.loads(json.dumps(scheduler.write_manifest(job, cluster), allow_nan=False))
     text = f"# kubectl create secret generic {name} --from-file={scheduler.SECRET}=FILE\n"
@@ -191,16 +185,6 @@ def _parse(context: typer.Context, arguments: Sequence[str]) -> None:
     commands = context.find_root().command
     name, command, rest = commands.resolve_command(context, list(arguments))  # type: ignore[attr-defined]
     command.make_context(name, rest, parent=context.find_root())
-
-
-def _settle(context: typer.Context, arguments: Sequence[str]) -> Path | None:
-    """Return the folder of the run that a command trains. Raises an error if Lockstep does not
-    understand the command: better here than in the queue."""
-    root = context.find_root()
-    settled = options.settle_command(
-        lambda: root.command.main(list(arguments), prog_name=root.info_name, standalone_mode=False)
-    )
-    return settled.out
 
 
 def _show(text: str, submit: Callable[[str], str], *, is_wanted: bool) -> None:

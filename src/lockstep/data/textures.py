@@ -22,42 +22,10 @@ Pattern = Callable[[Plane, Plane, np.ndarray], Plane]
 SHORTER_PIXELS = 96
 
 
-def _stripes(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
-    return np.sin(x)
-
-
-def _checks(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
-    return np.sign(np.sin(x) * np.sin(y))
-
-
-def _dots(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
-    return np.where(np.cos(x) + np.cos(y) > 0.9, 1.0, -1.0)
-
-
-def _grid(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
-    return np.where(np.maximum(np.cos(x), np.cos(y)) > 0.85, 1.0, -1.0)
-
-
-def _zigzag(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
-    return np.sign(np.sin(x + 2 * np.arcsin(np.sin(y))))
-
-
 def _bricks(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
     row = np.floor(y / np.pi)
     mortar = (np.abs(np.sin(y)) < 0.35) | (np.abs(np.sin(x / 3 + row * np.pi / 2)) < 0.12)
     return np.where(mortar, 1.0, -1.0)
-
-
-def _rings(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
-    return np.sin(np.hypot(x, y))
-
-
-def _rays(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
-    return np.sign(np.sin(np.arctan2(y, x) * (6 + np.floor(6 * chance[0]))))
-
-
-def _spiral(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
-    return np.sin(np.hypot(x, y) + np.arctan2(y, x) * (4 + np.floor(4 * chance[0])))
 
 
 def _blobs(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
@@ -72,15 +40,18 @@ def _blobs(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
 PATTERNS: dict[str, Pattern] = {
     "blobs": _blobs,
     "bricks": _bricks,
-    "checks": _checks,
-    "dots": _dots,
-    "grid": _grid,
-    "rays": _rays,
-    "rings": _rings,
-    "spiral": _spiral,
-    "stripes": _stripes,
-    "zigzag": _zigzag,
+    "checks": lambda x, y, _: np.sign(np.sin(x) * np.sin(y)),
+    "dots": lambda x, y, _: np.where(np.cos(x) + np.cos(y) > 0.9, 1.0, -1.0),
+    "grid": lambda x, y, _: np.where(np.maximum(np.cos(x), np.cos(y)) > 0.85, 1.0, -1.0),
+    "rays": lambda x, y, chance: np.sign(np.sin(np.arctan2(y, x) * (6 + np.floor(6 * chance[0])))),
+    "rings": lambda x, y, _: np.sin(np.hypot(x, y)),
+    "spiral": lambda x, y, chance: np.sin(
+        np.hypot(x, y) + np.arctan2(y, x) * (4 + np.floor(4 * chance[0]))
+    ),
+    "stripes": lambda x, y, _: np.sin(x),
+    "zigzag": lambda x, y, _: np.sign(np.sin(x + 2 * np.arcsin(np.sin(y)))),
 }
+"""Each returns values from -1 to 1 of two coordinates, and of random numbers from 0 to 1."""
 
 
 def draw_texture(kind: str, number: int, seed: int = 0) -> np.ndarray:

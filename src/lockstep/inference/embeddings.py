@@ -21,11 +21,6 @@ _AT_ONCE = 2**22
 _NAMES_AT_ONCE = 2**12
 
 
-def count_features(weights: Weights) -> int:
-    """Return the number of features of an image."""
-    return weights.recipe.spec.features
-
-
 def add_features(weights: Weights) -> Weights:
     """Return weights with more logits: first the features before the classifier, then the logits of
     the given weights.
@@ -34,7 +29,7 @@ def add_features(weights: Weights) -> Weights:
     as its classifier receives them, rounded as the precision or quantisation has it, in the same
     computation as the logits.
     """
-    count = count_features(weights)
+    count = weights.recipe.spec.features
     tensors = dict(weights.tensors)
     tensors["fc.weight"] = np.concatenate([np.eye(count, dtype=np.float32), tensors["fc.weight"]])
     tensors["fc.bias"] = np.concatenate([np.zeros(count, np.float32), tensors["fc.bias"]])

@@ -2,10 +2,10 @@
 becomes what a model sees."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import PIL.Image
@@ -15,10 +15,17 @@ from lockstep.data.decoding.augment import prepare_square
 from lockstep.data.decoding.decode import convert_to_rgb, decode_undamaged
 from lockstep.data.decoding.orientation import UPRIGHT, read_orientation, turn_image
 from lockstep.data.decoding.size_limits import check_ratio
-from lockstep.inference.image_arrays import Tensor, is_array, read_array
 from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError
 from lockstep.system.regular_files import IMAGE, read_regular
+
+
+class Tensor(Protocol):
+    """An array of any library."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """The lengths of its axes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ ACCEPTED = (
 def list_images(images: Image | Iterable[Image]) -> Iterator[Image]:
     """Yield one image or all of several, arrays and tensors as uint8 [height, width, 3]. Raises
     `DataError` if something is not an image."""
-    if is_array(images) or isinstance(images, _KINDS):
+    if _is_array(images) or isinstance(images, _KINDS):
         yield from _read_images(images)
     elif isinstance(images, Iterable):
         for image in images:
@@ -62,16 +69,16 @@ def list_images(images: Image | Iterable[Image]) -> Iterator[Image]:
 
 def is_one_image(images: Any) -> bool:
     """Return whether this is one image, and not several."""
-    if is_array(images):
+    if _is_array(images):
         return len(images.shape) == 3
     return isinstance(images, _KINDS)
 
 
 def _read_images(value: Any) -> Iterable[Image]:
     """Return the image that a value is, or those of an array of several."""
-    if is_array(value):
+    if _is_array(value):
         try:
-            array = read_array(value)
+            array = _read_array(value)
         except ValueError as error:
             raise _wrong(str(error)) from None
         return array if array.ndim == 4 else [array]
@@ -82,6 +89,61 @@ def _read_images(value: Any) -> Iterable[Image]:
 
 def _wrong(kind: str) -> DataError:
     return DataError(f"an image is given as {kind}; expected {ACCEPTED}")
+
+
+def _is_array(value: Any) -> bool:
+    """Return whether a value is an array or a tensor of one image or of several, of any shape.
+
+    NumPy, PyTorch, TensorFlow, Paddle, JAX and MXNet have such values. Tables and columns of paths
+    have fewer axes.
+    """
+    if isinstance(value, np.ndarray):
+        return True
+    shape = getattr(value, "shape", None)
+    is_tensor = hasattr(value, "__array__") or hasattr(value, "asnumpy")
+    return is_tensor and shape is not None and len(shape) in (3, 4)
+
+
+def _read_array(value: Any) -> np.ndarray:
+    """Return an array or a tensor as uint8 RGB [height, width, 3], or [N, height, width, 3].
+
+    - Colours may come first, [3, height, width], as PyTorch has them; an array whose last axis is 3
+      has them last.
+    - Floats are from 0 to 1, as `torchvision.transforms.ToTensor` returns them.
+
+    Raises `ValueError` that describes the array if it is no image.
+    """
+    array = _copy_to_host(value)
+    described = f"{array.dtype} array {list(array.shape)}"
+    if array.ndim not in (3, 4) or not array.size:
+        raise ValueError(described)
+    if array.shape[-1] != 3 and array.shape[-3] == 3:
+        array = np.moveaxis(array, -3, -1)
+    if array.shape[-1] != 3:
+        raise ValueError(described)
+    if array.dtype.kind != "f":
+        if array.dtype != np.uint8:
+            raise ValueError(described)
+        return array
+    low, high = float(array.min()), float(array.max())
+    if not 0 <= low <= high <= 1:
+        raise ValueError(f"{described} with values from {low:g} to {high:g}")
+    return np.rint(array.astype(np.float64) * 255).astype(np.uint8)
+
+
+def _copy_to_host(value: Any) -> np.ndarray:
+    """Return NumPy's array of a value, by the value's own methods: no library is imported. Raises
+    `ValueError` if it has a type that NumPy lacks."""
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "asnumpy"):  # MXNet
+        return np.asarray(value.asnumpy())
+    if hasattr(value, "detach"):  # PyTorch, Paddle: it may have a gradient, or be on a GPU
+        value = value.detach().cpu()
+    try:
+        return np.asarray(value)
+    except TypeError:  # PyTorch's bfloat16
+        raise ValueError(f"{value.dtype} tensor {list(value.shape)}") from None
 
 
 def find_path(image: Image) -> Path | None:

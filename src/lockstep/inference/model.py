@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from lockstep import backends
-from lockstep.inference.embeddings import count_features
 from lockstep.inference.images import Image, is_one_image, read_inputs
 from lockstep.inference.prediction import OnError, Predictor, name_classes
 from lockstep.inference.session import SessionOptions
@@ -146,7 +145,7 @@ class Model:
     @property
     def features(self) -> int:
         """The number of features that the classifier gets."""
-        return count_features(self._source.weights)
+        return self._source.weights.recipe.spec.features
 
     def __repr__(self) -> str:
         return f"Model({', '.join(self._describe().values())})"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from lockstep.inference.embeddings import add_features, count_features
+from lockstep.inference.embeddings import add_features
 from lockstep.inference.engines import ADVICE
 from lockstep.inference.grad_cam import Explainer, make_explainer, overlay
 from lockstep.inference.images import Image, find_path, list_images, read_square
@@ -81,7 +81,7 @@ class Predictor:
         weights = open_for_prediction(source, options, exported)
         self._weights = weights
         self._batch_size = options.batch
-        self.features = count_features(weights) if features else 0
+        self.features = weights.recipe.spec.features if features else 0
         """The number of features of an image; 0 if predictions have none."""
         self.unknown_below = weights.calibration.unknown_below
         """An image is unknown if its likeliest class is less probable than this; 0: none is."""

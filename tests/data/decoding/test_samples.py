@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lockstep.data.checking.images import describe_flat_pixels
 from lockstep.data.decoding.decode import check, decode, decode_undamaged, header_size
 from lockstep.data.decoding.file_parts import sift_png
-from lockstep.data.decoding.levels import describe_flat_pixels
 from lockstep.inference.images import read_photo
 from lockstep.recipes import Recipe
 from tests.data.pictures import encode, picture

@@ -15,8 +15,7 @@ from lockstep.data import Batch
 from lockstep.data.index import Index, open_index, subset
 from lockstep.data.loading.dali import DaliLoader, Lent
 from lockstep.data.loading.host import HostLoader
-from lockstep.data.loading.loaders import Loader, make_loader
-from lockstep.data.loading.synthetic import SyntheticLoader
+from lockstep.data.loading.loaders import Loader, SyntheticLoader, make_loader
 from lockstep.data.packing import Packing, pack
 from lockstep.data.sources import FORMATS, find_split
 from lockstep.recipes import Execution, Recipe

@@ -21,7 +21,6 @@ from lockstep.data.checking.split_files import TOO_LARGE, ImageProblem, Part, de
 from lockstep.data.decoding.decode import check, decode, header_size
 from lockstep.data.decoding.file_parts import sift_png
 from lockstep.data.decoding.image_formats import FORMAT_OF, MISSING, readable_formats
-from lockstep.data.decoding.levels import describe_flat_pixels
 from lockstep.data.decoding.orientation import UPRIGHT, read_orientation, turn_image
 from lockstep.data.images import ROW
 from lockstep.data.inspection import run_in_ranges
@@ -29,6 +28,12 @@ from lockstep.data.inspection import run_in_ranges
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8")
 _TRUNCATED = re.compile(r"premature end|truncated|reached eof|not enough image data", re.IGNORECASE)
 _FEW_BLANK = 4
+_MOST_DIFFERENCE = 2
+"""The levels of a constant image's colours differ by at most this; lossy formats round."""
+_MARGIN = 8
+"""A level that is this near to 0 or 255 is nearly black or white."""
+_SHARE = 0.99
+"""The share of levels that are nearly black or white in such an image."""
 _MOST_PIXELS_A_SIDE = int(np.iinfo(ROW["height"]).max)
 
 
@@ -103,6 +108,18 @@ def _look(data: bytes) -> tuple[np.ndarray, str]:
     pixels = decode_small(data)
     is_blank = describe_flat_pixels(pixels) and describe_flat_pixels(decode(data))
     return hash_image(pixels), is_blank or ""
+
+
+def describe_flat_pixels(pixels: np.ndarray) -> str:
+    """Return "constant", "nearly black" or "nearly white" if an image, uint8 [height, width, 3], is
+    that, else "". One that is constant and black is "constant"."""
+    if np.ptp(pixels, axis=(0, 1)).max() <= _MOST_DIFFERENCE:
+        return "constant"
+    if (pixels <= _MARGIN).mean() >= _SHARE:
+        return "nearly black"
+    if (pixels >= 255 - _MARGIN).mean() >= _SHARE:
+        return "nearly white"
+    return ""
 
 
 def decode_small(data: bytes) -> np.ndarray:

@@ -1,8 +1,10 @@
 """The choice of the loader that turns the plans of `order` into batches."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Union
+
+import numpy as np
 
 from lockstep.data import Batch
 from lockstep.data.decoding.augment import resampling
@@ -16,9 +18,29 @@ from lockstep.system.ranks import count_ranks
 
 if TYPE_CHECKING:
     from lockstep.data.loading.dali import DaliLoader
-    from lockstep.data.loading.synthetic import SyntheticLoader
 
 Loader = Union[HostLoader, "SyntheticLoader", "DaliLoader"]
+
+
+class SyntheticLoader(AbstractContextManager["SyntheticLoader"]):
+    """Turns plans into batches with their labels and mixing, and with images of noise, one array
+    for each size, held on the device: to measure everything except the input."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._images = np.zeros((0, 0, 0, 3), np.uint8)
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def batches(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
+        """Yield a batch for every plan."""
+        for plan in plans:
+            shape = (len(plan.samples), plan.size, plan.size, 3)
+            if self._images.shape != shape:
+                self._images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+            labels = self._index.labels(plan.samples)
+            yield Batch(self._images, labels, **plan.batch_columns(), is_held=True)
 
 
 def make_loader(
@@ -31,8 +53,6 @@ def make_loader(
     `RecipeError` if the loader cannot do what the recipe says.
     """
     if execution.loader == "synthetic":
-        from lockstep.data.loading.synthetic import SyntheticLoader
-
         return SyntheticLoader(index)
     how: dict[str, Any] = {
         "threads": execution.loader_threads,

@@ -16,7 +16,9 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from lockstep import backends
 from lockstep.backends import FRAMEWORKS, Framework, check_installed
+from lockstep.inference.engines import load_engine
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, nearest
 from lockstep.system.machine import arithmetic, first_number, share_of_cores
@@ -239,6 +241,37 @@ def start_import(name: str, execution: Execution) -> None:
         Thread(target=load, name="lockstep-import", daemon=False).start()
 
 
+class Native(Runtime):
+    """The engine of a backend as a runtime, and the world that it computes in."""
+
+    name = NATIVE
+
+    def __init__(self, setup: RuntimeSetup) -> None:
+        self.precision = setup.weights.recipe.precision
+        self._world = backends.load(setup.execution.backend).world(setup.execution)
+        self.device = self._world.device
+        self.on_gpu = self._world.on_gpu
+        try:
+            self._engine = load_engine(setup.weights, self._world, setup.execution)
+        except BaseException:
+            self._world.close()
+            raise
+
+    def __enter__(self) -> Self:
+        self._engine.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._engine.__exit__(*error)
+        finally:
+            self._world.close()
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
+        return self._engine.predict(images)
+
+
 def open_runtime(
     name: str,
     weights: Weights,
@@ -265,9 +298,7 @@ def open_runtime(
     execution = execution or Execution()
     setup = RuntimeSetup(weights, execution, most_images, exported, shares_cores)
     if name == NATIVE:
-        native = importlib.import_module(f"{__name__}.native")
-        runtime: Runtime = native.Native(setup)
-        return runtime
+        return Native(setup)
     row = find_row(name)
     device = choose_device(name, execution)
     if why := explain_refusal(name, weights.recipe.precision, device):

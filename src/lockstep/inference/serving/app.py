@@ -1,8 +1,11 @@
 """The routes of the server."""
 
 from collections.abc import Awaitable, Callable
+from importlib.resources import files
 from typing import Any
 
+from jinja2 import DictLoader, Environment, StrictUndefined
+from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -14,10 +17,13 @@ from lockstep.inference.serving.batching import Full
 from lockstep.inference.serving.bodies import Refused
 from lockstep.inference.serving.computing_routes import Infer, Parts, Predict, respond
 from lockstep.inference.serving.metrics import CONTENT_TYPE
-from lockstep.inference.serving.page import Page
+from lockstep.system.html import colours, hash_source
 from lockstep.system.version import version
 
 _BODY_LEFT = 499
+_TEMPLATE = "page.html.j2"
+_STYLE = "page.css"
+_SCRIPT = "page.js"
 _HTTP_REASONS = {
     404: "there is nothing at this path; the paths of docs/how-to/serve.md end without a slash",
     405: "this path does not take this method",
@@ -79,6 +85,34 @@ async def _answer_nobody(request: Request, error: Exception) -> Response:
 async def _answer_failure(request: Request, error: Exception) -> Response:
     # uvicorn logs the error.
     return _respond_error(500, "the server failed to answer; its log has the reason")
+
+
+class Page:
+    """The page on which images are dropped, and its headers. Its HTML fetches nothing but this
+    server's answers."""
+
+    def __init__(self) -> None:
+        style = colours() + _read_template(_STYLE)
+        script = _read_template(_SCRIPT)
+        environment = Environment(
+            loader=DictLoader({_TEMPLATE: _read_template(_TEMPLATE)}),
+            autoescape=True,
+            undefined=StrictUndefined,
+        )
+        text = environment.get_template(_TEMPLATE).render(
+            style=Markup(style), script=Markup(script), version=version()
+        )
+        self.html = text.encode()
+        policy = (
+            f"default-src 'none'; style-src {hash_source(style)}; script-src {hash_source(script)};"
+            " img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
+            " frame-ancestors 'none'"
+        )
+        self.headers = {"content-security-policy": policy}
+
+
+def _read_template(name: str) -> str:
+    return (files("lockstep.inference.serving") / "templates" / name).read_text(encoding="utf-8")
 
 
 def _list_pages(parts: Parts) -> list[Route]:

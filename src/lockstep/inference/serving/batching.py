@@ -5,10 +5,11 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 
@@ -75,41 +76,40 @@ class Batcher:
         self._watcher = watcher
         self._changed = threading.Condition()
         self._jobs: deque[_Job] = deque()
-        self._waiting = 0  # images in the queue
-        self._admitted = 0  # images of requests that were admitted and are not answered
-        self._coming = 0  # requests that were announced and are not in the queue yet
+        self.waiting = 0
+        """Images in the queue."""
+        self.admitted = 0
+        """Images that are being decoded, waited for or computed."""
+        self.coming = 0
+        """Requests whose images are being received or decoded."""
         self._closed = False
         self._rate = 0.0
 
     @property
-    def admitted(self) -> int:
-        """Images that are being decoded, waited for or computed."""
-        return self._admitted
-
-    @property
-    def waiting(self) -> int:
-        """Images in the queue."""
-        return self._waiting
-
-    @property
-    def coming(self) -> int:
-        """Requests whose images are being received or decoded."""
-        return self._coming
-
-    @property
     def is_full(self) -> bool:
         """Whether not one image more can be admitted."""
-        return self._admitted >= self._limits.max_queue
+        return self.admitted >= self._limits.max_queue
 
-    def expect(self) -> "Ticket":
-        """Return a ticket for a request whose body is being received. It has no places in the queue
-        yet."""
-        return Ticket(self)
+    @contextmanager
+    def expect(self) -> Iterator["Ticket"]:
+        """Yield the ticket of a request whose body is being received. It has no places in the queue
+        yet; those that it takes are given back when the block ends."""
+        ticket = Ticket(self)
+        with self._changed:
+            self.coming += 1
+        try:
+            yield ticket
+        finally:
+            with self._changed:
+                self.admitted -= ticket.images
+                if not ticket.is_submitted:
+                    self.coming -= 1
+                    self._changed.notify_all()
 
     def retry_after_sec(self) -> int:
         """Return the seconds after which the images in the server will probably be computed; at
         least 1."""
-        seconds = self._admitted / self._rate if self._rate else 1.0
+        seconds = self.admitted / self._rate if self._rate else 1.0
         return min(max(math.ceil(seconds), 1), _LONGEST_RETRY_SEC)
 
     def close(self) -> None:
@@ -125,28 +125,17 @@ class Batcher:
             if jobs:
                 self._compute(model, jobs)
 
-    def _announce(self) -> None:
-        with self._changed:
-            self._coming += 1
-
     def _enter(self, images: int) -> None:
         with self._changed:
-            if self._admitted + images > self._limits.max_queue:
+            if self.admitted + images > self._limits.max_queue:
                 raise Full
-            self._admitted += images
-
-    def _leave(self, images: int, *, submitted: bool) -> None:
-        with self._changed:
-            self._admitted -= images
-            if not submitted:
-                self._coming -= 1
-                self._changed.notify_all()
+            self.admitted += images
 
     def _put(self, job: _Job) -> None:
         with self._changed:
             self._jobs.append(job)
-            self._waiting += len(job.images)
-            self._coming -= 1
+            self.waiting += len(job.images)
+            self.coming -= 1
             self._changed.notify_all()
 
     def _next(self) -> list[_Job] | None:
@@ -159,14 +148,14 @@ class Batcher:
                 return None
             until = time.monotonic() + self._limits.max_wait_ms / 1000
             while (
-                self._waiting < most and self._coming > 0 and (left := until - time.monotonic()) > 0
+                self.waiting < most and self.coming > 0 and (left := until - time.monotonic()) > 0
             ):
                 self._changed.wait(left)
             jobs = []
             images = 0
             while self._jobs and images + len(self._jobs[0].images) <= most:
                 job = self._jobs.popleft()
-                self._waiting -= len(job.images)
+                self.waiting -= len(job.images)
                 if job.result.set_running_or_notify_cancel():
                     jobs.append(job)
                     images += len(job.images)
@@ -218,25 +207,18 @@ def _answer(model: Computes, job: _Job, computed: Computed) -> None:
 
 
 class Ticket:
-    """The right of a request to have images computed; a context manager that gives its places
-    back."""
+    """The right of a request to have images computed."""
 
     def __init__(self, batcher: Batcher) -> None:
         self._batcher = batcher
-        self._images = 0
-        self._submitted = False
-        batcher._announce()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._batcher._leave(self._images, submitted=self._submitted)
+        self.images = 0
+        """Its places in the queue."""
+        self.is_submitted = False
 
     def admit(self, images: int) -> None:
         """Take places for a request of this many images, once. Raises `Full`."""
         self._batcher._enter(images)
-        self._images = images
+        self.images = images
 
     def submit(self, images: np.ndarray, *, explain: bool = False) -> "Future[Computed]":
         """Put images, uint8 [N, size, size, 3], into the queue, once. N is the number of the
@@ -244,8 +226,8 @@ class Ticket:
 
         A future that is cancelled before its batch begins is not computed.
         """
-        assert len(images) == self._images
+        assert len(images) == self.images
         job = _Job(images, explain)
         self._batcher._put(job)
-        self._submitted = True
+        self.is_submitted = True
         return job.result

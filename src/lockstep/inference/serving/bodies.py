@@ -24,14 +24,10 @@ class Bodies:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._size = 0
+        self.size = 0
+        """Bytes of bodies in memory."""
         self.coming = set[Reading]()
         """What reads the bodies that are not complete."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of bodies in memory."""
-        return self._size
 
     @contextmanager
     def hold(self) -> Iterator["Reading"]:
@@ -41,19 +37,19 @@ class Bodies:
             yield reading
         finally:
             self.coming.discard(reading)
-            self._size -= reading.size
+            self.size -= reading.size
 
     def take(self, reading: "Reading", size: int) -> None:
         """Count bytes of a body. Raises `Refused` if there are too many together and none of the
         bodies is stalled."""
         reading.size += size
-        self._size += size
-        while self._size > self._limits.all_bodies_bytes:
+        self.size += size
+        while self.size > self._limits.all_bodies_bytes:
             stalled = min(self.coming - {reading}, key=lambda other: other.since, default=reading)
             if stalled is reading or time.monotonic() - stalled.since < STALLED_SEC:
                 reason = "too many large requests at the same time; send it again"
                 raise Refused(429, reason, retry_after_sec=1)
-            self._size -= stalled.drop()
+            self.size -= stalled.drop()
             self.coming.discard(stalled)
 
 
