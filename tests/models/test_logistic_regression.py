@@ -89,3 +89,24 @@ def test_the_same_features_give_the_same_bits() -> None:
     again = fit_classifier(features.copy(), labels, 7, 1e-3)
     assert first[0].tobytes() == again[0].tobytes()
     assert first[1].tobytes() == again[1].tobytes()
+
+
+def test_a_search_stays_close_to_its_start() -> None:
+    """At the minimum, the loss pulls away from the start as much as the penalty pulls back."""
+    random = np.random.default_rng(4)
+    features = random.normal(size=(60, 5))
+    labels = np.arange(60) % 3
+    start = (random.normal(size=(3, 5)), random.normal(size=3))
+    penalty = 0.01
+    weight, bias = fit_classifier(features, labels, 3, penalty, start=start)
+    mean = features.mean(axis=0)
+    scale = np.sqrt(np.square(features - mean).sum() / 60)
+    powers = np.exp(features @ weight.T + bias)
+    errors = powers / powers.sum(axis=1, keepdims=True) - np.eye(3)[labels]
+    moved = (weight - start[0]) * scale
+    pull = errors.T @ (features - mean) / scale / 60
+    np.testing.assert_allclose(pull, -penalty * moved, atol=1e-7)
+    shift = bias - start[1] + (weight - start[0]) @ mean
+    np.testing.assert_allclose(errors.mean(axis=0), -penalty * shift, atol=1e-7)
+    held, _ = fit_classifier(features, labels, 3, 1e9, start=start)
+    np.testing.assert_allclose(held, start[0], atol=1e-6)

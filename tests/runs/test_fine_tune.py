@@ -162,6 +162,54 @@ def test_a_probe_starts_other_classes(weights: Path, other_images: Path, tmp_pat
     assert "the classifier starts from a linear probe of 60 training images" in read_notes(events)
 
 
+def test_classes_known_by_name_keep_their_outputs(weights: Path, tmp_path: Path) -> None:
+    """Three classes are kept from few images, in another order; one is gone and one new."""
+    kinds = ("dots", "grid", "rays", "stripes")
+    draw_data_set(tmp_path / "data", train_images=16, val_images=120, kinds=kinds, seed=3)
+    events = start(tmp_path / "data", tmp_path / "run", weights)
+    notes = read_notes(events)
+    assert any("3 kept (dots, rays, stripes), 1 new (grid), 1 gone (checks)" in n for n in notes)
+    assert any("which begins at the outputs that are kept" in note for note in notes)
+    unnamed = {"recipe": lockstep.load_recipe(weights).fields(), "classes": (*OTHERS, "zigzag")}
+    checkpoint.write_weights(tmp_path / "w.safetensors", read_state(weights).tensors, unnamed)
+    start(tmp_path / "data", tmp_path / "alone", tmp_path / "w.safetensors")
+    kept, alone = (read_entries(tmp_path / run, "evaluate")[0] for run in ("run", "alone"))
+    assert kept["top1_percent"] >= alone["top1_percent"]
+    assert kept["loss"] < alone["loss"]
+
+
+def test_a_better_probe_replaces_kept_outputs(weights: Path, tmp_path: Path) -> None:
+    """The names of the weights' classes are those of other classes."""
+    draw_data_set(tmp_path / "data", train_images=120, val_images=4, kinds=KINDS)
+    (tmp_path / "data/train/rays").rename(tmp_path / "data/train/grid")
+    (tmp_path / "data/val/rays").rename(tmp_path / "data/val/grid")
+    swapped = ("dots", "rays", "stripes", "checks")
+    tensors = read_state(weights).tensors
+    tensors = tensors | {name: 30 * tensors[name] for name in ("fc.weight", "fc.bias")}
+    about = {"recipe": lockstep.load_recipe(weights).fields(), "classes": swapped}
+    checkpoint.write_weights(tmp_path / "w.safetensors", tensors, about)
+    notes = read_notes(start(tmp_path / "data", tmp_path / "run", tmp_path / "w.safetensors"))
+    assert any("without the kept outputs is right on more images" in note for note in notes)
+    features, labels = compute_features(weights, tmp_path / "data")
+    weight, _ = fit_classifier(features, labels, 4, 0.005 / 4)
+    started = read_state(tmp_path / "run", 0).tensors
+    np.testing.assert_allclose(started["fc.weight"], weight, rtol=1e-2, atol=1e-2)
+
+
+def test_known_classes_in_another_order_need_no_probe(
+    weights: Path, few_images: Path, tmp_path: Path
+) -> None:
+    tensors = read_state(weights).tensors
+    turned = {name: tensors[name][::-1].copy() for name in ("fc.weight", "fc.bias")}
+    about = {"recipe": lockstep.load_recipe(weights).fields(), "classes": KINDS[::-1]}
+    checkpoint.write_weights(tmp_path / "w.safetensors", tensors | turned, about)
+    events = start(few_images, tmp_path / "run", tmp_path / "w.safetensors")
+    assert not any(event["kind"] == "linear_probe" for event in events)
+    started = read_state(tmp_path / "run", 0).tensors
+    assert np.array_equal(started["fc.weight"], tensors["fc.weight"])
+    assert lockstep.load_recipe(tmp_path / "run").lr < 0.004, "the rate of known classes"
+
+
 def test_features_are_computed_once(weights: Path, other_images: Path, tmp_path: Path) -> None:
     assert any(map(is_computing, start(other_images, tmp_path / "first", weights)))
     (file,) = find_features(other_images)

@@ -14,6 +14,7 @@ import lockstep
 from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_tensors
+from lockstep.runs.kept_classes import name_classifier
 from lockstep.runs.starting_weights import Start, StartSource, fit_start, hash_tensors, write_start
 from lockstep.system.errors import CheckpointError, DataError
 from lockstep.weights import checkpoint
@@ -118,8 +119,11 @@ def test_the_classifier_is_reinitialised_for_another_number_of_logits_with_a_not
     sparsity: str, dense: Path, textures: Path, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     recipe = tiny_recipe.replace(epochs=1, logits=11, sparsity=sparsity)
+    unnamed = tmp_path / "w.safetensors"
+    about = {"recipe": tiny_recipe.fields(), "classes": []}
+    checkpoint.write_weights(unnamed, read_state(dense).tensors, about)
     events = train_and_listen(
-        recipe, textures, tmp_path / "run", weights=dense, execution=EXECUTION
+        recipe, textures, tmp_path / "run", weights=unnamed, execution=EXECUTION
     )
     begin = read_state(tmp_path / "run", 0).tensors
     initial = initial_tensors(recipe)
@@ -230,7 +234,7 @@ def test_a_digest_is_of_names_types_shapes_and_values() -> None:
     [
         (("0", "1", "10", "2"), [0, 1, 3, 2], "put into the order of the run's classes"),
         (("0", "1", "2", "10"), [0, 1, 2, 3], ""),
-        (("0", "1", "2", "x"), [0, 1, 2, 3], "name their classes differently"),
+        (("w", "x", "y", "z"), [0, 1, 2, 3], "name their classes differently"),
         ((), [0, 1, 2, 3], "matched by position to the 4 classes"),
     ],
 )
@@ -239,11 +243,44 @@ def test_outputs_of_weights_that_know_the_classes_follow_their_names(
 ) -> None:
     recipe = tiny_recipe.replace(logits=4)
     tensors = initial_tensors(recipe) | {"fc.bias": np.arange(4, dtype=np.float32)}
-    start = Start("w.safetensors", "digest", tensors, (), classes=own)
+    named = name_classifier(own, tensors, recipe.spec.features)
+    start = Start("w.safetensors", "digest", tensors, (), classes=own, named=named)
     values, notes = write_start(tmp_path, recipe, start, ("0", "1", "2", "10"))
     assert values["fc.bias"].tolist() == rows
     assert np.array_equal(values["fc.weight"], tensors["fc.weight"][rows])
     assert note in " ".join(notes)
     assert len(notes) == bool(note)
     is_classifier = json.loads((tmp_path / "start.json").read_text())["is_classifier"]
-    assert is_classifier == (own[3:] != ("x",))
+    assert is_classifier == ("x" not in own)
+
+
+@pytest.mark.parametrize(
+    ("own", "classes", "rows", "note"),
+    [
+        ("abcd", "dxb", [3, None, 1], "2 kept (d, b), 1 new (x), 2 gone (a, c)"),
+        ("abcd", "abcd", [0, 1, 2, 3], ""),
+        ("abcd", "ca", [2, 0], "2 kept (c, a), 0 new, 2 gone (b, d)"),
+        ("aabc", "abac", [None, 2, None, 3], "2 kept (b, c), 2 new (a, a), 1 gone (a)"),
+        ("abcd", "xyz", [None, None, None], "starts from the recipe's initial values"),
+        ("abcd", "abx", [0, 1, None, None], "2 kept (a, b), 1 new (x), 2 gone (c, d)"),
+    ],
+)
+def test_outputs_of_known_classes_are_kept_without_a_probe(
+    own: str, classes: str, rows: list[int | None], note: str, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    trained = initial_tensors(tiny_recipe.replace(logits=4, seed=9))
+    trained["fc.bias"] = np.arange(4, dtype=np.float32) + 5
+    about = {"recipe": tiny_recipe.replace(logits=4).fields(), "classes": list(own)}
+    checkpoint.write_weights(tmp_path / "w.safetensors", trained, about)
+    recipe = tiny_recipe.replace(logits=len(rows), seed=3)
+    start = fit_start(StartSource(tmp_path / "w.safetensors"), recipe, tmp_path)
+    assert start is not None
+    values, notes = write_start(tmp_path, recipe, start, tuple(classes))
+    initial = initial_tensors(recipe)
+    for place, row in enumerate(rows):
+        for name in ("fc.weight", "fc.bias"):
+            wanted = initial[name][place] if row is None else trained[name][row]
+            assert np.array_equal(values[name][place], wanted)
+    assert note in " ".join(notes)
+    is_classifier = json.loads((tmp_path / "start.json").read_text())["is_classifier"]
+    assert is_classifier == (None not in rows)

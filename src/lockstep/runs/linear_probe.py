@@ -11,8 +11,8 @@ and images. A file appears complete or not at all, and the newest few are kept.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +43,8 @@ _BATCH_IMAGES = 32
 features are, too."""
 _FILES = 3
 """The newest files that are kept for a set of images."""
+Classifier = tuple[np.ndarray, np.ndarray]
+"""Weight, float64 [classes, features], and bias."""
 _NETWORK = ("model", "padding", "bn_epsilon", "precision", "image_size", "dct_scaling")
 
 
@@ -70,51 +72,112 @@ def _is_due(run: RunContext, start: Start) -> bool:
     if not run.recipe.linear_probe or start.resumed is not None:
         return False
     has_begun = bool(checkpoint.steps(run.checkpoints))
-    return not has_begun and start.classes != make_printable_names(run.sets.training.classes)
+    classes = make_printable_names(run.sets.training.classes)
+    return not has_begun and not start.knows(classes)
 
 
 def _fit(run: RunContext, engine: Engine, start: Start) -> Start:
     """Return the weights with a classifier of the run's classes. Raises `CheckpointError` if their
     features are not finite."""
     images = choose_images(run.sets.training)
-    labels = images.labels(np.arange(len(images)))
     features = _load_features(run, engine, start.tensors, images)
     if not np.isfinite(features).all():
         raise CheckpointError(
             f"the weights {start.name} give features of the training images that are not finite,"
             " so they cannot be trained: give other weights, or check their preprocessing"
         )
-    logits = run.recipe.logits
-    penalty = _PENALTY / logits
+    probe = _Probe(run, features, images.labels(np.arange(len(images))))
     classes = make_printable_names(run.sets.training.classes)
-
-    def fit(some: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray]:
-        progress = run.recorder.progress(what)
-
-        def begin_step(done: float) -> None:
-            stop_before_training(run.stop, what)
-            heartbeat.note("evaluating", moved=True)
-            progress(int(100 * done), 100)
-
-        return fit_classifier(features[some], labels[some], logits, penalty, begin_step=begin_step)
-
     if start.classes == ():  # the file does not say which classes it knows
-        # A probe has not seen the class of an image that is left out, if it is the only one.
-        counted = np.bincount(labels)[labels] > 1
         own = features @ start.tensors["fc.weight"].T + start.tensors["fc.bias"]
-        hits = _count_hits(own[counted], labels[counted])
-        if counted.any() and not _is_probe_better(fit, features, labels, counted, hits):
+        hits = probe.count_hits(own, np.arange(len(images)))
+        if probe.is_counted.any() and probe.count_left_out_hits(None, hits) <= hits:
             return start
-    weight, bias = fit(np.arange(len(labels)), "fitting the linear probe")
-    note = f"the classifier starts from a linear probe of {len(images):,} training images"
+    first, notes = _find_first(probe, start, classes)
+    weight, bias = probe.fit(np.arange(len(images)), "fitting the linear probe", first)
+    begins = "" if first is None else ", which begins at the outputs that are kept"
+    notes.append(
+        f"the classifier starts from a linear probe of {len(images):,} training images{begins}"
+    )
     classifier = {"fc.weight": weight.astype(np.float32), "fc.bias": bias.astype(np.float32)}
     return replace(
         start,
         tensors=start.tensors | classifier,
-        notes=(*start.notes, note),
+        notes=(*start.notes, *notes),
         classes=classes,
         is_probe=True,
     )
+
+
+def _find_first(
+    probe: "_Probe", start: Start, classes: Sequence[str]
+) -> tuple[Classifier | None, list[str]]:
+    """Return the classifier that a probe begins at, with the rows of classes that the weights know
+    by name; None if there are none, or if a probe without them is better. And notes."""
+    named = start.named
+    places = np.zeros(0, np.int64) if named is None else named.match(classes)
+    if named is None or not (places >= 0).any():
+        return None, []
+    notes = [named.describe(classes, places)]
+    first = named.begin_probe(places, probe.run.recipe.logits)
+    hits = probe.count_left_out_hits(first, len(probe.labels))
+    if probe.count_left_out_hits(None, hits) <= hits:
+        return first, notes
+    notes.append("a linear probe without the kept outputs is right on more images, so it is used")
+    return None, notes
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """Linear probes of the training images."""
+
+    run: RunContext
+    features: np.ndarray
+    labels: np.ndarray
+
+    @property
+    def is_counted(self) -> np.ndarray:
+        """Whether a probe without an image has seen its class."""
+        return np.bincount(self.labels)[self.labels] > 1
+
+    def fit(self, some: np.ndarray, what: str, first: Classifier | None) -> Classifier:
+        """Return the probe of some images, whose search begins at `first`."""
+        progress = self.run.recorder.progress(what)
+
+        def begin_step(done: float) -> None:
+            stop_before_training(self.run.stop, what)
+            heartbeat.note("evaluating", moved=True)
+            progress(int(100 * done), 100)
+
+        logits = self.run.recipe.logits
+        return fit_classifier(
+            self.features[some],
+            self.labels[some],
+            logits,
+            _PENALTY / logits,
+            start=first,
+            begin_step=begin_step,
+        )
+
+    def count_hits(self, logits: np.ndarray, samples: np.ndarray) -> int:
+        """Return how many of these images, if they are counted, are classified rightly."""
+        is_hit = logits.argmax(axis=1) == self.labels[samples]
+        return int((is_hit & self.is_counted[samples]).sum())
+
+    def count_left_out_hits(self, first: Classifier | None, enough: int) -> int:
+        """Return how many images are classified rightly by probes of others, beginning at `first`.
+        Once more than `enough` are, the rest is not tried."""
+        folds = np.empty(len(self.labels), np.int64)
+        folds[np.argsort(self.labels, kind="stable")] = np.arange(len(self.labels)) % _FOLDS
+        hits = 0
+        for fold in range(_FOLDS):
+            left_out = np.flatnonzero(folds == fold)
+            others = np.flatnonzero(folds != fold)
+            if hits <= enough and len(left_out) and len(others):
+                what = f"trying linear probe {fold + 1} of {_FOLDS}"
+                weight, bias = self.fit(others, what, first)
+                hits += self.count_hits(self.features[left_out] @ weight.T + bias, left_out)
+        return hits
 
 
 def choose_images(training: Index) -> Index:
@@ -128,34 +191,6 @@ def choose_images(training: Index) -> Index:
     classes, firsts = np.unique(labels[order], return_index=True)
     places = np.union1d(places, firsts[~np.isin(classes, labels[order[places]])])
     return subset(training, np.sort(order[places]))
-
-
-def _is_probe_better(
-    fit: Callable[[np.ndarray, str], tuple[np.ndarray, np.ndarray]],
-    features: np.ndarray,
-    labels: np.ndarray,
-    counted: np.ndarray,
-    own_hits: int,
-) -> bool:
-    """Return whether more than `own_hits` of the `counted` images are classified rightly by a probe
-    that `fit` finds without them."""
-    folds = np.empty(len(labels), np.int64)
-    folds[np.argsort(labels, kind="stable")] = np.arange(len(labels)) % _FOLDS
-    hits = 0
-    for fold in range(_FOLDS):
-        if hits > own_hits:
-            break
-        left_out = np.flatnonzero(folds == fold)
-        others = np.flatnonzero(folds != fold)
-        if len(left_out) and len(others):
-            weight, bias = fit(others, f"trying linear probe {fold + 1} of {_FOLDS}")
-            left_out = left_out[counted[left_out]]
-            hits += _count_hits(features[left_out] @ weight.T + bias, labels[left_out])
-    return hits > own_hits
-
-
-def _count_hits(logits: np.ndarray, labels: np.ndarray) -> int:
-    return int((logits.argmax(axis=1) == labels).sum())
 
 
 def _make_feature_recipe(recipe: Recipe) -> Recipe:

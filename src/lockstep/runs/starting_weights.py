@@ -30,6 +30,12 @@ from lockstep.models.state import State, check_fit
 from lockstep.recipes import Recipe, difference
 from lockstep.recipes.field_validation import format_value
 from lockstep.recipes.initial_weights import initial_state, initial_tensors
+from lockstep.runs.kept_classes import (
+    CLASSIFIER,
+    NamedClassifier,
+    are_same_classes,
+    name_classifier,
+)
 from lockstep.system.errors import CheckpointError, RecipeError, UserError
 from lockstep.system.files import appearing
 from lockstep.system.regular_files import TEXT, read_regular_text
@@ -67,6 +73,8 @@ class Start:
     `make_printable_names` has them, empty if they are unknown; None if the classifier is the
     recipe's initial one."""
 
+    named: NamedClassifier | None = None
+    """The classifier as it was given, if it names its classes and the run does not resume."""
     is_probe: bool = False
     """Whether the classifier is a linear probe of the run's images."""
     folded_norms: tuple[str, ...] = ()
@@ -76,6 +84,10 @@ class Start:
     def option(self) -> str:
         """The option that names the weights on the command line."""
         return "--weights" if self.resumed is None else "--resume-from"
+
+    def knows(self, classes: Sequence[str]) -> bool:
+        """Return whether the weights say that they tell these classes apart, in any order."""
+        return bool(self.classes) and are_same_classes(self.classes or (), classes)
 
 
 class StartSource:
@@ -115,7 +127,7 @@ class StartSource:
         """
         weights = self.weights
         fits = weights.has_classifier and weights.recipe.logits == len(classes)
-        return fits and weights.classes == make_printable_names(classes)
+        return fits and are_same_classes(weights.classes, make_printable_names(classes))
 
 
 def find_start(
@@ -132,6 +144,7 @@ def find_start(
     return StartSource(start, resumes=weights is None, model=model) if start else None
 
 
+_INITIAL = "the classifier starts from the recipe's initial values"
 INVISIBLE_FIELDS = ("model", "padding", "bn_epsilon", "mean", "std", "interpolation")
 """Fields that can differ although the tensors have the same shapes: of the network (v1 and v1.5),
 and of preprocessing."""
@@ -140,10 +153,10 @@ and of preprocessing."""
 def fit_start(source: StartSource | None, recipe: Recipe, run: Path) -> Start | None:
     """Return the weights of a source in the shapes of the recipe's model; None without a source.
 
-    If the weights have another number of logits, the classifier is the recipe's initial one; a run
-    cannot resume with such a classifier. Raises `CheckpointError` if the weights cannot be read or
-    do not fit, `RecipeError` if there are none and the run in folder `run` cannot start without
-    them.
+    If the weights have another number of logits, the classifier is the recipe's initial one, until
+    the classes of the run are known; a run cannot resume with such a classifier. Raises
+    `CheckpointError` if the weights cannot be read or do not fit, `RecipeError` if there are none
+    and the run in folder `run` cannot start without them.
     """
     _check_need(source, recipe, run)
     if source is None:
@@ -162,7 +175,9 @@ def fit_start(source: StartSource | None, recipe: Recipe, run: Path) -> Start | 
             before, after = map(format_value, changed[name])
             notes.append(f"the weights have {name} {before}, not {after}")
     tensors = _convert_to_float32(weights.tensors)
-    fitted = _fit_classifier(source, tensors, recipe, notes)
+    features = recipe.spec.features
+    named = None if source.resumes else name_classifier(weights.classes, tensors, features)
+    fitted = _fit_classifier(source, tensors, recipe, notes, is_named=named is not None)
     _check_shapes(weights, fitted, recipe)
     hashed = dict(tensors)
     if source.resumes:
@@ -176,6 +191,7 @@ def fit_start(source: StartSource | None, recipe: Recipe, run: Path) -> Start | 
         fitted,
         tuple(notes),
         classes=weights.classes if fitted is tensors else None,
+        named=named,
         resumed=weights if source.resumes else None,
         folded_norms=weights.folded_norms,
     )
@@ -212,7 +228,12 @@ def _check_need(source: StartSource | None, recipe: Recipe, run: Path) -> None:
 
 
 def _fit_classifier(
-    source: StartSource, tensors: dict[str, np.ndarray], recipe: Recipe, notes: list[str]
+    source: StartSource,
+    tensors: dict[str, np.ndarray],
+    recipe: Recipe,
+    notes: list[str],
+    *,
+    is_named: bool,
 ) -> dict[str, np.ndarray]:
     """Return the tensors, with the recipe's initial classifier if theirs has another number of
     logits or is missing. Then add a note, or raise `CheckpointError` if the run resumes."""
@@ -225,10 +246,14 @@ def _fit_classifier(
             " training cannot resume from it: set logits, or start from its weights with --weights"
         )
     problem = f"{outputs} logits, not {recipe.logits}" if outputs else "no classifier"
-    more = "" if recipe.linear_probe else ": the classifier starts from the recipe's initial values"
+    more = "" if recipe.linear_probe or is_named else f": {_INITIAL}"
     notes.append(f"the weights have {problem}{more}")
+    return tensors | _draw_classifier(recipe)
+
+
+def _draw_classifier(recipe: Recipe) -> dict[str, np.ndarray]:
     initial = initial_tensors(recipe)
-    return tensors | {name: initial[name] for name in ("fc.weight", "fc.bias")}
+    return {name: initial[name] for name in CLASSIFIER}
 
 
 def _check_shapes(weights: Weights, fitted: dict[str, np.ndarray], recipe: Recipe) -> None:
@@ -258,7 +283,7 @@ def write_start(
     `classes` are those of the run's images. Returns the pruned tensors that it starts from, and
     notes for the user. Raises `CheckpointError` if the folder cannot be written to.
     """
-    start = _match_classes(start, make_printable_names(classes))
+    start = _keep_classes(start, recipe, make_printable_names(classes))
     start_values = start.tensors
     notes = [*start.notes]
     description: dict[str, Any] = {
@@ -306,19 +331,25 @@ def write_start(
     return start_values, notes
 
 
-def _match_classes(start: Start, classes: tuple[str, ...]) -> Start:
+def _keep_classes(start: Start, recipe: Recipe, classes: tuple[str, ...]) -> Start:
     """Return what a run starts from with a classifier whose outputs have the order of the run's
-    classes, if it knows the same classes in another order."""
-    own = start.classes or ()
-    bias = start.tensors["fc.bias"]
-    is_same = own == classes or sorted(own) != sorted(classes) or len(own) != len(bias)
-    if is_same or start.resumed is not None:
+    classes: rows of classes that the weights know by name, and the recipe's initial ones."""
+    named = start.named
+    if named is None or start.is_probe or classes in (start.classes, ()):
         return start
-    order = [own.index(name) for name in classes]
-    classifier = {name: start.tensors[name][order] for name in ("fc.weight", "fc.bias")}
-    note = "the outputs of the weights are put into the order of the run's classes, by name"
+    places = named.match(classes)
+    knows_all = bool((places >= 0).all())
+    if not (places >= 0).any():
+        notes = start.notes if start.classes else (*start.notes, _INITIAL)
+        return replace(start, notes=notes)
+    note = named.describe(classes, places)
+    if knows_all and len(classes) == len(named.classes):
+        note = "the outputs of the weights are put into the order of the run's classes, by name"
     return replace(
-        start, tensors=start.tensors | classifier, notes=(*start.notes, note), classes=classes
+        start,
+        tensors=start.tensors | named.fill(places, _draw_classifier(recipe)),
+        notes=(*start.notes, note),
+        classes=classes if knows_all else None,
     )
 
 
