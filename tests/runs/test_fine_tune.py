@@ -1,5 +1,7 @@
 """Runs from weights without a recipe: they fine-tune, and lose nothing."""
 
+import shlex
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,14 @@ from lockstep.data.index import find_cache_folder, open_index, subset
 from lockstep.data.loading.loaders import make_loader
 from lockstep.data.sources import find_split
 from lockstep.data.textures import draw_data_set
+from lockstep.inference.label_errors import check_labels
 from lockstep.models.accuracy_interval import wilson
 from lockstep.models.logistic_regression import fit_classifier
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import evaluation_plans
 from lockstep.runs import linear_probe
-from lockstep.system.errors import CheckpointError, DataError, RecipeError
+from lockstep.runs.folder import suggest_run
+from lockstep.system.errors import CheckpointError, DataError, LockstepError, RecipeError
 from lockstep.weights import checkpoint
 from tests.runs.cases import (
     Event,
@@ -208,6 +212,41 @@ def test_known_classes_in_another_order_need_no_probe(
     started = read_state(tmp_path / "run", 0).tensors
     assert np.array_equal(started["fc.weight"], tensors["fc.weight"])
     assert lockstep.load_recipe(tmp_path / "run").lr < 0.004, "the rate of known classes"
+
+
+def test_refusals_name_the_command_for_other_images(
+    weights: Path, few_images: Path, other_images: Path, tmp_path: Path
+) -> None:
+    """Of more classes, of fewer, of another number of logits, and of the doctor of labels."""
+    grown = tmp_path / "grown images"
+    draw_data_set(grown, train_images=10, val_images=10, kinds=(*KINDS, "grid"))
+    calls = [
+        (grown, partial(lockstep.train, data=grown, out=weights)),
+        (grown, partial(lockstep.train, data=grown, out=weights, changes={"logits": 5})),
+        (grown, partial(lockstep.train, "fine-tune", grown, weights, weights=weights)),
+        (other_images, partial(lockstep.train, data=other_images, out=weights)),
+        (few_images, partial(lockstep.train, data=few_images, out=weights)),
+        (few_images, partial(check_labels, few_images, [weights])),
+    ]
+    for data, call in calls:
+        with pytest.raises(LockstepError) as caught:
+            call()
+        (line,) = [line for line in str(caught.value).splitlines() if line.startswith("  lock")]
+        command = ["train", "--weights", weights, "--data", data, "--out", f"{weights}2"]
+        assert shlex.split(line) == ["lockstep", *map(str, command)]
+
+
+def test_a_new_run_sets_the_same_share_apart(weights: Path, tmp_path: Path) -> None:
+    """The weights were not trained on these images."""
+    draw_data_set(tmp_path / "data", train_images=4, val_images=4, kinds=KINDS)
+    data = tmp_path / "data/train"
+    (tmp_path / "data/val").rename(tmp_path / "other")
+    (tmp_path / "run").mkdir()
+    recipe = lockstep.load_recipe(weights).replace(validation_share=0.25)
+    (tmp_path / "run/recipe.yaml").write_text(recipe.format_yaml())
+    assert suggest_run(tmp_path / "run", data).endswith("/run2 --split 0.25")
+    assert "--split" not in suggest_run(tmp_path / "run", "https://host/data")
+    assert "host" not in suggest_run(tmp_path / "run", "https://host/data")
 
 
 def test_features_are_computed_once(weights: Path, other_images: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from lockstep.models.label_errors import find_label_errors
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.evaluate import watch_images
 from lockstep.runs.events import Listener
+from lockstep.runs.folder import suggest_run
 from lockstep.runs.folds import list_runs
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import CheckpointError, DataError
@@ -140,8 +141,9 @@ def _check_images(weights: Weights, sets: Sets, data: Path, run: Path) -> None:
     digest = read_data_digest(weights.checkpoint_file.parent)
     if not same_images(digest, sets.digest):
         raise DataError(
-            f"{run} was trained on other images than those in {data}, or with other labels; train"
-            " a run on these images, so that it is known which of them it did not see"
+            f"{run} was trained on other images than those in {data}, or with other labels; a run"
+            " on these images is needed, so that it is known which of them it did not see:\n"
+            f"  {suggest_run(run, data)}"
         )
 
 

@@ -28,6 +28,9 @@ from typing import Any
 
 import yaml
 
+from lockstep.data.images import printable
+from lockstep.data.sources import find_url
+from lockstep.data.split import choose_share
 from lockstep.recipes import Recipe, difference, load_recipe
 from lockstep.recipes.field_validation import format_value, list_changes, shorten_text
 from lockstep.system.errors import CheckpointError, RecipeError
@@ -123,9 +126,34 @@ def refuse_slim(folder: Path) -> None:
     if saved and checkpoint.is_slim(checkpoint.checkpoint_path(checkpoints, saved[-1])):
         raise CheckpointError(
             f"{folder} cannot resume: `lockstep runs slim` removed the velocities of its"
-            " checkpoints. To train on, start a new run from its weights: lockstep train --weights"
-            f" {shlex.quote(str(folder))} --data DATA --out ANOTHER"
+            f" checkpoints. To train on, start a new run from its weights: {suggest_run(folder)}"
         )
+
+
+def suggest_run(weights: Path, data: str | Path = "DATA") -> str:
+    """Return the command that trains a new run from a run's weights, in a folder that is free. It
+    sets the same share of the images apart: the weights were not trained on these.
+
+    >>> suggest_run(Path("my runs/a"), "photos2")
+    "lockstep train --weights 'my runs/a' --data photos2 --out 'my runs/a2'"
+    """
+    own = weights
+    if weights.name in ("", ".."):
+        own = weights.resolve()
+    number = 2
+    while os.path.lexists(f"{own}{number}"):
+        number += 1
+    name = str(data)
+    if find_url(data) is not None:  # it may hold a password
+        name = "DATA"
+    words = ["lockstep", "train", "--weights", str(weights), "--data", name]
+    words += ["--out", f"{own}{number}"]
+    share = 0.0
+    if (weights / "recipe.yaml").is_file():
+        share = load_recipe(weights / "recipe.yaml").validation_share
+    if share and choose_share(Path(name)) not in (0, share):
+        words += ["--split", f"{share:g}"]
+    return shlex.join(map(printable, words))
 
 
 def _write_recipe(
@@ -150,14 +178,24 @@ def _write_recipe(
     return changed
 
 
-def refuse_another_recipe(path: Path, recipe: Recipe, allowed: Collection[str]) -> None:
+def refuse_another_recipe(
+    path: Path, recipe: Recipe, allowed: Collection[str], data: str | Path = "DATA"
+) -> None:
     """Raise `RecipeError` if the folder holds a run whose recipe differs in fields other than the
-    `allowed` ones, and `CheckpointError` if that run cannot resume."""
+    `allowed` ones, and `CheckpointError` if that run cannot resume. `data` are the images."""
     refuse_slim(path)
     if holds_run(path):
         changed = difference(load_recipe(path / "recipe.yaml"), recipe)
         if changed.keys() - set(allowed):
-            raise _make_recipe_error(path, changed, "")
+            raise _make_recipe_error(path, changed, explain_logits(path, changed, data))
+
+
+def explain_logits(run: Path, changed: Collection[str], data: str | Path) -> str:
+    """Return what to do if the number of classes is among the changed fields; otherwise ""."""
+    if "logits" not in changed:
+        return ""
+    command = suggest_run(run, data)
+    return f"For other classes, start a new run from its weights:\n  {command}"
 
 
 def _make_recipe_error(path: Path, changed: Changed, reason: str) -> RecipeError:

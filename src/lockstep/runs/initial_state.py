@@ -5,10 +5,12 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockstep.data.sources import name_folder
 from lockstep.data.split import UNREAD, same_images
 from lockstep.models.state import State
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.runs.context import RunContext
+from lockstep.runs.folder import suggest_run
 from lockstep.runs.image_results import compare_images, list_images, read_sample
 from lockstep.runs.save import check_mxnet_prefix, write_checkpoint
 from lockstep.system.errors import CheckpointError, DataError
@@ -97,7 +99,8 @@ def _read_state(run: RunContext) -> tuple[State, list[str]]:
         raise CheckpointError(
             f"{run.out} was trained or evaluated on other images than those in"
             f" {run.sets.training.source.title}{f': {changes}' if changes else ''}. Restore its"
-            " images, or use another --out."
+            " images, or start a new run from its weights with another --out:\n"
+            f"  {suggest_run(run.out, name_folder(run.sets.data))}"
         )
     if run.leads:
         list_images(run.out, run.sets, is_new=state is None)

@@ -42,8 +42,9 @@ class NamedClassifier(NamedTuple):
         gone = sorted(set(self.classes) - set(kept))
         parts = []
         for what, names in (("kept", kept), ("new", new), ("gone", gone)):
-            some = f" ({list_first(names, _NAMED)})" if names else ""
-            parts.append(f"{len(names)} {what}{some}")
+            parts.append(f"{len(names)} {what}")
+            if names:
+                parts[-1] += f" ({list_first(names, _NAMED)})"
         return f"outputs of the weights, by the names of classes: {', '.join(parts)}"
 
     def fill(self, places: np.ndarray, others: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -75,8 +76,9 @@ def name_classifier(
     has_rows = weight.shape == (len(bias), features) and bias.ndim == 1
     if not classes or not has_rows or len(classes) > len(bias):
         return None
-    is_finite = np.isfinite(weight).all() and np.isfinite(bias).all()
-    return NamedClassifier(classes, weight, bias) if is_finite else None
+    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+        return None
+    return NamedClassifier(classes, weight, bias)
 
 
 def are_same_classes(own: Sequence[str], others: Sequence[str]) -> bool:

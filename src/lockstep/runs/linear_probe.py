@@ -38,6 +38,8 @@ _PENALTY = 0.005
 """Penalty of the regression, divided by the number of classes: 0.001 for five. Between a third and
 three times this value, accuracy stays within its interval (benchmarks/notes/fine-tuning.md)."""
 _FOLDS = 5
+_MOST_LOGITS = 1_000_000
+"""With more logits than this, which take long, one fold decides whether classes are kept."""
 _BATCH_IMAGES = 32
 """Images that pass through the model together. It is the same for every number of ranks, so that
 features are, too."""
@@ -95,10 +97,10 @@ def _fit(run: RunContext, engine: Engine, start: Start) -> Start:
             return start
     first, notes = _find_first(probe, start, classes)
     weight, bias = probe.fit(np.arange(len(images)), "fitting the linear probe", first)
-    begins = "" if first is None else ", which begins at the outputs that are kept"
-    notes.append(
-        f"the classifier starts from a linear probe of {len(images):,} training images{begins}"
-    )
+    note = f"the classifier starts from a linear probe of {len(images):,} training images"
+    if first is not None:
+        note += ", which begins at the outputs that are kept"
+    notes.append(note)
     classifier = {"fc.weight": weight.astype(np.float32), "fc.bias": bias.astype(np.float32)}
     return replace(
         start,
@@ -115,13 +117,19 @@ def _find_first(
     """Return the classifier that a probe begins at, with the rows of classes that the weights know
     by name; None if there are none, or if a probe without them is better. And notes."""
     named = start.named
-    places = np.zeros(0, np.int64) if named is None else named.match(classes)
-    if named is None or not (places >= 0).any():
+    if named is None:
+        return None, []
+    places = named.match(classes)
+    if not (places >= 0).any():
         return None, []
     notes = [named.describe(classes, places)]
-    first = named.begin_probe(places, probe.run.recipe.logits)
-    hits = probe.count_left_out_hits(first, len(probe.labels))
-    if probe.count_left_out_hits(None, hits) <= hits:
+    logits = probe.run.recipe.logits
+    first = named.begin_probe(places, logits)
+    folds = _FOLDS
+    if len(probe.labels) * logits > _MOST_LOGITS:
+        folds = 1
+    hits = probe.count_left_out_hits(first, len(probe.labels), folds)
+    if probe.count_left_out_hits(None, hits, folds) <= hits:
         return first, notes
     notes.append("a linear probe without the kept outputs is right on more images, so it is used")
     return None, notes
@@ -164,13 +172,15 @@ class _Probe:
         is_hit = logits.argmax(axis=1) == self.labels[samples]
         return int((is_hit & self.is_counted[samples]).sum())
 
-    def count_left_out_hits(self, first: Classifier | None, enough: int) -> int:
-        """Return how many images are classified rightly by probes of others, beginning at `first`.
-        Once more than `enough` are, the rest is not tried."""
+    def count_left_out_hits(
+        self, first: Classifier | None, enough: int, tried: int = _FOLDS
+    ) -> int:
+        """Return how many images of the `tried` folds are classified rightly by probes of others,
+        beginning at `first`. Once more than `enough` are, the rest is not tried."""
         folds = np.empty(len(self.labels), np.int64)
         folds[np.argsort(self.labels, kind="stable")] = np.arange(len(self.labels)) % _FOLDS
         hits = 0
-        for fold in range(_FOLDS):
+        for fold in range(tried):
             left_out = np.flatnonzero(folds == fold)
             others = np.flatnonzero(folds != fold)
             if hits <= enough and len(left_out) and len(others):

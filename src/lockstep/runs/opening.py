@@ -19,9 +19,11 @@ from lockstep.runs import resuming
 from lockstep.runs.context import RunContext, stop_before_training
 from lockstep.runs.folder import (
     Changed,
+    holds_run,
     open_run_folder,
     read_classes,
     refuse_another_recipe,
+    suggest_run,
 )
 from lockstep.runs.loggers import check_installed
 from lockstep.runs.recorder import Recorder
@@ -63,7 +65,7 @@ def open_run(
         if recipe is not None:
             # "balanced" becomes numbers once the images are counted, and is compared then.
             late = ("class_weights",) if recipe.class_weights == "balanced" else ()
-            refuse_another_recipe(out, recipe, (*resuming.RESUMABLE, *late))
+            refuse_another_recipe(out, recipe, (*resuming.RESUMABLE, *late), settings.data)
         check_installed(execution.loggers_used)
     recipe, sets, start, notes = _settle_recipe(settings, source, execution, world, recorder, stop)
     images = len(sets.training)
@@ -72,7 +74,9 @@ def open_run(
     with ExitStack() as stack:
         changed: Changed = {}
         if world.rank == 0:
-            explain = partial(resuming.explain_refusal, out, new=recipe, images=images)
+            explain = partial(
+                resuming.explain_refusal, out, new=recipe, images=images, data=settings.data
+            )
             changed = stack.enter_context(open_run_folder(out, recipe, explain))
         world.wait()  # if rank 0 cannot open the folder, the other ranks fail here
         engine = stack.enter_context(
@@ -124,7 +128,7 @@ def _settle_recipe(
         ).load_plug_ins()
         _check_recipe(recipe, execution, world)
         start = _fit_start(recipe, source, world, out)
-    _check_logits(recipe, sets)
+    _check_logits(recipe, sets, settings)
     recipe = recipe.settle_class_weights(sets.training.rows["label"])
     return recipe, sets, start, notes
 
@@ -201,11 +205,18 @@ def _open_sets(
     )
 
 
-def _check_logits(recipe: Recipe, sets: Sets) -> None:
+def _check_logits(recipe: Recipe, sets: Sets, settings: RunSettings) -> None:
     """Raise `DataError` if the recipe has too few logits for the classes."""
     count = len(sets.training.classes)
-    if count > recipe.logits:
+    if count <= recipe.logits:
+        return
+    if holds_run(settings.out):
         raise DataError(
-            f"{sets.data} has {count} classes, but the recipe has {recipe.logits} logits: --set"
-            f" logits={count}"
+            f"{sets.data} has {count} classes, but the run in {settings.out} has {recipe.logits}"
+            " logits. Start a new run from its weights, which keeps the classes that both have:\n"
+            f"  {suggest_run(settings.out, settings.data)}"
         )
+    raise DataError(
+        f"{sets.data} has {count} classes, but the recipe has {recipe.logits} logits: --set"
+        f" logits={count}"
+    )

@@ -26,7 +26,7 @@ from lockstep.recipes.published import RECIPES
 from lockstep.recipes.recipe import GEOMETRY, eval_fields
 from lockstep.recipes.schedule import learning_rates
 from lockstep.runs.environment import read_environment
-from lockstep.runs.folder import holds_run, refuse_another_recipe
+from lockstep.runs.folder import explain_logits, holds_run, refuse_another_recipe
 from lockstep.runs.trust import accept, list_links, list_names, require_word
 from lockstep.system.errors import CheckpointError, DataError, RecipeError, as_path
 from lockstep.weights import checkpoint
@@ -303,15 +303,17 @@ def find_last_data(out: Path, require: Require = require_word) -> Path:
     return Path(data)
 
 
-def explain_refusal(out: Path, there: Recipe, new: Recipe, images: int) -> str | None:
+def explain_refusal(
+    out: Path, there: Recipe, new: Recipe, images: int, data: str | Path = "DATA"
+) -> str | None:
     """Return why the run in `out` cannot resume with another recipe, in sentences; None if it can.
 
-    `there` is the run's recipe, `new` the other one, `images` the number of training images. An
-    empty string means that fields that cannot change differ.
+    `there` is the run's recipe, `new` the other one, `images` the number of training images in
+    `data`. An empty string means that fields that cannot change differ.
     """
     changed = difference(there, new)
     if set(changed) - set(RESUMABLE):
-        return ""
+        return explain_logits(out, changed, data)
     per_epoch = steps_per_epoch(there, images)
     done = max(checkpoint.steps(out / "checkpoints"), default=0)
     if new.epochs * per_epoch < done:

@@ -340,8 +340,7 @@ def _keep_classes(start: Start, recipe: Recipe, classes: tuple[str, ...]) -> Sta
     places = named.match(classes)
     knows_all = bool((places >= 0).all())
     if not (places >= 0).any():
-        notes = start.notes if start.classes else (*start.notes, _INITIAL)
-        return replace(start, notes=notes)
+        return start if start.classes else replace(start, notes=(*start.notes, _INITIAL))
     note = named.describe(classes, places)
     if knows_all and len(classes) == len(named.classes):
         note = "the outputs of the weights are put into the order of the run's classes, by name"
