@@ -34,7 +34,7 @@ NAMES = {
     **{"safetensors": "a.safetensors", "torchvision": "a.pth", "timm": "folder"},
     **{"keras": "a.weights.h5", "nvidia-pytorch": "a.pth.tar", "nvidia-tensorflow": "model.ckpt-7"},
     **{"nvidia-paddle": "2/resnet_50_paddle", "nvidia-mxnet": "model-0003.params"},
-    **{"flax": "a.msgpack", "torchax": "a.npz"},
+    **{"flax": "a.msgpack", "torchax": "a.npz", "transformers": "network"},
 }
 NVIDIAS = [name for name in TARGETS if name.startswith("nvidia-")]
 ONLY_V1 = "keras"
@@ -132,7 +132,7 @@ def test_a_state_is_the_same_in_two_formats(
     assert bits(copy.state.ema) == bits(expected.ema if {a, b} == {"nvidia-pytorch"} else {})
 
 
-ENDINGS = {"timm": "/model.safetensors"}
+ENDINGS = dict.fromkeys(("timm", "transformers"), "/model.safetensors")
 ENDINGS |= {"nvidia-tensorflow": ".index", "nvidia-paddle": ".pdparams"}
 
 
@@ -147,7 +147,7 @@ def test_a_certificate_compares_what_a_format_stores(
 
 
 HELD = {
-    "resnext101-32x4d": [name for name in TARGETS if name != ONLY_V1],
+    "resnext101-32x4d": [name for name in TARGETS if name not in (ONLY_V1, "transformers")],
     "se-resnext101-32x4d": [
         *("safetensors", "torchvision", "nvidia-pytorch", "nvidia-tensorflow", "torchax")
     ],

@@ -234,7 +234,7 @@ FRAMEWORKS: dict[str, Framework] = {
         addresses="MASTER_ADDR",
         slower={"bf16": "7 to 16 times", "fp16": "9 times"},
         slower_with_avx_512={"bf16": "5 times"},
-        origins=("Lockstep", "NVIDIA PyTorch", "PyTorch", "timm", "torchvision"),
+        origins=("Lockstep", "NVIDIA PyTorch", "PyTorch", "timm", "torchvision", "transformers"),
         explains=True,
     ),
 }

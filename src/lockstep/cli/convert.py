@@ -25,8 +25,8 @@ def command(
         str,
         typer.Option(
             help=(
-                "Format: safetensors, torchvision, timm, keras, nvidia-pytorch, nvidia-tensorflow,"
-                " nvidia-paddle, nvidia-mxnet, flax or torchax."
+                "Format: safetensors, torchvision, timm, transformers, keras, nvidia-pytorch,"
+                " nvidia-tensorflow, nvidia-paddle, nvidia-mxnet, flax or torchax."
             )
         ),
     ] = "safetensors",

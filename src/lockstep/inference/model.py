@@ -321,7 +321,7 @@ class Model:
 
         Args:
             target: a new file, folder or prefix.
-            to: "safetensors", "torchvision", "timm", "keras", "nvidia-pytorch",
+            to: "safetensors", "torchvision", "timm", "transformers", "keras", "nvidia-pytorch",
                 "nvidia-tensorflow", "nvidia-paddle", "nvidia-mxnet", "flax" or "torchax".
             certificate: whether to compare, and write `TARGET.certificate.json`.
 

@@ -29,9 +29,9 @@ def convert(
     """Write weights in another format; return what was written, with remarks and the certificate.
 
     `target` is a new file, folder or prefix, in the format `to`: "safetensors", "torchvision",
-    "timm", "keras", "nvidia-pytorch", "nvidia-tensorflow", "nvidia-paddle", "nvidia-mxnet", "flax"
-    or "torchax". Chosen preprocessing is written to formats that hold it, and to the certificate
-    next to others, where `open_weights` finds it.
+    "timm", "transformers", "keras", "nvidia-pytorch", "nvidia-tensorflow", "nvidia-paddle",
+    "nvidia-mxnet", "flax" or "torchax". Chosen preprocessing is written to formats that hold it,
+    and to the certificate next to others, where `open_weights` finds it.
 
     With `certificate`, the target is read back, and source and target compute the same images, each
     in its own framework if it is installed. `TARGET.certificate.json` has the result. If the logits
@@ -46,7 +46,8 @@ def convert(
     weights = open_weights(choice, momentum=True)
     _check_parts(weights, to)
     weights = _keep_velocities_of_sgd(weights)
-    can_read_back = to == "safetensors" or isinstance(weights.recipe.model, str)
+    describes_network = to in ("safetensors", "transformers")
+    can_read_back = describes_network or isinstance(weights.recipe.model, str)
     result = _write(weights, target, to, certified=certificate and can_read_back)
     if not certificate and not TARGETS[to].has_metadata:
         result["remarks"].append("there is no certificate, and the format has no place to say so")

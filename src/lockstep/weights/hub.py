@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 HUB = "hf:"
 """How names of models on Hugging Face's hub begin."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
-_CONFIGURATION = "config.json"
-_HUB_FILES = (_CONFIGURATION, "model.safetensors", "pytorch_model.bin")
+_HUB_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_HUB_FILES = ("config.json", "preprocessor_config.json", *_HUB_WEIGHTS)
 """The files of a model that are downloaded: its configuration, and the first weights there are."""
 _DIGEST = re.compile(r"sha256=[0-9a-fA-F]{8,64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -153,11 +153,11 @@ def _fetch_from_hub(name: str) -> Path:
                 raise
             except EntryNotFoundError:
                 continue
-            if file != _CONFIGURATION:
+            if file in _HUB_WEIGHTS:
                 break
-    if not any(path.name != _CONFIGURATION for path in paths):
+    if not any(path.name in _HUB_WEIGHTS for path in paths):
         raise CheckpointError(
-            f"hf:{name} has none of the files {' and '.join(_HUB_FILES[1:])}; expected weights of"
+            f"hf:{name} has none of the files {' and '.join(_HUB_WEIGHTS)}; expected weights of"
             " PyTorch. Download the file that you want, and name it"
         )
     for path in paths:

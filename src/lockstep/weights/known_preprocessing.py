@@ -71,7 +71,9 @@ KNOWN: dict[str, Changes] = {
 - nvidia-*: the published recipes.
 """
 
-_ROWS = {"timm": "timm", "Gluon": "gluon", "Flax": "flax", "Keras": "keras"} | dict.fromkeys(
+_ROWS = {"Gluon": "gluon", "Flax": "flax", "Keras": "keras"}
+_ROWS |= dict.fromkeys(("timm", "transformers"), "timm")
+_ROWS |= dict.fromkeys(
     ("torchvision", "PyTorch", "torchax", "PaddleClas", "paddle.vision", "ONNX", "TensorFlow"),
     "torchvision-v1",
 )

@@ -56,10 +56,10 @@ class Weights:
     source: Path
     """The file, the checkpoint's folder, or the prefix of several files."""
     origin: str
-    """The program whose names and layouts they have: "Lockstep", "torchvision", "timm", "Keras",
-    "ONNX", "TensorFlow", "PaddleClas", "paddle.vision", "Gluon", "Flax", "torchax", "NVIDIA
-    PyTorch", "NVIDIA TensorFlow", "NVIDIA Paddle", "NVIDIA MXNet", or "PyTorch" for any other
-    program with it."""
+    """The program whose names and layouts they have: "Lockstep", "torchvision", "timm",
+    "transformers", "Keras", "ONNX", "TensorFlow", "PaddleClas", "paddle.vision", "Gluon", "Flax",
+    "torchax", "NVIDIA PyTorch", "NVIDIA TensorFlow", "NVIDIA Paddle", "NVIDIA MXNet", or "PyTorch"
+    for any other program with it."""
     remarks: tuple[str, ...] = ()
     """Remarks for the user: what was matched by structure, is left over, or differs from the
     original."""

@@ -54,6 +54,7 @@ PROGRAMS = {
     "Keras": Program("lockstep.backends.tensorflow.certificate"),
     "MXNet": Program("lockstep.backends.mxnet.certificate"),
     "Paddle": Program("lockstep.backends.paddle.certificate"),
+    "transformers": Program("lockstep.backends.torch.certificate", ("transformers",)),
     "torchvision or timm": Program("lockstep.backends.torch.certificate", ("timm", "torchvision")),
 }
 

@@ -78,14 +78,15 @@ def _recognise_file(path: Path) -> Format | None:
 
 def _find_places(path: Path) -> dict[Path, Format]:
     """Return the files and prefixes that a folder or a prefix stands for, with their formats."""
-    timm = FORMATS["timm_folder"].load()
+    folders = [FORMATS[name].load() for name in ("timm_folder", "transformers_folder")]
     places: dict[Path, Format] = {}
     for format in load_formats():
         place = format.find(path)
         if place is None:
             continue
-        # A hub's folder may hold the same weights twice, of which timm reads one.
-        if timm in places.values() and place.name in timm.FILES:
+        # A hub's folder may hold the same weights twice, of which one is read.
+        is_hubs = any(folder in places.values() for folder in folders)
+        if is_hubs and place.name in folders[0].FILES:
             continue
         places.setdefault(place, format)
     return places

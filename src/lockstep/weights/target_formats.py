@@ -71,11 +71,16 @@ def _write_safetensors(target: Path, weights: Weights, certified: bool, folder: 
     return Written((target,), (target,), describe_omitted_parts(weights.state))
 
 
-def _write_timm(target: Path, weights: Weights, certified: bool, folder: Path) -> Written:
-    written = _call("timm_folder", "write")(
-        target, weights.recipe, weights.state, weights.classes, folder, certified=certified
-    )
-    return _add_remark_on_averages(written, weights)
+def _write_folder(module: str) -> Callable[[Path, Weights, bool, Path], Written]:
+    """Return `Target.write` of a hub's folder with classes and metadata, which `module` writes."""
+
+    def write_weights(target: Path, weights: Weights, certified: bool, folder: Path) -> Written:
+        written = _call(module, "write")(
+            target, weights.recipe, weights.state, weights.classes, folder, certified=certified
+        )
+        return _add_remark_on_averages(written, weights)
+
+    return write_weights
 
 
 def _write_nvidia_pytorch(target: Path, weights: Weights, certified: bool, folder: Path) -> Written:
@@ -133,13 +138,21 @@ TARGETS: dict[str, Target] = {
         assumed="torchvision-v1",
     ),
     "timm": Target(
-        _write_timm,
+        _write_folder("timm_folder"),
         _read_safetensors,
         parts=PARTS,
         has_classes=True,
         has_metadata=True,
         missing_fields=(),
         prepares="timm's loader",
+    ),
+    "transformers": Target(
+        _write_folder("transformers_folder"),
+        _read_safetensors,
+        has_classes=True,
+        has_metadata=True,
+        missing_fields=(),
+        prepares="transformers' image processor",
     ),
     "keras": Target(
         _write_by("keras_file", "write_keras"),

@@ -235,7 +235,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "Transformers": (
         lambda: name_values("resnet.embedder.embedder.convolution.weight"),
-        r"is a ResNet of Transformers, which is read from ONNX: it is not a .* saves it\. The",
+        r"is a network of transformers that is no ResNet of Lockstep: it is not .* saves it\.",
     ),
     "a DenseNet": (
         lambda: name_values("features.denseblock1.denselayer1.norm1.weight", "classifier.weight"),

@@ -29,8 +29,14 @@ def compute(folder: Path, images: np.ndarray) -> tuple[np.ndarray, str]:
 
     The folder holds `module.json`, with the network's name and its classes, and
     `module.safetensors`. Raises `ImportError` if neither timm nor torchvision can be imported or
-    has the network.
+    has the network. A folder `model` is one of transformers instead.
     """
+    if (folder / "model").exists():
+        transformers = importlib.import_module("transformers")
+        network = transformers.ResNetForImageClassification.from_pretrained(folder / "model")
+        with torch.inference_mode():
+            logits = network.eval()(torch.from_numpy(images)).logits
+        return np.asarray(logits), f"transformers {transformers.__version__}"
     about = json.loads((folder / "module.json").read_text(encoding="utf-8"))
     module, version = _build(about["model"].replace("-", "_"), about["logits"])
     tensors = load_file(folder / "module.safetensors")

@@ -13,7 +13,8 @@
 
 `format_list` lists all formats in the order in which they are tried. `lockstep_files` are
 Lockstep's own. `timm_folder` is the folder of timm and of the Hugging Face Hub, with its
-`timm_config`. `pickles` interprets the pickles of Paddle and PyTorch.
+`timm_config`; `transformers_folder` is that of transformers. `pickles` interprets the pickles of
+Paddle and PyTorch.
 """
 
 import struct

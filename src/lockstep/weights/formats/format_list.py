@@ -36,6 +36,7 @@ FORMATS = make_table(
     "lockstep.weights.formats",
     "lockstep_files",
     "timm_folder",
+    "transformers_folder",
     "torch_models",
     "foreign_safetensors",
     "keras_file",

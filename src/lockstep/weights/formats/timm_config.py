@@ -64,7 +64,8 @@ _AT_TOP = (
 """Fields next to `pretrained_cfg`; they take precedence over fields of the same name in it."""
 
 
-def _one_of(*expected: Any) -> Check:
+def one_of(*expected: Any) -> Check:
+    """Return a check that a value is one of these, of the same type."""
     return lambda value: any(type(value) is type(one) and value == one for one in expected)
 
 
@@ -90,28 +91,28 @@ _CHECKS: dict[str, tuple[Check, str]] = {
     "architecture": (is_text, "the name of a model"),
     "num_classes": (is_positive, "a whole number above 0: a classifier is needed"),
     "num_features": (is_positive, "a whole number above 0"),
-    "global_pool": (_one_of("avg"), "'avg', the only pooling that Lockstep's models have"),
+    "global_pool": (one_of("avg"), "'avg', the only pooling that Lockstep's models have"),
     "model_args": (lambda value: isinstance(value, Mapping), "a table of arguments"),
-    "custom_load": (_one_of(False), "false: weights that timm has to convert cannot be read"),
-    "label_offset": (_one_of(0), "0: outputs of the classifier cannot be skipped"),
-    "first_conv": (_one_of("conv1", "conv1.0"), "'conv1' or 'conv1.0', the first of a ResNet"),
-    "classifier": (_one_of("fc"), "'fc', the classifier of a ResNet"),
+    "custom_load": (one_of(False), "false: weights that timm has to convert cannot be read"),
+    "label_offset": (one_of(0), "0: outputs of the classifier cannot be skipped"),
+    "first_conv": (one_of("conv1", "conv1.0"), "'conv1' or 'conv1.0', the first of a ResNet"),
+    "classifier": (one_of("fc"), "'fc', the classifier of a ResNet"),
     "input_size": _SQUARE,
     "test_input_size": _SQUARE,
-    "fixed_input_size": (_one_of(False, True), "true or false"),
-    "interpolation": (_one_of("bilinear", "bicubic"), "'bilinear' or 'bicubic'"),
+    "fixed_input_size": (one_of(False, True), "true or false"),
+    "interpolation": (one_of("bilinear", "bicubic"), "'bilinear' or 'bicubic'"),
     "crop_pct": _SHARE,
     "test_crop_pct": _SHARE,
-    "crop_mode": (_one_of("center"), "'center', the only way of cropping that Lockstep has"),
+    "crop_mode": (one_of("center"), "'center', the only way of cropping that Lockstep has"),
     "mean": (_is_colour, "three numbers on the scale 0 to 1, for red, green and blue"),
     "std": (
         lambda value: _is_colour(value) and min(value) > 0,
         "three numbers above 0, on the scale 0 to 1",
     ),
-    "input_img_mode": (_one_of("RGB"), "'RGB'"),
-    "multi_label": (_one_of(False), "false: each output of the model would be a sigmoid"),
+    "input_img_mode": (one_of("RGB"), "'RGB'"),
+    "multi_label": (one_of(False), "false: each output of the model would be a sigmoid"),
     "problem_type": (
-        _one_of("single_label_classification"),
+        one_of("single_label_classification"),
         "'single_label_classification': each output of the model would be a sigmoid, or a number",
     ),
     "label_descriptions": (_is_table, "a table of texts"),
@@ -147,15 +148,8 @@ def read_timm_config(
     Lockstep does not have.
     """
     own = merge_layouts(config)
-    _check_fields(own)
-    unknown = {name: own[name] for name in _list_unknown(own)}
-    for name, value in list_values(unknown, (), DEFAULT_CHOICE)[0].items():
-        if effect := find_effect(name, value, own.get("num_classes")):
-            field = name.partition(".")[0]
-            raise CheckpointError(
-                f"{name} is {value!r:.60}: {effect}; leave it out if it changes nothing: --ignore"
-                f" {field}"
-            )
+    check_fields(own, _CHECKS)
+    refuse_effects({name: own[name] for name in _list_unknown(own)}, own.get("num_classes"))
     fields = _DEFAULTS | own
     changes = _prepare(fields)
     changes |= {"model": _find_model(fields, chosen), "logits": fields["num_classes"]}
@@ -165,6 +159,18 @@ def read_timm_config(
         raise CheckpointError(f"these values do not make a recipe: {error}") from None
     classes, about_classes = _read_classes(fields)
     return changes, classes, (*_describe_rest(own, *_read_sizes(fields)), *about_classes)
+
+
+def refuse_effects(unknown: Mapping[str, Any], outputs: int | None = None) -> None:
+    """Raise `CheckpointError` for an unknown field that may change the results of a network with
+    these outputs."""
+    for name, value in list_values(unknown, (), DEFAULT_CHOICE)[0].items():
+        if effect := find_effect(name, value, outputs):
+            field = name.partition(".")[0]
+            raise CheckpointError(
+                f"{name} is {value!r:.60}: {effect}; leave it out if it changes nothing: --ignore"
+                f" {field}"
+            )
 
 
 def read_timm_args(args: Mapping[str, Any]) -> Changes:
@@ -187,7 +193,7 @@ def read_timm_args(args: Mapping[str, Any]) -> Changes:
     if own["global_pool"] in ("fast", "fastavg"):
         own["global_pool"] = "avg"
     own["model_args"] = args.get("model_kwargs") or {}
-    _check_fields(own)
+    check_fields(own, _CHECKS)
     arguments = {**own["model_args"], "bn_eps": args.get("bn_eps")}
     _check_arguments(arguments, arguments.get("num_classes"))
     changes = _prepare(_DEFAULTS | own)
@@ -212,8 +218,9 @@ def _prepare(fields: Mapping[str, Any]) -> Changes:
     return changes | {"eval_resize": math.floor(tested / share), "eval_crop": tested}
 
 
-def _check_fields(fields: Mapping[str, Any]) -> None:
-    for name, (check, expected) in _CHECKS.items():
+def check_fields(fields: Mapping[str, Any], checks: Mapping[str, tuple[Check, str]]) -> None:
+    """Raise `CheckpointError` for a field that fails its check, with what the check expects."""
+    for name, (check, expected) in checks.items():
         if name in fields and not check(fields[name]):
             raise CheckpointError(f"{name} is {fields[name]!r:.60}; expected {expected}")
 

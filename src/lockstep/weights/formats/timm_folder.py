@@ -9,7 +9,7 @@ As in timm, `pytorch_model.bin` is read only if there is no `model.safetensors`.
 Sources: timm 1.0.31, models/_hub.py and models/_helpers.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,15 +50,24 @@ def matches(head: bytes, path: Path) -> bool:
 def find(path: Path) -> Path | None:
     """Return the weights file of timm's folder that a path names; None if it names none.
 
-    A path is the folder, its `config.json`, or one of its two weights files. A `config.json` that
-    names no `architecture` is another program's. Raises `CheckpointError` if `config.json` cannot
-    be read, or has no weights next to it.
+    A `config.json` that names no `architecture` is another program's. Raises `CheckpointError` as
+    `find_weights` does.
+    """
+    return find_weights(path, NAME, _is_timms)
+
+
+def find_weights(path: Path, program: str, is_its: Callable[[Any], bool]) -> Path | None:
+    """Return the weights file of a hub's folder that a path names, if its `config.json` is one of a
+    program; None otherwise.
+
+    A path is the folder, its `config.json`, or one of its two weights files. Raises
+    `CheckpointError` if `config.json` cannot be read, or has no weights next to it.
     """
     folder = path if path.is_dir() else path.parent
     is_named = path.name in (CONFIG, *FILES) and path.is_file()
     if not path.is_dir() and not is_named:
         return None
-    if not (folder / CONFIG).is_file() or not _is_timms(_read_config(folder)):
+    if not (folder / CONFIG).is_file() or not is_its(read_json(folder / CONFIG)):
         return None
     if path.name in FILES and not path.is_dir():
         return path
@@ -66,17 +75,26 @@ def find(path: Path) -> Path | None:
         if (folder / name).is_file():
             return folder / name
     raise CheckpointError(
-        f"{folder / CONFIG} is of timm, but its weights are missing; expected {_SAFE} or {_PICKLED}"
+        f"{folder / CONFIG} is of {program}, but its weights are missing; expected {_SAFE} or"
+        f" {_PICKLED}"
     )
 
 
-def _read_config(folder: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """Return what a configuration holds. Raises `CheckpointError` if it is no JSON."""
     try:
-        data = read_regular(folder / CONFIG, TEXT)
-        refuse_stand_in(folder / CONFIG, data)
+        data = read_regular(path, TEXT)
+        refuse_stand_in(path, data)
         return parsed(data)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder / CONFIG} cannot be read as JSON: {error}") from None
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from None
+
+
+def read_arrays(path: Path) -> Any:
+    """Return what a weights file of a hub's folder holds, as it is stored."""
+    if path.suffix == ".safetensors":
+        return add_metadata(path, checkpoint.read_weights(path, as_stored=True)[0])
+    return torch_file.load(path)
 
 
 def _is_timms(config: Any) -> bool:
@@ -91,7 +109,7 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
     0. Raises `CheckpointError` if a file is damaged, or if the model or its preprocessing is not
     supported.
     """
-    config = _read_config(path.parent)
+    config = read_json(path.parent / CONFIG)
     if not _is_timms(config):
         raise CheckpointError(
             f"{path.parent / CONFIG} is not of timm; expected a table with architecture"
@@ -101,10 +119,7 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
         changes, classes, about = timm_config.read_timm_config(fields, choice.model)
     except CheckpointError as error:
         raise CheckpointError(f"{path.parent / CONFIG}: {error}") from None
-    if path.suffix == ".safetensors":
-        stored: Any = add_metadata(path, checkpoint.read_weights(path, as_stored=True)[0])
-    else:
-        stored = torch_file.load(path)
+    stored = read_arrays(path)
     weights = read_state_dict(path, stored, choice=replace(choice, model=changes["model"]))
     logits = weights.recipe.logits
     if weights.has_classifier and logits != changes["logits"]:
@@ -149,10 +164,25 @@ def write(
     the weights says so. Raises `CheckpointError` if the folder exists, if timm has no such model,
     or if it cannot be written.
     """
-    refuse_existing(target)
     config = timm_config.build_timm_config(recipe, classes)
     expected = check_state(recipe.spec, recipe.logits, state)
     weights = build_state_dict(expected, state.tensors, step=state.step)
+    files = {CONFIG: config}
+    written = write_folder(target, weights, files, into, certified=certified)
+    return replace(written, remarks=tuple(_describe_differences(recipe, state)))
+
+
+def write_folder(
+    target: Path,
+    weights: Mapping[str, np.ndarray],
+    files: Mapping[str, Any],
+    into: Path | None,
+    *,
+    certified: bool,
+) -> Written:
+    """Write a new folder of a hub: weights, and the values of its JSON files by name. It appears
+    when it is complete. Raises `CheckpointError` if it exists or cannot be written."""
+    refuse_existing(target)
     arrays = {name: np.asarray(array, order="C") for name, array in weights.items()}
     # The metadata of PyTorch, without which some readers refuse the file.
     metadata = {"format": "pt"}
@@ -161,13 +191,10 @@ def write(
     with naming_target(target), appearing_folder(redirect_file(target, into)) as unfinished:
         unfinished.mkdir()
         write_bytes(unfinished / _SAFE, serialise(arrays, metadata=metadata))
-        write_json(unfinished / CONFIG, config)
-    return Written(
-        (target / CONFIG, target / _SAFE),
-        (target / _SAFE,),
-        tuple(_describe_differences(recipe, state)),
-        COUNTERS,
-    )
+        for name, values in files.items():
+            write_json(unfinished / name, values)
+    paths = tuple(target / name for name in (*files, _SAFE))
+    return Written(paths, (target / _SAFE,), (), COUNTERS)
 
 
 def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:

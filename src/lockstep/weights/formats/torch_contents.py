@@ -11,11 +11,14 @@ with a blur before it. A tensor elsewhere is one of these, or is left over:
 - mean and standard deviation of a module that normalises images;
 - a copy of the network: a moving average, or the attacker of the robustness library.
 
+Names of transformers' ResNets (`resnet.encoder.stages.0.layers.0.layer.0.convolution.weight`) are
+read as torchvision's. Its classifier is a Sequential of a flatten and a linear layer.
+
 `_metadata` of a state_dict names all modules. One without tensors may compute something, such as a
 sigmoid after the classifier.
 
 Sources: PyTorch's nn/modules/module.py; robustness' attacker.py and helpers.py; Cadene's
-pretrained-models.pytorch; timm's models/resnet.py.
+pretrained-models.pytorch; timm's models/resnet.py; transformers' modeling_resnet.py.
 """
 
 import re
@@ -69,8 +72,20 @@ _WITHOUT_EFFECT = re.compile(
 )
 """Modules that change nothing in inference, wherever they are."""
 
+_TRANSFORMERS_STEM = "embedder.embedder."
+_TRANSFORMERS_LAYER = re.compile(
+    r"(|.*\.)encoder\.stages\.([0-3])\.layers\.(\d+)\.(?:layer\.(\d)|shortcut)"
+    r"\.(convolution|normalization)\.(\w+)"
+)
+_TRANSFORMERS_SILENT = re.compile(
+    r"(?:.*\.)?(?:embedder\.(?:embedder\.activation|pooler)|classifier(?:\.0)?"
+    r"|encoder\.stages\.\d+\.layers\.\d+\.(?:layer\.\d\.activation|activation|shortcut))"
+    r"|(?:resnet\.)?pooler"
+)
+"""Modules without tensors of transformers' ResNets."""
+
 _NETWORKS = {
-    "a ResNet of Transformers, which is read from ONNX": (
+    "a network of transformers that is no ResNet of Lockstep": (
         r"embedder\.embedder\.convolution|encoder\.stages\.\d+\.layers\."
     ),
     "a MoCo checkpoint, whose fc is no classifier": r"encoder_q\.",
@@ -213,7 +228,7 @@ def find_network(path: Path, stored: Mapping[Any, Any], choice: WeightsChoice) -
     plain = {}
     originals = {}
     for name, array in arrays.items():
-        bare = strip_wrappers(name)
+        bare = from_transformers_name(strip_wrappers(name))
         if not (choice.is_ignored(name) or choice.is_ignored(bare)):
             plain[name] = bare
             originals[bare] = array
@@ -224,7 +239,11 @@ def find_network(path: Path, stored: Mapping[Any, Any], choice: WeightsChoice) -
     prefix, copies = _find_prefix(path, plain.values())
     children = _CHILDREN if f"{prefix}4.0.conv1.weight" in plain.values() else {}
     modules = getattr(stored, "modules", ())
-    network = Network(prefix, {}, {}, [], not modules, [])
+    is_transformers = are_transformers(plain)
+    if is_transformers:
+        modules = [name for name in modules if not _TRANSFORMERS_SILENT.fullmatch(name)]
+    removed = "" if is_transformers else prefix  # whose networks all begin with `resnet.`
+    network = Network(removed, {}, {}, [], not modules, [])
     names, parts = network.names, network.parts
     for name, array in arrays.items():
         bare = _strip_name(name, prefix, children)
@@ -243,6 +262,8 @@ def find_network(path: Path, stored: Mapping[Any, Any], choice: WeightsChoice) -
         else:
             names[bare] = name
     head = _take_head(names, arrays)
+    if is_transformers:
+        head = head.replace("classifier.1", "classifier")
     network.colours.update(_fold_colours(names, arrays, parts))
     for module in dict.fromkeys(_list_silent(modules, arrays, (prefix.rstrip("."), head))):
         if choice.is_ignored(module):
@@ -271,9 +292,30 @@ def strip_wrappers(name: str) -> str:
     return _WRAPPERS.sub("", name)
 
 
+def from_transformers_name(name: str) -> str:
+    """Return torchvision's name of a tensor of transformers' ResNets; any other name unchanged.
+
+    >>> from_transformers_name("resnet.encoder.stages.2.layers.1.layer.0.normalization.bias")
+    'resnet.layer3.1.bn1.bias'
+    """
+    if match := _TRANSFORMERS_LAYER.fullmatch(name):
+        prefix, stage, block, layer, kind, leaf = match.groups()
+        place = f"{prefix}layer{int(stage) + 1}.{block}"
+        if layer is None:
+            return f"{place}.downsample.{int(kind == 'normalization')}.{leaf}"
+        return f"{place}.{'conv' if kind == 'convolution' else 'bn'}{int(layer) + 1}.{leaf}"
+    name = name.replace(f"{_TRANSFORMERS_STEM}convolution.", "conv1.")
+    return name.replace(f"{_TRANSFORMERS_STEM}normalization.", "bn1.")
+
+
+def are_transformers(names: Iterable[Any]) -> bool:
+    """Return whether tensors of these names are those of a ResNet of transformers."""
+    return any(f"{_TRANSFORMERS_STEM}convolution." in str(name) for name in names)
+
+
 def _strip_name(name: str, prefix: str, children: Mapping[str, str]) -> str:
     """Return the canonical name of a tensor, also torchvision's, from its name in a file."""
-    name = strip_wrappers(name)
+    name = from_transformers_name(strip_wrappers(name))
     if not name.startswith(prefix):
         return name
     name = name.removeprefix(prefix).replace(".conv.weight", ".weight")

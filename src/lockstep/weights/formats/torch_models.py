@@ -272,6 +272,8 @@ def _find_origin(
 ) -> str:
     """Return the program that wrote a file, by its names of tensors, modules and values, and by its
     own name."""
+    if torch_contents.are_transformers(stored):
+        return "transformers"
     names = map(torch_contents.strip_wrappers, filter(is_text, stored))
     lines = "\n".join(name.removeprefix(prefix) for name in names)
     sizes = [
