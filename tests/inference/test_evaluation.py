@@ -148,9 +148,12 @@ def test_more_classes_than_outputs_are_refused(save_weights: SaveWeights, textur
         lockstep.load(save_weights(classes=(), logits=4)).evaluate(textures).to_json()
 
 
-def test_unknown_classes_are_refused(save_weights: SaveWeights, textures: Path) -> None:
+def test_classes_that_are_all_unknown_are_refused(
+    save_weights: SaveWeights, textures: Path
+) -> None:
+    names = tuple(name.upper() for name in CLASSES)
     with pytest.raises(DataError, match="blobs"):
-        lockstep.load(save_weights(classes=("cat", *CLASSES[1:]))).evaluate(textures).to_json()
+        lockstep.load(save_weights(classes=names)).evaluate(textures).to_json()
 
 
 def test_a_folder_with_a_name_that_is_not_utf8_is_the_class_of_that_name(

@@ -1,6 +1,7 @@
 """Which output of a model is the class of an image: weights of torchvision's, timm's and Keras'
 orders of folders, ImageNet's classes by number, and what evaluations report on it."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from PIL import Image
 
 import lockstep
 from lockstep.data.class_order import list_orders
+from lockstep.data.packing import Packing, pack
 from lockstep.recipes import Recipe
+from lockstep.system.errors import DataError
 from lockstep.weights.class_names import find_imagenet, imagenet_names, imagenet_synsets
 from tests.inference.cases import random_tensors, save_tensors
 
@@ -134,3 +137,49 @@ def test_the_order_is_named(save_weights: SaveWeights, reds: Path, tmp_path: Pat
 def test_the_orders_are_those_of_torchvision_and_timm(natural: tuple[str, ...]) -> None:
     """As `timm.utils.misc.natural_key` of timm 1.0.31 sorts these names."""
     assert list(list_orders(natural[::-1]).values()) == [tuple(sorted(natural)), natural]
+
+
+@pytest.mark.parametrize("form", ["folder", "webdataset", "recordio"])
+def test_images_of_unknown_classes_are_left_out(
+    form: str, save_weights: SaveWeights, reds: Path, tmp_path: Path
+) -> None:
+    """The result is that of the same folders without them; outputs without images can win."""
+    for name in ("2", "10", "owl", "newt"):
+        place = tmp_path / "data/val" / f"class {name}"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(reds / "val" / name.replace("owl", "3").replace("newt", "4"), place)
+    names = tuple(f"class {name}" for name in ("7", "10", "2"))
+    source = lockstep.load(save_weights(classes=names, logits=3, favourite=0))
+    data = tmp_path / "data"
+    if form != "folder":
+        data = tmp_path / "packed"
+        pack(tmp_path / "data", data, Packing(form))
+    grown = source.evaluate(data).to_json()
+    for name in ("owl", "newt"):
+        shutil.rmtree(tmp_path / "data/val" / f"class {name}")
+    alone = source.evaluate(tmp_path / "data").to_json()
+    for field in ("top1_percent", "loss", "images", "per_class", "class_summary"):
+        assert grown[field] == alone[field]
+    assert grown["per_class"]["images"] == [0, 4, 4]
+    assert grown["per_class"]["predicted"] == [8, 0, 0]
+    (remark,) = [text for text in grown["remarks"] if "left out" in text]
+    assert "8 images" in remark
+    assert "(class newt, class owl)" in remark
+    assert f" --data {data} --out " in remark
+    assert not any("left out" in text for text in alone["remarks"])
+
+
+def test_images_of_imagenets_classes_are_taken_from_others(
+    save_weights: SaveWeights, reds: Path, tmp_path: Path
+) -> None:
+    """By words, where the weights have ids."""
+    for name in ("tench", "goldfish", "my dog"):
+        shutil.copytree(reds / "val/3", tmp_path / "val" / name)
+    source = lockstep.load(save_weights(classes=imagenet_synsets(), logits=1000, favourite=1))
+    result = source.evaluate(tmp_path).to_json()
+    assert (result["images"], result["top1_percent"]) == (8, 50)
+    assert any("4 images" in text and "(my dog)" in text for text in result["remarks"])
+    for name in ("tench", "goldfish"):
+        shutil.rmtree(tmp_path / "val" / name)
+    with pytest.raises(DataError, match=r"no image of a class .*my dog.*--weights"):
+        source.evaluate(tmp_path)

@@ -11,7 +11,7 @@ from lockstep.data.stores.mirror import find_folder
 from lockstep.inference.label_matching import Matched, match_labels
 from lockstep.recipes import Recipe
 from lockstep.recipes.folds import Fold
-from lockstep.runs.folder import holds_run
+from lockstep.runs.folder import holds_run, suggest_run
 from lockstep.runs.recorder import Recorder
 from lockstep.runs.resuming import find_last_data
 from lockstep.system.errors import DataError
@@ -30,6 +30,8 @@ class EvaluationImages:
     """The share or the fold of them that is set apart for validation; 0: all are evaluated."""
     is_own: bool
     """Whether they are those of the run, whose training has noted what is left out."""
+    advice: str = ""
+    """The command that trains with images whose classes the weights do not know."""
 
     def open_index(
         self, weights: Weights, recorder: Recorder, labels: "LabelFile | None" = None
@@ -46,6 +48,13 @@ class EvaluationImages:
             remarks += note_skipped(self.source.root, [index])
         if matched.remark:
             remarks.append(matched.remark)
+        if matched.left_out:
+            remarks.append(f"{matched.left_out}; to train with them: {self.advice}")
+            if not len(index):
+                raise DataError(
+                    f"{self.source.title} has no image of a class that the weights know,"
+                    f" {remarks[-1]}"
+                )
         if self.division:
             whole = len(index)
             index = divide_index(index, self.division)[1]
@@ -79,14 +88,15 @@ def find_evaluation_images(
     these are the images of its fold, also if the data set has validation images.
     """
     is_own = data is None
+    advice = suggest_run(run, data or "DATA")
     data = find_folder(find_run_data(run) if data is None else data)
     division = recipe.division if split is None else split
     if split is None:
         if holds_split(data, "val") and not (is_own and recipe.folds):
-            return EvaluationImages(find_split(data, "val"), 0.0, is_own)
+            return EvaluationImages(find_split(data, "val"), 0.0, is_own, advice)
         if not division:
-            return EvaluationImages(find_source(data), 0.0, is_own)
-    return EvaluationImages(whole_source(data, division), division, is_own)
+            return EvaluationImages(find_source(data), 0.0, is_own, advice)
+    return EvaluationImages(whole_source(data, division), division, is_own, advice)
 
 
 def find_run_data(source: Path) -> Path:

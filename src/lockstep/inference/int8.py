@@ -148,8 +148,8 @@ def _open_sets(data: Path, weights: Weights, recorder: Recorder) -> tuple[Index,
         sources = [whole_source(data, division)]
     progress = recorder.progress("indexing")
     matched = [match_labels(source, weights, progress) for source in sources]
-    if matched[0].remark:
-        recorder.note(matched[0].remark)
+    for remark in filter(None, (matched[0].remark, matched[0].left_out)):
+        recorder.note(remark)
     indexes = [images.index for images in matched]
     check_classes(indexes[0], indexes[0].source, weights.recipe.logits)
     if len(indexes) == 1:

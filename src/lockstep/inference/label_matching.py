@@ -11,18 +11,19 @@ import numpy as np
 
 from lockstep.data.class_folders import list_class_folders
 from lockstep.data.class_order import describe_order, list_orders
-from lockstep.data.images import Progress
-from lockstep.data.index import Index, open_index, relabel_index
+from lockstep.data.images import Progress, are_numbers_of, printable
+from lockstep.data.index import Index, open_index, relabel_index, subset
 from lockstep.data.sources import FOLDER, Source
 from lockstep.models.accuracy_interval import format_accuracy, wilson
 from lockstep.models.metrics import Scores
-from lockstep.system.text import escape_halves
+from lockstep.system.text import escape_halves, format_count, list_first
 from lockstep.weights import Weights
 from lockstep.weights.class_names import are_imagenet, assume_classes, find_imagenet, imagenet_names
 
 if TYPE_CHECKING:
     from lockstep.inference.label_file import Answers
 
+_NAMED = 5
 _BY_POSITION = "labels are matched by position"
 
 
@@ -35,6 +36,8 @@ class Matched:
     """How labels were matched if it is not by name; "" if it is."""
     is_proven: bool
     """Whether names say which output a class is."""
+    left_out: str = ""
+    """Which images are left out because the weights do not have their classes."""
     answers: "Answers | None" = None
     """The right outputs of the images, if a file of labels names them; else they are the labels."""
 
@@ -46,7 +49,7 @@ def match_labels(source: Source, weights: Weights, progress: Progress | None = N
     - Images that store numbers are matched by number.
     - Otherwise classes are matched by position.
 
-    Raises `DataError` if images have classes that the weights, which name theirs, do not know.
+    Images of classes that the weights, which name theirs, do not know are left out.
     """
     classes = weights.classes
     if source.format == FOLDER:
@@ -54,10 +57,13 @@ def match_labels(source: Source, weights: Weights, progress: Progress | None = N
         names = {escape_halves(name): name for name in list_class_folders(source.root)}
         classes = tuple(names.get(name, name) for name in classes)
     is_imagenet = are_imagenet(classes or assume_classes(weights.recipe))
-    if classes and not is_imagenet:
-        index = open_index(source, classes=classes, progress=progress)
-        return Matched(index, _describe_numbers(index, classes), is_proven=True)
     index = open_index(source, progress=progress)
+    left_out = ""
+    if classes:
+        index, left_out = _leave_out_unknown(index, classes, weights, is_imagenet=is_imagenet)
+    if classes and not is_imagenet:
+        index = relabel_index(index, classes)
+        return Matched(index, _describe_numbers(index, classes), is_proven=True, left_out=left_out)
     if index.numbered:
         index = relabel_index(index, classes or index.classes)
         return Matched(index, _describe_numbers(index, classes), is_proven=True)
@@ -67,11 +73,35 @@ def match_labels(source: Source, weights: Weights, progress: Progress | None = N
         if not classes:
             remark = f"the weights name no classes; {remark}"
         remark += _suggest_restriction(index)
-        return Matched(relabel_index(index, places), remark, is_proven=bool(classes))
+        index = relabel_index(index, places)
+        return Matched(index, remark, is_proven=bool(classes), left_out=left_out)
     if classes:
         remark = _suggest_restriction(index).removeprefix("; ")
-        return Matched(relabel_index(index, classes), remark, is_proven=True)
+        index = relabel_index(index, classes)
+        return Matched(index, remark, is_proven=True, left_out=left_out)
     return Matched(index, _describe_positions(index, weights.recipe.logits), is_proven=False)
+
+
+def _leave_out_unknown(
+    index: Index, classes: tuple[str, ...], weights: Weights, *, is_imagenet: bool
+) -> tuple[Index, str]:
+    """Return the images of classes that the weights know by these names, or as ImageNet's, and
+    which others are left out; "" if none is."""
+    if index.numbered or are_numbers_of(index, classes):
+        return index, ""
+    known = set(classes)
+    if is_imagenet and known.isdisjoint(index.classes):
+        known = {name for name in index.classes if find_imagenet([name])}
+    counts = np.bincount(index.rows["label"], minlength=len(index.classes))
+    unknown = [n for n in np.flatnonzero(counts).tolist() if index.classes[n] not in known]
+    if not unknown:
+        return index, ""
+    samples = np.flatnonzero(~np.isin(index.rows["label"], unknown))
+    names = list_first([printable(index.classes[n]) for n in unknown], _NAMED)
+    what = f"classes that {weights.source} does not know ({names})"
+    count = format_count(len(index) - len(samples), "image")
+    kept = tuple(filter(known.__contains__, index.classes))
+    return relabel_index(subset(index, samples), kept), f"left out: {count} of {what}"
 
 
 def _suggest_restriction(index: Index) -> str:

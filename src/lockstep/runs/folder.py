@@ -140,6 +140,10 @@ def suggest_run(weights: Path, data: str | Path = "DATA") -> str:
     own = weights
     if weights.name in ("", ".."):
         own = weights.resolve()
+    if weights.is_file():
+        own = weights.with_suffix("")
+    if own.parent.name == "checkpoints":
+        own = own.parents[1]
     number = 2
     while os.path.lexists(f"{own}{number}"):
         number += 1
@@ -149,8 +153,8 @@ def suggest_run(weights: Path, data: str | Path = "DATA") -> str:
     words = ["lockstep", "train", "--weights", str(weights), "--data", name]
     words += ["--out", f"{own}{number}"]
     share = 0.0
-    if (weights / "recipe.yaml").is_file():
-        share = load_recipe(weights / "recipe.yaml").validation_share
+    if (own / "recipe.yaml").is_file():
+        share = load_recipe(own / "recipe.yaml").validation_share
     if share and choose_share(Path(name)) not in (0, share):
         words += ["--split", f"{share:g}"]
     return shlex.join(map(printable, words))
