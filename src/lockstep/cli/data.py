@@ -37,7 +37,6 @@ _SHOWN_SUSPECTS = 20
 _DRAWN_SUSPECTS = 60
 _TRUSTED_SHARE = 0.9
 """Runs that predict fewer labels than this share doubt many that are right."""
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("pack")
@@ -146,7 +145,7 @@ def index(data: Data) -> None:
 
 
 @app.command("info")
-def info(data: Data, as_json: AsJson = False) -> None:
+def info(data: Data, as_json: options.AsJson = False) -> None:
     """Print counts, classes, sizes and a histogram of the labels."""
     from lockstep.data.dataset_facts import facts
 
@@ -209,7 +208,7 @@ def check(
     out: Annotated[
         Path, typer.Option(help="With --labels: the PNG of the images with doubtful labels.")
     ] = Path("labels.png"),
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Read all images and look for problems that would spoil training.
 
@@ -319,12 +318,7 @@ def _report_lines(report: "Report") -> Iterator[str]:
 @app.command("show")
 def show(
     data: Data,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            help="A published recipe, a YAML file or a run's folder; by default as train."
-        ),
-    ] = None,
+    recipe: options.RecipeOrNone = None,
     weights: Annotated[
         str | None,
         typer.Option(

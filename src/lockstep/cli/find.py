@@ -118,12 +118,6 @@ Weights = Annotated[
         metavar="SOURCE", help="Start from these weights, as `lockstep train --weights` does."
     ),
 ]
-RecipeOrNone = Annotated[
-    str | None,
-    typer.Option(
-        "--recipe", help="A published recipe, a YAML file or a run's folder; by default as train."
-    ),
-]
 Split = Annotated[
     float | None, typer.Option(help="Share of the images that a run would use for validation.")
 ]
@@ -134,7 +128,7 @@ Out = Annotated[Path, typer.Option(help="Folder for lr.png and lr.json.")]
 @app.command("lr")
 def lr(
     data: Data,
-    recipe: RecipeOrNone = None,
+    recipe: options.RecipeOrNone = None,
     weights: Weights = None,
     model: options.Model = None,
     ignore: options.Ignore = None,

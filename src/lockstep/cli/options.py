@@ -137,6 +137,12 @@ Ignore = Annotated[
 ]
 Batch = Annotated[int, typer.Option(help="Images in a batch, on each rank.", min=1)]
 Recipe = Annotated[str, typer.Option(help="A published recipe or a YAML file.")]
+RecipeOrNone = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe", help="A published recipe, a YAML file or a run's folder; by default as train."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 WEIGHTS = (
     "A run's folder, a checkpoint, weights of another program, or the name of published weights"

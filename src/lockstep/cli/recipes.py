@@ -1,6 +1,8 @@
 """`lockstep recipes`: list, show and compare."""
 
 import inspect
+import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -205,8 +207,6 @@ def _list_fields(settings: "Settings", names: list[str]) -> list[tuple[str, str,
 
 def _describe_field(field: str, about: str) -> None:
     """Print a field and its meaning below it, with the entries of a list on separate lines."""
-    import re
-
     print(f"  {field}")
     for part in re.split(r"\n+(?=- )|\n\n", about):
         hanging = 8 if part.startswith("- ") else 6
@@ -215,8 +215,6 @@ def _describe_field(field: str, about: str) -> None:
 
 def _fill_line(text: str, first: str, others: str) -> None:
     """Print a text in lines of at most 120 characters, which begin with `first` and `others`."""
-    import textwrap
-
     print(
         textwrap.fill(
             " ".join(text.split()),

@@ -1,10 +1,12 @@
 """`lockstep submit`: hand a command to a scheduler."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
 
 from lockstep.cli import options
 from lockstep.cli.launch import (
@@ -161,10 +163,6 @@ def kubernetes(
     Example: lockstep submit kubernetes --nodes 4 -n 8 --image IMAGE --volume data:/data
     --volume runs:/runs -- train --recipe RECIPE --data /data --out /runs/first
     """
-    import json
-
-    import yaml
-
     from lockstep.launch import kubernetes as scheduler
 
     if form not in scheduler.FORMS:

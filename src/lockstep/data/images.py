@@ -275,10 +275,9 @@ class Images:
 
     def stop_prefetch(self) -> None:
         """Fetch no more of what is not needed yet."""
-        if self.is_stored:
-            places = self._stored_places(0)
-            if places is not None:
-                places.transfer.cancel()
+        places = self._stored_places(0) if self.is_stored else None
+        if places is not None:
+            places.transfer.cancel()
 
     def read_together(self, samples: Sequence[int], memory: memoryview) -> list[memoryview] | None:
         """Return the bytes of images, read into `memory` in one call; None if they are not close

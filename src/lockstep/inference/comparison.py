@@ -6,7 +6,7 @@ The photos have several sizes and shapes. The engine gets what `predict` makes o
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypedDict
 
@@ -137,17 +137,16 @@ def open_engine(weights: Weights, backend: str) -> Iterator[Program]:
     """Yield a backend's engine, which answers squares, uint8 [N, S, S, 3], with classes and logits,
     float64."""
     execution = Execution(backend=backend, reference_dtype="float32", compile="off")
-    world = backends.load(backend).world(execution)
-    try:
-        with load_engine(weights, world, execution) as engine:
+    with (
+        closing(backends.load(backend).world(execution)) as world,
+        load_engine(weights, world, execution) as engine,
+    ):
 
-            def answer(squares: np.ndarray) -> Answers:
-                logits = engine.predict(squares).astype(np.float64)
-                return logits.argmax(axis=1), logits
+        def answer(squares: np.ndarray) -> Answers:
+            logits = engine.predict(squares).astype(np.float64)
+            return logits.argmax(axis=1), logits
 
-            yield answer
-    finally:
-        world.close()
+        yield answer
 
 
 def _take_logarithms(values: np.ndarray, *, is_logits: bool) -> np.ndarray:

@@ -2,7 +2,7 @@
 that the machine has."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -175,15 +175,12 @@ def _open_native(
     weights: Weights, precision: str | None, execution: Execution, listener: Listener | None
 ) -> Iterator[Session]:
     """Yield the backend's engine. All ranks of its world take part."""
-    world = backends.load(execution.backend).world(execution)
-    try:
+    with closing(backends.load(execution.backend).world(execution)) as world:
         recorder = Recorder(listener if world.rank == 0 else None)
         weights = choose_precision(weights, precision, execution, recorder, on_gpu=world.on_gpu)
         with load_engine(weights, world, execution) as engine:
             place = world, world.rank, world.ranks, world.on_gpu
             yield Session(NATIVE, weights, recorder, engine.evaluate, engine.predict, *place)
-    finally:
-        world.close()
 
 
 def list_export_runtimes() -> list[str]:

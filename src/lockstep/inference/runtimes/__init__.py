@@ -9,7 +9,7 @@ their own.
 import importlib
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any, Protocol, Self
@@ -248,24 +248,17 @@ class Native(Runtime):
 
     def __init__(self, setup: RuntimeSetup) -> None:
         self.precision = setup.weights.recipe.precision
-        self._world = backends.load(setup.execution.backend).world(setup.execution)
-        self.device = self._world.device
-        self.on_gpu = self._world.on_gpu
-        try:
-            self._engine = load_engine(setup.weights, self._world, setup.execution)
-        except BaseException:
-            self._world.close()
-            raise
-
-    def __enter__(self) -> Self:
-        self._engine.__enter__()
-        return self
+        with ExitStack() as stack:
+            backend = backends.load(setup.execution.backend)
+            world = stack.enter_context(closing(backend.world(setup.execution)))
+            engine = load_engine(setup.weights, world, setup.execution)
+            self._engine = stack.enter_context(engine)
+            self._stack = stack.pop_all()
+        self.device = world.device
+        self.on_gpu = world.on_gpu
 
     def __exit__(self, *error: object) -> None:
-        try:
-            self._engine.__exit__(*error)
-        finally:
-            self._world.close()
+        self._stack.close()
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from lockstep import backends
 from lockstep.backends import FRAMEWORKS, Framework
+from lockstep.backends.frameworks import Export
 from lockstep.inference import onnx_model
 from lockstep.system.errors import BackendError, CheckpointError, nearest
 from lockstep.system.files import write_lines
@@ -129,22 +130,18 @@ class ProgramSpec:
         return Inputs(self.batch, self.bare, recipe.mean, recipe.std)
 
 
-@dataclass(frozen=True)
-class Target:
-    """A format, as far as it can be described without the packages that it needs."""
+@dataclass(frozen=True, kw_only=True)
+class Target(Export):
+    """A format, as far as it can be described without the packages that it needs.
+
+    Functions of its module write a program, and load it with the program's own runtime
+    (`open_program`; `load_program` of one for phones). One of its distributions must be installed
+    to compare.
+    """
 
     name: str
-    module: str
-    """Its functions write a program, and load it with the program's own runtime (`open_program`).
-    """
-    function: str = "write"
-    """The function that writes."""
     backend: str | None = None
     """The backend whose module writes it; None: it is made of an ONNX model."""
-    distributions: tuple[str, ...] = ()
-    """Distributions of the runtime, of which one must be installed to compare."""
-    install: str = ""
-    """What to type to install the runtime."""
     fixes_batch: bool = True
     """Whether `batch` is the number of images of every batch; otherwise it is the largest batch."""
     takes_photos: bool = True
@@ -153,13 +150,6 @@ class Target:
     takes_symmetric_int8: bool = False
     """Whether integers of values must be symmetric, with the zero point 0 and all of 8 bits, as
     TensorRT wants them."""
-    phone_file: str | None = None
-    """The file of a program for phones, which takes one square; None: it is for computers. Its
-    `function` is that of `lockstep.backends.frameworks.Export`, its `load_program` loads it."""
-    fuses_products: bool = False
-    """As `lockstep.backends.frameworks.Export.fuses_products`."""
-    stores_preprocessing: bool = False
-    """As `lockstep.backends.frameworks.Export.stores_preprocessing`."""
     can_run_code: bool = False
     """Whether a program can do more than compute: unpickle, run code, or read and write files. ONNX
     models and OpenVINO's cannot."""
@@ -256,23 +246,17 @@ class Target:
 
 
 def _list_framework_targets() -> list[Target]:
-    return [
-        Target(
-            form,
-            f"lockstep.backends.{name}.{export.module}",
-            export.function,
-            name,
-            export.distributions or framework.distributions,
-            export.install or framework.install,
-            takes_photos=export.phone_file is None,
-            phone_file=export.phone_file,
-            fuses_products=export.fuses_products,
-            stores_preprocessing=export.stores_preprocessing,
-            can_run_code=True,
-        )
-        for name, framework in FRAMEWORKS.items()
-        for form, export in framework.exports.items()
-    ]
+    targets = []
+    for backend, framework in FRAMEWORKS.items():
+        for name, export in framework.exports.items():
+            fields: dict[str, Any] = asdict(export) | {
+                "module": f"lockstep.backends.{backend}.{export.module}",
+                "distributions": export.distributions or framework.distributions,
+                "install": export.install or framework.install,
+                "takes_photos": export.phone_file is None,
+            }
+            targets.append(Target(**fields, name=name, backend=backend, can_run_code=True))
+    return targets
 
 
 _ONNX_RUNTIME = ("onnxruntime", "onnxruntime-gpu"), "pip install onnxruntime==1.31.1"
@@ -280,26 +264,24 @@ TARGETS: dict[str, Target] = {
     target.name: target
     for target in [
         *_list_framework_targets(),
-        Target("onnx", f"{__name__}.onnx_file", "write", None, *_ONNX_RUNTIME),
-        Target("triton", f"{__name__}.triton", "write", None, *_ONNX_RUNTIME, fixes_batch=False),
+        Target("write", f"{__name__}.onnx_file", *_ONNX_RUNTIME, name="onnx"),
+        Target("write", f"{__name__}.triton", *_ONNX_RUNTIME, name="triton", fixes_batch=False),
         Target(
-            "openvino",
-            f"{__name__}.openvino_model",
             "write",
-            None,
+            f"{__name__}.openvino_model",
             ("openvino",),
             "pip install openvino==2026.4.1",
+            name="openvino",
             # Where a processor has bf16 instructions, OpenVINO computes in bf16 by default. A
             # resize of photos would be too, and no attribute of a model or a node forbids it.
             takes_photos=False,
         ),
         Target(
-            "tensorrt",
-            f"{__name__}.tensorrt_plan",
             "write",
-            None,
+            f"{__name__}.tensorrt_plan",
             ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
             "pip install tensorrt==11.4.0.106 cuda-bindings==13.5.0",
+            name="tensorrt",
             takes_photos=False,
             takes_symmetric_int8=True,
             can_run_code=True,
