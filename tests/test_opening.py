@@ -57,7 +57,6 @@ ALLOWED = {
     "data/containers/webdataset.py _follow": OPENED,
     "data/decoding/decode.py": OPENED,
     "data/index_files.py _map": OPENED,
-    "data/packing/compressed.py _divide": OWN,
     "data/staged_copy.py _copy": OPENED,
     "inference/decoding/pool.py _fork": "starts a process",
     "inference/decoding/process.py _decode_on": "opens /dev/null",

@@ -101,7 +101,8 @@ def pack(
             reporter.say(f"left out: {escape_line(printable(place))}: {bad.reason}")
 
         progress = reporter.progress("packing")
-        counts = write(source, target, packing, progress, left_out, Columns(image, label, images))
+        columns = Columns(image, label, images)
+        counts = write(source, target, packing, progress, left_out, columns, reporter.say)
     for split, count in counts.items():
         print(f"{split}: {count} images in {target}")
     if count_left_out:

@@ -276,7 +276,7 @@ def explain_compression(path: Path, begin: bytes) -> str:
     """Return that a file which begins so is compressed, and how to unpack it; "" if it is not."""
     for magic, (name, command) in _COMPRESSIONS.items():
         if begin.startswith(magic):
-            target = path.with_name(_unpack_name(path.name))
+            target = path.with_name(unpack_name(path.name))
             if target == path:
                 target = path.with_name(f"unpacked-{path.name}")
             words = f"{command} < {shlex.quote(str(path))} > {shlex.quote(str(target))}"
@@ -289,7 +289,8 @@ def explain_compression(path: Path, begin: bytes) -> str:
     return ""
 
 
-def _unpack_name(name: str) -> str:
+def unpack_name(name: str) -> str:
+    """Return the name of a compressed file when it is unpacked."""
     return _PACKED.sub("", _PACKED_TAR.sub(".tar", name))
 
 
@@ -297,7 +298,7 @@ def refuse_compressed(root: Path, split: str = "") -> None:
     """Raise `DataError` if a folder has a compressed file of a format, or an archive, of a split or
     of any."""
     for name in _find_named(root, split) if split else list_visible(root)[1]:
-        if group_by_format([_unpack_name(name)]) or name.lower().endswith(".zip"):
+        if group_by_format([unpack_name(name)]) or name.lower().endswith(".zip"):
             with open_regular(root / name, ANY_SIZE) as file:
                 reason = explain_compression(root / name, file.read(BEGIN_BYTES))
             if reason:

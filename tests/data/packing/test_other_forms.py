@@ -9,6 +9,7 @@ import json
 import lzma
 import re
 import shlex
+import struct
 import subprocess
 import sys
 import tarfile
@@ -22,7 +23,6 @@ from typer.testing import CliRunner
 
 from lockstep.cli import app
 from lockstep.data.packing import Columns, Packing, pack
-from lockstep.data.packing.devkit import read_kit_classes
 from lockstep.data.sources import FORMATS, find_sources
 from lockstep.system.errors import DataError
 from tests.data.cases import image_folder, jpeg, sample, write
@@ -82,7 +82,7 @@ def test_files_of_datasets(tmp_path: Path) -> None:
     assert pack(tmp_path / "one", out / "one", WEBDATASET) == {"images": 6}
     assert read_packed(out / "one") == {"": EXPECTED}
     (tmp_path / "one/data-00001-of-00002.arrow").unlink()
-    with pytest.raises(DataError, match="lacks data-00001"):
+    with pytest.raises(DataError, match=r"lacks .*data-00001"):
         pack(tmp_path / "one", out / "lost", WEBDATASET)
 
 
@@ -327,18 +327,19 @@ def test_labels_of_imagenet(tmp_path: Path) -> None:
     synsets = np.zeros((3, 1), fields)
     for i in (2, 0, 1):  # not in the order of their numbers
         synsets[i - 1, 0] = (i + 1, wnids[i], "wolf, Canis lupus", np.zeros((1, i)))
-    for is_compressed in (True, False):
-        scipy.savemat(tmp_path / "meta.mat", {"synsets": synsets}, do_compression=is_compressed)
-        assert read_kit_classes(tmp_path / "meta.mat") == dict(zip("123", wnids, strict=True))
+    scipy.savemat(tmp_path / "meta.mat", {"synsets": synsets}, do_compression=True)
     pack(kit, tmp_path / "kit", WEBDATASET, columns=columns)
     assert read_packed(tmp_path / "kit") == {"val": expected[""]}
     (tmp_path / "val/extra.JPEG").write_bytes(IMAGES[0])
     with pytest.raises(DataError, match="6 numbers for 7 images"):
         pack(kit, tmp_path / "more", WEBDATASET, columns=columns)
+    scipy.savemat(tmp_path / "meta.mat", {"synsets": synsets})
     data = (tmp_path / "meta.mat").read_bytes()
-    (tmp_path / "meta.mat").write_bytes(data[: len(data) // 2])
-    with pytest.raises(DataError, match=r"meta\.mat cannot be read"):
-        pack(kit, tmp_path / "cut", WEBDATASET, columns=columns)
+    # A few bytes may claim to be an array of any size.
+    for damaged in (data[:800], data.replace(struct.pack("<ii", 3, 1), b"\0\0\0\x10" * 2)):
+        (tmp_path / "meta.mat").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"meta\.mat cannot be read"):
+            pack(kit, tmp_path / "cut", WEBDATASET, columns=columns)
 
 
 # Compressed files

@@ -6,7 +6,7 @@ arguments resumes after the last complete image.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +18,8 @@ from lockstep.data.forms import COMPRESSED, TABLE, Form, find_form
 from lockstep.data.images import Progress, Quarantined, add_up
 from lockstep.data.packing.pack_writer import write_split
 from lockstep.data.packing.splits import Packing, Split, check_class_names, identify, list_splits
-from lockstep.data.packing.stream import LeftOut, write_rows
-from lockstep.data.packing.tables import Columns, read_samples
+from lockstep.data.packing.stream import LeftOut
+from lockstep.data.packing.tables import Columns, write_tables
 from lockstep.data.packing.target import (
     check_is_own,
     explain_full_disk,
@@ -46,15 +46,17 @@ def pack(
     progress: Progress | None = None,
     left_out: LeftOut = _ignore,
     columns: Columns = _USUAL,
+    note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, int]:
     """Write the images of `source`, a data set or a folder of images, to the folder `target`;
     return counts of images. `columns` says how tables and lists are read.
 
     `classes.txt` is written next to the images. Images in a quarantine are not written. Neither are
     looping links, files of other kinds, and images that are truncated or over budget: `left_out` is
-    called with the split and each of them. The order stays, except that an image folder sorts
-    images by class. `progress` is called with the number of images done and of all images. Raises
-    `DataError` if class folders are empty or hold folders, or if the target holds something else.
+    called with the split and each of them. `note` is called with a line on images without a label.
+    The order stays, except that an image folder sorts images by class. `progress` is called with
+    the number of images done and of all images. Raises `DataError` if class folders are empty or
+    hold folders, or if the target holds something else.
     """
     if packing.format not in FORMATS:
         raise DataError(
@@ -62,7 +64,7 @@ def pack(
         )
     form = find_form(source)
     if form is not None:
-        return _pack_form(form, target, packing, progress, left_out, columns)
+        return _pack_form(form, target, packing, progress, left_out, columns, note)
     if columns != _USUAL:
         raise DataError(
             f"{source} is not a table or a list; leave out --image, --label and --images"
@@ -100,29 +102,34 @@ def _pack_form(
     progress: Progress | None,
     left_out: LeftOut,
     columns: Columns,
+    note: Callable[[str], None],
 ) -> dict[str, int]:
     """Write a data set whose images are not ranges of bytes: as tars that are the target, or from
     which the target is then written."""
     check_is_own(target)
     stage = target / CACHE / "stage"
-    if form.kind == COMPRESSED:
-        from lockstep.data.packing.compressed import unpack
+    is_direct = False
+    with explain_full_disk(target):
+        if form.kind == COMPRESSED:
+            from lockstep.data.packing.compressed import unpack
 
-        with explain_full_disk(target):
             unpack(form, stage)
-    else:
-        if form.kind == TABLE:
-            from lockstep.data.packing.parquet import open_tables as open_files
         else:
-            from lockstep.data.packing.lists import open_lists as open_files
-        samples = read_samples(form, open_files(form, columns.images), columns)
-        is_direct = packing == Packing("webdataset", workers=packing.workers)
-        folder = target if is_direct else stage
-        advance = add_up(progress, samples.total)
-        with explain_full_disk(folder), lock_target(folder, samples.about, samples.states):
-            counts = write_rows(samples.rows, folder, samples.classes, advance, left_out)
-        if is_direct:
-            return counts
+            if form.kind == TABLE:
+                from lockstep.data.packing.parquet import open_tables as open_files
+            else:
+                from lockstep.data.packing.lists import open_lists as open_files
+            is_direct = packing == Packing("webdataset", workers=packing.workers)
+            tables = open_files(form, columns.images)
+            folder = target if is_direct else stage
+            counts, unlabelled = write_tables(form, tables, columns, folder, progress, left_out)
+            if unlabelled:
+                note(
+                    f"note: {unlabelled} images of the split test are not written: their labels are"
+                    " missing or -1"
+                )
+    if is_direct:
+        return counts
     counts = {}
     for name in ("", "test"):
         entries = {path.name for path in (stage / name).glob("[!.]*")}

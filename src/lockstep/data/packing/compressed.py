@@ -2,17 +2,21 @@
 
 import bz2
 import gzip
+import io
 import lzma
 import os
-import re
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from lockstep.data.containers import Damage
+from lockstep.data.containers.places import Places
+from lockstep.data.containers.webdataset import members
 from lockstep.data.forms import Form, name_split
+from lockstep.data.sources import unpack_name
 from lockstep.system.errors import DataError
 from lockstep.system.files import naming, replacing
 from lockstep.system.regular_files import ANY_SIZE, open_regular
@@ -30,11 +34,9 @@ def unpack(form: Form, folder: Path) -> None:
     """Unpack the files of a data set into `folder`, unless they are there: then their checksums
     were right. Raises `DataError` if one is damaged."""
     for path in form.files:
-        target = folder
+        target = folder / unpack_name(path.name)
         if path.parent != form.path.parent and name_split(path.parent.name) is not None:
-            target /= path.parent.name
-        name = re.sub(r"\.t(?:gz|bz2?|xz)$", ".tar", path.name, flags=re.IGNORECASE)
-        target /= re.sub(r"\.(?:gz|bz2|xz)$", "", name, flags=re.IGNORECASE)
+            target = folder / path.parent.name / target.name
         if not target.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
             with replacing(target) as partial, naming(target), partial.open("wb") as file:
@@ -47,35 +49,37 @@ def unpack(form: Form, folder: Path) -> None:
 
 def _divide(path: Path) -> None:
     """Divide a tar of class folders in folders of splits (`train/cat`, `val/cat`) into a tar for
-    each split; leave others as they are."""
-    splits = set()
-    with tarfile.open(path) as tar:
-        for member in _list_files(tar):
-            splits.add(_find_split(member.name))
-    if None in splits or len(splits) < 2:
+    each split; leave others as they are, and those that are damaged to their reader."""
+    file = Places(path)
+    parts = {}
+    for member in members(file):
+        split = _find_split(member)
+        parts[split] = path.with_name(f"{split}-{path.name}")
+    parts.pop("", None)
+    if None in parts or len(parts) < 2:
         return
     with ExitStack() as stack:
         tars = {}
-        for split in splits:
-            partial = stack.enter_context(replacing(path.with_name(f"{split}-{path.name}")))
+        for split, part in parts.items():
+            partial = stack.enter_context(replacing(part))
             tars[split] = stack.enter_context(tarfile.open(partial, "w"))
-        whole = stack.enter_context(tarfile.open(path))
-        for member in _list_files(whole):
-            tars[_find_split(member.name)].addfile(member, whole.extractfile(member))
-    for split in splits:
-        os.utime(path.with_name(f"{split}-{path.name}"), ns=(0, path.stat().st_mtime_ns))
+        for member in members(file):
+            if isinstance(member, tarfile.TarInfo) and member.isreg():
+                tar = tars[_find_split(member)]
+                tar.addfile(member, io.BytesIO(file.read(member.offset_data, member.size)))
+                tar.members.clear()  # type: ignore[attr-defined]
+    for part in parts.values():
+        os.utime(part, ns=(0, path.stat().st_mtime_ns))
     path.unlink()
 
 
-def _list_files(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    while (member := tar.next()) is not None:
-        tar.members.clear()  # type: ignore[attr-defined]
-        if member.isreg():
-            yield member
-
-
-def _find_split(name: str) -> str | None:
-    return next(filter(None, map(name_split, name.split("/")[:-2])), None)
+def _find_split(member: tarfile.TarInfo | Damage) -> str | None:
+    """Return the split of a file of a class folder; None if it has none; "" for other members."""
+    if isinstance(member, Damage):
+        return None
+    if not member.isreg():
+        return ""
+    return next(filter(None, map(name_split, member.name.split("/")[:-2])), None)
 
 
 def _unpack_file(path: Path, target: Any) -> None:

@@ -40,9 +40,6 @@ class Faults:
         """Return the reason for an image; None if it is not known to be bad."""
         return self._reasons.get(number)
 
-    def __len__(self) -> int:
-        return len(self._reasons)
-
     def add(self, number: int, reason: str) -> None:
         """Note a bad image. Any thread may call this."""
         with self._lock, naming(self._path), self._path.open("a", encoding="utf-8") as file:

@@ -27,72 +27,63 @@ def open_lists(form: Form, images: Path | None) -> Iterator[tuple[str, Table]]:
             folder = images or path.parent
             if not folder.is_dir():
                 raise DataError(f"there is no folder {folder}")
+            rows = partial(_read_list, path)
             if "ground_truth" in path.name:
-                from lockstep.data.packing.devkit import read_ground_truth
+                from lockstep.data.packing.devkit import read_ground_truth, read_kit_classes
 
-                rows = partial(read_ground_truth, path, folder)
-            else:
-                rows = partial(_read_list, path)
+                classes = read_kit_classes(path.with_name("meta.mat"))
+                rows = partial(read_ground_truth, path, folder, classes)
             _, first = next(rows(()), ("", {}))
             if not first:
                 raise DataError(f"{path} has no rows; expected a path and a label in each")
-            names = list(first)
-            paths_first = [name for name in names if is_usual("image", name)] or names
-            yield split, Table(path, names, paths_first, names, names, {}, rows)
+            yield split, Table(path, dict.fromkeys(first, "cell"), {}, rows)
 
 
 def _read_list(path: Path, names: Sequence[str]) -> Rows:
-    """Yield the place and the cells of each line of a list, of columns `names` or all."""
+    """Yield the place and the cells of each line of a list. All columns are read, for any names."""
     parse = _parse_json_lines if path.suffix.lower() in (".jsonl", ".ndjson") else _parse_csv
+    line = 0
     try:
         with (
             open_regular(path, RECORDS) as file,
             io.TextIOWrapper(file, "utf-8-sig", newline="") as text,
         ):
-            for line, row in parse(path, text):
-                place = f"{path}, line {line}"
-                if not set(names) <= row.keys():
-                    absent = sorted(set(names) - row.keys())
-                    raise DataError(f"{place} lacks {shorten_list(absent, 5)}")
+            for line, row in parse(text, path.suffix.lower()):
                 if _PREDICTION in row:
-                    row = row | {_PREDICTION: row[_PREDICTION].partition(" ")[0]}
-                yield place, row
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is not a list of lines in UTF-8: {error}") from None
+                    row[_PREDICTION] = str(row[_PREDICTION]).partition(" ")[0]
+                yield f"{path}, line {line}", row
+    except (ValueError, csv.Error) as error:
+        raise DataError(
+            f"{path} is not a list of paths and labels in UTF-8, after line {line}: {error}"
+        ) from None
 
 
-def _parse_json_lines(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[int, dict[str, Any]]]:
+def _parse_json_lines(text: io.TextIOWrapper, ending: str) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(text, 1):
         if line.strip():
-            try:
-                row = parsed(line)
-            except ValueError as error:
-                raise DataError(f"{path}, line {number} is not JSON: {error}") from None
+            row = parsed(line)
             if not isinstance(row, dict):
-                raise DataError(f"{path}, line {number} is not an object of JSON")
+                raise ValueError("expected an object of JSON in each line")
             yield number, row
 
 
-def _parse_csv(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[int, dict[str, str]]]:
+def _parse_csv(text: io.TextIOWrapper, ending: str) -> Iterator[tuple[int, dict[str, Any]]]:
     head = text.readline(_HEAD_CHARACTERS)
-    delimiter = next((mark for mark in "\t;, " if mark in head), ",")
-    if path.suffix.lower() == ".csv" and "," in head:
-        delimiter = ","
+    marks = {".csv": ",\t; "}.get(ending, "\t;, ")
     text.seek(0)
+    delimiter = next((mark for mark in marks if mark in head), ",")
     reader = csv.reader(text, delimiter=delimiter, skipinitialspace=True, strict=True)
     names: Sequence[str] = ()
-    for cells in reader:
-        if not any(cells):
-            continue
+    for cells in filter(any, reader):
         if not names:
             names = cells
             if len(set(names)) < len(names):
-                raise DataError(f"{path} names a column twice: {shorten_list(cells, 10)}")
+                raise ValueError(f"a column is named twice: {shorten_list(cells, 10)}")
             if any(is_usual(kind, name) for name in names for kind in ("image", "label")):
                 continue
             names = ("path", "label", "split")[: len(cells)]
         if len(cells) != len(names):
-            raise DataError(
-                f"{path}, line {reader.line_num} has {len(cells)} cells; expected {len(names)}"
+            raise ValueError(
+                f"line {reader.line_num} has {len(cells)} cells; expected {len(names)}"
             )
         yield reader.line_num, dict(zip(names, cells, strict=True))

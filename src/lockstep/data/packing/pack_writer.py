@@ -98,7 +98,7 @@ def _write_files(
     notes = read_lengths(target)
     for shard in range(shards):
         path = target / shard_name(packing.format, split.name, shard, shards)
-        if not _is_whole(target, notes.get(path.name)):
+        if not is_whole(target, notes.get(path.name)):
             (target / UNFINISHED).touch()  # the pack may have been complete before
             if path.exists():
                 unfinish(path)
@@ -182,7 +182,7 @@ def note_lengths(target: Path, lengths: dict[Path, int]) -> None:
         notes.write(f"\n{json.dumps(names, allow_nan=False)}")
 
 
-def _is_whole(target: Path, lengths: Mapping[str, int] | None) -> bool:
+def is_whole(target: Path, lengths: Mapping[str, int] | None) -> bool:
     """Return whether a file, and those that describe it, have the noted lengths."""
     if lengths is None:
         return False

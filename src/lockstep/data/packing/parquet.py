@@ -8,24 +8,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lockstep.data.forms import Form, group_by_split, is_usual, name_split
+from lockstep.data.forms import Form, group_by_split, name_split
 from lockstep.data.packing.tables import Table
-from lockstep.data.sources import check_complete, shorten_list
+from lockstep.data.sources import check_complete
 from lockstep.system.errors import BackendError, DataError
 from lockstep.system.regular_files import ANY_SIZE, TEXT, check_regular, read_regular
 from lockstep.system.strict_json import parsed
 
 INSTALL = "pip install pyarrow==26.0.1"
-_TEXT = r"(?:dictionary<values=)?(?:large_)?string"
 _KINDS = {
-    "text": _TEXT,
     "image": r"struct<.*\bbytes: |(?:large_)?binary",
-    "label": rf"{_TEXT}|(?:dictionary<values=)?(?:u?int|float|double|halffloat)",
     "array": r"(?:large_|fixed_size_)?list<|extension<",
+    "text": r"(?:dictionary<values=)?(?:large_)?string",
+    "number": r"(?:dictionary<values=)?(?:u?int|float|double|halffloat)",
 }
 """How the types of columns begin in Arrow's words."""
-_ROWS = {True: 2**12, False: 32}
-"""How many rows are read at a time: of columns of labels, and with images."""
+_MOST_ROWS = {True: 32, False: 2**12}
+"""How many rows are read at a time: with images, and of other columns."""
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _FILE_BEGIN = b"ARROW1"
 
@@ -35,21 +34,17 @@ def open_tables(form: Form, images: Path | None) -> Iterator[tuple[str, Table]]:
 
     Of files next to a list of `save_to_disk`, only those in it count: older ones may lie there.
     """
-    files = form.files
+    files = list(form.files)
     own = ""
-    if form.path.is_dir():
-        for folder in dict.fromkeys(path.parent for path in form.files):
-            state = _read_json(folder / "state.json")
-            saved = [item["filename"] for item in state.get("_data_files", ())]
-            beside = [path.name for path in files if path.parent == folder]
-            absent = sorted({*saved} - {*beside})
-            if absent:
-                raise DataError(f"{folder} lacks {shorten_list(absent, 3)}. Put them back")
-            check_complete(folder, tuple(saved or beside))
-            old = [folder / name for name in beside if saved and name not in saved]
-            files = tuple(path for path in files if path not in old)
-            own = name_split(str(state.get("_split"))) or ""
-    for split, paths in group_by_split(form._replace(files=files)).items():
+    for folder in dict.fromkeys(path.parent for path in form.files if form.path.is_dir()):
+        state = _read_json(folder / "state.json")
+        saved = {str(item.get("filename")) for item in state.get("_data_files", ())}
+        beside = {path.name for path in files if path.parent == folder}
+        current = beside & saved or beside
+        check_complete(folder, tuple(current))
+        files = [path for path in files if path.parent != folder or path.name in current]
+        own = name_split(str(state.get("_split"))) or ""
+    for split, paths in group_by_split(form._replace(files=tuple(files))).items():
         for path in paths:
             yield split or own, _open_table(path)
 
@@ -63,37 +58,29 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _open_table(path: Path) -> Table:
     with _open(path) as (schema, _):
-        features = _find_features(path, schema)
-        images = []
-        labels = []
-        paths = []
-        classes = {}
-        for field in schema:
-            if _is("text", field):
-                paths.append(field.name)
-            if _is("image", field) or (
-                is_usual("image", field.name) and (_is("text", field) or _is("array", field))
-            ):
-                images.append(field.name)
-            elif _is("label", field):
-                labels.append(field.name)
-            names = features.get(field.name, {}).get("names")
-            if names and field.name in labels and not _is("text", field):
-                classes[field.name] = list(map(str, names))
-    real = [name for name in images if name not in paths]
-    return Table(path, schema.names, real or images, labels, paths, classes, partial(_read, path))
+        kinds = {field.name: _find_kind(field) for field in schema}
+        features = _read_features(path, schema)
+    classes = {}
+    for name, feature in features.items():
+        if kinds.get(name) == "number" and isinstance(feature, dict) and feature.get("names"):
+            classes[name] = list(map(str, feature["names"]))
+    return Table(path, kinds, classes, partial(_read, path))
 
 
-def _find_features(path: Path, schema: Any) -> dict[str, dict[str, Any]]:
+def _find_kind(field: Any) -> str:
+    for kind, begin in _KINDS.items():
+        if re.match(begin, str(field.type)):
+            return kind
+    return ""
+
+
+def _read_features(path: Path, schema: Any) -> dict[str, Any]:
     """Return the kinds of columns as `datasets` notes them; empty if it wrote none."""
     features: Any = None
     with suppress(ValueError, KeyError, TypeError):
         features = parsed((schema.metadata or {})[b"huggingface"])["info"]["features"]
-    if features is None:
-        features = _read_json(path.with_name("dataset_info.json")).get("features")
-    if not isinstance(features, dict):
-        return {}
-    return {name: kind for name, kind in features.items() if isinstance(kind, dict)}
+    features = features or _read_json(path.with_name("dataset_info.json")).get("features")
+    return features if isinstance(features, dict) else {}
 
 
 def _import_pyarrow() -> Any:
@@ -102,10 +89,6 @@ def _import_pyarrow() -> Any:
     except ImportError:
         raise BackendError(f"Parquet and Arrow need the package pyarrow: {INSTALL}") from None
     return pyarrow
-
-
-def _is(kind: str, field: Any) -> bool:
-    return re.match(_KINDS[kind], str(field.type)) is not None
 
 
 @contextmanager
@@ -142,12 +125,12 @@ def _read(path: Path, names: Sequence[str]) -> Iterator[tuple[str, Mapping[str, 
     """Yield the place of each row, and its values of some columns."""
     number = 0
     with _open(path) as (schema, parts):
+        most = _MOST_ROWS[any(_find_kind(schema.field(name)) == "image" for name in names)]
         if path.suffix.lower() == ".parquet":
-            are_small = not any(_is("image", schema.field(name)) for name in names)
-            parts = parts.iter_batches(_ROWS[are_small], columns=list(names), use_threads=False)
+            parts = parts.iter_batches(most, columns=list(names), use_threads=False)
         for part in parts:
-            for first in range(0, part.num_rows, _ROWS[False]):
-                some = part.slice(first, _ROWS[False]).select(list(names))
+            for first in range(0, part.num_rows, most):
+                some = part.slice(first, most).select(list(names))
                 some.validate(full=True)  # an offset may lead out of the memory
                 for row in some.to_pylist():
                     yield f"{path}, row {number}", row

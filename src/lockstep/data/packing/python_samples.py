@@ -11,7 +11,7 @@ from lockstep.data.images import Quarantined
 from lockstep.data.packing.stream import Row, number_label, read_label, write_rows
 from lockstep.data.packing.tables import read_split
 from lockstep.data.packing.target import explain_full_disk, lock_target
-from lockstep.data.sources import CACHE, UNFINISHED
+from lockstep.data.sources import CACHE, FINISHED, UNFINISHED
 from lockstep.system.errors import DataError, UserError
 
 
@@ -56,7 +56,10 @@ def pack(
     rows = _read_rows(samples, names, positions, grows=classes is None)
     states = np.zeros((0, 2), np.int64)
     with explain_full_disk(target), lock_target(target, "samples of a program", states):
-        return write_rows(rows, target, names, lambda count: None, _refuse, resumes=False)
+        for pattern in ("*.tar*", "test/*.tar*", f"{CACHE}/*.faults", str(FINISHED)):
+            for path in target.glob(pattern):
+                path.unlink()
+        return write_rows(rows, target, names, lambda count: None, _refuse)
 
 
 def _read_rows(
@@ -85,10 +88,9 @@ def _read_rows(
             if grows and label not in positions:
                 positions[str(label)] = len(names)
                 names.append(str(label))
-            number_in_classes = number_label(label, positions)
+            yield Row(split, number_label(label, positions), sample[0], place)
         except ValueError as error:
             raise UserError(f"{place}: {error}") from None
-        yield Row(split, number_in_classes, sample[0], place)
 
 
 def _refuse(split: str, bad: Quarantined) -> None:

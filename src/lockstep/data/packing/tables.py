@@ -4,7 +4,11 @@ everything is checked before an image is written."""
 import json
 import os
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,13 +16,16 @@ import numpy as np
 
 from lockstep.data.class_order import sort_classes
 from lockstep.data.forms import Form, is_usual, name_split
-from lockstep.data.packing.stream import Row, number_label, read_label
-from lockstep.data.packing.target import list_states
+from lockstep.data.images import Progress, add_up
+from lockstep.data.packing.stream import LeftOut, Row, number_label, read_label, write_rows
+from lockstep.data.packing.target import list_states, lock_target
 from lockstep.data.sources import shorten_list
 from lockstep.system.errors import DataError, nearest
 
 _ENDINGS = ("", ".JPEG", ".jpg", ".jpeg", ".png")
 """What a list may leave out at the end of a path. ImageNet's lists do."""
+_NO_LABELS = ("", "-1", "-1.0", "nan", "None")
+"""Labels of images without one. Of many public data sets the split `test` has only these."""
 
 
 class Columns(NamedTuple):
@@ -36,133 +43,130 @@ class Table(NamedTuple):
     """A file of rows."""
 
     path: Path
-    names: Sequence[str]
-    """Its columns."""
-    images: Sequence[str]
-    """Those that hold images or their paths by their types; all if there are no types."""
-    labels: Sequence[str]
-    """Those that hold labels by their types."""
-    paths: Sequence[str]
-    """Those that hold texts."""
+    kinds: Mapping[str, str]
+    """By the name of each column, what its type may hold: `image`, `array`, `text`, `number`, or
+    `cell` if there are no types; empty for other types."""
     classes: Mapping[str, Sequence[str]]
     """The names that the numbers of columns stand for."""
     read: Callable[[Sequence[str]], Iterator[tuple[str, Mapping[str, Any]]]]
     """Yields the place of each row and its values of some columns."""
+
+    def list_columns(self, *kinds: str) -> list[str]:
+        """Return the names of columns of some kinds."""
+        return [name for name, kind in self.kinds.items() if kind in kinds]
 
 
 class _Chosen(NamedTuple):
     """A table with its columns."""
 
     table: Table
-    split: str
-    """The split of its rows, if no column has it."""
     image: str
     label: str
-    column: str | None
-    """The column of splits."""
+    """Empty if a split `test` has no labels."""
+    column: str
+    """The column of splits; empty if there is none."""
+    split: str
+    """The split of all rows without such a column."""
     folder: Path
+    """Where images are that are named by their paths."""
 
-    def find_split(self, place: str, row: Mapping[str, Any]) -> str:
-        return read_split(row[self.column], place) if self.column else self.split
+    def read(self, positions: Mapping[str, int] | None, image: str) -> Iterator[Row]:
+        """Yield rows with the class of each label by the positions of names; without positions the
+        label as a name. An image of a split `test` without a label gets None. `image` is the column
+        of images; if it is empty, they are not read.
 
-    def find_image(self, place: str, image: Any) -> Any:
-        """Return the bytes, the path or the array of an image."""
-        if isinstance(image, Mapping):
-            image = image.get("path") if image.get("bytes") is None else image["bytes"]
-        if isinstance(image, str) and image.strip():
-            return _find_file(self.folder, image.strip(), place)
-        if isinstance(image, list):
+        Raises `DataError` for other splits and labels, and images that cannot be read.
+        """
+        for place, row in self.table.read([*filter(None, (image, self.label, self.column))]):
+            split = self.split
+            if self.column:
+                split = read_split(row.get(self.column), place)
+            value = row.get(self.label)
+            if split == "test" and str(value).strip() in _NO_LABELS:
+                yield Row(split, None, None, place)
+                continue
             try:
-                return np.array(image, np.uint8)
-            except (TypeError, ValueError, OverflowError):
-                image = None
-        if isinstance(image, bytes):
-            return image
-        raise DataError(f"{place} has no image in its column {self.image}. Leave it out")
+                label = read_label(value)
+                if self.label not in self.table.classes:
+                    label = str(label)
+                if positions is not None:
+                    label = number_label(label, positions)
+            except ValueError as error:
+                raise DataError(
+                    f"{place}: {error}. Leave it out, or name another column: --label NAME"
+                ) from None
+            yield Row(split, label, image and _find_image(self, place, row), place)
 
 
-class Samples(NamedTuple):
-    """The samples of a data set."""
+def write_tables(
+    form: Form,
+    tables: Iterable[tuple[str, Table]],
+    columns: Columns,
+    target: Path,
+    progress: Progress | None,
+    left_out: LeftOut,
+) -> tuple[dict[str, int], int]:
+    """Write the samples of tables with their splits; return counts of images by split, and how many
+    of a split `test` are not written because they have no label.
 
-    about: str
-    """The same text for the same samples."""
-    states: np.ndarray
-    """Size and modification time of every file: int64 [files, 2]."""
-    total: int
-    classes: Sequence[str]
-    rows: Iterator[Row]
-
-
-def read_samples(form: Form, tables: Iterable[tuple[str, Table]], columns: Columns) -> Samples:
-    """Return the samples of tables with their splits.
-
-    Raises `DataError` if one is damaged, if its columns can be understood in two ways, if a label
-    is missing or not one of the classes, or if an image is missing, elsewhere or listed twice.
+    Raises `DataError` before anything is written if a table is damaged, if its columns can be
+    understood in two ways, if a label is missing or not one of the classes, or if an image is
+    missing, elsewhere or listed twice.
     """
     chosen = []
+    listed = set()
     for split, table in tables:
         item = _choose(table, split, columns)
-        if _has_labels(item):
-            chosen.append(item)
-    if not chosen:
-        raise DataError(f"{form.path} has no labels; expected a class for each image")
-    listed = {tuple(item.table.classes.get(item.label, ())) for item in chosen}
+        chosen.append(item)
+        if item.label:
+            listed.add(tuple(table.classes.get(item.label, ())))
     if len(listed) > 1:
         raise DataError(f"{form.path}: its files list different classes. Pack them one by one")
-    classes: Sequence[str] = listed.pop()
+    classes: Sequence[str] = next(iter(listed), ())
+    positions = {name: i for i, name in enumerate(classes)}
+    labels = Counter[Any]()
     places: dict[Path, str] = {}
-    labels: set[str | int] = set()
-    total = 0
     for item in chosen:
-        total += _check_rows(item, classes, labels, places)
-    if not total:
-        raise DataError(f"{form.path} has no rows")
-    is_named = bool(classes)
-    classes = classes or sort_classes(sorted(map(str, labels)))
-    positions = dict(zip(classes, range(len(classes)), strict=True))
-
-    def rows() -> Iterator[Row]:
-        for item in chosen:
-            for place, row in item.table.read(_list_columns(item)):
-                label = read_label(row[item.label])
-                number = number_label(label if is_named else str(label), positions)
-                image = item.find_image(place, row[item.image])
-                yield Row(item.find_split(place, row), number, image, place)
-
-    about = [str(form.path.absolute()), *map(str, columns), classes]
+        _check_rows(item, positions or None, labels, places)
+    unlabelled = labels.pop(None, 0)
+    if not labels:
+        raise DataError(f"{form.path} has no labels in {unlabelled} rows")
+    if not classes:
+        classes = sort_classes(sorted(labels))
+        positions = {name: i for i, name in enumerate(classes)}
+    rows = chain.from_iterable(item.read(positions, item.image) for item in chosen)
+    about = json.dumps([str(form.path.absolute()), *map(str, columns), classes])
     states = list_states(map(str, (*form.files, *places)))
-    return Samples(json.dumps(about), states, total, classes, rows())
+    advance = add_up(progress, labels.total())
+    with lock_target(target, about, states):
+        return write_rows(rows, target, classes, advance, left_out), unlabelled
 
 
 def _choose(table: Table, split: str, columns: Columns) -> _Chosen:
-    column = None
-    for name in table.names:
-        if is_usual("split", name):
-            column = name
-    image = _choose_column(table, "image", columns.image, table.images)
-    labels = [name for name in table.labels if name in table.classes]
-    if not labels:
-        labels = [name for name in table.labels if name != image and not is_usual("other", name)]
-    label = _choose_column(table, "label", columns.label, labels)
-    return _Chosen(table, split, image, label, column, columns.images or table.path.parent)
-
-
-def _has_labels(item: _Chosen) -> bool:
-    """Return whether a table has labels. Of many public sets the split `test` has none."""
-    _, row = next(item.table.read([item.label]), ("", {}))
-    return item.split != "test" or row.get(item.label) not in (None, -1)
+    named = [
+        name for name in table.list_columns("text", "array", "cell") if is_usual("image", name)
+    ]
+    images = table.list_columns("image") or named or table.list_columns("cell")
+    image = _choose_column(table, "image", columns.image, images)
+    other = [image, *filter(partial(is_usual, "other"), table.kinds)]
+    numbered = table.list_columns("text", "number", "cell")
+    labels = list(table.classes) or [name for name in numbered if name not in other]
+    label = ""
+    if labels or columns.label or split != "test":
+        label = _choose_column(table, "label", columns.label, labels)
+    column = next(filter(partial(is_usual, "split"), table.kinds), "")
+    return _Chosen(table, image, label, column, split, columns.images or table.path.parent)
 
 
 def _choose_column(table: Table, kind: str, wanted: str, possible: Sequence[str]) -> str:
     """Return the column of a kind: `wanted`, else the only possible one, or the only one of them
     with a usual name."""
-    names = list(table.names)
+    names = list(table.kinds)
     if wanted:
         if wanted in names:
             return wanted
         raise DataError(f"{table.path} has no column {wanted}. {nearest(wanted, names)}")
-    usual = [name for name in possible if is_usual(kind, name)]
-    possible = usual or possible
+    possible = list(filter(partial(is_usual, kind), possible)) or possible
     if len(possible) == 1:
         return possible[0]
     what = "no column that seems to hold"
@@ -175,35 +179,21 @@ def _choose_column(table: Table, kind: str, wanted: str, possible: Sequence[str]
     )
 
 
-def _list_columns(item: _Chosen) -> list[str]:
-    return [item.image, item.label, *filter(None, [item.column])]
-
-
 def _check_rows(
-    item: _Chosen, classes: Sequence[str], labels: set[str | int], places: dict[Path, str]
-) -> int:
-    """Check the rows of a table, and return their number. Labels are added to `labels`, and images
-    that are files to `places`."""
-    positions = dict(zip(classes, range(len(classes)), strict=True))
-    has_paths = item.image in item.table.paths
-    count = 0
+    item: _Chosen,
+    positions: Mapping[str, int] | None,
+    labels: Counter[Any],
+    places: dict[Path, str],
+) -> None:
+    """Check the rows of a table, and count their labels. Images that are files are added to
+    `places`."""
+    paths = item.table.list_columns("text", "cell")
     missing: list[Path] = []
-    for place, row in item.table.read(_list_columns(item)[not has_paths :]):
-        count += 1
-        try:
-            label = read_label(row[item.label])
-            if classes:
-                number_label(label, positions)
-            elif isinstance(label, int) and label < 0:
-                raise ValueError(f"the label is {label}; expected at least 0")
-        except ValueError as error:
-            raise DataError(
-                f"{place}: {error}. Leave it out, or name another column: --label NAME"
-            ) from None
-        labels.add(label)
-        item.find_split(place, row)
-        if has_paths:
-            path = item.find_image(place, row[item.image])
+    count = 0
+    for _, label, path, place in item.read(positions, item.image * (item.image in paths)):
+        labels[label] += 1
+        if path:
+            count += 1
             if path in places:
                 raise DataError(
                     f"{place} lists the image of {places[path]} again: {path}; expected each image"
@@ -217,7 +207,6 @@ def _check_rows(
             f"{item.table.path}: {len(missing)} of {count} images are missing; the first is"
             f" {missing[0]}. If they are in another folder, name it: --images FOLDER"
         )
-    return count
 
 
 def read_split(word: Any, place: str) -> str:
@@ -228,6 +217,21 @@ def read_split(word: Any, place: str) -> str:
             f"{place}: {word!r:.100} is not a split; expected train, val, validation or test"
         )
     return split
+
+
+def _find_image(item: _Chosen, place: str, row: Mapping[str, Any]) -> Any:
+    """Return the bytes, the path or the array of an image."""
+    image = row.get(item.image)
+    if isinstance(image, Mapping):
+        image = image.get("path") if image.get("bytes") is None else image["bytes"]
+    if isinstance(image, str) and image.strip():
+        return _find_file(item.folder, image.strip(), place)
+    if isinstance(image, list):
+        with suppress(TypeError, ValueError, OverflowError):
+            return np.array(image, np.uint8)
+    if isinstance(image, bytes):
+        return image
+    raise DataError(f"{place} has no image in its column {item.image}. Leave it out")
 
 
 def _find_file(folder: Path, name: str, place: str) -> Path:
