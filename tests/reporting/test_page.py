@@ -3,19 +3,22 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 import lockstep
+from lockstep.models.accuracy_interval import format_accuracy
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting.page import MISSING
 from lockstep.runs.image_results import Results, write_results
 from lockstep.system.errors import CheckpointError, UserError
-from tests.reporting.cases import random_scores, write_run
+from tests.reporting.cases import STEPS, random_scores, write_run
 from tests.reporting.conftest import NASTY
 
 
@@ -118,6 +121,40 @@ def test_runs_on_other_images_are_marked_and_get_the_commands_that_compare_them(
     page = write_page([four[0], other], tmp_path / "page.html")
     assert "agreement" not in page.ids()
     assert "other-images" not in write_page(four[:2], tmp_path / "page.html").ids()
+
+
+@pytest.mark.parametrize("share", [0.2, 0.0])
+def test_runs_of_data_that_grew_are_compared_on_the_images_of_both(
+    share: float, recipe: Recipe, tmp_path: Path
+) -> None:
+    """The grown set has the old images in another order, more of them, and one class more."""
+    old = [(0, 10 + n) for n in range(6)] + [(1, 30 + n) for n in range(6)]
+    grown = [(0, 90), *old[:6], (1, 91), (1, 92), (1, 93), *old[:5:-1], (2, 94), (2, 95)]
+    lines = []
+    for name, classes, images in (("first", "ab", old), ("second", "abc", grown)):
+        run = tmp_path / name
+        about: Any = {"classes": list(classes), "images": len(images), "digest": name}
+        own = recipe.replace(validation_share=share, logits=len(classes))
+        write_run(run, recipe=own, data=tmp_path / f"{name} data", **about)
+        columns = np.array(images)
+        scores = random_scores(len(classes), len(images), 1)
+        scores = replace(scores, labels=columns[:, 0].astype(np.int32))
+        write_results(run, Results(STEPS, name, {"trained": scores}, tuple(classes)))
+        kept: Any = {"val.classes": np.array(list(classes)), "val.labels": columns[:, 0]}
+        kept |= {"val.lengths": columns[:, 1] * 7, "val.checksums": columns[:, 1] * 9}
+        np.savez(run / "images.npz", **kept)
+        places = [images.index(image) for image in old]
+        hits = int((scores.ranks[places] == 0).sum())
+        lines.append(f"{name} {format_accuracy(100 * hits / 12, 12)}")
+    page = write_page([tmp_path / "first", tmp_path / "second"], tmp_path / "page.html")
+    text = " ".join(page.text.split())
+    assert f"Top-1 on the 12 images that all were evaluated on: {', '.join(lines)}." in text
+    assert "Not all runs know these classes, second does: c." in text
+    assert f"lockstep evaluate {tmp_path}/first --data '{tmp_path}/second data'" in text
+    (tmp_path / "first/images.npz").write_bytes(b"damaged")
+    page = write_page([tmp_path / "first", tmp_path / "second"], tmp_path / "page.html")
+    assert "that all were evaluated on" not in page.text
+    assert "second does: c." in " ".join(page.text.split())
 
 
 def test_a_run_stands_beside_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from lockstep.recipes.published import OWN_RECIPES
 from lockstep.reporting import summary
 from lockstep.reporting.collect import describe_cross_validations
 from lockstep.reporting.curves import build_charts
-from lockstep.reporting.same_images import describe_other_images
+from lockstep.reporting.same_images import compare_common_images, describe_other_images
 from lockstep.reporting.views import add_images, build_views, image_key, select_data
 from lockstep.runs.reading import Run
 from lockstep.system.html import colours, hash_source
@@ -55,6 +55,7 @@ def render(runs: Sequence[Run], *, explain: bool = False) -> str:
         results=results,
         agreement=agreement if summary.has_pairs(agreement) else [],
         other_images=describe_other_images(runs),
+        common_images=compare_common_images(runs),
         speeds=speeds,
         published_accuracies=summary.compare_accuracies(runs),
         published_speeds=summary.compare_speeds(runs, speeds),

@@ -5,8 +5,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
+import numpy as np
+
 from lockstep.data.images import printable
 from lockstep.data.split import UNREAD
+from lockstep.models.accuracy_interval import format_accuracy
+from lockstep.runs.image_results import list_validation_images
 from lockstep.runs.reading import Run
 from lockstep.system.errors import CheckpointError
 from lockstep.system.text import format_count, list_first
@@ -49,10 +53,13 @@ def describe_other_images(runs: Sequence[Run]) -> tuple[str, list[str]]:
     groups = group_runs(runs, "val")
     if len(groups) < 2:
         return "", []
-    first = runs[groups[0][0]]
-    data = first.environment.get("data", "")
-    # A share is not that of another run, which was perhaps trained on it.
-    shared = "DATA" if first.recipe.division or not data else shlex.quote(printable(data))
+    largest = max(groups, key=lambda group: runs[group[0]].evaluations[-1]["images"])
+    data = runs[largest[0]].environment.get("data", "")
+    # One share is the same images for all. Another run was perhaps trained on those of its share.
+    divisions = {str(run.recipe.division) for run in runs}
+    shared = "DATA"
+    if data and len(divisions) == 1 and not runs[0].recipe.folds:
+        shared = shlex.quote(printable(data))
     commands = []
     descriptions = []
     for group in groups:
@@ -62,6 +69,43 @@ def describe_other_images(runs: Sequence[Run]) -> tuple[str, list[str]]:
             run = shlex.quote(printable(str(runs[number].folder)))
             commands.append(f"lockstep evaluate {run} --data {shared}")
     return "; ".join(descriptions), commands
+
+
+def compare_common_images(runs: Sequence[Run]) -> list[str]:
+    """Return lines on runs that were evaluated on different images: the accuracies of their best
+    checkpoints on the images that all were evaluated on, and the classes that not all know."""
+    if len(group_runs(runs, "val")) < 2:
+        return []
+    lines = []
+    shared = set(runs[0].classes).intersection(*[run.classes for run in runs])
+    for run in runs:
+        own = sorted(set(run.classes) - shared)
+        if own and shared:
+            lines.append(f"Not all runs know these classes, {run.name} does: {list_first(own)}.")
+    images = [list_validation_images(run.folder) for run in runs]
+    common = set(images[0]).intersection(*images)
+    accuracies = []
+    for run, numbers in zip(runs, images, strict=True):
+        ranks = _rank_images(run)
+        if run.recipe.folds or not common or len(ranks) <= max(numbers.values()):
+            return lines
+        hits = int((ranks[[numbers[image] for image in common]] == 0).sum())
+        accuracy = format_accuracy(100 * hits / len(common), len(common))
+        accuracies.append(f"{run.name} {accuracy}")
+    count = format_count(len(common), "image")
+    return [f"Top-1 on the {count} that all were evaluated on: {', '.join(accuracies)}.", *lines]
+
+
+def _rank_images(run: Run) -> np.ndarray:
+    """Return the rank of the right class for the validation images, by the best weights of a run;
+    empty if the run did not keep it."""
+    best = run.best
+    results = None
+    if best is not None:
+        results = run.find_results(best["step"], best["weights"])
+    if best is None or results is None:
+        return np.zeros(0, np.int32)
+    return results.scores[best["weights"]].ranks
 
 
 def _identify_images(run: Run, part: Part) -> tuple[Any, ...]:

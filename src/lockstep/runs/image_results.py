@@ -196,6 +196,21 @@ def compare_images(out: Path, sets: Sets) -> str:
     return "; ".join(changes)
 
 
+def list_validation_images(out: Path) -> dict[tuple[str, int, int], int]:
+    """Return the numbers of a run's validation images by class, length and checksum; none if they
+    are not known."""
+    arrays = _read_images(out)
+    numbers = {}
+    try:
+        classes = arrays["val.classes"].tolist()
+        columns = [arrays[f"val.{name}"].tolist() for name in ("labels", "lengths", "checksums")]
+        for number, (label, *others) in enumerate(zip(*columns, strict=True)):
+            numbers[str(classes[label]), *others] = number
+    except (IndexError, *DAMAGE):
+        return {}
+    return numbers
+
+
 def read_sample(index: Index, turn: int) -> None:
     """Read images spread over an index, other ones at each `turn`. Raises `DataError` if one of
     them changed since it was indexed."""
