@@ -10,8 +10,6 @@ import lzma
 import re
 import shlex
 import struct
-import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -47,50 +45,16 @@ def run(*words: object) -> tuple[int, str]:
 
 # Tables
 
-DATASETS = """
-import sys
-import datasets, datasets.arrow_dataset as module
-module.generate_fingerprint = lambda *words, **options: "0" * 16  # dill fails with new pyarrow
-from pathlib import Path
-from tests.data.packing.test_other_forms import IMAGES, LABELS, NAMES
-root = Path(sys.argv[1])
-label = datasets.ClassLabel(names=NAMES)
-features = datasets.Features({"image": datasets.Image(), "label": label})
-rows = {"image": [{"bytes": data, "path": None} for data in IMAGES], "label": LABELS}
-set = datasets.Dataset.from_dict(rows, features=features)
-(root / "hub/data").mkdir(parents=True)
-for i in range(2):
-    part = set.select(range(3 * i, 3 * i + 3))
-    part.to_parquet(str(root / f"hub/data/train-0000{i}-of-00002.parquet"))
-set.to_parquet(str(root / "hub/data/validation-00000-of-00001.parquet"))
-datasets.DatasetDict({"train": set, "test": set}).save_to_disk(str(root / "dict"))
-set.save_to_disk(str(root / "one"), num_shards=2)
-"""
+FEATURES = {"image": {"_type": "Image"}, "label": {"names": NAMES, "_type": "ClassLabel"}}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="no datasets")
-def test_files_of_datasets(tmp_path: Path) -> None:
-    words = [sys.executable, "-W", "ignore", "-c", DATASETS, str(tmp_path)]
-    subprocess.run(words, check=True, timeout=120)
-    out = tmp_path / "out"
-    assert pack(tmp_path / "hub", out / "hub", WEBDATASET) == {"train": 6, "val": 6}
-    assert read_packed(out / "hub") == {"train": EXPECTED, "val": EXPECTED}
-    assert (out / "hub/classes.txt").read_text().split() == NAMES
-    assert pack(tmp_path / "dict", out / "dict", WEBDATASET) == {"train": 6, "test": 6}
-    assert read_packed(out / "dict") == {"train": EXPECTED}
-    assert read_packed(out / "dict/test") == {"": EXPECTED}
-    assert pack(tmp_path / "one", out / "one", WEBDATASET) == {"images": 6}
-    assert read_packed(out / "one") == {"": EXPECTED}
-    (tmp_path / "one/data-00001-of-00002.arrow").unlink()
-    with pytest.raises(DataError, match=r"lacks .*data-00001"):
-        pack(tmp_path / "one", out / "lost", WEBDATASET)
-
-
-def write_table(path: Path, **columns: object) -> Path:
+def write_table(path: Path, notes: object = None, **columns: object) -> Path:
     import pyarrow
     import pyarrow.parquet
 
     table = pyarrow.table(columns)
+    if notes is not None:
+        table = table.replace_schema_metadata({"huggingface": json.dumps(notes)})
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         pyarrow.parquet.write_table(table, path, row_group_size=4, write_page_checksum=True)
@@ -98,6 +62,46 @@ def write_table(path: Path, **columns: object) -> Path:
         with pyarrow.ipc.new_stream(path, table.schema) as writer:
             writer.write_table(table, max_chunksize=2)
     return path
+
+
+def write_saved(folder: Path, files: int) -> None:
+    """Write a folder as `Dataset.save_to_disk` of datasets 5.2 does."""
+    names = [f"data-{i:05d}-of-{files:05d}.arrow" for i in range(files)]
+    for i, name in enumerate(names):
+        write_rows(folder / name, slice(6 * i // files, 6 * (i + 1) // files))
+    state = {"_data_files": [{"filename": name} for name in names], "_split": None}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": FEATURES}))
+
+
+def write_rows(path: Path, some: slice) -> None:
+    images = [{"bytes": data, "path": None} for data in IMAGES[some]]
+    write_table(path, {"info": {"features": FEATURES}}, image=images, label=LABELS[some])
+
+
+@needs_pyarrow
+def test_files_of_datasets(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for i in range(2):
+        path = tmp_path / f"hub/data/train-0000{i}-of-00002.parquet"
+        write_rows(path, slice(3 * i, 3 * i + 3))
+    write_rows(tmp_path / "hub/data/validation-00000-of-00001.parquet", slice(6))
+    assert pack(tmp_path / "hub", out / "hub", WEBDATASET) == {"train": 6, "val": 6}
+    assert read_packed(out / "hub") == {"train": EXPECTED, "val": EXPECTED}
+    assert (out / "hub/classes.txt").read_text().split() == NAMES
+    for split in ("train", "test"):
+        write_saved(tmp_path / "dict" / split, 1)
+    (tmp_path / "dict/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert pack(tmp_path / "dict", out / "dict", WEBDATASET) == {"train": 6, "test": 6}
+    assert read_packed(out / "dict") == {"train": EXPECTED}
+    assert read_packed(out / "dict/test") == {"": EXPECTED}
+    for files in (1, 2):  # the file of the first call stays
+        write_saved(tmp_path / "one", files)
+    assert pack(tmp_path / "one", out / "one", WEBDATASET) == {"images": 6}
+    assert read_packed(out / "one") == {"": EXPECTED}
+    (tmp_path / "one/data-00001-of-00002.arrow").unlink()
+    with pytest.raises(DataError, match=r"lacks .*data-00001"):
+        pack(tmp_path / "one", out / "lost", WEBDATASET)
 
 
 @needs_pyarrow
@@ -153,15 +157,19 @@ def test_tables_that_cannot_be_understood(tmp_path: Path, columns: dict, reason:
 
 @needs_pyarrow
 def test_files_of_pandas(tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
-    names = write_images(tmp_path)
-    frame = pandas.DataFrame({"image": IMAGES, "label": [NAMES[label] for label in LABELS]})
-    frame[::-1][::-1].astype({"label": "category"}).to_parquet(tmp_path / "x.parquet")
-    paths = frame.assign(image=names)
-    paths.to_csv(tmp_path / "y.csv")  # with a column of numbers that has no name
-    paths.to_json(tmp_path / "z.jsonl", orient="records", lines=True)
-    paths.to_parquet(tmp_path / "paths.parquet", index=False)
-    for name in ("x.parquet", "y.csv", "z.jsonl", "paths.parquet"):
+    """Categories, an index that is a column, and one without a name."""
+    import pyarrow
+
+    paths = write_images(tmp_path)
+    names = [NAMES[label] for label in LABELS]
+    categories = pyarrow.array(names).dictionary_encode()
+    index = {"__index_level_0__": LABELS}
+    write_table(tmp_path / "x.parquet", image=IMAGES, label=categories, **index)
+    text = pyarrow.array(paths, pyarrow.large_string())
+    write_table(tmp_path / "paths.parquet", image=text, label=categories)
+    rows = [[i, *row] for i, row in enumerate(zip(paths, names, strict=True))]
+    write_csv(tmp_path / "y.csv", [["", "image", "label"], *rows])
+    for name in ("x.parquet", "paths.parquet", "y.csv"):
         assert pack(tmp_path / name, tmp_path / "out" / name, WEBDATASET) == {"images": 6}
         assert read_packed(tmp_path / "out" / name) == {"": EXPECTED}
 
@@ -174,8 +182,15 @@ def test_configurations_are_not_mixed(tmp_path: Path) -> None:
         pack(tmp_path, tmp_path / "out", WEBDATASET)
     # The images of a public test have no labels.
     test = tmp_path / "a/test-00000-of-00001.parquet"
-    write_table(test, image=IMAGES, label=[-1] * 6)
-    assert pack(tmp_path / "a", tmp_path / "out", WEBDATASET) == {"train": 6}
+    for i, columns in enumerate([{"label": [-1] * 6}, {"label": [None] * 6}, {}]):
+        write_table(test, image=IMAGES, **columns)
+        code, output = run("data", "pack", test.parent, tmp_path / f"out{i}")
+        assert code == 0
+        assert "note: 6 images of the split test are not written" in output
+        assert {path.name for path in (tmp_path / f"out{i}").glob("[!.]*")} == {
+            "classes.txt",
+            "train-000000.tar",
+        }
     with pytest.raises(DataError, match="has no labels"):
         pack(test, tmp_path / "none", WEBDATASET)
 
@@ -247,6 +262,19 @@ def test_numbers_splits_and_formats(tmp_path: Path, format: str) -> None:
         }
     assert packed == expected
     assert (tmp_path / "out/classes.txt").read_text().split() == ["9", "10", "11"]
+
+
+def test_a_list_with_test_images_of_which_some_have_no_label(tmp_path: Path) -> None:
+    rows = [[*row, "test"] for row in rows_of(write_images(tmp_path))]
+    for i, word in enumerate(["-1", ""]):
+        rows[i][1] = word
+    rows[5][2] = "train"
+    path = write_csv(tmp_path / "list.csv", [["path", "label", "split"], *rows])
+    notes: list[str] = []
+    counts = pack(path, tmp_path / "out", WEBDATASET, note=notes.append)
+    assert counts == {"test": 3, "train": 1}
+    assert [note.partition(" are")[0] for note in notes] == ["note: 2 images of the split test"]
+    assert read_packed(tmp_path / "out/test") == {"": EXPECTED[2:5]}
 
 
 @pytest.mark.parametrize(

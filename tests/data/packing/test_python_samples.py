@@ -157,10 +157,11 @@ def test_a_killed_pack_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for out in ("out", "whole"):
         assert read_packed(tmp_path / out) == {"": rows}
     # A tar that lost its end, as after a failure of the machine, is written again.
-    (tmp_path / "out/.lockstep/pack.unfinished").touch()
-    finished[0].write_bytes(finished[0].read_bytes()[:5000])
-    pack(source, tmp_path / "out", Packing("webdataset"))
-    assert read_packed(tmp_path / "out") == {"": rows}
+    for length in (5000, -600):
+        (tmp_path / "out/.lockstep/pack.unfinished").touch()
+        finished[0].write_bytes(finished[0].read_bytes()[:length])
+        pack(source, tmp_path / "out", Packing("webdataset"))
+        assert read_packed(tmp_path / "out") == {"": rows}
     source.write_text("\n".join(lines[:-1]))
     with pytest.raises(DataError, match="holds images from before"):
         pack(source, tmp_path / "out", Packing("webdataset"))
