@@ -1,12 +1,15 @@
 """A server of one file on this machine, which can end connections early."""
 
+import base64
 import hashlib
+import json
 import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TypeVar
+from typing import Any, TypeVar
+from urllib.parse import parse_qs
 
 S = TypeVar("S", bound=ThreadingHTTPServer)
 
@@ -109,6 +112,171 @@ class HubHandler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+class Hub(ThreadingHTTPServer):
+    """Hugging Face's hub for one account, whose repositories are changed by commits."""
+
+    daemon_threads = True
+    token = "hf_secret"
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), UploadHandler)
+        self.files: dict[str, bytes] | None = None
+        """The files of owner/model; None before it is created."""
+        self.is_private = False
+        self.commits: list[dict[str, Any]] = []
+        self.objects: dict[str, bytes] = {}
+        """The large files by SHA-256, also those of no commit."""
+        self.uploads = 0
+        self.refused: dict[str, int] = {}
+        """The status of answers to paths with these parts."""
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    @property
+    def head(self) -> str:
+        return f"{len(self.commits):040x}"
+
+
+class UploadHandler(HubHandler):
+    """Answers to the hub's client as far as an upload needs it: a repository, which files it has,
+    which of them are large (those that are no JSON), where these go, and a commit."""
+
+    server: Any
+
+    @property
+    def files(self) -> dict[str, bytes]:  # type: ignore[override]
+        return self.server.files or {}
+
+    def do_HEAD(self) -> None:
+        if self._is_allowed():
+            super().do_HEAD()
+
+    def do_GET(self) -> None:
+        if not self._is_allowed():
+            return
+        if self.path == "/api/whoami-v2":
+            self._answer({"name": "owner", "type": "user"})
+        elif not self.path.startswith("/api/"):
+            super().do_HEAD()
+            self.wfile.write(self.files.get(self.path.rpartition("/")[2], b""))
+        elif self.server.files is None:
+            self._refuse(404, "RepoNotFound")
+        else:
+            about = {"id": "owner/model", "private": self.server.is_private}
+            self._answer({**about, "sha": self.server.head, "siblings": [], "tags": []})
+
+    def do_PUT(self) -> None:
+        content = b"".join(self._read_chunks())
+        digest = self.path.rpartition("/")[2]
+        assert hashlib.sha256(content).hexdigest() == digest
+        if self._is_allowed(needs_token=False):
+            self.server.objects[digest] = content
+            self.server.uploads += 1
+            self._answer({})
+
+    def _read_chunks(self) -> Iterator[bytes]:
+        if self.headers["Transfer-Encoding"] != "chunked":
+            yield self.rfile.read(int(self.headers["Content-Length"]))
+            return
+        while size := int(self.rfile.readline(), 16):
+            yield self.rfile.read(size)
+            self.rfile.readline()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if not self._is_allowed():
+            return
+        action = self.path.removeprefix("/api/models/owner/model/").removeprefix("/api/")
+        if action == "repos/create":
+            wanted = json.loads(body)
+            assert (wanted["name"], wanted["organization"]) == ("model", "owner")
+            self.server.files = {}
+            self.server.is_private = wanted.get("private") or wanted.get("visibility") == "private"
+            self._answer({"url": f"{self.server.address}/owner/model"})
+        elif action.startswith("paths-info/"):
+            names = parse_qs(body.decode())["paths"]
+            self._answer([self._describe(name) for name in names if name in self.files])
+        elif action.startswith("preupload/"):
+            entries = [entry["path"] for entry in json.loads(body)["files"]]
+            modes = ["regular" if name.endswith(".json") else "lfs" for name in entries]
+            pairs = zip(entries, modes, strict=True)
+            self._answer(
+                {"files": [{"path": n, "uploadMode": m, "shouldIgnore": False} for n, m in pairs]}
+            )
+        elif action.endswith("/objects/batch"):
+            wanted = json.loads(body)["objects"]
+            self._answer({"transfer": "basic", "objects": list(map(self._place, wanted))})
+        elif action.startswith("commit/"):
+            self._commit([json.loads(line) for line in body.splitlines()])
+        else:
+            self._refuse(404, "")
+
+    def _place(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        if wanted["oid"] in self.server.objects:
+            return wanted
+        href = f"{self.server.address}/objects/{wanted['oid']}"
+        return {**wanted, "actions": {"upload": {"href": href}}}
+
+    def _commit(self, lines: list[dict[str, Any]]) -> None:
+        header, *changes = lines
+        assert header["key"] == "header"
+        if header["value"].get("parentCommit") not in (None, self.server.head):
+            self._refuse(412, "")
+            return
+        for change in changes:
+            value = change["value"]
+            if change["key"] == "lfsFile":
+                content = self.server.objects[value["oid"]]
+            else:
+                content = base64.b64decode(value["content"])
+            self.server.files[value["path"]] = content
+        self.server.commits.append(header["value"])
+        url = f"{self.server.address}/owner/model/commit/{self.server.head}"
+        self._answer({"success": True, "commitOid": self.server.head, "commitUrl": url})
+
+    def _describe(self, name: str) -> dict[str, Any]:
+        content = self.files[name]
+        blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
+        entry: dict[str, Any] = {"type": "file", "path": name, "size": len(content)}
+        entry["oid"] = blob.hexdigest()
+        if not name.endswith(".json"):
+            digest = hashlib.sha256(content).hexdigest()
+            entry |= {"oid": "0" * 40, "lfs": {"oid": digest, "size": 1, "pointerSize": 1}}
+        return entry
+
+    def _is_allowed(self, *, needs_token: bool = True) -> bool:
+        for part, status in self.server.refused.items():
+            if part in self.path:
+                self._refuse(status, "")
+                return False
+        if needs_token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
+            self._refuse(401, "")
+            return False
+        return True
+
+    def _refuse(self, status: int, code: str) -> None:
+        self._answer({"error": "refused"}, status, code)
+
+    def _answer(self, value: Any, status: int = 200, code: str = "") -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        if code:
+            self.send_header("X-Error-Code", code)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@contextmanager
+def serve_account() -> Iterator[Hub]:
+    """Serve a hub that takes uploads of owner/model."""
+    with _serve(Hub()) as hub:
+        yield hub
 
 
 @contextmanager

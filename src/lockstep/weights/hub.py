@@ -128,21 +128,31 @@ def locate_cached(known: KnownWeights) -> Path:
     return cache_folder() / known.file_name
 
 
+def check_hub_name(name: str) -> None:
+    """Raise `CheckpointError` if a name without `hf:` cannot be that of a model."""
+    if not _HUB_NAME.fullmatch(name):
+        raise CheckpointError(f"hf:{name:.100} is no model; expected hf:OWNER/MODEL[@REVISION]")
+
+
+def explain_missing_hub(what: str) -> CheckpointError:
+    """Return the error for something that needs the hub's client."""
+    return CheckpointError(
+        f"{what} needs the package huggingface_hub, which is not installed; pip install"
+        " huggingface_hub==2.4.0, or move the files by hand and name their folder"
+    )
+
+
 def _fetch_from_hub(name: str) -> Path:
     """Return the folder of a model of Hugging Face's hub, with its configuration and its weights.
 
     Raises `CheckpointError`.
     """
-    if not _HUB_NAME.fullmatch(name):
-        raise CheckpointError(f"hf:{name:.100} is no model; expected hf:OWNER/MODEL[@REVISION]")
+    check_hub_name(name)
     try:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError:
-        raise CheckpointError(
-            f"hf:{name} needs the package huggingface_hub, which is not installed; pip install"
-            " huggingface_hub==2.4.0, or download the model's files and name their folder"
-        ) from None
+        raise explain_missing_hub(f"hf:{name}") from None
     repository, _, revision = name.partition("@")
     with _naming_the_hub(name):
         paths = []

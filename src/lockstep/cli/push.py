@@ -1,0 +1,53 @@
+"""`lockstep push`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.cli.terminal import escape_line, print
+
+
+def command(
+    folder: Annotated[
+        Path, typer.Argument(help="A folder that convert --to transformers, timm or export wrote.")
+    ],
+    target: Annotated[str, typer.Argument(help="hf:OWNER/NAME, or hf:OWNER/NAME@REVISION.")],
+    public: Annotated[
+        bool, typer.Option("--public", help="A new repository is public. By default it is private.")
+    ] = False,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Replace files with other contents. History keeps the old."),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be uploaded, and upload nothing.")
+    ] = False,
+    message: Annotated[
+        str, typer.Option(help="The message of the commit.")
+    ] = "Upload weights with Lockstep",
+) -> None:
+    """Upload a folder to Hugging Face's hub, as one commit.
+
+    The token is that of `hf auth login`, or HF_TOKEN. Links, hidden files, runs, and files that
+    Lockstep does not write are refused. Other files of the repository stay.
+    """
+    from lockstep.system.errors import CheckpointError
+    from lockstep.weights.upload import carry_out, plan_push
+
+    push = plan_push(folder, target, public=public)
+    seen = "public" if push.is_public else "private"
+    about = "a new repository" if push.parent is None else f"commit {push.parent[:8]}"
+    print(f"hf:{push.name} ({seen}, {about})")
+    for name, path in push.files.items():
+        change = "replaces" if name in push.replaced else "adds"
+        print(f"  {change} {escape_line(name)}, {path.stat().st_size:,} bytes")
+    if not push.files:
+        print("it has these files already; nothing is uploaded")
+    elif push.replaced and not (replace or dry_run):
+        raise CheckpointError(
+            f"hf:{push.name} has {len(push.replaced)} of these files with other contents; nothing"
+            " is uploaded: --replace replaces them in a new commit, and the history keeps the old"
+        )
+    elif not dry_run:
+        print(f"uploaded as {escape_line(carry_out(push, message))}")

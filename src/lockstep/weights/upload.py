@@ -1,0 +1,194 @@
+"""Upload a folder that `convert` or `export` wrote to Hugging Face's hub: `lockstep push`.
+
+A push is one commit: a repository has all files of it or none, and its history keeps those before.
+A large file that was uploaded by a push that was killed is not sent again.
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lockstep.system.errors import CheckpointError
+from lockstep.system.regular_files import WEIGHTS, open_regular
+from lockstep.weights.hub import HUB, check_hub_name, explain_missing_hub
+
+_ENDINGS = (
+    *(".bin", ".data-00000-of-00001", ".index", ".json", ".md", ".onnx", ".pb", ".pbtxt"),
+    *(".pdiparams", ".pdmodel", ".pt", ".pt2", ".pte", ".py", ".safetensors", ".stablehlo"),
+    *(".tflite", ".txt", ".xml", ".yaml"),
+)
+"""How the names of files end that `convert` and `export` write."""
+_OF_RUN = ("run.json", "log.jsonl", "checkpoints")
+_MOST_FILES = 200
+_REASONS = {
+    401: "the hub does not accept the login; log in again with hf auth login, or set HF_TOKEN",
+    403: "the token may not write there; create one that may, or name an OWNER that is you",
+    404: "there is no such repository or revision, or the token may not see it",
+    412: "somebody else has changed the repository meanwhile; run the command again",
+}
+
+
+class Push(NamedTuple):
+    """What a push would change."""
+
+    name: str
+    """The repository, without `hf:`."""
+    revision: str | None
+    files: dict[str, Path]
+    """New and changed files by their names in the repository."""
+    replaced: list[str]
+    """The names of those that the repository has with other contents."""
+    parent: str | None
+    """The commit that the files are compared with; None for a new repository."""
+    is_public: bool
+
+
+def list_files(folder: Path) -> dict[str, Path]:
+    """Return the files of a folder to upload by their names in the repository.
+
+    Raises `CheckpointError` for a run's folder, and for everything that `convert` and `export` do
+    not write: links, hidden files, devices, and files with other endings.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder} is no folder; expected one that lockstep convert --to transformers, --to"
+            " timm or lockstep export wrote"
+        )
+    for name in _OF_RUN:
+        if (folder / name).exists():
+            raise CheckpointError(
+                f"{folder} is a run, whose log names folders of this machine; write what is to be"
+                f" shared first: lockstep convert {folder} FOLDER --to transformers"
+            )
+    files: dict[str, Path] = {}
+    left = [folder]
+    while left:
+        for entry in sorted(os.scandir(left.pop()), key=lambda entry: entry.name):
+            path = Path(entry.path)
+            is_folder = entry.is_dir(follow_symlinks=False)
+            is_file = entry.is_file(follow_symlinks=False) and entry.name.endswith(_ENDINGS)
+            if entry.name.startswith(".") or not (is_folder or is_file):
+                raise CheckpointError(
+                    f"{path} is a link, hidden, or no file that Lockstep writes; nothing is"
+                    " uploaded: remove it, or push another folder"
+                )
+            if is_folder:
+                left.append(path)
+            else:
+                files[path.relative_to(folder).as_posix()] = path
+    if not 0 < len(files) <= _MOST_FILES:
+        raise CheckpointError(f"{folder} has {len(files)} files; expected 1 to {_MOST_FILES}")
+    return files
+
+
+def plan_push(folder: Path, target: str, *, public: bool = False) -> Push:
+    """Compare a folder with the repository `hf:OWNER/NAME[@REVISION]`, and change nothing.
+
+    Raises `CheckpointError` as `list_files` does, if the hub cannot be reached or refuses the
+    login, and if the repository is public and `public` is false.
+    """
+    files = list_files(folder)
+    name = target.removeprefix(HUB)
+    if not target.startswith(HUB):
+        raise CheckpointError(f"{target:.100} is not on the hub; expected hf:OWNER/NAME[@REVISION]")
+    check_hub_name(name)
+    repository, _, revision = name.partition("@")
+    api = _open_hub()
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    with _naming_the_hub(name):
+        api.whoami()
+        try:
+            about = api.model_info(repository, revision=revision or None)
+        except RepositoryNotFoundError:
+            return Push(repository, revision or None, files, [], None, public)
+        stored = api.get_paths_info(repository, list(files), revision=revision or None)
+    if not (about.private or public):
+        raise CheckpointError(
+            f"hf:{repository} is public: everybody would see the files; add --public if they may"
+        )
+    replaced = []
+    for entry in stored:
+        if _is_same(files[entry.path], entry):
+            del files[entry.path]
+        else:
+            replaced.append(entry.path)
+    return Push(repository, revision or None, files, replaced, about.sha, not about.private)
+
+
+def carry_out(push: Push, message: str) -> str:
+    """Upload the files of a push as one commit; return its address.
+
+    Raises `CheckpointError` if the hub cannot be reached, or refuses it.
+    """
+    api = _open_hub()
+    from huggingface_hub import CommitOperationAdd
+
+    with _naming_the_hub(push.name):
+        if push.parent is None:
+            api.create_repo(push.name, private=not push.is_public, exist_ok=True)
+            if push.revision is not None:
+                api.create_branch(push.name, branch=push.revision, exist_ok=True)
+        done = api.create_commit(
+            push.name,
+            [CommitOperationAdd(name, str(path)) for name, path in push.files.items()],
+            commit_message=message,
+            revision=push.revision,
+            parent_commit=push.parent,
+        )
+    return str(done.commit_url)
+
+
+def _open_hub() -> Any:
+    """Return the hub's client. Raises `CheckpointError` if it is not installed, or nobody is logged
+    in."""
+    try:
+        from huggingface_hub import HfApi, get_token
+        from huggingface_hub.utils import disable_progress_bars
+    except ImportError:
+        raise explain_missing_hub("lockstep push") from None
+    if get_token() is None:
+        raise CheckpointError(
+            "nobody is logged in to the hub; expected a token with the right to write: hf auth"
+            " login, or the environment variable HF_TOKEN"
+        )
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    return HfApi()
+
+
+def _is_same(path: Path, entry: Any) -> bool:
+    """Return whether a file has the contents of an entry of a repository: large ones are known by
+    their SHA-256, others by Git's SHA-1."""
+    size = path.stat().st_size
+    if entry.lfs is None:
+        digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    else:
+        digest = hashlib.sha256()
+    with open_regular(path, WEIGHTS) as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    known = entry.blob_id if entry.lfs is None else entry.lfs.sha256
+    return bool(digest.hexdigest() == known)
+
+
+@contextmanager
+def _naming_the_hub(name: str) -> Iterator[None]:
+    """Turn the errors of the hub's client, which have no common class, into one message without the
+    token."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # of an upload, it is the cause that says why
+        cause = error.__cause__ or error
+        response = getattr(cause, "response", None)
+        reason = _REASONS.get(getattr(response, "status_code", 0))
+        if reason is None:
+            text = " ".join(str(cause).split()).rstrip(".")
+            reason = f"{text:.300}; nothing was changed: the same command tries again"
+        raise CheckpointError(f"hf:{name} cannot be changed: {reason}") from None
