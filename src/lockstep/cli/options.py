@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -55,35 +56,17 @@ Loader = Annotated[
 Distributed = Annotated[
     str | None, typer.Option(help="Library that adds up over ranks: native or horovod.")
 ]
+_set = partial(typer.Option, "--set", metavar="FIELD=VALUE")
+_HOW = "Set how images are prepared (image_size=160, mean=[0,0,0], ...)"
 Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="FIELD=VALUE",
-        help="Change a field of the recipe or execution; may be repeated.",
-    ),
+    list[str] | None, _set(help="Change a field of the recipe or execution; may be repeated.")
 ]
 SetForWeights = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="FIELD=VALUE",
-        help=(
-            "Set how images are prepared (image_size=160, mean=[0,0,0], ...), the precision, or a"
-            " field of the execution; may be repeated."
-        ),
-    ),
+    _set(help=f"{_HOW}, the precision, or a field of the execution; may be repeated."),
 ]
 SetPreprocessing = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="FIELD=VALUE",
-        help=(
-            "Set how images are prepared (image_size=160, mean=[0,0,0], ...); stored in what is"
-            " written. May be repeated."
-        ),
-    ),
+    list[str] | None, _set(help=f"{_HOW}; stored in what is written. May be repeated.")
 ]
 AsRecipe = Annotated[
     str | None,

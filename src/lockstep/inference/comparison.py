@@ -20,6 +20,7 @@ from lockstep.recipes import Execution
 from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import Weights, certificate
+from lockstep.weights.calibration import compute_probabilities
 
 BOUNDS = {"fp32": certificate.BOUND, "bf16": 5e-2, "fp16": 6e-3, "int8": 0.3, "int8, trained": 5e-2}
 """By precision: logits may differ from the engine's, which computes in fp32, by this share of the
@@ -153,6 +154,5 @@ def _take_logarithms(values: np.ndarray, *, is_logits: bool) -> np.ndarray:
     """Return the logarithms of probabilities, float64; very small ones are raised to a limit."""
     values = values.astype(np.float64)
     if is_logits:
-        powers = np.exp(values - values.max(axis=1, keepdims=True))
-        values = powers / powers.sum(axis=1, keepdims=True)
+        values = compute_probabilities(values)
     return np.log(np.maximum(values, _LEAST_COMPARED))

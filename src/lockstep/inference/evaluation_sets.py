@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from operator import attrgetter
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -90,23 +90,16 @@ def average_sets(data: str, sets: dict[str, Evaluation]) -> Evaluation:
     The interval is the mean of their intervals: it holds however much they are alike. ImageNet-C
     has the same images in every data set.
     """
-    columns = defaultdict(list)
-    quarantined = []
-    intervals = []
-    seconds = 0.0
-    for result in sets.values():
-        for key, value in result.metrics.items():
-            columns[key].append(value)
-        quarantined += result.quarantined
-        intervals.append(result.interval)
-        seconds += result.images / result.speed["images_per_sec"]
+    results = list(sets.values())
+    first = results[0]
     metrics: dict[str, Any] = {}
-    for key, values in columns.items():
-        if len(values) == len(sets):
+    for key in first.metrics:
+        values: list[Any] = [result.metrics.get(key) for result in results]
+        if None not in values:
             metrics[key] = float(np.mean(values))
-    metrics["images"] = sum(columns["images"])
-    low, high = np.mean(intervals, axis=0).tolist()
-    first = next(iter(sets.values()))
+    images = metrics["images"] = sum(result.images for result in results)
+    seconds = sum(result.images / result.speed["images_per_sec"] for result in results)
+    low, high = np.mean([result.interval for result in results], axis=0).tolist()
     per_class = _add_counts(sets)
     return replace(
         first,
@@ -118,8 +111,8 @@ def average_sets(data: str, sets: dict[str, Evaluation]) -> Evaluation:
         class_summary=summarise_classes(per_class),
         class_orders=[],
         published=None,
-        quarantined=quarantined,
-        speed=first.speed | {"images_per_sec": metrics["images"] / seconds, "latency_ms": None},
+        quarantined=list(chain.from_iterable(result.quarantined for result in results)),
+        speed=first.speed | {"images_per_sec": images / seconds, "latency_ms": None},
         remarks=_join_remarks(sets),
         sets=sets,
         corruption_errors=_compare_corruptions(sets),
@@ -164,15 +157,12 @@ def _compare_corruptions(sets: dict[str, Evaluation]) -> dict[str, float]:
     errors = {}
     for group, members in group_sets(sets).items():
         name = group.rpartition("/")[2]
-        results = list(filter(_has_all_classes, members.values()))
-        is_whole = sorted(members) == _SEVERITIES and len(results) == len(members)
+        is_whole = sorted(members) == _SEVERITIES
+        for result in members.values():
+            is_whole &= len(result.classes) == _CLASSES and 0 not in result.per_class["images"]
         if name in _ALEXNET_ERRORS and is_whole:
-            error = 100 - float(np.mean(list(map(attrgetter("top1"), results))))
+            error = 100 - float(np.mean([result.top1 for result in members.values()]))
             errors[name] = error / _ALEXNET_ERRORS[name]
     if errors.keys() != _ALEXNET_ERRORS.keys():
         return {}
     return errors | {"mean": float(np.mean(list(errors.values())))}
-
-
-def _has_all_classes(result: Evaluation) -> bool:
-    return len(result.classes) == _CLASSES and 0 not in result.per_class["images"]

@@ -1,6 +1,7 @@
 """Figures of a server in Prometheus' text format."""
 
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -27,34 +28,17 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call] # they double the figures
         self._registry = registry = CollectorRegistry()
-        self._requests = Counter(
-            "lockstep_requests",
-            "Requests that were answered.",
-            ("method", "path", "status"),
-            registry=registry,
-        )
-        self._seconds = Histogram(
-            "lockstep_request_seconds",
-            "Seconds from the headers of a request to the end of its answer.",
-            ("path",),
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._images = Counter(
-            "lockstep_images", "Images that the runtime computed.", registry=registry
-        )
-        self._batches = Histogram(
-            "lockstep_batch_images",
-            "Images in a batch of the runtime.",
-            buckets=_BATCHES,
-            registry=registry,
-        )
-        self._engine = Histogram(
-            "lockstep_engine_seconds",
-            "Seconds that the runtime took for a batch.",
-            buckets=_SECONDS,
-            registry=registry,
-        )
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        labels = ("method", "path", "status")
+        self._requests = counter("lockstep_requests", "Requests that were answered.", labels)
+        what = "Seconds from the headers of a request to the end of its answer."
+        self._seconds = histogram("lockstep_request_seconds", what, ("path",), buckets=_SECONDS)
+        self._images = counter("lockstep_images", "Images that the runtime computed.")
+        what = "Images in a batch of the runtime."
+        self._batches = histogram("lockstep_batch_images", what, buckets=_BATCHES)
+        what = "Seconds that the runtime took for a batch."
+        self._engine = histogram("lockstep_engine_seconds", what, buckets=_SECONDS)
         ProcessCollector(registry=registry)
 
     def describe(self, **labels: str) -> None:
