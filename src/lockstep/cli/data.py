@@ -142,7 +142,8 @@ def index(data: Data) -> None:
             f"{split}: {_format_size(len(index), len(index.classes))},"
             f" {len(index.quarantined)} left out"
         )
-        _print_quarantined(index)
+        for bad in index.describe_quarantine():
+            print(f"  left out: {escape_line(bad['file'])}: {bad['reason']}")
 
 
 @app.command("info")
@@ -475,8 +476,3 @@ def _indexes(data: Path, *, anew: bool = False, quiet: bool = False) -> "list[tu
         for note in note_skipped(folder, [index for _, index in indexes]):
             reporter.say(f"note: {note}")
     return indexes
-
-
-def _print_quarantined(index: "Index") -> None:
-    for bad in index.describe_quarantine():
-        print(f"  left out: {escape_line(bad['file'])}: {bad['reason']}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from lockstep.cli.terminal import print
+from lockstep.cli.terminal import print, show_download
 from lockstep.system.errors import (
     EXIT_SAVED_AND_STOPPED,
     BackendError,
@@ -139,8 +139,6 @@ def find_weights(name: str) -> Path:
 
     if not is_remote(name):
         return Path(name)
-    from lockstep.cli.terminal import show_download
-
     with show_download(name) as progress:
         return fetch_weights(name, progress=progress)
 
@@ -316,11 +314,6 @@ _WENT = "LOCKSTEP_WENT_WHERE_INSTALLED"
 once."""
 
 
-def has_moved() -> bool:
-    """Return whether another Python has passed this command line on."""
-    return _WENT in os.environ
-
-
 def switch_environment(backend: str) -> None:
     """Run this command line with the Python that has a backend, if this Python does not have it and
     another one is found.
@@ -331,7 +324,7 @@ def switch_environment(backend: str) -> None:
     from lockstep import backends
 
     framework = backends.FRAMEWORKS.get(backend)
-    if framework is None or framework.version() is not None or has_moved():
+    if framework is None or framework.version() is not None or _WENT in os.environ:
         return
     python = backends.find_interpreter(backend)
     if python is None:

@@ -11,7 +11,7 @@ import json
 import re
 import select
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -93,8 +93,6 @@ def is_reader_gone(file: TextIO) -> bool:
 def make_console(**options: Any) -> "Console":
     """Return a rich console that escapes texts, tables and bars in the same way. Rich's own colours
     and moves stay."""
-    from collections.abc import Iterable
-
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
     from rich.text import Text

@@ -137,15 +137,11 @@ class Index(Images):
         length = self.rows["length"][sample]
         if len(data) != length:
             raise self.explain_change(sample, f"it has {len(data)} bytes instead of {length}")
-        if not self.has_checksum_of(sample, data):
+        if len(self.checksums) and compute_crc(data) != self.checksums[sample]:
             raise self.explain_change(sample, CHANGED)
         if is_later and not len(self.checksums):
             raise self.explain_change(sample, "it was written after indexing")
         return data
-
-    def has_checksum_of(self, sample: int, data: bytes | memoryview) -> bool:
-        """Return whether bytes have the checksum of an image; True in an index without."""
-        return not len(self.checksums) or compute_crc(data) == self.checksums[sample]
 
     def _read(self, sample: int) -> tuple[bool, bytes]:
         """Return the current bytes of an image, and before them whether its file is another one by

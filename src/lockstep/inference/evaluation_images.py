@@ -58,8 +58,11 @@ class EvaluationImages:
         if self.division:
             whole = len(index)
             index = divide_index(index, self.division)[1]
+            part: object = self.division
+            if isinstance(part, float | int):
+                part = f"the share of {part:g}"
             remarks.append(
-                f"evaluates {self._name_part()} that is set apart for validation,"
+                f"evaluates {part} that is set apart for validation,"
                 f" {len(index)} of {whole} images; --split 0 evaluates all"
             )
         if labels is not None:
@@ -72,11 +75,6 @@ class EvaluationImages:
             return replace(matched, index=index, answers=answers), remarks
         check_classes(index, self.source, weights.recipe.logits)
         return replace(matched, index=index), remarks
-
-    def _name_part(self) -> str:
-        if isinstance(self.division, Fold):
-            return str(self.division)
-        return f"the share of {self.division:g}"
 
 
 def find_evaluation_images(

@@ -102,17 +102,14 @@ class NamedImages:
             name = line if separator == _NUL else line.rstrip(b"\r")
             if not name:
                 continue
+            why = ""
             if _NUL in name:
-                why = (
-                    "a NUL in a line; a list of paths with a NUL after each ends with one, as find"
-                    " -print0 writes it"
-                )
-                self._add_failing(f"{source}, {unit} {number}", why)
+                why = "a NUL in a line; a list of paths with a NUL after each ends with one"
+                why += ", as find -print0 writes it"
             elif len(name) > _MOST_PATH_BYTES:
-                why = (
-                    f"{len(name):,} bytes are too many for a path; expected at most"
-                    f" {_MOST_PATH_BYTES:,}"
-                )
+                why = f"{len(name):,} bytes are too many for a path"
+                why += f"; expected at most {_MOST_PATH_BYTES:,}"
+            if why:
                 self._add_failing(f"{source}, {unit} {number}", why)
             else:
                 self._add_path(os.fsdecode(name))

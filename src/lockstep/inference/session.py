@@ -85,10 +85,6 @@ class SessionOptions:
             execution = execution.replace(device=device)
         return replace(self, execution=execution, **changes)
 
-    def choose_runtime(self, exported: "ExportedModel | None") -> str:
-        """Return the name of the runtime for weights, or for an exported model."""
-        return self.runtime or (NATIVE if exported is None else AUTO)
-
 
 @dataclass(frozen=True)
 class Session:
@@ -128,7 +124,7 @@ def open_session(
     precision = options.precision
     execution = options.execution
     listener = options.listener
-    runtime = options.choose_runtime(exported)
+    runtime = options.runtime or (NATIVE if exported is None else AUTO)
     recorder = Recorder(listener if is_leading() else None)
     ranks = count_ranks()
     if exported is not None and runtime == AUTO:

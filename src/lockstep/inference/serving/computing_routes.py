@@ -216,7 +216,8 @@ class Predict(_Route):
         }
         result = self._describe_classes(computed.logits[0], top)
         if computed.heat is not None:
-            result["explanation"] = await self._run_in_thread(_draw_heat, images, computed.heat)
+            [picture] = await self._run_in_thread(overlay, images, computed.heat)
+            result["explanation"] = await self._run_in_thread(_encode_picture, picture)
         if flags["thumbnail"]:
             result["thumbnail"] = await self._run_in_thread(_encode_picture, images[0])
         times["total"] = time.perf_counter() - began
@@ -266,12 +267,6 @@ class Predict(_Route):
             "probabilities": [round(share, 6) for share in shares],
             **unknown,
         }
-
-
-def _draw_heat(images: np.ndarray, heat: np.ndarray) -> str:
-    """Return an image with Grad-CAM over it as a data URL."""
-    [picture] = overlay(images, heat)
-    return _encode_picture(picture)
 
 
 def _encode_picture(picture: np.ndarray) -> str:
