@@ -25,8 +25,6 @@ _NAMES = {
 _STORED = r".*\.(?:rec|tar|tfrecords?)|.*-\d{5}-of-\d{5}"
 _SPLITS = {"train": "train|training", "val": "val|valid|validation|dev", "test": "test|testing"}
 _WORD = re.compile(f"(?:^|[^a-z])({'|'.join(_SPLITS.values())})(?:[^a-z]|$)")
-_NO_SPLITS = ("data", "default")
-"""Folders of the hub that name no split."""
 _NUMBERED = re.compile(r"(.+)-\d{5}-of-\d{5}\b")
 _MOST_FOLDERS = 20
 """In a folder of more folders, these are taken for classes, unless they are named as splits."""
@@ -81,59 +79,58 @@ def group_by_split(form: Form) -> dict[str, list[Path]]:
 
     Raises `DataError` if files are of splits with other names, or of several data sets.
     """
-    words = set()
-    folders = set()
     splits: dict[str, list[Path]] = {}
+    words = set()
+    sets = set()
     for file in form.files:
-        word = _find_word(form.path, file)
-        words.add(word)
-        folders.add(_find_configuration(form.path, file))
+        folders = _list_folders(form.path, file)
+        word = _find_word(file.name) or next(reversed(folders), "")
         splits.setdefault(name_split(word) or "", []).append(file)
-    unknown = sorted(word for word in words if name_split(word) is None)
-    if len(folders) > 1 or (unknown and len(words) > 1):
+        words.add(word)
+        sets.add("/".join(name for name in folders if name_split(name) is None))
+    if len(sets) > 1 or ("" in splits and len(words) > 1):
         raise DataError(
             f"{form.path} holds files of several data sets or of unknown splits:"
-            f" {', '.join(sorted(folders) if len(folders) > 1 else map(repr, unknown))}; expected"
-            " train, val, validation or test in their names. Name one of the folders or files"
+            f" {', '.join(sorted(sets if len(sets) > 1 else words))}; expected train, val,"
+            " validation or test in their names. Name one of the folders or files"
         )
     return splits
 
 
-def _find_word(root: Path, file: Path) -> str:
-    """Return the word for the split in the path of a file: in its name, else of its folder."""
-    numbered = _NUMBERED.match(file.name)
-    named = _WORD.search(file.name.lower())
-    if numbered is None and named is not None:
-        return named[1]
-    if numbered is not None and numbered[1] not in ("data", "part"):
-        return re.split(r"[-.]", numbered[1])[-1]  # of the hub: train; of TensorFlow: NAME-train
-    folders = file.parent.relative_to(root).parts if root.is_dir() else ()
-    return ([""] + [name for name in folders if name.lower() not in _NO_SPLITS])[-1]
+def _find_word(name: str) -> str:
+    """Return the word for the split in the name of a file; empty if there is none."""
+    numbered = _NUMBERED.match(name)
+    if numbered is None:
+        return "".join(_WORD.findall(name.lower())[:1])
+    # The hub's `train-00000-of-00002`, and TensorFlow's `pets-train-00000-of-00002`.
+    word = re.split(r"[-.]", numbered[1])[-1]
+    return word * (word not in ("data", "part"))
 
 
-def _find_configuration(root: Path, file: Path) -> str:
-    """Return the folder of a file without the parts that name a split."""
-    parts = file.parent.relative_to(root).parts if root.is_dir() else ()
-    named = [name for name in parts if name.lower() not in _NO_SPLITS and not name_split(name)]
-    return "/".join(named)
+def _list_folders(root: Path, file: Path) -> list[str]:
+    """Return the folders in a data set that lead to a file, without those that say nothing."""
+    parts = file.relative_to(root).parts[:-1]
+    return [name for name in parts if name.lower() not in ("data", "default")]
 
 
 def find_form(path: Path) -> Form | None:
     """Return the form of a file or a folder; None if it has none of them."""
-    is_folder = path.is_dir()
-    files = sorted(_walk(path, 3)) if is_folder else [path] if path.is_file() else []
+    if path.is_file():
+        for kind, names in (*_NAMES.items(), (LIST, r".*\.txt")):
+            if re.fullmatch(names, path.name, re.IGNORECASE):
+                return Form(kind, path, (path,))
+    files = sorted(_walk(path, 3))
     for kind, names in _NAMES.items():
         members = [file for file in files if re.fullmatch(names, file.name, re.IGNORECASE)]
+        members = [file for file in members if _is_data(path, kind, file)]
         # Of an archive next to what was unpacked from it, only that counts.
         if kind != TABLE and any(re.fullmatch(_STORED, file.name) for file in files):
             members = []
-        if is_folder:
-            members = [file for file in members if _is_data(path, kind, file)]
         if kind == LIST:
             members = [file for file in members if file.stem == "metadata"] or members
         if members:
             return Form(kind, path, tuple(members))
-    return Form(LIST, path, (path,)) if files == [path] and path.suffix == ".txt" else None
+    return None
 
 
 def _walk(folder: Path, depth: int) -> Iterator[Path]:
@@ -162,7 +159,7 @@ def _is_data(root: Path, kind: str, path: Path) -> bool:
         folders = [entry.name for entry in entries if entry.name[0] != "." and entry.is_dir()]
     if kind == TABLE:
         return len(folders) < 2
-    if _find_configuration(root, path):
+    if not all(map(name_split, _list_folders(root, path))):
         return False
     if kind == COMPRESSED:
         return not folders

@@ -150,9 +150,6 @@ def find_split(data: Path, split: str) -> Source:
             return find_source(data / alias)
     source = _make_source(data, find_files(data, split), split)
     if source is None:
-        from lockstep.data.forms import refuse_form
-
-        refuse_form(data)
         refuse_compressed(data, split)
         raise DataError(f"{data} has no {split} images; expected {_layouts(data, split)}")
     return source
@@ -177,9 +174,6 @@ def find_source(root: Path) -> Source:
         return Source(FOLDER, root, tuple(name for name in bundles if (root / name).is_file()))
     source = _make_source(root, files, "")
     if source is None:
-        from lockstep.data.forms import refuse_form
-
-        refuse_form(root)
         refuse_compressed(root)
     return source or Source(FOLDER, root)
 
@@ -295,8 +289,11 @@ def unpack_name(name: str) -> str:
 
 
 def refuse_compressed(root: Path, split: str = "") -> None:
-    """Raise `DataError` if a folder has a compressed file of a format, or an archive, of a split or
-    of any."""
+    """Raise `DataError` if a folder must be packed first, or has a compressed file of a format, or
+    an archive, of a split or of any."""
+    from lockstep.data.forms import refuse_form
+
+    refuse_form(root)
     for name in _find_named(root, split) if split else list_visible(root)[1]:
         if group_by_format([unpack_name(name)]) or name.lower().endswith(".zip"):
             with open_regular(root / name, ANY_SIZE) as file:

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from lockstep.cli import app
 from lockstep.data.packing import Columns, Packing, pack
+from lockstep.data.packing.devkit import read_ground_truth
 from lockstep.data.sources import FORMATS, find_sources
 from lockstep.system.errors import DataError
 from tests.data.cases import image_folder, jpeg, sample, write
@@ -360,7 +361,7 @@ def test_labels_of_imagenet(tmp_path: Path) -> None:
     assert read_packed(tmp_path / "kit") == {"val": expected[""]}
     (tmp_path / "val/extra.JPEG").write_bytes(IMAGES[0])
     with pytest.raises(DataError, match="6 numbers for 7 images"):
-        pack(kit, tmp_path / "more", WEBDATASET, columns=columns)
+        next(read_ground_truth(kit, tmp_path / "val", {}, ()))
     scipy.savemat(tmp_path / "meta.mat", {"synsets": synsets})
     data = (tmp_path / "meta.mat").read_bytes()
     # A few bytes may claim to be an array of any size.

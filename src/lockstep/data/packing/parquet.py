@@ -23,8 +23,8 @@ _KINDS = {
     "number": r"(?:dictionary<values=)?(?:u?int|float|double|halffloat)",
 }
 """How the types of columns begin in Arrow's words."""
-_MOST_ROWS = {True: 32, False: 2**12}
-"""How many rows are read at a time: with images, and of other columns."""
+_MOST_ROWS = {True: 2**12, False: 32}
+"""How many rows are read at a time: of texts and numbers, and with images."""
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _FILE_BEGIN = b"ARROW1"
 
@@ -37,33 +37,29 @@ def open_tables(form: Form, images: Path | None) -> Iterator[tuple[str, Table]]:
     files = list(form.files)
     own = ""
     for folder in dict.fromkeys(path.parent for path in form.files if form.path.is_dir()):
-        state = _read_json(folder / "state.json")
-        saved = {str(item.get("filename")) for item in state.get("_data_files", ())}
+        saved: set[str] = set()
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            state = parsed(read_regular(folder / "state.json", TEXT))
+            own = name_split(str(state["_split"])) or ""
+            saved = {str(item["filename"]) for item in state["_data_files"]}
         beside = {path.name for path in files if path.parent == folder}
         current = beside & saved or beside
         check_complete(folder, tuple(current))
         files = [path for path in files if path.parent != folder or path.name in current]
-        own = name_split(str(state.get("_split"))) or ""
     for split, paths in group_by_split(form._replace(files=tuple(files))).items():
         for path in paths:
             yield split or own, _open_table(path)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    with suppress(FileNotFoundError, ValueError):
-        value = parsed(read_regular(path, TEXT))
-        return value if isinstance(value, dict) else {}
-    return {}
-
-
 def _open_table(path: Path) -> Table:
     with _open(path) as (schema, _):
         kinds = {field.name: _find_kind(field) for field in schema}
-        features = _read_features(path, schema)
+        notes = (schema.metadata or {}).get(b"huggingface", b"{}")
     classes = {}
-    for name, feature in features.items():
-        if kinds.get(name) == "number" and isinstance(feature, dict) and feature.get("names"):
-            classes[name] = list(map(str, feature["names"]))
+    with suppress(ValueError, LookupError, TypeError, AttributeError):
+        for name, feature in parsed(notes)["info"]["features"].items():
+            if kinds[name] == "number" and "names" in feature:
+                classes[name] = list(map(str, feature["names"]))
     return Table(path, kinds, classes, partial(_read, path))
 
 
@@ -72,15 +68,6 @@ def _find_kind(field: Any) -> str:
         if re.match(begin, str(field.type)):
             return kind
     return ""
-
-
-def _read_features(path: Path, schema: Any) -> dict[str, Any]:
-    """Return the kinds of columns as `datasets` notes them; empty if it wrote none."""
-    features: Any = None
-    with suppress(ValueError, KeyError, TypeError):
-        features = parsed((schema.metadata or {})[b"huggingface"])["info"]["features"]
-    features = features or _read_json(path.with_name("dataset_info.json")).get("features")
-    return features if isinstance(features, dict) else {}
 
 
 def _import_pyarrow() -> Any:
@@ -125,7 +112,8 @@ def _read(path: Path, names: Sequence[str]) -> Iterator[tuple[str, Mapping[str, 
     """Yield the place of each row, and its values of some columns."""
     number = 0
     with _open(path) as (schema, parts):
-        most = _MOST_ROWS[any(_find_kind(schema.field(name)) == "image" for name in names)]
+        kinds = {_find_kind(schema.field(name)) for name in names}
+        most = _MOST_ROWS[kinds <= {"text", "number"}]
         if path.suffix.lower() == ".parquet":
             parts = parts.iter_batches(most, columns=list(names), use_threads=False)
         for part in parts:

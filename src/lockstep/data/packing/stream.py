@@ -5,14 +5,14 @@ import io
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from lockstep.data.containers import Damage, Sample, unfinish
+from lockstep.data.containers import Appended, Damage, Sample, unfinish
 from lockstep.data.containers.places import Places
 from lockstep.data.containers.webdataset import Writer
 from lockstep.data.decoding.decode import check_ends
@@ -121,7 +121,7 @@ def write_rows(
             if row.label is None:
                 continue
             if row.split not in writers:
-                writers[row.split] = stack.enter_context(closing(_SplitWriter(target, row.split)))
+                writers[row.split] = _SplitWriter(target, row.split, stack)
             reason = writers[row.split].add(row, classes)
             if reason is not None:
                 left_out(row.split, Quarantined(row.place, reason))
@@ -140,15 +140,16 @@ def write_rows(
 class _SplitWriter:
     """Writes the samples of a split to one tar after another."""
 
-    def __init__(self, target: Path, split: str) -> None:
+    def __init__(self, target: Path, split: str, stack: ExitStack) -> None:
         self.folder = target / {"test": split}.get(split, "")
         self.count = 0
         """The number of images that are written."""
         self._target = target
+        self._stack = stack
         self._prefix = split.removeprefix("test")
         self._seen = 0
         self._shards = 0
-        self._tar: Writer | None = None
+        self._tar: Appended | None = None
         self._skipped = 0
         """This many of the next images are in the tar already."""
         self._faults = Faults(target / CACHE / f"pack.{split or 'images'}.faults")
@@ -198,7 +199,7 @@ class _SplitWriter:
                 return
         if path.exists():
             unfinish(path)
-        self._tar = Writer(path)
+        self._tar = self._stack.enter_context(Writer(path))
         self._skipped = self._tar.written
 
     def finish(self) -> None:
@@ -207,8 +208,3 @@ class _SplitWriter:
             note_lengths(self._target, {self._tar.path: self._tar.length})
             self._tar.finish()
             self._tar = None
-
-    def close(self) -> None:
-        """Close the tar that is being written."""
-        if self._tar is not None:
-            self._tar.__exit__()

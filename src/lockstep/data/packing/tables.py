@@ -24,7 +24,7 @@ from lockstep.system.errors import DataError, nearest
 
 _ENDINGS = ("", ".JPEG", ".jpg", ".jpeg", ".png")
 """What a list may leave out at the end of a path. ImageNet's lists do."""
-_NO_LABELS = ("", "-1", "-1.0", "nan", "None")
+_NO_LABELS = (None, "", "-1", -1)
 """Labels of images without one. Of many public data sets the split `test` has only these."""
 
 
@@ -81,12 +81,12 @@ class _Chosen(NamedTuple):
             split = self.split
             if self.column:
                 split = read_split(row.get(self.column), place)
-            value = row.get(self.label)
-            if split == "test" and str(value).strip() in _NO_LABELS:
+            label = row.get(self.label)
+            if split == "test" and label in _NO_LABELS:
                 yield Row(split, None, None, place)
                 continue
             try:
-                label = read_label(value)
+                label = read_label(label)
                 if self.label not in self.table.classes:
                     label = str(label)
                 if positions is not None:
