@@ -17,12 +17,13 @@ from lockstep.recipes import limits
 from lockstep.recipes.augmentation_list import load_plug_ins
 from lockstep.recipes.class_weights import balance_classes
 from lockstep.recipes.field_validation import Settings
+from lockstep.recipes.fields.compression import CompressionFields
 from lockstep.recipes.fields.evaluation import EvaluationFields
 from lockstep.recipes.fields.images import ImageFields
 from lockstep.recipes.fields.learning_rate import LearningRateFields
 from lockstep.recipes.fields.loss import LossFields
 from lockstep.recipes.fields.model import ModelFields
-from lockstep.recipes.fields.precision import CompressionFields, PrecisionFields
+from lockstep.recipes.fields.precision import PrecisionFields
 from lockstep.recipes.fields.run import RunFields
 from lockstep.recipes.fields.updates import UpdateFields
 from lockstep.recipes.folds import Fold
