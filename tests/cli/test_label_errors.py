@@ -64,7 +64,7 @@ def test_planted_errors_are_found_with_their_true_class(run: Path, data: Path) -
     assert (check.judged, check.images) == (21, 69)
     assert {suspect.place: suspect.suggestion for suspect in check.suspects[:2]} == PLANTED
     sheet = draw_suspects(check, 2)
-    assert sheet.size == (2 * 40 + 8, 40 + 2 * 16 + 8)
+    assert sheet.size == (2 * 168 + 8, 168 + 3 * 16 + 8)
 
 
 def test_a_folder_of_runs_stands_for_them(run: Path, data: Path) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.font_manager import findfont, get_font
-from PIL import Image
+from PIL import Image, ImageFont
 
 from lockstep.data import Batch
-from lockstep.data.contact_sheet import contact_sheet, write_sheet
+from lockstep.data.contact_sheet import contact_sheet, wrap_lines, write_sheet
 from lockstep.data.dataset_facts import facts
 from lockstep.data.index import Index, open_index
 from lockstep.data.loading.host import HostLoader
@@ -142,6 +142,18 @@ def test_names_stand_below_their_images(name: str, tmp_path: Path, tiny_recipe: 
     for left in (MARGIN, MARGIN + 32 + MARGIN):
         assert (below[:, left : left + 32] < 128).any()
     assert (below[:, 2 * MARGIN + 2 * 32 + 2 :] == 255).all()
+
+
+def test_captions_wrap_and_lose_nothing_but_the_end_of_a_long_text() -> None:
+    """At word ends where there are some; the font of the sheet says what fits."""
+    font = ImageFont.truetype(find_font("a"), 11)
+    texts = ("val/birds/an owl with a name that is too long.jpg", "x" * 60, "", "w" * 1000)
+    lines = wrap_lines(texts, 160)
+    assert max(map(font.getlength, lines)) <= 160
+    assert "".join(lines).startswith("".join(texts[:2]))
+    assert lines[0].endswith(" ")
+    assert font.getlength("".join(lines[-4:])) > 4 * 150, "four full lines of the last text"
+    assert len(lines) < 13
 
 
 def test_letters_that_differ_look_different(tmp_path: Path, tiny_recipe: Recipe) -> None:

@@ -43,3 +43,56 @@ def test_nothing_belongs_to_a_class_without_images() -> None:
     probabilities = np.array([[0.1, 0.1, 0.8], [0.2, 0.1, 0.7], [0.1, 0.9, 0.0]])
     errors = find_label_errors(probabilities, np.array([0, 0, 1]))
     assert errors.suspects.size == 0
+
+
+SIZES = (40, 30, 12, 6, 3, 2)
+
+
+def draw_rare_labels(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return probabilities of 93 images of six classes, some rare, and labels, 6 % of them wrong.
+    The model prefers frequent classes and is right on about 70 %."""
+    random = np.random.default_rng(seed)
+    true = np.repeat(np.arange(6), SIZES)
+    logits = random.normal(0, 1.2, (93, 6)) + np.log(np.array(SIZES) / 93)
+    logits[np.arange(93), true] += 2
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    labels = true.copy()
+    flipped = random.random(93) < 0.06
+    labels[flipped] = (labels[flipped] + random.integers(1, 6, flipped.sum())) % 6
+    return probabilities, labels
+
+
+CLEANLABS = {
+    1: [36, 57, 74, 85, 87],
+    2: [11, 36, 47, 57, 62, 71, 73, 75, 86, 88, 92],
+    3: [1, 2, 6, 21, 39, 42, 44, 54, 56, 57, 59, 61, 71, 73, 78, 79, 84, 89],
+}
+"""`find_label_issues(labels, probabilities, filter_by="confident_learning")` of cleanlab 2.9.0."""
+
+
+@pytest.mark.parametrize("seed", CLEANLABS)
+def test_rare_classes_are_suspected_no_more_than_chance_and_labels_allow(seed: int) -> None:
+    """Of cleanlab's suspects, those remain that have a likely suggestion."""
+    probabilities, labels = draw_rare_labels(seed)
+    errors = find_label_errors(probabilities, labels)
+    assert set(errors.suspects.tolist()) <= set(CLEANLABS[seed])
+    rows = probabilities[errors.suspects]
+    suggested = rows[np.arange(len(rows)), errors.suggestions]
+    assert (suggested > rows[np.arange(len(rows)), labels[errors.suspects]]).all()
+    assert (suggested >= 1 / 6).all()
+    rest = np.setdiff1d(CLEANLABS[seed], errors.suspects)
+    thresholds = [max(probabilities[labels == k, k].mean(), 1 / 6) for k in range(6)]
+    label_probabilities = probabilities[rest, labels[rest]][:, None]
+    is_likely = (probabilities[rest] >= thresholds) & (probabilities[rest] > label_probabilities)
+    assert not is_likely.any(), "no class is likely for those that are not suspected"
+
+
+def test_odds_leave_the_clearest_suspects() -> None:
+    probabilities, labels = draw_rare_labels(3)
+    every = find_label_errors(probabilities, labels)
+    clear = find_label_errors(probabilities, labels, odds=5)
+    rows = probabilities[every.suspects]
+    places = np.arange(len(rows))
+    ratios = rows[places, every.suggestions] / rows[places, labels[every.suspects]]
+    assert clear.suspects.tolist() == every.suspects[ratios > 5].tolist()
+    assert 0 < len(clear.suspects) < len(every.suspects)

@@ -35,8 +35,6 @@ _SHOWN = 5
 """A table lists at most this many findings of a kind."""
 _SHOWN_SUSPECTS = 20
 _DRAWN_SUSPECTS = 60
-_TRUSTED_SHARE = 0.9
-"""Runs that predict fewer labels than this share doubt many that are right."""
 
 
 @app.command("pack")
@@ -264,11 +262,12 @@ def _check_labels(data: Path, runs: list[str], out: Path, *, as_json: bool) -> N
             f"{check.judged} of {check.images} images are judged by runs that did not train on"
             f" them; {len(suspects)} labels are doubtful"
         )
-        if check.right < _TRUSTED_SHARE * check.judged:
+        if check.odds > 1:
             accuracy = format_accuracy(100 * check.right / check.judged, check.judged)
             print(
                 f"note: top-1 of these runs is {accuracy}: runs that are wrong so often also doubt"
-                " right labels; look at every image, or train better runs first"
+                f" right labels. A label is listed if another class is over {check.odds:g} times as"
+                " likely; look at every image, or train better runs first"
             )
         for suspect in suspects[:_SHOWN_SUSPECTS]:
             print(

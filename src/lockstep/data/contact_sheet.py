@@ -26,6 +26,8 @@ _MARGIN = 8
 _LINE = 16
 _LETTERS = 11
 """Height of the letters in pixels."""
+_MOST_LINES = 4
+"""Lines of a text in a caption that wraps."""
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -143,6 +145,27 @@ def draw_sheet(pictures: Sequence[np.ndarray], captions: Sequence[Sequence[str]]
         for number, line in enumerate(lines):
             _write_line(draw, (left, top + size + 1 + number * _LINE), line, size)
     return sheet
+
+
+def wrap_lines(texts: Sequence[str], width: int) -> list[str]:
+    """Return the lines of a caption in which each text has at most `_MOST_LINES` lines of `width`
+    pixels; the rest of a text is cut off."""
+    lines = []
+    for text in texts:
+        rest = printable(text).replace("\n", " ")
+        font = ImageFont.truetype(find_font(rest), _LETTERS)
+        for _ in range(_MOST_LINES):
+            line = rest
+            while font.getlength(line) > width:
+                line = line[:-1]
+            space = line.rfind(" ")
+            if len(line) < len(rest) and space > 0:
+                line = line[: space + 1]
+            lines.append(line)
+            rest = rest[len(line) :]
+            if not rest:
+                break
+    return lines
 
 
 def _write_line(draw: ImageDraw.ImageDraw, place: tuple[int, int], text: str, width: int) -> None:

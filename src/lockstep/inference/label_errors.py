@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lockstep.data.contact_sheet import draw_sheet
+from lockstep.data.contact_sheet import draw_sheet, wrap_lines
 from lockstep.data.images import printable
 from lockstep.data.index import Index
 from lockstep.data.split import Sets, open_sets, same_images
@@ -26,6 +26,13 @@ from lockstep.system.ranks import is_leading
 from lockstep.weights import Weights, open_weights
 from lockstep.weights.calibration import collect_logits, compute_probabilities
 from lockstep.weights.checkpoint import read_data_digest
+
+TRUSTED_SHARE = 0.9
+"""Runs that predict fewer labels than this share doubt many that are right."""
+ODDS = 5.0
+"""How many times as likely as the label a suggestion of such runs must be."""
+_SMALLEST_CELL = 160
+"""Pixels of a side of an image in a sheet, so that people can judge it."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,8 @@ class LabelCheck:
     """Of these, the images for which the label is the likeliest class."""
     images: int
     """All training and validation images."""
+    odds: float
+    """How many times as likely as its label the suggestion for a suspect is at least."""
     recipe: Recipe
     """It says how the images are prepared."""
 
@@ -119,7 +128,11 @@ def check_labels(
             judgement.total += row
             judgement.runs += 1
     right = sum(int(one.total.argmax()) == one.label for one in judgements.values())
-    return LabelCheck(_find_suspects(judgements), len(judgements), right, images, recipe)
+    odds = 1.0
+    if right < TRUSTED_SHARE * len(judgements):
+        odds = ODDS
+    suspects = _find_suspects(judgements, odds)
+    return LabelCheck(suspects, len(judgements), right, images, odds, recipe)
 
 
 def _list_folders(sources: Sequence[str | Path]) -> list[Path]:
@@ -170,14 +183,14 @@ def _name_place(index: Index, sample: int) -> str:
     return printable(where if name in ("", place) else f"{where} ({name})")
 
 
-def _find_suspects(judgements: dict[str, _Judgement]) -> list[Suspect]:
+def _find_suspects(judgements: dict[str, _Judgement], odds: float) -> list[Suspect]:
     """Return the images whose label is probably wrong, the most certain first."""
     if not judgements:
         return []
     places = list(judgements)
     rows = [judgement.total / judgement.runs for judgement in judgements.values()]
     labels = [judgement.label for judgement in judgements.values()]
-    errors = find_label_errors(np.stack(rows), np.array(labels))
+    errors = find_label_errors(np.stack(rows), np.array(labels), odds)
     suspects = []
     for number, guess in zip(errors.suspects.tolist(), errors.suggestions.tolist(), strict=True):
         judgement = judgements[places[number]]
@@ -196,15 +209,20 @@ def _find_suspects(judgements: dict[str, _Judgement]) -> list[Suspect]:
 
 
 def draw_suspects(check: LabelCheck, most: int) -> Image.Image:
-    """Return a contact sheet of the first `most` suspects, each with its label and its suggested
-    class."""
+    """Return a contact sheet of the first `most` suspects, each with its file, its label and its
+    suggested class. Images are as evaluation crops them, and large enough for people."""
+    recipe = check.recipe
+    scale = -(-_SMALLEST_CELL // recipe.eval_crop)
+    size = scale * recipe.eval_crop
+    recipe = recipe.replace(eval_resize=scale * recipe.eval_resize, eval_crop=size)
     pictures = []
     captions = []
     for suspect in check.suspects[:most]:
         index, sample = suspect.source
-        picture = np.empty((check.recipe.eval_crop, check.recipe.eval_crop, 3), np.uint8)
-        read_square(index.read(sample), check.recipe, picture)
+        picture = np.empty((size, size, 3), np.uint8)
+        read_square(index.read(sample), recipe, picture)
         pictures.append(picture)
-        share = 100 * suspect.suggestion_probability
-        captions.append([f"{suspect.label}?", f"{share:.0f} % {suspect.suggestion}"])
+        label = f"{suspect.label} {100 * suspect.label_probability:.0f} %"
+        suggestion = f"{suspect.suggestion} {100 * suspect.suggestion_probability:.0f} %"
+        captions.append(wrap_lines((suspect.place, f"label: {label}", f"or: {suggestion}"), size))
     return draw_sheet(pictures, captions)

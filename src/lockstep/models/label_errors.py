@@ -23,19 +23,24 @@ class LabelErrors:
     confident class are not counted."""
 
 
-def find_label_errors(probabilities: np.ndarray, labels: np.ndarray) -> LabelErrors:
+def find_label_errors(
+    probabilities: np.ndarray, labels: np.ndarray, odds: float = 1.0
+) -> LabelErrors:
     """Return the images whose label is probably wrong.
 
     `probabilities` are [N, classes], `labels` int [N]. A class is confident for an image if its
     probability is at least the mean probability of the class over the images with its label: the
-    threshold follows how sure the model is of the class. Of several, the likeliest is taken. An
-    image whose confident class is not its label is a suspect. A class without images has no
-    threshold, and nothing is suspected to belong to it.
+    threshold follows how sure the model is of the class. It is at least that of chance, 1/classes:
+    a model is seldom sure of a rare class, and would find it in images of others. Of several, the
+    likeliest is taken. An image whose confident class is not its label, and more than `odds` times
+    as likely as the label, is a suspect. A class without images has no threshold, and nothing is
+    suspected to belong to it.
     """
     classes = probabilities.shape[1]
     thresholds = np.full(classes, np.inf)
     for number in np.unique(labels):
-        thresholds[number] = probabilities[labels == number, number].mean()
+        own = probabilities[labels == number, number].mean()
+        thresholds[number] = max(own, 1 / classes)
     # Rounding must not decide where a class has one image, or equal ones.
     confident = np.where(probabilities >= thresholds - 1e-12, probabilities, -1.0)
     guesses = confident.argmax(axis=1)
@@ -46,6 +51,7 @@ def find_label_errors(probabilities: np.ndarray, labels: np.ndarray) -> LabelErr
     rows = np.arange(len(labels))
     others[rows, labels] = -1.0
     margins = probabilities[rows, labels] - others.max(axis=1)
-    suspects = np.flatnonzero(has_guess & (guesses != labels))
+    is_likelier = probabilities[rows, guesses] > odds * probabilities[rows, labels]
+    suspects = np.flatnonzero(has_guess & (guesses != labels) & is_likelier)
     suspects = suspects[np.argsort(margins[suspects], kind="stable")]
     return LabelErrors(suspects, guesses[suspects], margins[suspects], joint)
