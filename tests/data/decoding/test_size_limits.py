@@ -10,11 +10,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from lockstep.data.decoding import jpeg_frames, size_limits
+from lockstep.data.decoding import decode as decode_module
+from lockstep.data.decoding import size_limits
 from lockstep.data.decoding.augment import Square, decode_into
-from lockstep.data.decoding.decode import check, decode, decode_undamaged, header_size
+from lockstep.data.decoding.decode import check, check_frame, decode, decode_undamaged, header_size
 from lockstep.data.decoding.file_parts import count_parts
-from lockstep.data.decoding.jpeg_frames import check_frame
 from lockstep.data.decoding.size_limits import (
     MOST_BYTES_BESIDES,
     MOST_COMMENTS,
@@ -169,9 +169,9 @@ SCAN = PHOTO.index(b"\xff\xda") + 14
 def test_scans_are_counted_as_libjpeg_reads_them(
     data: bytes | memoryview, scans: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jpeg_frames, "MOST_SCANS", scans)
+    monkeypatch.setattr(decode_module, "MOST_SCANS", scans)
     assert check_frame(data)
-    monkeypatch.setattr(jpeg_frames, "MOST_SCANS", scans - 1)
+    monkeypatch.setattr(decode_module, "MOST_SCANS", scans - 1)
     with pytest.raises(OverBudget, match=f"more than {scans - 1} scans are"):
         check_frame(data)
 
@@ -192,7 +192,7 @@ def test_pixels_limit_scans_everywhere(mode: str, monkeypatch: pytest.MonkeyPatc
     """libjpeg-turbo opens RGB, Pillow CMYK."""
     data = progressive_jpeg(mode)
     height, width = check(data)
-    monkeypatch.setattr(jpeg_frames, "MOST_SCANNED_PIXELS", 4 * height * width)
+    monkeypatch.setattr(decode_module, "MOST_SCANNED_PIXELS", 4 * height * width)
     for read in (check, decode):
         with pytest.raises(OverBudget, match="more than 4 scans"):
             read(data)

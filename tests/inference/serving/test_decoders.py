@@ -18,8 +18,7 @@ import pytest
 
 from lockstep.inference.decoding import pool
 from lockstep.inference.decoding.pool import Decoders, _Forker
-from lockstep.inference.decoding.process import Settings
-from lockstep.inference.decoding.request_image import MOST_PARTS, BadForm, image_in
+from lockstep.inference.decoding.process import MOST_PARTS, BadForm, Settings, image_in
 from lockstep.recipes import Recipe
 from tests.inference.cases import MEAN, STD, image_file, save_random
 from tests.inference.serving.cases import ENGINE, PATIENCE_SEC, Server, head, serving, session
