@@ -20,7 +20,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from lockstep.cli import app
-from lockstep.data.packing import Columns, Packing, pack
+from lockstep.data.packing import Columns, Packing, compressed, pack
 from lockstep.data.packing.devkit import read_ground_truth
 from lockstep.data.sources import FORMATS, find_sources
 from lockstep.system.errors import DataError
@@ -396,11 +396,20 @@ def test_compressed_tars(tmp_path: Path, name: str, format: str) -> None:
     assert not (tmp_path / "out/.lockstep/stage").exists()
 
 
-def test_a_tar_with_splits_and_an_archive_next_to_class_folders(tmp_path: Path) -> None:
+def test_a_tar_with_splits_and_an_archive_next_to_class_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = []
     for i, label in enumerate(LABELS):
         names.append(f"pets/{('train', 'val')[i % 2]}/{NAMES[label]}/{i}.jpg")
+    write_tar(tmp_path / "pets.tgz", [name.replace("/val/", "/test/") for name in names])
+    pack(tmp_path / "pets.tgz", tmp_path / "tested", WEBDATASET)
+    assert sorted(read_packed(tmp_path / "tested/test")[""]) == sorted(EXPECTED[1::2])
     write_tar(tmp_path / "pets.tgz", names)
+    monkeypatch.setattr(compressed, "_divide", lambda path: path.missing)
+    with pytest.raises(AttributeError):  # as if it was killed there
+        pack(tmp_path / "pets.tgz", tmp_path / "out", WEBDATASET)
+    monkeypatch.undo()
     pack(tmp_path / "pets.tgz", tmp_path / "out", WEBDATASET)
     expected = {"train": sorted(EXPECTED[::2]), "val": sorted(EXPECTED[1::2])}
     packed = read_packed(tmp_path / "out")
@@ -416,7 +425,7 @@ def test_a_tar_with_splits_and_an_archive_next_to_class_folders(tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", COMPRESS)
 def test_compressed_tfrecords(tmp_path: Path, kind: str) -> None:
-    for split in ("train", "validation"):
+    for split in ("train", "validation", "test"):
         for i in range(2):
             some = range(3 * i, 3 * i + 3)
             samples = [sample(j, LABELS[j], IMAGES[j], f"{j}.jpg", NAMES[LABELS[j]]) for j in some]
@@ -427,6 +436,7 @@ def test_compressed_tfrecords(tmp_path: Path, kind: str) -> None:
         find_sources(tmp_path / "data")
     pack(tmp_path / "data", tmp_path / "out", Packing("tfrecord"))
     assert read_packed(tmp_path / "out") == {"train": EXPECTED, "val": EXPECTED}
+    assert read_packed(tmp_path / "out/test") == {"": EXPECTED}
     cut = tmp_path / f"data/train-00001-of-00002.{kind}"
     data = cut.read_bytes()
     flipped = bytearray(data)

@@ -15,7 +15,7 @@ from typing import Any
 from lockstep.data.containers import Damage
 from lockstep.data.containers.places import Places
 from lockstep.data.containers.webdataset import members
-from lockstep.data.forms import Form, name_split
+from lockstep.data.forms import Form, group_by_split, name_split
 from lockstep.data.sources import unpack_name
 from lockstep.system.errors import DataError
 from lockstep.system.files import naming, replacing
@@ -31,36 +31,39 @@ _PART = 2**20
 
 
 def unpack(form: Form, folder: Path) -> None:
-    """Unpack the files of a data set into `folder`, unless they are there: then their checksums
-    were right. Raises `DataError` if one is damaged."""
-    for path in form.files:
-        target = folder / unpack_name(path.name)
-        if path.parent != form.path.parent and name_split(path.parent.name) is not None:
-            target = folder / path.parent.name / target.name
-        if not target.is_file():
+    """Unpack the files of a data set into `folder` and folders of splits in it, unless they are
+    there: then their checksums were right. Raises `DataError` if one is damaged."""
+    for split, paths in group_by_split(form).items():
+        for path in paths:
+            target = folder / split / unpack_name(path.name)
             target.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(target) as partial, naming(target), partial.open("wb") as file:
-                _unpack_file(path, file)
-            # A pack that resumes knows the files again by their times.
-            os.utime(target, ns=(0, path.stat().st_mtime_ns))
+            if not target.is_file():
+                with replacing(target) as partial, naming(target), partial.open("wb") as file:
+                    _unpack_file(path, file)
+                # A pack that resumes knows the files again by their times.
+                os.utime(target, ns=(0, path.stat().st_mtime_ns))
             if target.suffix == ".tar":
                 _divide(target)
 
 
 def _divide(path: Path) -> None:
-    """Divide a tar of class folders in folders of splits (`train/cat`, `val/cat`) into a tar for
-    each split; leave others as they are, and those that are damaged to their reader."""
+    """Divide a tar of class folders in folders of splits (`train/cat`, `val/cat`) into a tar in the
+    folder of each split; leave others as they are, and those that are damaged to their reader.
+
+    It is emptied at last, so that a pack that resumes finishes this, and does not unpack it again.
+    """
     file = Places(path)
     parts = {}
     for member in members(file):
         split = _find_split(member)
-        parts[split] = path.with_name(f"{split}-{path.name}")
-    parts.pop("", None)
+        if split != "":
+            parts[split] = path.parent / str(split) / path.name
     if None in parts or len(parts) < 2:
         return
     with ExitStack() as stack:
         tars = {}
         for split, part in parts.items():
+            part.parent.mkdir(exist_ok=True)
             partial = stack.enter_context(replacing(part))
             tars[split] = stack.enter_context(tarfile.open(partial, "w"))
         for member in members(file):
@@ -70,7 +73,7 @@ def _divide(path: Path) -> None:
                 tar.members.clear()  # type: ignore[attr-defined]
     for part in parts.values():
         os.utime(part, ns=(0, path.stat().st_mtime_ns))
-    path.unlink()
+    path.write_bytes(b"")
 
 
 def _find_split(member: tarfile.TarInfo | Damage) -> str | None:
