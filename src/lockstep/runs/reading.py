@@ -39,7 +39,7 @@ class Run:
     """Empty if the run never started, or if the file is damaged."""
     log: Sequence[LogEvent]
     report: Report | None
-    """None if the run is not finished."""
+    """The contents of report.json; None if the run is not finished."""
     results: Results | None
     """The newest evaluation; None if there is none, or if its version of Lockstep kept no results.
     """

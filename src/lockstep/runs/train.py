@@ -38,8 +38,8 @@ def train(
     progress: bool = True,
 ) -> Report:
     """Train a recipe on the training images of `data`, evaluate it on the validation images, and
-    return the report: that of `out/report.json`, with `top1_percent`, its 95 % interval
-    `top1_interval_percent` and the path `best_checkpoint`, which `lockstep.load` takes.
+    return the report: that of `out/report.json`, and three fields more: `top1_percent`, its 95 %
+    interval `top1_interval_percent` and the path `best_checkpoint`, which `lockstep.load` takes.
 
     - `recipe` is a name, a file or a `Recipe`; by default `my-images`, or `fine-tune` with
       `weights`; their values are chosen from images, device and weights
