@@ -17,7 +17,6 @@ from lockstep.inference.source import ModelSource
 from lockstep.system.errors import BackendError, UserError
 
 HOST = "127.0.0.1"
-PORT = 8000
 PACKAGES = ("starlette", "uvicorn", "prometheus-client", "python-multipart")
 INSTALL = (
     "pip install starlette==1.10.0 uvicorn==0.54.0 prometheus-client==0.26.0"
@@ -78,4 +77,4 @@ def bind_socket(host: str, port: int) -> socket.socket:
     return sock
 
 
-__all__ = ["HOST", "PORT", "Limits", "serve"]
+__all__ = ["HOST", "Limits", "serve"]

@@ -9,27 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
 from lockstep.inference.engines import ADVICE
 from lockstep.inference.serving.limits import Limits
+from lockstep.inference.serving.model import Served
 from lockstep.system.errors import DivergedError
 
 _LONGEST_RETRY_SEC = 60
 _NEW = 0.2
 """The weight of the newest batch in the rate that `retry_after_sec` is estimated from."""
-
-
-class Computes(Protocol):
-    """What a batch is computed with. Only the worker's thread calls it."""
-
-    def predict(self, images: np.ndarray) -> np.ndarray:
-        """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
-
-    def explain(self, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
-        """Return Grad-CAM, float32 [N, height, width], of images and classes int64 [N]."""
 
 
 class Full(Exception):
@@ -118,9 +108,9 @@ class Batcher:
             self._closed = True
             self._changed.notify_all()
 
-    def run(self, model: Computes) -> None:
-        """Compute batches until the queue is closed and empty. An error of the runtime goes to the
-        requests of its batch."""
+    def run(self, model: Served) -> None:
+        """Compute batches until the queue is closed and empty, in the thread that opened the model.
+        An error of the runtime goes to the requests of its batch."""
         while (jobs := self._next()) is not None:
             if jobs:
                 self._compute(model, jobs)
@@ -161,7 +151,7 @@ class Batcher:
                     images += len(job.images)
             return jobs
 
-    def _compute(self, model: Computes, jobs: Sequence[_Job]) -> None:
+    def _compute(self, model: Served, jobs: Sequence[_Job]) -> None:
         began = time.perf_counter()
         images = jobs[0].images if len(jobs) == 1 else np.concatenate([job.images for job in jobs])
         try:
@@ -190,7 +180,7 @@ class Batcher:
             _answer(model, job, computed)
 
 
-def _answer(model: Computes, job: _Job, computed: Computed) -> None:
+def _answer(model: Served, job: _Job, computed: Computed) -> None:
     """Give a request its results, or the reason why there are none."""
     try:
         if not np.isfinite(computed.logits).all():
