@@ -26,6 +26,7 @@ _STORED = r".*\.(?:rec|tar|tfrecords?)|.*-\d{5}-of-\d{5}"
 _SPLITS = {"train": "train|training", "val": "val|valid|validation|dev", "test": "test|testing"}
 _WORD = re.compile(f"(?:^|[^a-z])({'|'.join(_SPLITS.values())})(?:[^a-z]|$)")
 _NUMBERED = re.compile(r"(.+)-\d{5}-of-\d{5}\b")
+_MOST_DEPTH = 3
 _MOST_FOLDERS = 20
 """In a folder of more folders, these are taken for classes, unless they are named as splits."""
 _COLUMNS = {
@@ -119,7 +120,7 @@ def find_form(path: Path) -> Form | None:
         for kind, names in (*_NAMES.items(), (LIST, r".*\.txt")):
             if re.fullmatch(names, path.name, re.IGNORECASE):
                 return Form(kind, path, (path,))
-    files = sorted(_walk(path, 3))
+    files = sorted(_walk(path))
     for kind, names in _NAMES.items():
         members = [file for file in files if re.fullmatch(names, file.name, re.IGNORECASE)]
         members = [file for file in members if _is_data(path, kind, file)]
@@ -133,23 +134,16 @@ def find_form(path: Path) -> Form | None:
     return None
 
 
-def _walk(folder: Path, depth: int) -> Iterator[Path]:
+def _walk(root: Path) -> Iterator[Path]:
     """Yield the files of a folder and of folders in it that may be splits."""
-    folders = []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                # A looping link is not a folder.
-                is_folder = Path(entry).is_dir() if entry.is_symlink() else entry.is_dir()
-                if is_folder and not entry.name.startswith("."):
-                    folders.append(entry.name)
-                elif re.fullmatch("|".join([*_NAMES.values(), _STORED]), entry.name, re.IGNORECASE):
-                    yield folder / entry.name
-    except OSError:  # reported by who reads the images
-        return
-    for name in folders:
-        if depth and (len(folders) <= _MOST_FOLDERS or name_split(name) is not None):
-            yield from _walk(folder / name, depth - 1)
+    names = re.compile("|".join([*_NAMES.values(), _STORED]), re.IGNORECASE)
+    for folder, folders, files in os.walk(root, followlinks=True):
+        is_deep = len(Path(folder).relative_to(root).parts) == _MOST_DEPTH
+        are_classes = len(folders) > _MOST_FOLDERS
+        for name in list(folders):
+            if is_deep or name.startswith(".") or (are_classes and name_split(name) is None):
+                folders.remove(name)
+        yield from (Path(folder, name) for name in files if names.fullmatch(name))
 
 
 def _is_data(root: Path, kind: str, path: Path) -> bool:

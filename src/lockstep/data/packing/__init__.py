@@ -122,12 +122,7 @@ def _pack_form(
             is_direct = packing == Packing("webdataset", workers=packing.workers)
             tables = open_files(form, columns.images)
             folder = target if is_direct else stage
-            counts, unlabelled = write_tables(form, tables, columns, folder, progress, left_out)
-            if unlabelled:
-                note(
-                    f"note: {unlabelled} images of the split test are not written: their labels are"
-                    " missing or -1"
-                )
+            counts = write_tables(form, tables, columns, folder, progress, left_out, note)
     if is_direct:
         return counts
     counts = {}

@@ -15,7 +15,6 @@ from lockstep.system.errors import BackendError, DataError
 from lockstep.system.regular_files import ANY_SIZE, TEXT, check_regular, read_regular
 from lockstep.system.strict_json import parsed
 
-INSTALL = "pip install pyarrow==26.0.1"
 _KINDS = {
     "image": r"struct<.*\bbytes: |(?:large_)?binary",
     "array": r"(?:large_|fixed_size_)?list<|extension<",
@@ -74,7 +73,9 @@ def _import_pyarrow() -> Any:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise BackendError(f"Parquet and Arrow need the package pyarrow: {INSTALL}") from None
+        raise BackendError(
+            "Parquet and Arrow need the package pyarrow: pip install pyarrow==26.0.1"
+        ) from None
     return pyarrow
 
 

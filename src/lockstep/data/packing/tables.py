@@ -105,9 +105,10 @@ def write_tables(
     target: Path,
     progress: Progress | None,
     left_out: LeftOut,
-) -> tuple[dict[str, int], int]:
-    """Write the samples of tables with their splits; return counts of images by split, and how many
-    of a split `test` are not written because they have no label.
+    note: Callable[[str], None],
+) -> dict[str, int]:
+    """Write the samples of tables with their splits; return counts of images by split. `note` is
+    called with a line on images of a split `test` that have no label.
 
     Raises `DataError` before anything is written if a table is damaged, if its columns can be
     understood in two ways, if a label is missing or not one of the classes, or if an image is
@@ -131,6 +132,8 @@ def write_tables(
     unlabelled = labels.pop(None, 0)
     if not labels:
         raise DataError(f"{form.path} has no labels in {unlabelled} rows")
+    if unlabelled:
+        note(f"note: {unlabelled} images of the split test are not written: they have no label")
     if not classes:
         classes = sort_classes(sorted(labels))
         positions = {name: i for i, name in enumerate(classes)}
@@ -139,7 +142,7 @@ def write_tables(
     states = list_states(map(str, (*form.files, *places)))
     advance = add_up(progress, labels.total())
     with lock_target(target, about, states):
-        return write_rows(rows, target, classes, advance, left_out), unlabelled
+        return write_rows(rows, target, classes, advance, left_out)
 
 
 def _choose(table: Table, split: str, columns: Columns) -> _Chosen:
