@@ -313,6 +313,32 @@ def test_a_page_is_no_wider_than_a_phone(
         assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
+def test_long_names_leave_no_table_cut_and_no_section_out_of_sight(
+    show: Show, recipe: Recipe, tmp_path: Path
+) -> None:
+    classes = ["Hunde & Füchse", "Katzen und Kater", "Donaudampfschifffahrtsgesellschaft"]
+    folder = write_run(tmp_path / "run", recipe=recipe, classes=classes, images=51)
+    path = lockstep.report(folder, tmp_path / "page.html")
+    widths = "all => all.map(table => [table.clientWidth, table.closest('.scroll').clientWidth])"
+    right = "all => Math.max(...all.map(link => link.getBoundingClientRect().right))"
+    for width, tables in ((390, ".pairs"), (1280, ".pairs, #per-class")):
+        page = show(path, width=width)
+        for needed, room in page.locator(tables).locator("visible=true").evaluate_all(widths):
+            assert 0 < needed <= room
+        assert page.locator("nav a").evaluate_all(right) <= width
+
+
+def test_counts_of_images_are_whole_and_at_their_heights(show: Show, page_of_one: Path) -> None:
+    page = show(page_of_one)
+    counts = page.locator("#confidences text[text-anchor=end]").all_text_contents()
+    lines = page.locator("#confidences .grid")
+    heights = lines.evaluate_all("all => all.map(line => line.y1.baseVal.value)")
+    assert len(counts) == len(heights) > 2
+    unit = (heights[0] - heights[1]) / int(counts[1])
+    for count, height in zip(counts, heights, strict=True):
+        assert heights[0] - height == pytest.approx(int(count) * unit, abs=0.01)
+
+
 def test_a_run_can_be_hidden(show: Show, page_of_four: Path) -> None:
     page = show(page_of_four)
     colours = "all => [...new Set(all.map(c => getComputedStyle(c).stroke))]"

@@ -54,9 +54,9 @@ function paintMatrix(plot) {
   if (!matrix) { noResults(plot); return []; }
   const count = matrix.names.length, single = matrix.group_classes === 1 && count <= 25;
   const letters = single ? Math.min(Math.max(...matrix.names.map((name) => name.length)), 14) : 0;
-  const label = single ? letters * 6.4 + 10 : 22;
+  const label = single ? letters * 7 + 12 : 22;
   const room = Math.min(Math.max(plot.clientWidth, 200), 620) - label;
-  const slanted = (room - 4) / count <= letters * 6.4, size = room - (slanted ? 24 : 4), cell = size / count;
+  const slanted = (room - 4) / count <= letters * 6.4, size = room - (slanted ? 40 : 4), cell = size / count;
   const above = single ? Math.min(label, 70) : 22;
   const { svg } = canvas(plot, size + above + 4);
   const largest = Math.max(...matrix.cells.flatMap((row, i) => row.map((n, j) => (i === j ? matrix.wrong_inside[i] : n))), 1);
@@ -95,11 +95,16 @@ function noResults(plot) {
   plot.textContent = "There are no results of single images.";
 }
 
-function unitAxes(svg, box, labels) {
-  for (const share of [0, 0.25, 0.5, 0.75, 1]) {
-    const y = box.y0 - share * (box.y0 - box.y1), x = box.x0 + share * (box.x1 - box.x0);
+const QUARTERS = [0, 0.25, 0.5, 0.75, 1];
+
+function confidenceAxes(svg, box, values, most, label) {
+  for (const value of values) {
+    const y = box.y0 - (value / most) * (box.y0 - box.y1);
     draw(svg, "line", { class: "grid", x1: box.x0, x2: box.x1, y1: y, y2: y });
-    draw(svg, "text", { x: box.x0 - 7, y: y + 4, "text-anchor": "end" }, labels(share));
+    draw(svg, "text", { x: box.x0 - 7, y: y + 4, "text-anchor": "end" }, label(value));
+  }
+  for (const share of QUARTERS) {
+    const x = box.x0 + share * (box.x1 - box.x0);
     draw(svg, "text", { x: clamp(x, box.x0, box.x1 - 10), y: box.y0 + 17, "text-anchor": "middle" }, `${100 * share}%`);
   }
   draw(svg, "text", { x: (box.x0 + box.x1) / 2, y: box.y0 + 32, "text-anchor": "middle" }, "confidence");
@@ -124,7 +129,7 @@ function paintReliability(plot) {
   if (!view.bins.length) { noResults(plot); return []; }
   const { svg, width } = canvas(plot, 320), box = { x0: 44, x1: width - 10, y0: 280, y1: 8 };
   const up = (share) => box.y0 - share * (box.y0 - box.y1);
-  unitAxes(svg, box, (share) => `${100 * share}%`);
+  confidenceAxes(svg, box, QUARTERS, 1, (share) => `${100 * share}%`);
   const boxes = binBoxes(view.bins, box);
   view.bins.forEach((bin, i) => {
     if (!bin.images) return;
@@ -140,7 +145,7 @@ function paintConfidences(plot) {
   if (!view.bins.length) { noResults(plot); return []; }
   const { svg, width } = canvas(plot, 320), box = { x0: 44, x1: width - 10, y0: 280, y1: 8 };
   const most = Math.max(...view.bins.map((bin) => bin.images), 1);
-  unitAxes(svg, box, (share) => short(Math.round(share * most)));
+  confidenceAxes(svg, box, ticks(0, most, 4).filter(Number.isInteger), most, short);
   const boxes = binBoxes(view.bins, box), up = (images) => (images / most) * (box.y0 - box.y1);
   view.bins.forEach((bin, i) => {
     const { x, width: w } = boxes[i], wrong = bin.images - bin.right;

@@ -46,6 +46,7 @@ async function describe() {
   $("#about").textContent = `${about.model} · ${about.runtime} · ${about.precision} · ${about.size} px · ${about.classes} classes`;
   $("#explains").hidden = !about.explains;
   $("#top").max = about.classes;
+  $("#top").value = Math.min($("#top").value, about.classes);
 }
 
 function report(error) {
