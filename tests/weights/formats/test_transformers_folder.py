@@ -199,11 +199,8 @@ def test_without_a_config_tensors_say_the_network(
         ({"embedding_size": "8"}, "embedding_size is '8'"),
         ({"depths": [1, 2, 1, 2]}, "does not fit: layer4.1|is not a complete ResNet"),
         ({"id2label": {"0": "a", "1": "b"}}, "has 3 classes, but config.json has names of 2"),
-        (
-            {"id2label": {"0": "a", "2": "b"}},
-            "id2label is .* by their numbers",
-        ),
-        ({"id2label": ["a", "b", "c"]}, "id2label is"),
+        ({"id2label": {"0": "a", "3": "b"}}, "id2label has a class 3, but num_classes is 3"),
+        ({"id2label": "abc"}, "id2label is 'abc'; expected a list of names, or a table"),
     ],
 )
 def test_a_config_that_changes_numbers_is_refused(
@@ -257,6 +254,20 @@ def test_other_processors_are_refused(
     save_folder(tmp_path, CONFIG, PROCESSOR | changes)
     with pytest.raises(CheckpointError, match=message):
         open_weights(tmp_path)
+
+
+def test_names_of_several_classes_are_left_out(tmp_path: Path) -> None:
+    """As ImageNet's, which has two kinds of cranes."""
+    save_folder(tmp_path, CONFIG | {"id2label": {"0": "crane", "1": "owl", "2": "crane"}})
+    weights = open_weights(tmp_path)
+    assert weights.classes == ()
+    assert weights.remarks[0].startswith("id2label has 'crane' for several classes")
+
+
+def test_colours_of_images_from_0_to_255_are_read(tmp_path: Path) -> None:
+    colours = {"do_rescale": False, "image_mean": [123.5, 116.25, 103.5]}
+    save_folder(tmp_path, CONFIG, PROCESSOR | colours)
+    assert open_weights(tmp_path).recipe.mean == (123.5, 116.25, 103.5)
 
 
 def test_a_processor_can_be_left_out(tmp_path: Path) -> None:

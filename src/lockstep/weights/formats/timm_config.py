@@ -86,7 +86,7 @@ def _is_table(value: Any) -> bool:
 
 
 _SQUARE = (_is_square, "[channels, height, width] with equal height and width")
-_SHARE = (lambda value: is_number(value) and 0.001 <= value <= 1, "a number from 0.001 to 1")
+SHARE = (lambda value: is_number(value) and 0.001 <= value <= 1, "a number from 0.001 to 1")
 _CHECKS: dict[str, tuple[Check, str]] = {
     "architecture": (is_text, "the name of a model"),
     "num_classes": (is_positive, "a whole number above 0: a classifier is needed"),
@@ -101,8 +101,8 @@ _CHECKS: dict[str, tuple[Check, str]] = {
     "test_input_size": _SQUARE,
     "fixed_input_size": (one_of(False, True), "true or false"),
     "interpolation": (one_of("bilinear", "bicubic"), "'bilinear' or 'bicubic'"),
-    "crop_pct": _SHARE,
-    "test_crop_pct": _SHARE,
+    "crop_pct": SHARE,
+    "test_crop_pct": SHARE,
     "crop_mode": (one_of("center"), "'center', the only way of cropping that Lockstep has"),
     "mean": (_is_colour, "three numbers on the scale 0 to 1, for red, green and blue"),
     "std": (
@@ -157,7 +157,7 @@ def read_timm_config(
         Recipe.of(changes)
     except RecipeError as error:
         raise CheckpointError(f"these values do not make a recipe: {error}") from None
-    classes, about_classes = _read_classes(fields)
+    classes, about_classes = read_classes(fields.get("label_names", ()), fields["num_classes"])
     return changes, classes, (*_describe_rest(own, *_read_sizes(fields)), *about_classes)
 
 
@@ -320,41 +320,40 @@ def _list_unknown(own: Mapping[str, Any]) -> list[str]:
     return sorted(own.keys() - _CHECKS.keys() - {*_INFORMATION.split(), "label_names"})
 
 
-def _read_classes(fields: Mapping[str, Any]) -> tuple[tuple[str, ...], list[str]]:
-    """Return the names of the classes in order, and remarks. Raises `CheckpointError`."""
-    labels = fields.get("label_names", ())
-    logits = fields["num_classes"]
+def read_classes(
+    labels: Any, logits: int, field: str = "label_names"
+) -> tuple[tuple[str, ...], list[str]]:
+    """Return the names of the classes in order, which a field holds, and remarks. Raises
+    `CheckpointError`."""
     if isinstance(labels, list | tuple):
         labels = dict(enumerate(labels))
     if not isinstance(labels, Mapping):
         raise CheckpointError(
-            f"label_names is {labels!r:.60}; expected a list of names, or a table of names by index"
+            f"{field} is {labels!r:.60}; expected a list of names, or a table of names by index"
         )
     names = {}
     for key, name in labels.items():
         if not re.fullmatch("[0-9]{1,9}", str(key)):
             problem = f"the index {key!r:.60}; expected a whole number of at least 0"
-            raise CheckpointError(f"label_names has {problem}")
+            raise CheckpointError(f"{field} has {problem}")
         if not is_text(name):
             problem = f"the name of class {key} is {name!r:.60}; expected a text"
-            raise CheckpointError(f"label_names: {problem}")
+            raise CheckpointError(f"{field}: {problem}")
         if int(key) >= logits:
             problem = f"a class {int(key)}, but num_classes is {logits}"
-            raise CheckpointError(f"label_names has {problem}")
+            raise CheckpointError(f"{field} has {problem}")
         names[int(key)] = name
     classes = tuple(names.get(index, str(index)) for index in range(max(names, default=-1) + 1))
     [(most, times)] = Counter(classes).most_common(1) or [("", 0)]
     if times > 1:
         return (), [
-            f"label_names has {most!r:.60} for several classes, so names were left out and classes"
+            f"{field} has {most!r:.60} for several classes, so names were left out and classes"
             " are numbers"
         ]
     gaps = len(classes) - len(names)
     if not gaps:
         return classes, []
-    return classes, [
-        f"label_names has no names for {gaps} classes; they are called by their numbers"
-    ]
+    return classes, [f"{field} has no names for {gaps} classes; they are called by their numbers"]
 
 
 def build_timm_config(recipe: Recipe, classes: tuple[str, ...]) -> dict[str, Any]:

@@ -23,10 +23,16 @@ from lockstep.models.architectures import ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
-from lockstep.system.strict_json import Check, is_number, is_positive, is_text
+from lockstep.system.strict_json import Check, is_number, is_positive
 from lockstep.weights.formats.account import split_ignored
 from lockstep.weights.formats.common import Written, check_state, name_model
-from lockstep.weights.formats.timm_config import check_fields, one_of, refuse_effects
+from lockstep.weights.formats.timm_config import (
+    SHARE,
+    check_fields,
+    one_of,
+    read_classes,
+    refuse_effects,
+)
 from lockstep.weights.formats.timm_folder import (
     CONFIG,
     find_weights,
@@ -55,7 +61,7 @@ _DEFAULTS: dict[str, Any] = {
 """What transformers assumes for fields that are not there."""
 _INFORMATION = """
 architectures model_type transformers_version torch_dtype dtype out_features out_indices stage_names
-_name_or_path finetuning_task label2id num_labels
+_name_or_path finetuning_task id2label label2id num_labels
 """
 _OF_PROCESSOR = """
 image_processor_type feature_extractor_type processor_class _valid_processor_keys return_tensors
@@ -67,14 +73,12 @@ _CROPPING = ("BitImageProcessor", "CLIPImageProcessor")
 _STRETCHING = 384
 
 
-def _are_numbers(count: int, check: Check) -> Check:
-    return lambda value: isinstance(value, list) and len(value) == count and all(map(check, value))
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 4 and all(map(is_positive, value))
 
 
-def _are_labels(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        is_text(value.get(str(index))) for index in range(len(value))
-    )
+def _are_three(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(map(is_number, value))
 
 
 def _list_sides(size: Any) -> list[Any]:
@@ -86,8 +90,6 @@ def _is_side(value: Any) -> bool:
     return all(map(is_positive, sides)) and len(set(sides)) == 1
 
 
-_SIZES = (_are_numbers(4, is_positive), "four whole numbers above 0")
-_SIDE = (_is_side, "one side, a whole number above 0")
 _CONFIG_CHECKS: dict[str, tuple[Check, str]] = {
     "num_channels": (one_of(3), "3 (red, green and blue)"),
     "hidden_act": (one_of("relu"), "'relu', the only activation that Lockstep has"),
@@ -95,26 +97,16 @@ _CONFIG_CHECKS: dict[str, tuple[Check, str]] = {
     "downsample_in_bottleneck": (one_of(False, True), "true or false"),
     "layer_type": (one_of("basic", "bottleneck"), "'basic' or 'bottleneck'"),
     "embedding_size": (is_positive, "a whole number above 0"),
-    "hidden_sizes": _SIZES,
-    "depths": _SIZES,
-    "problem_type": (
-        one_of("single_label_classification"),
-        "'single_label_classification': each output would be a sigmoid, or a number",
-    ),
-    "id2label": (_are_labels, "names of the classes by their numbers, from 0 on"),
+    **dict.fromkeys(("hidden_sizes", "depths"), (_are_sizes, "four whole numbers above 0")),
+    "problem_type": (one_of("single_label_classification"), "'single_label_classification'"),
 }
 _PROCESSOR_CHECKS: dict[str, tuple[Check, str]] = {
-    "size": _SIDE,
-    "crop_size": _SIDE,
-    "crop_pct": (
-        lambda value: is_number(value) and 0.001 <= value <= 1,
-        "a number from 0.001 to 1",
-    ),
+    **dict.fromkeys(("size", "crop_size"), (_is_side, "one side, a whole number above 0")),
+    "crop_pct": SHARE,
     "resample": (one_of(2, 3), "2 (bilinear) or 3 (bicubic)"),
     "do_resize": (one_of(True), "true: images have one size"),
     "rescale_factor": (lambda value: is_number(value) and value > 0, "a number above 0"),
-    "image_mean": (_are_numbers(3, is_number), "three numbers"),
-    "image_std": (_are_numbers(3, is_number), "three numbers"),
+    **dict.fromkeys(("image_mean", "image_std"), (_are_three, "three numbers")),
 }
 _INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 """Pillow's numbers of interpolations."""
@@ -159,14 +151,16 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
         Recipe.of(changes)
     except (CheckpointError, RecipeError) as error:
         raise CheckpointError(f"{path.parent}: {error}") from None
-    labels = config.get("id2label", {})
-    classes = tuple(labels[str(index)] for index in range(len(labels)))
     model = name_model(spec)
     weights = read_state_dict(path, read_arrays(path), choice=replace(choice, model=model))
-    logits = weights.recipe.logits
-    if weights.has_classifier and len(classes) not in (0, logits):
+    labels = config.get("id2label", {})
+    try:
+        classes, about = read_classes(labels, weights.recipe.logits, "id2label")
+    except CheckpointError as error:
+        raise CheckpointError(f"{path.parent / CONFIG}: {error}") from None
+    if weights.has_classifier and len(labels) not in (0, weights.recipe.logits):
         raise CheckpointError(
-            f"{path} has {logits} classes, but {CONFIG} has names of {len(classes)}"
+            f"{path} has {weights.recipe.logits} classes, but {CONFIG} has names of {len(labels)}"
         )
     if weights.stated and changes:
         raise CheckpointError(
@@ -176,15 +170,12 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
     if all(name == f"LABEL_{index}" for index, name in enumerate(classes)):
         classes = ()
     recipe = weights.recipe.replace(**changes)
-    remarks = weights.remarks
-    if momentum:
-        remarks += ("there are no velocities",)
     return replace(
         weights,
         recipe=recipe,
         classes=classes,
         origin=NAME,
-        remarks=remarks,
+        remarks=(*weights.remarks, *about, *["there are no velocities"] * momentum),
         stated=frozenset(FIELDS).intersection(changes),
         parts=(*weights.parts, *ignored),
         others=tuple(others),
@@ -320,22 +311,13 @@ def _build_config(recipe: Recipe, classes: tuple[str, ...]) -> dict[str, Any]:
     recipe's network."""
     spec = recipe.spec
     config = {
-        "architectures": [_CLASS],
-        "model_type": "resnet",
-        "num_channels": 3,
-        "embedding_size": spec.stem_width,
+        **{"architectures": [_CLASS], "model_type": "resnet", "torch_dtype": "float32"},
+        **{"num_channels": 3, "embedding_size": spec.stem_width, "depths": list(spec.layers)},
         "hidden_sizes": [width * spec.expansion for width in spec.widths],
-        "depths": list(spec.layers),
-        "layer_type": spec.block,
-        "hidden_act": "relu",
-        "downsample_in_first_stage": False,
+        **{"layer_type": spec.block, "hidden_act": "relu", "downsample_in_first_stage": False},
         "downsample_in_bottleneck": spec.block == "bottleneck" and spec.stride_in == "1x1",
     }
-    try:
-        is_same = _read_network(config) == spec
-    except CheckpointError:
-        is_same = False
-    if not is_same:
+    if _read_network(config) != spec:
         raise CheckpointError(
             f"transformers' ResNet has no model {recipe.model} (it has no groups and no wide"
             " blocks); convert to timm, whose folder transformers loads if timm is installed"
@@ -343,23 +325,20 @@ def _build_config(recipe: Recipe, classes: tuple[str, ...]) -> dict[str, Any]:
     names = classes or tuple(f"LABEL_{index}" for index in range(recipe.logits))
     config["id2label"] = {str(index): name for index, name in enumerate(names)}
     config["label2id"] = {name: index for index, name in enumerate(names)}
-    return config | {"problem_type": "single_label_classification", "torch_dtype": "float32"}
+    return config | {"problem_type": "single_label_classification"}
 
 
 def _build_processor(recipe: Recipe) -> dict[str, Any]:
     """Return `preprocessor_config.json`."""
-    numbers = {name: number for number, name in _INTERPOLATIONS.items()}
+    side = recipe.eval_crop
     return {
-        "image_processor_type": _CROPPING[0],
-        "do_convert_rgb": True,
-        "do_resize": True,
+        **{"image_processor_type": _CROPPING[0], "do_convert_rgb": True, "do_resize": True},
         "size": {"shortest_edge": recipe.eval_resize},
-        "resample": numbers[recipe.interpolation],
-        "do_center_crop": True,
-        "crop_size": {"height": recipe.eval_crop, "width": recipe.eval_crop},
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
+        "resample": {name: number for number, name in _INTERPOLATIONS.items()}[
+            recipe.interpolation
+        ],
+        **{"do_center_crop": True, "crop_size": {"height": side, "width": side}},
+        **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
         "image_mean": [round(value / 255, 12) for value in recipe.mean],
         "image_std": [round(value / 255, 12) for value in recipe.std],
     }
