@@ -237,7 +237,11 @@ def test_processors_are_read(
     [
         ({"feature_extractor_type": "ViTFeatureExtractor"}, "--ignore feature_extractor_type"),
         ({"size": 384}, "ConvNextFeatureExtractor with size 384 stretches images"),
-        ({"size": {"height": 64, "width": 32}}, "expected one side"),
+        ({"size": {"height": 64, "width": 64}}, "expected shortest_edge.* stretch images"),
+        (CROPPING | {"size": {"height": 73, "width": 73}}, "expected shortest_edge"),
+        (CROPPING | {"crop_size": {"height": 64, "width": 32}}, "expected equal height and width"),
+        ({"do_center_crop": True, "crop_size": 32}, "stretches images, or prepares"),
+        ({"default_to_square": True}, "--ignore default_to_square"),
         ({"resample": 1}, r"resample is 1; expected 2 \(bilinear\) or 3"),
         ({"do_flip_channel_order": True}, "--ignore do_flip_channel_order"),
         ({"do_resize": False}, "do_resize is False"),

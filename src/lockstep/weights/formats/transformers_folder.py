@@ -66,7 +66,7 @@ _name_or_path finetuning_task id2label label2id num_labels
 _OF_PROCESSOR = """
 image_processor_type feature_extractor_type processor_class _valid_processor_keys return_tensors
 data_format input_data_format device disable_grouping do_convert_rgb do_center_crop do_rescale
-do_normalize default_to_square
+do_normalize
 """
 """Fields of processors without a check."""
 _CROPPING = ("BitImageProcessor", "CLIPImageProcessor")
@@ -85,9 +85,14 @@ def _list_sides(size: Any) -> list[Any]:
     return list(size.values()) if isinstance(size, dict) else [size]
 
 
-def _is_side(value: Any) -> bool:
+def _is_square(value: Any) -> bool:
     sides = _list_sides(value)
     return all(map(is_positive, sides)) and len(set(sides)) == 1
+
+
+def _is_shorter_side(value: Any) -> bool:
+    """Return whether a size keeps the aspect ratio: a number, or a table with `shortest_edge`."""
+    return _is_square(value) and not (isinstance(value, dict) and {*value} != {"shortest_edge"})
 
 
 _CONFIG_CHECKS: dict[str, tuple[Check, str]] = {
@@ -101,7 +106,12 @@ _CONFIG_CHECKS: dict[str, tuple[Check, str]] = {
     "problem_type": (one_of("single_label_classification"), "'single_label_classification'"),
 }
 _PROCESSOR_CHECKS: dict[str, tuple[Check, str]] = {
-    **dict.fromkeys(("size", "crop_size"), (_is_side, "one side, a whole number above 0")),
+    "size": (
+        _is_shorter_side,
+        "shortest_edge, a whole number above 0: other sizes stretch images; to say yourself how"
+        " images are prepared: --ignore image_processor_type, or feature_extractor_type",
+    ),
+    "crop_size": (_is_square, "equal height and width, whole numbers above 0"),
     "crop_pct": SHARE,
     "resample": (one_of(2, 3), "2 (bilinear) or 3 (bicubic)"),
     "do_resize": (one_of(True), "true: images have one size"),
@@ -228,21 +238,22 @@ def _read_processor(fields: Mapping[str, Any]) -> Changes:
     if place not in fields:
         return {}
     kind = str(fields[place])
-    for name in fields.keys() - {*_PROCESSOR_CHECKS, *_OF_PROCESSOR.split()}:
+    for name in sorted(fields.keys() - {*_PROCESSOR_CHECKS, *_OF_PROCESSOR.split()}):
         if fields[name] is not False:
             raise CheckpointError(
                 f"{name} is {fields[name]!r:.60}: it may change how images are prepared; leave it"
                 f" out if it changes nothing: --ignore {name}"
             )
-    for name in {"size", "resample", "image_mean", "image_std"} - fields.keys():
+    for name in sorted({"size", "resample", "image_mean", "image_std"} - fields.keys()):
         raise CheckpointError(f"{name} is missing in {PROCESSOR}; expected it with {kind}")
     check_fields(fields, _PROCESSOR_CHECKS)
     full = _DEFAULTS | dict(fields)
     bare = re.sub("(Fast|Pil)$", "", kind).replace("FeatureExtractor", "ImageProcessor")
     resize = crop = _list_sides(full["size"])[0]
-    if bare == "ConvNextImageProcessor" and resize < _STRETCHING:
+    crops = full.get("do_center_crop", False)
+    if bare == "ConvNextImageProcessor" and resize < _STRETCHING and not crops:
         resize = int(crop / full["crop_pct"])
-    elif bare in _CROPPING and full.get("do_center_crop") and "crop_size" in full:
+    elif bare in _CROPPING and crops and "crop_size" in full:
         crop = _list_sides(full["crop_size"])[0]
     else:
         raise CheckpointError(
