@@ -20,8 +20,8 @@ _PREDICTION = "PredictionString"
 _HEAD_CHARACTERS = 2**16
 
 
-def open_lists(form: Form, images: Path | None) -> Iterator[tuple[str, Table]]:
-    """Yield the lists of a data set with their splits. `images` is the folder of the images."""
+def open_lists(form: Form, images: Path | None) -> Iterator[Table]:
+    """Yield the lists of a data set. `images` is the folder of the images."""
     for split, paths in group_by_split(form).items():
         for path in paths:
             folder = images or path.parent
@@ -36,7 +36,7 @@ def open_lists(form: Form, images: Path | None) -> Iterator[tuple[str, Table]]:
             _, first = next(rows(()), ("", {}))
             if not first:
                 raise DataError(f"{path} has no rows; expected a path and a label in each")
-            yield split, Table(path, dict.fromkeys(first, "cell"), {}, rows)
+            yield Table(path, split, dict.fromkeys(first, "cell"), {}, rows)
 
 
 def _read_list(path: Path, names: Sequence[str]) -> Rows:

@@ -28,8 +28,8 @@ _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _FILE_BEGIN = b"ARROW1"
 
 
-def open_tables(form: Form, images: Path | None) -> Iterator[tuple[str, Table]]:
-    """Yield the tables of a data set with their splits.
+def open_tables(form: Form, images: Path | None) -> Iterator[Table]:
+    """Yield the tables of a data set.
 
     Of files next to a list of `save_to_disk`, only those in it count: older ones may lie there.
     """
@@ -47,10 +47,10 @@ def open_tables(form: Form, images: Path | None) -> Iterator[tuple[str, Table]]:
         files = [path for path in files if path.parent != folder or path.name in current]
     for split, paths in group_by_split(form._replace(files=tuple(files))).items():
         for path in paths:
-            yield split or own, _open_table(path)
+            yield _open_table(path, split or own)
 
 
-def _open_table(path: Path) -> Table:
+def _open_table(path: Path, split: str) -> Table:
     with _open(path) as (schema, _):
         kinds = {field.name: _find_kind(field) for field in schema}
         notes = (schema.metadata or {}).get(b"huggingface", b"{}")
@@ -59,7 +59,7 @@ def _open_table(path: Path) -> Table:
         for name, feature in parsed(notes)["info"]["features"].items():
             if kinds[name] == "number" and "names" in feature:
                 classes[name] = list(map(str, feature["names"]))
-    return Table(path, kinds, classes, partial(_read, path))
+    return Table(path, split, kinds, classes, partial(_read, path))
 
 
 def _find_kind(field: Any) -> str:

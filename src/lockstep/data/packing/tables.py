@@ -43,6 +43,8 @@ class Table(NamedTuple):
     """A file of rows."""
 
     path: Path
+    split: str
+    """The split of all rows, unless a column has it; empty if there are no splits."""
     kinds: Mapping[str, str]
     """By the name of each column, what its type may hold: `image`, `array`, `text`, `number`, or
     `cell` if there are no types; empty for other types."""
@@ -65,8 +67,6 @@ class _Chosen(NamedTuple):
     """Empty if a split `test` has no labels."""
     column: str
     """The column of splits; empty if there is none."""
-    split: str
-    """The split of all rows without such a column."""
     folder: Path
     """Where images are that are named by their paths."""
 
@@ -78,7 +78,7 @@ class _Chosen(NamedTuple):
         Raises `DataError` for other splits and labels, and images that cannot be read.
         """
         for place, row in self.table.read([*filter(None, (image, self.label, self.column))]):
-            split = self.split
+            split = self.table.split
             if self.column:
                 split = read_split(row.get(self.column), place)
             label = row.get(self.label)
@@ -100,7 +100,7 @@ class _Chosen(NamedTuple):
 
 def write_tables(
     form: Form,
-    tables: Iterable[tuple[str, Table]],
+    tables: Iterable[Table],
     columns: Columns,
     target: Path,
     progress: Progress | None,
@@ -114,13 +114,8 @@ def write_tables(
     understood in two ways, if a label is missing or not one of the classes, or if an image is
     missing, elsewhere or listed twice.
     """
-    chosen = []
-    listed = set()
-    for split, table in tables:
-        item = _choose(table, split, columns)
-        chosen.append(item)
-        if item.label:
-            listed.add(tuple(table.classes.get(item.label, ())))
+    chosen = [_choose(table, columns) for table in tables]
+    listed = {tuple(item.table.classes.get(item.label, ())) for item in chosen if item.label}
     if len(listed) > 1:
         raise DataError(f"{form.path}: its files list different classes. Pack them one by one")
     classes: Sequence[str] = next(iter(listed), ())
@@ -145,7 +140,7 @@ def write_tables(
         return write_rows(rows, target, classes, advance, left_out)
 
 
-def _choose(table: Table, split: str, columns: Columns) -> _Chosen:
+def _choose(table: Table, columns: Columns) -> _Chosen:
     named = [
         name for name in table.list_columns("text", "array", "cell") if is_usual("image", name)
     ]
@@ -155,10 +150,10 @@ def _choose(table: Table, split: str, columns: Columns) -> _Chosen:
     numbered = table.list_columns("text", "number", "cell")
     labels = list(table.classes) or [name for name in numbered if name not in other]
     label = ""
-    if labels or columns.label or split != "test":
+    if labels or columns.label or table.split != "test":
         label = _choose_column(table, "label", columns.label, labels)
     column = next(filter(partial(is_usual, "split"), table.kinds), "")
-    return _Chosen(table, image, label, column, split, columns.images or table.path.parent)
+    return _Chosen(table, image, label, column, columns.images or table.path.parent)
 
 
 def _choose_column(table: Table, kind: str, wanted: str, possible: Sequence[str]) -> str:
