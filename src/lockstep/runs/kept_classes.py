@@ -73,7 +73,7 @@ def name_classifier(
     """Return the classifier of weights with class names, if they have one for this number of
     features; otherwise None. Its numbers must be finite, as a search begins there."""
     weight, bias = (tensors.get(name, np.zeros(0)) for name in CLASSIFIER)
-    has_rows = weight.shape == (len(bias), features) and bias.ndim == 1
+    has_rows = bias.ndim == 1 and weight.shape == (len(bias), features)
     if not classes or not has_rows or len(classes) > len(bias):
         return None
     if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
