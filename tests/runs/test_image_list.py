@@ -62,6 +62,49 @@ def open_both(root: Path) -> Sets:
     return open_sets(root, 0.0, lambda activity: lambda done, total: None)
 
 
+def test_images_that_a_run_was_trained_on_are_counted_whatever_they_are_called(
+    data: Path, tmp_path: Path, tiny_recipe: Recipe
+) -> None:
+    photos = (data / "train").rename(tmp_path / "photos")
+    recipe = tiny_recipe.replace(epochs=1, validation_share=0.3)
+    lockstep.train(recipe, photos, tmp_path / "run", execution=Execution(stop_after_steps=1))
+    training = open_sets(photos, 0.3, lambda activity: lambda done, total: None).training
+    trained = {training.read(i) for i in range(len(training))}
+    assert lockstep.load(tmp_path / "run").evaluate().trained_images == 0
+    for path in sorted(photos.glob("*/*.jpg")):
+        path.rename(path.with_name(f"new_{path.name}"))
+    moved = sorted(photos.glob("dots/*.jpg"))[0]
+    moved.rename(photos / "stripes" / "moved.jpg")
+    sets = open_sets(photos, 0.3, lambda activity: lambda done, total: None)
+    unseen = [sets.validation.read(i) not in trained for i in range(len(sets.validation))]
+    known = unseen.count(False)
+    assert 0 < known < len(unseen)
+    result = lockstep.load(tmp_path / "run").evaluate(photos)
+    assert result.to_json()["trained_images"] == known
+    assert result.remarks[0].startswith(f"the run was trained on {known} of these {len(unseen)} im")
+    assert lockstep.load(tmp_path / "run").evaluate(photos, split=0).trained_images == len(trained)
+    for number in range(4):
+        shutil.copy(sets.training.path(0), photos / "stripes" / f"copy{number}.jpg")
+    notes: list[str] = []
+    lockstep.train(
+        recipe,
+        photos,
+        tmp_path / "next",
+        weights=tmp_path / "run",
+        execution=Execution(stop_after_steps=1),
+        listener=lambda event: notes.append(str(event.get("notes"))),
+    )
+    later = open_sets(photos, 0.3, lambda activity: lambda done, total: None)
+    seen = {later.training.read(i) for i in range(len(later.training))}
+    shown = [later.validation.read(i) for i in range(len(later.validation))]
+    copies = sum(image in seen for image in shown)
+    known = sum(image in trained for image in shown)
+    text = "\n".join(notes)
+    assert 0 < copies < known < len(shown)
+    assert f"'{copies} of {len(shown)} validation images have the same bytes as tra" in text
+    assert f"were trained on {known} of {len(shown)} validation images" in text
+
+
 def images(root: Path) -> Path:
     for split in ("train", "val"):
         names = [f"{split}/{label}/{i}.jpg" for label in ("cat", "owl") for i in range(3)]

@@ -30,6 +30,7 @@ from lockstep.models.class_metrics import summarise_classes
 from lockstep.models.metrics import Scores, measure
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.published_accuracies import compare_top1
+from lockstep.runs.image_results import count_trained
 from lockstep.system.errors import DivergedError
 from lockstep.system.machine import share_of_cores
 from lockstep.system.ranks import count_ranks
@@ -105,6 +106,13 @@ def _evaluate(
         session = calibrator.watch(session)
     matched, remarks = images.open_index(session.weights, session.recorder, labels)
     name = images.source.title
+    trained = count_trained(weights.checkpoint_file, matched.index)
+    if trained:
+        remarks.insert(
+            0,
+            f"the run was trained on {trained:,} of these {len(matched.index):,} images (the bytes"
+            " are the same), so the results are too good: evaluate images that it has not seen",
+        )
     if calibrator is not None and recipe.eval_flips:
         remarks.append("calibrated and evaluated without mirror images, as predict computes")
     pace = Pace()
@@ -129,6 +137,7 @@ def _evaluate(
         speed=pace.describe_speed(batch_images=options.batch, on_gpu=session.on_gpu),
         calibration={} if calibrator is None else calibrator.store(session.recorder.warn),
         quarantined=matched.index.describe_quarantine(),
+        trained_images=trained,
         **_describe_scores(scores, weights, matched, remarks, options.execution),
     )
 

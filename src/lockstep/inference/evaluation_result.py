@@ -34,6 +34,8 @@ class Evaluation:
     """The top-1 next to published ones; None if there are none."""
     quarantined: list[Any]
     """Images that cannot be read, which are left out."""
+    trained_images: int
+    """How many of the images the run was trained on, by their bytes; 0 if that is not known."""
     speed: Speed
     remarks: list[str]
     calibration: dict[str, Any] = field(default_factory=dict)

@@ -112,6 +112,7 @@ def average_sets(data: str, sets: dict[str, Evaluation]) -> Evaluation:
         class_orders=[],
         published=None,
         quarantined=list(chain.from_iterable(result.quarantined for result in results)),
+        trained_images=sum(result.trained_images for result in results),
         speed=first.speed | {"images_per_sec": images / seconds, "latency_ms": None},
         remarks=_join_remarks(sets),
         sets=sets,

@@ -211,6 +211,39 @@ def list_validation_images(out: Path) -> dict[tuple[str, int, int], int]:
     return numbers
 
 
+def count_trained(checkpoint: Path | None, index: Index) -> int:
+    """Return how many images have the bytes of one that a checkpoint's run was trained on, whatever
+    their names and labels are; 0 if that is not known.
+
+    `checkpoint` is a file of the checkpoint; None: the weights are of no run.
+    """
+    folder = Path() if checkpoint is None else checkpoint.resolve().parent.parent
+    if folder.name != "checkpoints":
+        return 0
+    arrays = _read_images(folder.parent)
+    try:
+        trained = _key_bytes(arrays["train.lengths"], arrays["train.checksums"])
+        return int(np.isin(_key_bytes(index.rows["length"], index.checksums), trained).sum())
+    except DAMAGE:
+        return 0
+
+
+def count_copies(sets: Sets) -> int:
+    """Return how many validation images have the bytes of a training image; 0 if that is not
+    known."""
+    for index in (sets.validation, sets.training):
+        if len(index.checksums) != len(index):
+            return 0
+    validation = _key_bytes(sets.validation.rows["length"], sets.validation.checksums)
+    training = _key_bytes(sets.training.rows["length"], sets.training.checksums)
+    return int(np.isin(validation, training).sum())
+
+
+def _key_bytes(lengths: np.ndarray, checksums: np.ndarray) -> np.ndarray:
+    """Return a number for each image that tells different bytes apart: uint64 [images]."""
+    return np.left_shift(lengths.astype(np.uint64), np.uint64(32)) | checksums.astype(np.uint64)
+
+
 def read_sample(index: Index, turn: int) -> None:
     """Read images spread over an index, other ones at each `turn`. Raises `DataError` if one of
     them changed since it was indexed."""

@@ -1,5 +1,6 @@
 """Notes before the first step: settings that are allowed but rarely intended."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -8,12 +9,14 @@ import numpy as np
 from lockstep.backends import World
 from lockstep.backends.emulation import find_emulation
 from lockstep.data.images import printable
+from lockstep.data.sources import name_folder
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.my_images import NAME as MY_IMAGES
 from lockstep.recipes.my_images import OWN_IMAGES
 from lockstep.recipes.published import RECIPES
 from lockstep.recipes.schedule import learning_rates, peak_lr, warmup_epochs
 from lockstep.runs.context import RunContext
+from lockstep.runs.image_results import count_copies, count_trained
 from lockstep.runs.step_plan import find_last_step
 from lockstep.system.text import list_first
 from lockstep.weights import checkpoint
@@ -76,8 +79,28 @@ def collect_notes(run: RunContext, step: int) -> list[str]:
         settings += note_determinism_cost(run.recipe, run.execution, run.world)
         if not checkpoint.steps(run.checkpoints):  # weights to start from are checkpoint 0
             settings += suggest_weights(run.recipe, len(run.sets.training))
+    settings += _note_known_images(run)
     settings += list_unusual_settings(run.recipe, _collect_facts(run))
     return [note for note in settings if note not in run.recorder.notes] + notes
+
+
+def _note_known_images(run: RunContext) -> Iterator[str]:
+    """Yield notes if validation images are also training images of this run, or of the one that it
+    starts from."""
+    validation = run.sets.validation
+    copies = count_copies(run.sets)
+    if copies:
+        yield (
+            f"{copies:,} of {len(validation):,} validation images have the same bytes as training"
+            " images, so the accuracy is too high; lockstep data check"
+            f" {shlex.quote(name_folder(run.sets.data))} lists them"
+        )
+    known = 0 if run.start is None else count_trained(run.start.checkpoint_file, validation)
+    if known:
+        yield (
+            f"the weights that it starts from were trained on {known:,} of {len(validation):,}"
+            " validation images (the bytes are the same), so the accuracy is too high"
+        )
 
 
 def _collect_facts(run: RunContext) -> RunFacts:

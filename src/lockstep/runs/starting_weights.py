@@ -79,6 +79,8 @@ class Start:
     """Whether the classifier is a linear probe of the run's images."""
     folded_norms: tuple[str, ...] = ()
     """Names of the batch norms that are folded into convolutions."""
+    checkpoint_file: Path | None = None
+    """The file of the checkpoint if the weights are those of a run."""
 
     @property
     def option(self) -> str:
@@ -194,6 +196,7 @@ def fit_start(source: StartSource | None, recipe: Recipe, run: Path) -> Start | 
         named=named,
         resumed=weights if source.resumes else None,
         folded_norms=weights.folded_norms,
+        checkpoint_file=weights.checkpoint_file,
     )
 
 
