@@ -24,7 +24,6 @@ from lockstep.data.decoding.orientation import (
     shown_size,
     turn_image,
 )
-from lockstep.data.decoding.sampling import crop_to_needed, filter_square, sample_square, stretches
 from lockstep.data.decoding.size_limits import check_ratio, decoding
 from lockstep.recipes import Recipe
 from lockstep.recipes.augmentation import Augmentation
@@ -140,6 +139,13 @@ def _sample_window(
     """Return a square of a window that is not resized from half pixels."""
     window = square.window
     _, _, *source = _reduce_window(window, reduction)
+    from lockstep.data.decoding.sampling import (  # other geometries than PyTorch's are rare
+        crop_to_needed,
+        filter_square,
+        sample_square,
+        stretches,
+    )
+
     where = stretches(source, square.resized, square.offset, len(out), square.sampling)
     if not square.antialias and reduction == 1:
         window, where = crop_to_needed(window, where, len(out))
