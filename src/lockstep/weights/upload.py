@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.system.errors import CheckpointError
-from lockstep.system.regular_files import WEIGHTS, open_regular
+from lockstep.system.regular_files import WEIGHTS, read_regular
+from lockstep.weights.fingerprints import hash_file
 from lockstep.weights.hub import HUB, check_hub_name, explain_missing_hub
 
 _ENDINGS = (
@@ -33,17 +34,14 @@ _REASONS = {
 
 
 class Push(NamedTuple):
-    """What a push would change."""
+    """What a push would change: new and changed `files` by their names in the repository, of which
+    it has those `replaced` with other contents, since the commit `parent`; None if it is new."""
 
     name: str
-    """The repository, without `hf:`."""
     revision: str | None
     files: dict[str, Path]
-    """New and changed files by their names in the repository."""
     replaced: list[str]
-    """The names of those that the repository has with other contents."""
     parent: str | None
-    """The commit that the files are compared with; None for a new repository."""
     is_public: bool
 
 
@@ -92,9 +90,9 @@ def plan_push(folder: Path, target: str, *, public: bool = False) -> Push:
     login, and if the repository is public and `public` is false.
     """
     files = list_files(folder)
-    name = target.removeprefix(HUB)
     if not target.startswith(HUB):
         raise CheckpointError(f"{target:.100} is not on the hub; expected hf:OWNER/NAME[@REVISION]")
+    name = target.removeprefix(HUB)
     check_hub_name(name)
     repository, _, revision = name.partition("@")
     api = _open_hub()
@@ -164,16 +162,11 @@ def _open_hub() -> Any:
 def _is_same(path: Path, entry: Any) -> bool:
     """Return whether a file has the contents of an entry of a repository: large ones are known by
     their SHA-256, others by Git's SHA-1."""
-    size = path.stat().st_size
-    if entry.lfs is None:
-        digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-    else:
-        digest = hashlib.sha256()
-    with open_regular(path, WEIGHTS) as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    known = entry.blob_id if entry.lfs is None else entry.lfs.sha256
-    return bool(digest.hexdigest() == known)
+    if entry.lfs is not None:
+        return bool(hash_file(path) == entry.lfs.sha256)
+    data = read_regular(path, WEIGHTS)
+    blob = hashlib.sha1(b"blob %d\0%b" % (len(data), data), usedforsecurity=False)
+    return bool(blob.hexdigest() == entry.blob_id)
 
 
 @contextmanager
