@@ -146,7 +146,7 @@ def _open_hub() -> Any:
     in."""
     try:
         from huggingface_hub import HfApi, get_token
-        from huggingface_hub.utils import disable_progress_bars
+        from huggingface_hub.utils.tqdm import disable_progress_bars
     except ImportError:
         raise explain_missing_hub("lockstep push") from None
     if get_token() is None:
