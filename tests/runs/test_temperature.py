@@ -1,6 +1,7 @@
 """A run fits a temperature to the validation images at its end; what uses weights then uses it."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 
 import lockstep
 from lockstep.recipes import Recipe
+from lockstep.reporting.summary import list_results
+from lockstep.reporting.views import View, build_views
 from lockstep.runs.report import Report
 from lockstep.weights.calibration import FILE
 from tests.runs.cases import Event, stop_when, train_until
@@ -95,6 +98,61 @@ def test_an_evaluation_can_store_temperature(calibrated: tuple[Path, Report], le
     assert after.keys() == {weights}
     assert after[weights]["temperature"] == pytest.approx(before[weights]["temperature"], rel=1e-5)
     (best / FILE).write_text(json.dumps(before))
+
+
+def read_view(run: Path) -> View:
+    """Return the first evaluation of the report, which is the best one."""
+    return build_views([lockstep.read_run(run)])[0]
+
+
+def measure_calibration_error(confidences: np.ndarray, right: np.ndarray) -> float:
+    """Return the expected calibration error in 15 bins, as its paper defines it."""
+    error = 0.0
+    for low in np.arange(15) / 15:
+        inside = (confidences > low) & (confidences <= low + 1 / 15)
+        if inside.any():
+            error += inside.mean() * abs(right[inside].mean() - confidences[inside].mean())
+    return error
+
+
+def test_a_report_shows_the_probabilities_that_predict_gives(
+    calibrated: tuple[Path, Report], learnt: Path
+) -> None:
+    run, report = calibrated
+    paths = sorted((learnt / "val").rglob("*.jpg"))
+    predictions = list(lockstep.load(run).predict(paths, top=1))
+    probabilities = np.array([prediction.probabilities[0] for prediction in predictions])
+    names = [prediction.classes[0] for prediction in predictions]
+    right = np.array([path.parent.name for path in paths]) == names
+    view = read_view(run)
+    assert view.mistakes
+    for mistake in view.mistakes:
+        assert mistake.confidence == pytest.approx(probabilities[mistake.sample], abs=1e-5)
+    expected = measure_calibration_error(probabilities, right)
+    assert view.calibration_error == pytest.approx(expected, abs=1e-5)
+    [result, *_] = list_results([lockstep.read_run(run)])
+    assert result.calibration_error == view.calibration_error
+    entries = json.loads((find_folder(report) / FILE).read_text())
+    assert view.basis in [f"temperature {entry['temperature']:.3g}" for entry in entries.values()]
+
+
+def test_a_report_names_a_temperature_that_its_probabilities_lack(
+    calibrated: tuple[Path, Report], learnt: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(calibrated[0], tmp_path / "run")
+    before = read_view(run)
+    for path in run.glob("*validation.npz"):
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file if "calibrated" not in name}
+        np.savez(path, **arrays)
+    view = read_view(run)
+    assert view.basis == f"before {before.basis}"
+    assert view.calibration_error != before.calibration_error
+    assert "evaluate RUN --calibrate" in lockstep.report(run, tmp_path / "page.html").read_text()
+    lockstep.load(run).evaluate(learnt, calibrate=True)
+    after = read_view(run)
+    assert after.basis == before.basis
+    assert after.calibration_error == pytest.approx(before.calibration_error, abs=1e-5)
 
 
 def test_a_run_of_another_recipe_has_no_temperature(uninterrupted: Path) -> None:

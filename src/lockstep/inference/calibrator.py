@@ -12,6 +12,7 @@ from lockstep.backends.reference import functions
 from lockstep.data import Batch
 from lockstep.inference.session import Session
 from lockstep.models.metrics import Scores
+from lockstep.runs.calibrated_results import add_calibrated
 from lockstep.system.errors import CheckpointError, UserError
 from lockstep.system.ranks import count_ranks
 from lockstep.system.text import format_count
@@ -66,7 +67,8 @@ class Calibrator:
     def store(self, warn: Callable[[str], None]) -> dict[str, Any]:
         """Fit a temperature, choose a threshold if one is wanted, and store them with the
         checkpoint. If there is neither, what is stored stays. Without a new temperature, the
-        threshold is that of the stored one. `warn` is called if it answers few images.
+        threshold is that of the stored one. A run's results of the same images get the calibrated
+        confidences, which its report shows. `warn` is called if it answers few images.
 
         The result has them as `calibration` and `threshold`, the reason for the former to be None
         as `calibration_reason`, and the temperature that counts as `temperature`, 1 without one.
@@ -84,6 +86,8 @@ class Calibrator:
                 warn(_describe_few(threshold))
         if fit is not None or threshold is not None:
             write_calibration(self._file, fit, threshold)
+        if temperature != 1:
+            add_calibrated(self._file, self._logits, self._labels, temperature)
         return {
             "calibration": fit,
             "calibration_reason": reason,

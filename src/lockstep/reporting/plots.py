@@ -134,7 +134,7 @@ def _draw_reliability(view: View, name: str) -> "Figure":
     axes.plot([0, 1], [0, 1], "--", color="0.5")
     title = f"Reliability, {plain(name)}"
     if view.calibration_error is not None:
-        title += f" (ECE {100 * view.calibration_error:.2f} %)"
+        title += f" (ECE {100 * view.calibration_error:.2f} %, {view.basis})"
     axes.set(title=title, xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
     axes.spines[["top", "right"]].set_visible(False)
     return figure

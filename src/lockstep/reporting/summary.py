@@ -16,6 +16,7 @@ from lockstep.models.metrics import WARMUP_STEPS, Metric, list_metrics, measure
 from lockstep.recipes import Recipe
 from lockstep.recipes.published_accuracies import Comparison
 from lockstep.recipes.published_speeds import Measured, Row, read_speeds
+from lockstep.runs.calibrated_results import calibrate_scores
 from lockstep.runs.reading import Run
 from lockstep.runs.report import Evaluation, compare_with_published
 from lockstep.system.event_log import EvaluateEvent, TrainEvent, compute_seconds
@@ -38,6 +39,8 @@ class Result:
     """The metrics to show."""
     calibration_error: float | None
     """None if the run kept no results of single images."""
+    basis: str = ""
+    """Which temperature the calibration error is of."""
     is_best: bool = False
     """Whether it is the result of the run's best checkpoint."""
 
@@ -80,9 +83,10 @@ def list_results(runs: Sequence[Run]) -> list[Result]:
 def _build_result(number: int, run: Run, weights: str, entry: Evaluation | EvaluateEvent) -> Result:
     values: dict[str, Any] = {}
     error = None
+    basis = ""
     results = run.find_results(entry["step"], weights)
     if results is not None:
-        scores = results.scores[weights]
+        scores, basis = calibrate_scores(run, results, weights)
         error = compute_calibration_error(bin_confidences(scores.confidences, scores.ranks < 1))
         values |= measure(scores, len(run.classes))  # logs of older versions do not have them all
     values |= entry
@@ -94,6 +98,7 @@ def _build_result(number: int, run: Run, weights: str, entry: Evaluation | Evalu
         values=values,
         metrics=list_metrics(values, run.class_count or sys.maxsize),
         calibration_error=error,
+        basis=basis,
         is_best=run.is_best(entry["step"], weights),
     )
 

@@ -13,6 +13,7 @@ from lockstep.models.class_metrics import FEW_IMAGES, ClassCounts
 from lockstep.models.metrics import METRICS, Scores
 from lockstep.recipes.recipe import own_geometry
 from lockstep.reporting.images import ImagesGone, encode_images, explain_images, open_images
+from lockstep.runs.calibrated_results import calibrate_scores
 from lockstep.runs.image_results import Results
 from lockstep.runs.reading import Run
 from lockstep.weights.calibration import Bin, bin_confidences, compute_calibration_error
@@ -97,6 +98,8 @@ class View:
     """The most frequent mistakes: class, taken for, images, share of the class."""
     bins: list[Bin] = field(default_factory=list)
     calibration_error: float | None = None
+    basis: str = ""
+    """Which temperature the confidences are of."""
     mistakes: list[Mistake] = field(default_factory=list)
     note: str = ""
     """Why something is missing."""
@@ -190,7 +193,7 @@ def _count_classes(run: Run, counts: ClassCounts, taken_for: Sequence[str]) -> l
 
 
 def _build_view(run: Run, number: int, results: Results, weights: str) -> View:
-    scores = results.scores[weights]
+    scores, basis = calibrate_scores(run, results, weights)
     classes = run.classes
     name = partial(_name_class, classes)
     counts = scores.per_class(len(classes))
@@ -214,6 +217,7 @@ def _build_view(run: Run, number: int, results: Results, weights: str) -> View:
         pairs=pairs,
         bins=bins,
         calibration_error=compute_calibration_error(bins),
+        basis=basis,
         mistakes=_list_mistakes(scores, classes),
     )
 

@@ -69,6 +69,7 @@ def _calibrate_best(run: RunContext, step: int) -> None:
 
 def _calibrate(run: RunContext) -> bool:
     """Return whether all was done before a stop was requested."""
+    from lockstep.runs.calibrated_results import add_calibrated
     from lockstep.weights.calibration import (
         collect_logits,
         describe_fit,
@@ -102,7 +103,9 @@ def _calibrate(run: RunContext) -> bool:
         detail = f"{describe_fit(fit, reason)} (step {step}, {weights} weights)"
         run.recorder.send({"kind": "detail", "message": detail})
         if fit is not None:
-            write_calibration(checkpoint.find_weights_file(folder, ema=is_average), fit)
+            file = checkpoint.find_weights_file(folder, ema=is_average)
+            write_calibration(file, fit)
+            add_calibrated(file, logits, labels, fit["temperature"])
     return True
 
 

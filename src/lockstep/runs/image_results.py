@@ -6,7 +6,8 @@
 - `validation.npz`: the results of the last evaluation, and `best-validation.npz`: those of the best
   one. Each holds `step`, the `digest` of the index of the images, the `classes`, `labels`, and for
   each kind of weights ("trained", "ema") the columns of `Scores` as `trained.losses` and so on. Row
-  i is sample i of the index, whichever rank evaluated it.
+  i is sample i of the index, whichever rank evaluated it. `lockstep.runs.calibrated_results` adds
+  confidences at the temperature of the checkpoint.
 """
 
 import os
@@ -72,10 +73,11 @@ def write_results(folder: Path, results: Results, file_name: str = FILE) -> None
     for weights, scores in results.scores.items():
         for name in _COLUMNS:
             arrays[f"{weights}.{name}"] = getattr(scores, name)
-    _write_arrays(folder / file_name, arrays)
+    write_arrays(folder / file_name, arrays)
 
 
-def _write_arrays(path: Path, arrays: Arrays) -> None:
+def write_arrays(path: Path, arrays: Arrays) -> None:
+    """Write arrays into a file. A reader never sees a partial one."""
     with replacing(path) as partial, partial.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
@@ -179,7 +181,7 @@ def list_images(out: Path, sets: Sets, *, is_new: bool) -> None:
         if len(before.get(f"{name}.checksums", ())) < len(index.checksums) or not before:
             now |= _make_columns(name, index)
     if now:
-        _write_arrays(out / IMAGES_FILE, before | now)
+        write_arrays(out / IMAGES_FILE, before | now)
 
 
 def compare_images(out: Path, sets: Sets) -> str:
