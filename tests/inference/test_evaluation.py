@@ -14,7 +14,7 @@ import lockstep
 from lockstep.inference.evaluation_images import find_run_data
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.trust import remember
-from lockstep.system.errors import CheckpointError, DataError, DivergedError
+from lockstep.system.errors import CheckpointError, DataError, DivergedError, UserError
 from lockstep.weights import checkpoint
 from lockstep.weights.run_identity import settle_identity
 from tests.inference.cases import CLASSES
@@ -117,10 +117,10 @@ def test_a_part_of_imagenet_has_imagenets_labels_if_the_weights_name_no_classes(
 
 def test_folders_are_numbered_with_a_remark(save_weights: SaveWeights, textures: Path) -> None:
     remarks = (
-        lockstep.load(save_weights(classes=(), logits=12)).evaluate(textures).to_json()["remarks"]
+        lockstep.load(save_weights(classes=(), logits=10)).evaluate(textures).to_json()["remarks"]
     )
     assert any(
-        "10 folders, in alphabetical order, are taken for the first of 12 outputs" in remark
+        "10 folders, in alphabetical order, are taken for the 10 outputs" in remark
         for remark in remarks
     )
 
@@ -143,9 +143,16 @@ def test_outputs_beyond_classes_are_wrong(save_weights: SaveWeights, textures: P
     assert result["top5_percent"] > 0
 
 
-def test_more_classes_than_outputs_are_refused(save_weights: SaveWeights, textures: Path) -> None:
-    with pytest.raises(DataError, match="val has 10 classes, but the model has 4 logits"):
-        lockstep.load(save_weights(classes=(), logits=4)).evaluate(textures).to_json()
+@pytest.mark.parametrize("logits", [4, 12])
+def test_positions_of_other_numbers_of_classes_are_not_guessed(
+    logits: int, save_weights: SaveWeights, textures: Path
+) -> None:
+    model = lockstep.load(save_weights(classes=(), logits=logits))
+    advice = f'names all {logits} outputs, or --labels FILE, such as {{"blobs": 0}}'
+    with pytest.raises(DataError, match=f"val has 10 classes.* {logits} outputs .*{advice}"):
+        model.evaluate(textures)
+    with pytest.raises(UserError, match=r"data is a list; .* lockstep.pack"):
+        model.evaluate([textures])  # type: ignore[arg-type]
 
 
 def test_classes_that_are_all_unknown_are_refused(

@@ -91,6 +91,19 @@ def test_accuracy_is_reported_in_the_orders_of_other_programs(
     assert not any("position" in text for text in named["remarks"])
 
 
+def test_numbers_of_some_outputs_are_these(reds: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "val").mkdir()
+    for name in ("2", "10"):
+        (tmp_path / "val" / name).symlink_to(reds / "val" / name)
+    weights = train(sort_as_timm(NAMES), reds, tiny_recipe, tmp_path)
+    result = lockstep.load(weights).evaluate(tmp_path / "val")
+    assert result.top1 == result.top5 == 100
+    assert any(remark.startswith("labels are matched by number") for remark in result.remarks)
+    named = lockstep.load(weights, classes=[f"c{n}" for n in NAMES])
+    with pytest.raises(DataError, match=r"""--labels FILE, such as \{"2": "c2"\}"""):
+        named.evaluate(tmp_path / "val")
+
+
 @pytest.mark.parametrize(
     ("classes", "digits"), [((), 1), (imagenet_synsets(), 3), (imagenet_names(), 1)]
 )

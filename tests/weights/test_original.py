@@ -77,7 +77,7 @@ def test_other_preparation_of_images_is_seen(tmp_path: Path, one_process: None) 
         values["fc.weight"] *= 1e-3  # so that probabilities are not 0 and 1
         source = save_checkpoint(tmp_path / name, values, recipe)
         record = lockstep.load(source).save(tmp_path / f"{name} in timm", to="timm")["certificate"]
-        assert record["through_target"]["by"] == "timm's loader"
+        assert record["through_target"]["by"] == "Lockstep's copy of timm's loader"
         seen[name] = record["through_target"]["largest_difference"]
     assert seen["smooth"] < 1e-5 < 1e-4 < seen["sharp"]
 

@@ -31,7 +31,7 @@ from lockstep.models.metrics import Scores, measure
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.published_accuracies import compare_top1
 from lockstep.runs.image_results import count_trained
-from lockstep.system.errors import DivergedError
+from lockstep.system.errors import DivergedError, as_path
 from lockstep.system.machine import share_of_cores
 from lockstep.system.ranks import count_ranks
 from lockstep.weights import LOCKSTEP, Weights
@@ -55,6 +55,8 @@ def evaluate(
     precision_at: float | None = None,
 ) -> Evaluation:
     """Return what `Model.evaluate` returns."""
+    if data is not None:
+        as_path(data, "data")
     wants_calibration = calibrate or precision_at is not None
     file = None
     if labels is not None:

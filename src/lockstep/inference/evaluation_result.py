@@ -58,6 +58,12 @@ class Evaluation:
         """The share of images whose likeliest class is their label, in percent."""
         return float(self.metrics["top1_percent"])
 
+    @property
+    def top5(self) -> float | None:
+        """The share of images whose label is among the five likeliest classes, in percent; None if
+        it is not computed."""
+        return self.metrics.get("top5_percent")
+
     def __repr__(self) -> str:
         interval = self.interval if self.sets else None
         accuracy = format_accuracy(self.top1, self.images, interval)

@@ -108,7 +108,8 @@ def average_sets(data: str, sets: dict[str, Evaluation]) -> Evaluation:
         interval=(low, high),
         classes=first.classes if per_class["images"] else [],
         per_class=per_class,
-        class_summary=summarise_classes(per_class),
+        class_summary=summarise_classes(per_class)
+        | {name: metrics.get(name) for name in ("balanced_accuracy_percent", "macro_f1_percent")},
         class_orders=[],
         published=None,
         quarantined=list(chain.from_iterable(result.quarantined for result in results)),

@@ -36,7 +36,7 @@ from lockstep.inference.targets.onnx_file import Session
 from lockstep.models.accuracy_interval import format_accuracy
 from lockstep.recipes import Execution
 from lockstep.runs.recorder import Recorder
-from lockstep.system.errors import BackendError, CheckpointError, DataError, nearest
+from lockstep.system.errors import BackendError, CheckpointError, DataError, as_path, nearest
 from lockstep.system.strict_json import to_json
 from lockstep.weights import Weights
 
@@ -101,7 +101,7 @@ def quantise(
             f" {nearest(how.method, methods)}"
         )
     weights = wanted.weights
-    training, validation = _open_sets(Path(how.data), weights, recorder)
+    training, validation = _open_sets(as_path(how.data, "data"), weights, recorder)
     chosen = np.unique(
         np.linspace(0, len(training) - 1, min(how.images, len(training))).astype(np.int64)
     )

@@ -29,7 +29,7 @@ from lockstep.data.index import Index
 from lockstep.inference.session import Session
 from lockstep.models.metrics import Scores
 from lockstep.recipes.order import order_evaluation_samples
-from lockstep.system.errors import DataError, UserError
+from lockstep.system.errors import DataError, UserError, nearest
 from lockstep.system.regular_files import TEXT, explain_failure, read_regular
 from lockstep.system.strict_json import parsed
 from lockstep.system.text import escape_halves
@@ -45,6 +45,9 @@ from lockstep.weights.class_names import (
 Labels = Mapping[str, Any] | Sequence[Any] | str | Path
 """Labels as the module describes them, or the path of a file with them."""
 _FORM = '{"labels": {"CLASS or IMAGE": [OUTPUT, ...]}, "restrict": true or [OUTPUT, ...]}'
+_FIELDS = ("labels", "restrict")
+_OF_FIELDS = (bool, Mapping)
+"""What only a field can hold: outputs are numbers, names or lists."""
 _NUMBER = re.compile(r"(\d+)(\.[^./]*)?$")
 _MOST_ROWS = 8192
 """Logits of about this many images are in memory at once."""
@@ -132,7 +135,7 @@ def read_labels(labels: Labels, *, calibrates: bool = False) -> LabelFile:
             "a temperature is fitted to the classes of the images; leave out --labels, or"
             " --calibrate and --precision-at"
         )
-    source = "the labels"
+    source = "the argument labels"
     value: Any = labels
     if isinstance(labels, str | Path):
         source = str(labels)
@@ -144,7 +147,11 @@ def read_labels(labels: Labels, *, calibrates: bool = False) -> LabelFile:
         except ValueError as error:
             raise DataError(f"{source} is not JSON: {error}; expected {_FORM}") from None
     file = LabelFile(source, value, restrict=False)
-    if isinstance(value, Mapping) and value.keys() <= {"labels", "restrict"}:
+    if isinstance(value, Mapping) and any(isinstance(item, _OF_FIELDS) for item in value.values()):
+        for key in value.keys() - set(_FIELDS):
+            advice = nearest(str(key), _FIELDS)
+            raise DataError(f"{source} has the field {key!r:.80}; expected {_FORM}. {advice}")
+    if isinstance(value, Mapping) and value.keys() <= set(_FIELDS):
         file = LabelFile(source, value.get("labels", {}), value.get("restrict", False))
     if not isinstance(file.labels, Mapping | list | tuple):
         raise DataError(f"{source} holds no object and no list of labels; expected {_FORM}")
@@ -259,7 +266,8 @@ def _match_names(
             example = escape_halves(index.name(0) or index.classes[0])
             raise DataError(
                 f"{file.source} names {key!r:.200}, which {what} of {index.source.title}; expected"
-                f" CLASS or CLASS/IMAGE, such as {example!r:.200}"
+                f" CLASS or CLASS/IMAGE, such as {example!r:.200}, or the fields"
+                f" {' and '.join(_FIELDS)}"
             )
     return by_image
 

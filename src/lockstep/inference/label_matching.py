@@ -4,6 +4,8 @@ by their positions, which proves nothing.
 Weights without names of classes were trained on folders in an order that only their program knows.
 """
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +18,25 @@ from lockstep.data.index import Index, open_index, relabel_index, subset
 from lockstep.data.sources import FOLDER, Source
 from lockstep.models.accuracy_interval import format_accuracy, wilson
 from lockstep.models.metrics import Scores
+from lockstep.system.errors import DataError
 from lockstep.system.text import escape_halves, format_count, list_first
 from lockstep.weights import Weights
-from lockstep.weights.class_names import are_imagenet, assume_classes, find_imagenet, imagenet_names
+from lockstep.weights.class_names import (
+    are_imagenet,
+    assume_classes,
+    find_imagenet,
+    imagenet_names,
+    place_numbers,
+)
 
 if TYPE_CHECKING:
     from lockstep.inference.label_file import Answers
 
 _NAMED = 5
-_BY_POSITION = "labels are matched by position"
+_BY_NUMBER = (
+    "labels are matched by number: the weights name no classes, so a folder named n is taken for"
+    " output n, counted from 0; --classes FILE names the outputs"
+)
 
 
 @dataclass(frozen=True)
@@ -47,9 +59,11 @@ def match_labels(source: Source, weights: Weights, progress: Progress | None = N
 
     - Names on both sides are matched by name, and ImageNet's classes by id, word or number.
     - Images that store numbers are matched by number.
-    - Otherwise classes are matched by position.
+    - Otherwise classes are matched by position if there is one for each output, or else by number
+      if their names are numbers of outputs.
 
-    Images of classes that the weights, which name theirs, do not know are left out.
+    Images of classes that the weights, which name theirs, do not know are left out. Raises
+    `DataError` if nothing says which output a class is.
     """
     classes = weights.classes
     if source.format == FOLDER:
@@ -79,7 +93,18 @@ def match_labels(source: Source, weights: Weights, progress: Progress | None = N
         remark = _suggest_restriction(index).removeprefix("; ")
         index = relabel_index(index, classes)
         return Matched(index, remark, is_proven=True, left_out=left_out)
-    return Matched(index, _describe_positions(index, weights.recipe.logits), is_proven=False)
+    logits = weights.recipe.logits
+    if len(index.classes) == logits:
+        return Matched(index, _describe_positions(index), is_proven=False)
+    numbers = place_numbers(index.classes, logits)
+    if numbers is None:
+        raise DataError(
+            f"{source.title} has {format_count(len(index.classes), 'class', 'classes')}, and the"
+            f" weights have {format_count(logits, 'output')} without names, so which class is which"
+            f" output is not known; add --classes FILE, which names all {logits} outputs, or"
+            f" {_suggest_labels(index.classes, range(logits))}"
+        )
+    return Matched(relabel_index(index, numbers), _BY_NUMBER, is_proven=False)
 
 
 def _leave_out_unknown(
@@ -101,7 +126,19 @@ def _leave_out_unknown(
     what = f"classes that {weights.source} does not know ({names})"
     count = format_count(len(index) - len(samples), "image")
     kept = tuple(filter(known.__contains__, index.classes))
-    return relabel_index(subset(index, samples), kept), f"left out: {count} of {what}"
+    left_out = f"left out: {count} of {what}"
+    if not len(samples):
+        left_out += "; if the weights have them under other names, say which: "
+        left_out += _suggest_labels(index.classes, classes)
+    return relabel_index(subset(index, samples), kept), left_out
+
+
+def _suggest_labels(classes: Sequence[str], outputs: Sequence[object]) -> str:
+    """Return the option that says which outputs classes are, with the first as an example."""
+    output = outputs[0]
+    if place_numbers(classes, len(outputs)):
+        output = outputs[int(classes[0])]
+    return f"--labels FILE, such as {json.dumps({printable(classes[0]): output})}"
 
 
 def _suggest_restriction(index: Index) -> str:
@@ -123,15 +160,14 @@ def _describe_numbers(index: Index, classes: tuple[str, ...]) -> str:
     return "labels are matched by number: the images do not name their classes"
 
 
-def _describe_positions(index: Index, logits: int) -> str:
-    count = len(index.classes)
+def _describe_positions(index: Index) -> str:
     order = describe_order(index.classes) or "the order of their list"
     if list(index.classes) == sorted(index.classes) and not list_orders(index.classes):
         order = "alphabetical order"
-    outputs = f"the first of {logits} outputs" if count < logits else f"the {logits} outputs"
+    count = len(index.classes)
     return (
-        f"{_BY_POSITION}: the weights name no classes, so the {count} folders, in {order}, are"
-        f" taken for {outputs}; --classes FILE names the outputs"
+        f"labels are matched by position: the weights name no classes, so the {count} folders, in"
+        f" {order}, are taken for the {count} outputs; --classes FILE names the outputs"
     )
 
 

@@ -177,7 +177,7 @@ def _measure(
     through = None
     if "through" in recipes:
         theirs = compute_probabilities(np.load(folder / "through.npy"))
-        through = _compare(format.prepares, logits, theirs)
+        through = _compare(f"Lockstep's copy of {format.prepares}", logits, theirs)
     compared, original = _compare_with_original(source, squares, logits, folder / "original")
     differences = np.abs(others - logits) / (float(np.abs(logits).max()) or 1.0)
     return {

@@ -105,15 +105,25 @@ def find_imagenet(names: Sequence[str]) -> tuple[str, ...] | None:
     >>> find_imagenet(["n02123045"])[281], find_imagenet(["007", "0"])[:8:7], find_imagenet(["cat"])
     ('n02123045', ('0', '007'), None)
     """
-    numbers = list(map(str, range(1000)))
-    spelled = {name: name.replace("_", " ") for name in names}
-    if are_numbers(names):
-        spelled = {name: name.lstrip("0") or "0" for name in names}
-    for table in (imagenet_synsets(), imagenet_names(), numbers):
-        own = {spelling: name for name, spelling in spelled.items()}
+    own = {name.replace("_", " "): name for name in names}
+    for table in (imagenet_synsets(), imagenet_names()):
         if len(own) == len(names) and own.keys() <= set(table):
             return tuple(own.get(name, name) for name in table)
-    return None
+    return place_numbers(names, 1000)
+
+
+def place_numbers(names: Sequence[str], outputs: int) -> tuple[str, ...] | None:
+    """Return a name for each output, with each of these names at its number. All must be numbers of
+    outputs, no two the same; otherwise None.
+
+    >>> place_numbers(["007", "0"], 8), place_numbers(["8"], 8)
+    (('0', '1', '2', '3', '4', '5', '6', '007'), None)
+    """
+    table = tuple(map(str, range(outputs)))
+    own = {name.lstrip("0") or "0": name for name in names}
+    if not are_numbers(names) or len(own) < len(names) or not own.keys() <= set(table):
+        return None
+    return tuple(own.get(name, name) for name in table)
 
 
 def check_classes(classes: Classes, logits: int, own: Sequence[str] = ()) -> tuple[str, ...]:

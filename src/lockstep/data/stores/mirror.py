@@ -55,8 +55,9 @@ def find_folder(data: str | Path) -> Path:
 
     Raises `DataError` if the store cannot be listed or holds no images.
     """
+    path = as_path(data, "data")
     url = find_url(data)
-    return as_path(data, "data") if url is None else _open_folder(url)
+    return path if url is None else _open_folder(url)
 
 
 @lru_cache(maxsize=32)  # a run sees the objects as they were when it began
