@@ -192,6 +192,13 @@ def check(
     smallest: Annotated[
         int, typer.Option(min=1, help="Report images as tiny if their shorter side is below this.")
     ] = 32,
+    split: Annotated[
+        float | None,
+        typer.Option(
+            help="Share that `train` sets apart, 0.3 by default: copies of training images in it"
+            " are reported."
+        ),
+    ] = None,
     quarantine: Annotated[
         bool, typer.Option("--quarantine", help="List unusable images in quarantine.json.")
     ] = False,
@@ -217,7 +224,7 @@ def check(
     from lockstep.cli.console import Reporter
     from lockstep.data.checking import examine
 
-    unused = ("logits", "smallest", "quarantine") if labels else ("out",)
+    unused = ("logits", "smallest", "split", "quarantine") if labels else ("out",)
     for name in unused:
         source = context.get_parameter_source(name)
         if source is not None and source.name != "DEFAULT":
@@ -228,7 +235,9 @@ def check(
         return
     with Reporter(is_quiet=as_json) as reporter:
         progress = reporter.progress("checking")
-        report = examine(data, logits=logits or None, smallest=smallest, progress=progress)
+        report = examine(
+            data, logits=logits or None, smallest=smallest, share=split, progress=progress
+        )
     written: list[Path] = []
     if quarantine:
         written = report.write_quarantine()

@@ -19,7 +19,7 @@ import numpy as np
 
 from lockstep.data.class_folders import NEIGHBOUR, Skipped, describe_skipped, list_class_folders
 from lockstep.data.class_order import AS_INDEXED, sort_classes
-from lockstep.data.images import Progress, are_numbers_of, printable
+from lockstep.data.images import Images, Progress, are_numbers_of, printable
 from lockstep.data.index import (
     Index,
     check_layouts,
@@ -314,7 +314,7 @@ def divide_index(index: Index, division: float | Fold) -> tuple[Index, Index]:
             )
         apart = assign_folds(index, division) == division.number
     else:
-        apart = _set_apart(index, division)
+        apart = set_apart(index, division)
     if not apart.any():
         raise DataError(
             f"{index.source.title} has {len(index)} images of {len(index.classes)} classes, one of"
@@ -325,8 +325,9 @@ def divide_index(index: Index, division: float | Fold) -> tuple[Index, Index]:
     return training, replace(validation, quarantined=(), skipped=())
 
 
-def _set_apart(index: Index, share: float) -> np.ndarray:
-    """Return which images are for validation: bool [images]."""
+def set_apart(index: Images, share: float) -> np.ndarray:
+    """Return which images are for validation: bool [images]. Raises `DataError` if images have no
+    names."""
     labels = index.rows["label"].astype(np.int64)
     places = _hash_names(index, labels)
     order = np.lexsort((places, labels))  # the images of each class together, by rising hash
@@ -353,7 +354,7 @@ def assign_folds(index: Index, fold: Fold) -> np.ndarray:
     return numbers
 
 
-def _hash_names(index: Index, labels: np.ndarray, prefix: bytes = b"") -> np.ndarray:
+def _hash_names(index: Images, labels: np.ndarray, prefix: bytes = b"") -> np.ndarray:
     """Return the hash of every image's class and name, behind a prefix, as a share of all hashes:
     float64 [images], from 0 to 1."""
     classes = [os.fsencode(name) for name in index.classes]

@@ -223,27 +223,28 @@ def count_trained(checkpoint: Path | None, index: Index) -> int:
     if folder.name != "checkpoints":
         return 0
     arrays = _read_images(folder.parent)
-    try:
-        trained = _key_bytes(arrays["train.lengths"], arrays["train.checksums"])
-        return int(np.isin(_key_bytes(index.rows["length"], index.checksums), trained).sum())
-    except DAMAGE:
+    if "train.lengths" not in arrays or "train.checksums" not in arrays:
         return 0
+    return _count_known(index, arrays["train.lengths"], arrays["train.checksums"])
 
 
 def count_copies(sets: Sets) -> int:
     """Return how many validation images have the bytes of a training image; 0 if that is not
     known."""
-    for index in (sets.validation, sets.training):
-        if len(index.checksums) != len(index):
-            return 0
-    validation = _key_bytes(sets.validation.rows["length"], sets.validation.checksums)
-    training = _key_bytes(sets.training.rows["length"], sets.training.checksums)
-    return int(np.isin(validation, training).sum())
+    return _count_known(sets.validation, sets.training.rows["length"], sets.training.checksums)
 
 
-def _key_bytes(lengths: np.ndarray, checksums: np.ndarray) -> np.ndarray:
-    """Return a number for each image that tells different bytes apart: uint64 [images]."""
-    return np.left_shift(lengths.astype(np.uint64), np.uint64(32)) | checksums.astype(np.uint64)
+def _count_known(index: Index, lengths: np.ndarray, checksums: np.ndarray) -> int:
+    """Return how many images have the length and checksum of one of others; 0 if these are damaged
+    or not known."""
+    keys = []
+    try:
+        for columns in ((index.rows["length"], index.checksums), (lengths, checksums)):
+            high, low = (column.astype(np.uint64) for column in columns)
+            keys.append(high << np.uint64(32) | low)  # with no checksums, shapes do not match
+    except DAMAGE:
+        return 0
+    return int(np.isin(keys[0], keys[1]).sum())
 
 
 def read_sample(index: Index, turn: int) -> None:

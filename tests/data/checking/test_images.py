@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from lockstep.data.checking import KINDS, examine
+from lockstep.data.split import open_sets
 from tests.data.cases import image_folder
 from tests.data.checking.cases import (
     FORMATS,
@@ -140,17 +141,49 @@ def test_a_file_too_long_for_an_image_is_not_read(tmp_path: Path) -> None:
     [
         ("train/bee/x.jpg", "duplicate", "train/bee/train0.jpg"),
         ("train/cat/x.jpg", "duplicate-other-label", "train/bee/train0.jpg"),
-        ("val/cat/x.jpg", "in-train-and-val", "val/cat/x.jpg"),
+        ("val/bee/x.jpg", "in-train-and-val", "val/bee/x.jpg"),
+        ("val/cat/x.jpg", "duplicate-other-label", "val/cat/x.jpg"),
     ],
 )
 def test_a_copy_is_found_and_names_the_first(
     copy: str, kind: str, place_of_first: str, format: str, tmp_path: Path
 ) -> None:
     write(format, tmp_path, SOUND | {copy: SOUND["train/bee/train0.jpg"]})
-    finding = only(examine(tmp_path), kind)
-    at_fault = "train/bee/train0.jpg" if kind == "in-train-and-val" else copy
+    report = examine(tmp_path)
+    finding = only(report, kind)
+    in_val = copy.startswith("val")
+    at_fault = "train/bee/train0.jpg" if in_val else copy
     assert (finding.split, finding.place) == ("train", place_of(tmp_path, at_fault))
-    assert finding.detail == place_of(tmp_path, place_of_first)
+    split = "val/" if in_val and kind == "duplicate-other-label" else ""
+    assert finding.detail == split + place_of(tmp_path, place_of_first)
+    assert bool(report.write_quarantine()) == (kind == "in-train-and-val")
+
+
+def test_copies_on_both_sides_of_the_share_that_a_run_sets_apart_are_found(tmp_path: Path) -> None:
+    """The sides are those of a run, and contradicting labels are for the user."""
+    names = [f"{label}/{i}.jpg" for label in ("ant", "bee") for i in range(8)]
+    photos = {name: picture(number) for number, name in enumerate(names)}
+    photos |= {f"bee/copy{i}.jpg": photos["bee/1.jpg"] for i in range(6)}
+    image_folder(tmp_path, photos | {"ant/bee.jpg": photos["bee/2.jpg"]})
+    for share in (None, 0.6):
+        training, validation, *_ = open_sets(
+            tmp_path, share or 0.3, lambda _: lambda done, all: None
+        )
+        sides = [
+            {one.name(i): one.read(i) for i in range(len(one))} for one in (training, validation)
+        ]
+        left, right = (
+            {name for name in side if side[name] == photos["bee/1.jpg"]} for side in sides
+        )
+        assert min(len(left), len(right)) > 0
+        report = examine(tmp_path, share=share)
+        places = {
+            kind: {one.place for one in report.findings if one.kind == kind} for kind in KINDS
+        }
+        assert places["in-train-and-val"] == left
+        assert places["duplicate"] == right - {min(right)}
+        assert len(places["duplicate-other-label"]) == 1
+    assert examine(tmp_path, share=0).count_kinds() == {"duplicate-other-label": 1, "duplicate": 6}
 
 
 def test_of_many_copies_all_but_the_first_are_found(tmp_path: Path) -> None:
@@ -170,8 +203,8 @@ def test_of_many_copies_all_but_the_first_are_found(tmp_path: Path) -> None:
         for finding in examine(tmp_path).findings
     ]
     assert problems == [
-        ("train", "in-train-and-val", "ant/a.jpg", "bee/x.jpg"),
-        ("train", "in-train-and-val", "ant/b.jpg", "bee/x.jpg"),
+        ("train", "duplicate-other-label", "ant/a.jpg", "val/bee/x.jpg"),
+        ("train", "duplicate-other-label", "ant/b.jpg", "val/bee/x.jpg"),
         ("train", "in-train-and-val", "bee/c.jpg", "bee/x.jpg"),
         ("train", "duplicate", "cat/e.jpg", "cat/d.jpg"),
         ("val", "duplicate", "bee/y.jpg", "bee/x.jpg"),

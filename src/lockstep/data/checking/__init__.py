@@ -19,18 +19,25 @@ from lockstep.data.checking.images import (
 from lockstep.data.checking.labels import check_classes, check_count, check_files, check_labels
 from lockstep.data.checking.split_files import Part, split_sources
 from lockstep.data.images import Progress, add_up
+from lockstep.data.split import choose_share
 
 __all__ = ["KINDS", "Finding", "Report", "examine"]
 
 
 def examine(
-    data: Path, *, logits: int | None = None, smallest: int = 32, progress: Progress | None = None
+    data: Path,
+    *,
+    logits: int | None = None,
+    smallest: int = 32,
+    share: float | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Decode every image of a data set, or of one folder of images, and return all problems.
 
     `logits` is the number of the model's outputs; labels must be below it. Without it, labels are
     compared only with the data. An image is tiny if its shorter side has fewer than `smallest`
-    pixels. `progress` is called with the number of images done and of all images. Images that a
+    pixels. `share` is set apart if there are no validation images; None: as by a run's default.
+    `progress` is called with the number of images done and of all images. Images that a
     quarantine leaves out are not examined. Raises `DataError` if there is no such folder, or if
     nothing in it looks like images.
     """
@@ -52,7 +59,7 @@ def examine(
         warnings.simplefilter("ignore")
         for part in parts:
             inspect_images(part, smallest, advance)
-        compare_images(parts)
+        compare_images(parts, choose_share(data) if share is None else share)
         if len(parts) == 2:
             compare_photos(*parts)
     findings: list[Finding] = []

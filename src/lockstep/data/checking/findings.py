@@ -143,7 +143,10 @@ KINDS = {
     "too-large": _bad_image(
         "more bytes or pixels than an image may have", f"Reduce it, or {_LEAVE_OUT.lower()}"
     ),
-    "duplicate-other-label": _bad_image("the same bytes as an image of another class", _LEAVE_OUT),
+    "duplicate-other-label": _error(
+        "the same bytes as an image of another class",
+        "Look at both, and move or remove the one with the wrong label",
+    ),
     "in-train-and-val": _bad_image("a training image that is also in val", _LEAVE_OUT),
     "duplicate": _odd_image("the same bytes as another image of its class", "Keep one of them"),
     "near-duplicate": _odd_image(

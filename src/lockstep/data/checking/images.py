@@ -5,12 +5,13 @@ import hashlib
 import io
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 import numpy as np
 from PIL import Image
 
-from lockstep.data.checking.findings import ERROR, KINDS
+from lockstep.data.checking.findings import ERROR, FLAT, KINDS
 from lockstep.data.checking.near_duplicates import (
     MOST_IMAGES,
     are_alike,
@@ -22,8 +23,10 @@ from lockstep.data.decoding.decode import check, decode, header_size
 from lockstep.data.decoding.file_parts import sift_png
 from lockstep.data.decoding.image_formats import FORMAT_OF, MISSING, readable_formats
 from lockstep.data.decoding.orientation import UPRIGHT, read_orientation, turn_image
-from lockstep.data.images import ROW
+from lockstep.data.images import ROW, Names
 from lockstep.data.inspection import run_in_ranges
+from lockstep.data.split import set_apart
+from lockstep.system.errors import DataError
 
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8")
 _TRUNCATED = re.compile(r"premature end|truncated|reached eof|not enough image data", re.IGNORECASE)
@@ -157,14 +160,21 @@ def _read_header(data: bytes) -> tuple[str, str]:
         return "", ""
 
 
-def compare_images(parts: list[Part]) -> None:
+def compare_images(parts: list[Part], share: float) -> None:
     """Find equal images. An image of val counts as the original, because a training image is easier
-    to leave out."""
+    to leave out. Of one part, `share` is set apart for validation."""
     parts = parts[::-1]
     owners = np.repeat(np.arange(len(parts)), [part.sound.sum() for part in parts])
+    sides = owners  # 0 is validation, or all
+    where = ""
+    if len(parts) == 1 and share:
+        sides = _divide(parts[0], share)
+        where = f", which is in the share of {share:g} that is set apart for validation"
     numbers = np.concatenate([np.flatnonzero(part.sound) for part in parts])
     hashes = np.concatenate([part.hashes[part.sound] for part in parts])
-    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: equal images stay in their order
+    order = np.lexsort(
+        (sides, hashes[:, 1], hashes[:, 0])
+    )  # stable: equal images stay in their order
     hashes = hashes[order]
     first = last = -1
     for at in np.flatnonzero((hashes[1:] == hashes[:-1]).all(axis=1)).tolist():
@@ -176,13 +186,35 @@ def compare_images(parts: list[Part]) -> None:
         others = parts[owners[first]]
         i = int(numbers[copy])
         j = int(numbers[first])
-        if mine is not others:
-            kind = "in-train-and-val"
-        elif mine.listing.rows["label"][i] != mine.listing.rows["label"][j]:
+        detail = others.listing.place(j)
+        if len({_name_class(mine, i), _name_class(others, j)} - {""}) > 1:
             kind = "duplicate-other-label"
+            if mine is not others:
+                detail = f"{others.name}/{detail}"
+        elif sides[copy] != sides[first]:
+            kind = "in-train-and-val"
+            detail += where
         else:
             kind = "duplicate"
-        mine.image_problems.append((i, kind, others.listing.place(j)))
+        mine.image_problems.append((i, kind, detail))
+
+
+def _name_class(part: Part, number: int) -> str:
+    """Return the name of an image's class; "" in a folder of images without classes."""
+    label = int(part.listing.rows["label"][number])
+    return part.listing.classes[label] if part.format != FLAT else ""
+
+
+def _divide(part: Part, share: float) -> np.ndarray:
+    """Return the side of each sound image, 0 for validation and 1 for training: int64 [images]. All
+    are 0 if they have no names, so that none can be set apart."""
+    numbers = np.flatnonzero(part.sound)
+    names = Names.of(part.listing.names[i] for i in numbers)
+    images = replace(part.listing, rows=part.listing.rows[numbers], names=names)
+    try:
+        return np.where(set_apart(images, share), 0, 1)
+    except DataError:
+        return np.zeros(len(numbers), int)
 
 
 def compare_photos(training: Part, validation: Part) -> None:
@@ -192,7 +224,8 @@ def compare_photos(training: Part, validation: Part) -> None:
         validation.problems.append(("not-compared", ".", detail))
         return
     looks = np.where(training.sound[:, None], training.looks, 0)
-    looks[[i for i, kind, _ in training.image_problems if kind == "in-train-and-val"]] = 0
+    copies = ("in-train-and-val", "duplicate-other-label")
+    looks[[i for i, kind, _ in training.image_problems if kind in copies]] = 0
     candidates = find_candidates(looks, np.where(validation.sound[:, None], validation.looks, 0))
     numbers = sorted(candidates)
 
