@@ -159,6 +159,8 @@ def _is_data(root: Path, kind: str, path: Path) -> bool:
         return not folders
     if path.stem != "metadata" and len(folders) > 1:
         return False
+    if path.stem == "metadata" and not folders:
+        return True
     words: list[str] = []
     with suppress(OSError), open_regular(path, RECORDS) as file:
         words = re.split(r"[^\w ]+", file.readline(2**16).decode("utf-8", "replace"))
@@ -174,7 +176,7 @@ def refuse_form(data: Path) -> None:
         path = form.path.absolute()
         out = path.with_name(f"{path.name.partition('.')[0]}-packed")
         raise DataError(
-            f"{form.path} must be packed once, because images in {form.files[0].name} cannot be"
-            " read by offset. Pack it, and use the folder that is written: lockstep data pack"
+            f"{form.path} must be packed once, because the images of {form.files[0].name} cannot be"
+            " read in place. Pack it, and use the folder that is written: lockstep data pack"
             f" {shlex.quote(str(path))} {shlex.quote(str(out))}"
         )

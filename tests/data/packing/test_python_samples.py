@@ -5,9 +5,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import lockstep
@@ -77,7 +79,7 @@ def test_a_data_set_with_numbers_and_an_orientation(tmp_path: Path) -> None:
     ("samples", "reason"),
     [
         ([(PIXELS, "a"), (PIXELS / 255, "a")], "sample 1 .*type float64; expected uint8"),
-        ([(np.zeros((3, 5, 4), np.uint8), "a")], "sample 0 .*channels last"),
+        ([(np.zeros((3, 5, 4), np.uint8), "a")], "sample 0 .*Leave out a transform"),
         ([(jpeg()[:-20], "a")], "sample 0 cannot be used"),
         ([({"a": 1}, "a")], "sample 0 cannot be used: an image is of type dict"),
         ([("missing.jpg", "a")], "sample 0 .*missing.jpg cannot be read"),
@@ -85,7 +87,7 @@ def test_a_data_set_with_numbers_and_an_orientation(tmp_path: Path) -> None:
         ([(PIXELS, None)], "sample 0: the label is None"),
         ([(PIXELS, "a", "trian")], "sample 0: 'trian' is not a split"),
         ([(PIXELS, "a"), (PIXELS, "a", "train")], "sample 1: some samples have a split"),
-        ([{"image": PIXELS, "label": 1}], "sample 0 is of type dict; .*save_to_disk"),
+        ([{"image": PIXELS, "label": 1}], "sample 0 is of type dict; .*for row in data"),
         ([], "no image can be used"),
         ("photos", "samples is a path; .*lockstep data pack"),
     ],
@@ -108,10 +110,21 @@ def test_labels_are_of_the_classes(tmp_path: Path) -> None:
     lockstep.pack([(PIXELS, "b")], tmp_path / "out", classes=["a", "b"])
     with pytest.raises(UserError, match="holds a data set already"):
         lockstep.pack([(PIXELS, "b")], tmp_path / "out", classes=["a", "b"])
+    for wrong in ({"b": 1, "a": 0}, "ab"):
+        with pytest.raises(UserError, match=r"classes is of type .*expected names in their order"):
+            lockstep.pack([(PIXELS, 0)], tmp_path / "none", classes=cast(Any, wrong))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").touch()
     with pytest.raises(UserError, match="holds other things"):
         lockstep.pack([(PIXELS, "b")], tmp_path / "mine")
+
+
+def test_parts_and_loaders_of_torch(tmp_path: Path) -> None:
+    data = torch.utils.data
+    with pytest.raises(UserError, match=r"a loader of batches; .*lockstep.pack\(loader.dataset"):
+        lockstep.pack(data.DataLoader(Photos()), tmp_path / "out")
+    lockstep.pack(data.Subset(cast(Any, Photos()), [1]), tmp_path / "out")
+    assert [label for label, _ in read_packed(tmp_path / "out")[""]] == ["ant"]
 
 
 KILLED = """

@@ -105,7 +105,7 @@ def _open(path: Path) -> Iterator[tuple[Any, Any]]:
     except (arrow.ArrowException, OSError, EOFError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise DataError(
-            f"{path} is damaged or incomplete: {reason}. Download or write it again"
+            f"{path} is damaged or incomplete: {reason.rstrip('.')}. Download or write it again"
         ) from None
 
 

@@ -44,8 +44,18 @@ def pack(
             "samples is a path; expected an iterable of (image, label). Pack files and folders with"
             " the command: lockstep data pack SOURCE OUT"
         )
-    if classes is None:
-        classes = getattr(samples, "classes", None)
+    if hasattr(samples, "batch_sampler"):
+        raise UserError(
+            "samples is a loader of batches; expected single samples. Pack its data set:"
+            " lockstep.pack(loader.dataset, ...)"
+        )
+    if classes is None:  # a part of a data set of torch has it as `dataset`
+        classes = getattr(getattr(samples, "dataset", samples), "classes", None)
+    if not isinstance(classes, Sequence | None) or isinstance(classes, str):
+        raise UserError(
+            f"classes is of type {type(classes).__name__}; expected names in their order, such as"
+            ' ["cat", "dog"]'
+        )
     names = list(map(str, classes or ()))
     positions = {name: i for i, name in enumerate(names)}
     if len(positions) < len(names):
@@ -74,8 +84,8 @@ def _read_rows(
         if not isinstance(sample, tuple | list) or len(sample) not in (2, 3):
             raise UserError(
                 f"{place} is of type {type(sample).__name__}; expected (image, label) or (image,"
-                " label, split). Pack a data set of the package datasets by save_to_disk, and"
-                " lockstep data pack FOLDER OUT"
+                " label, split). Of rows that are dictionaries, make them:"
+                ' ((row["image"], row["label"]) for row in data)'
             )
         lengths.add(len(sample))
         if len(lengths) > 1:
@@ -94,4 +104,4 @@ def _read_rows(
 
 
 def _refuse(split: str, bad: Quarantined) -> None:
-    raise UserError(f"{bad.file} cannot be used: {bad.reason}. Leave it out")
+    raise UserError(f"{bad.file} cannot be used: {bad.reason}. Convert it, or leave it out")

@@ -77,7 +77,7 @@ def _check_array(image: Any) -> np.ndarray:
     if array.dtype != np.uint8 or array.shape[2:] not in ((), (3,)) or array.ndim < 2:
         raise ValueError(
             f"an array has the shape {array.shape} and type {array.dtype}; expected uint8 [height,"
-            " width, 3] or [height, width], with the channels last"
+            " width, 3] or [height, width]. Leave out a transform that makes tensors"
         )
     return np.ascontiguousarray(array)
 

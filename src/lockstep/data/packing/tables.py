@@ -1,7 +1,6 @@
 """Read the samples of tables and lists: the columns of images, labels and splits are chosen, and
 everything is checked before an image is written."""
 
-import json
 import os
 import shlex
 from collections import Counter
@@ -21,6 +20,7 @@ from lockstep.data.packing.stream import LeftOut, Row, number_label, read_label,
 from lockstep.data.packing.target import list_states, lock_target
 from lockstep.data.sources import shorten_list
 from lockstep.system.errors import DataError, nearest
+from lockstep.system.strict_json import to_json
 
 _ENDINGS = ("", ".JPEG", ".jpg", ".jpeg", ".png")
 """What a list may leave out at the end of a path. ImageNet's lists do."""
@@ -133,7 +133,7 @@ def write_tables(
         classes = sort_classes(sorted(labels))
         positions = {name: i for i, name in enumerate(classes)}
     rows = chain.from_iterable(item.read(positions, item.image) for item in chosen)
-    about = json.dumps([str(form.path.absolute()), *map(str, columns), classes])
+    about = to_json([str(form.path.absolute()), *map(str, columns), classes])
     states = list_states(map(str, (*form.files, *places)))
     advance = add_up(progress, labels.total())
     with lock_target(target, about, states):
