@@ -27,17 +27,16 @@ REPORT = {
     "final": {
         "trained": {"top1_percent": 91.254, "top5_percent": 99.5, "loss": 0.34567, "images": 400}
     },
-    "best": {"top1_percent": 92.0, "step": 32},
+    "best": {"top1_percent": 92.0, "loss": 0.3, "images": 400, "step": 32},
     "images_per_sec": 123.45,
     "train_sec": 59.96,
     "quarantined": 3,
     "classes": list("abcdef"),
 }
 SUMMARY = [
-    "  top-1                91.25 % (88.1 to 93.6) of 400 images",
-    "  top-5                99.50 %",
-    "  loss                 0.3457",
-    "  best                 top-1 92.00 % at step 32",
+    "  top-1                92.00 % (88.9 to 94.3) of 400 images at step 32, the best",
+    "  loss                 0.3000",
+    "  last step            top-1 91.25 % (88.1 to 93.6) at step 40",
     "  training time        60.0 s",
     "  throughput           123.5 images/s (first steps left out)",
     "  bad images left out  3",
@@ -67,6 +66,9 @@ EVALUATION = event(
     loss=0.34567,
     images=400,
 )
+EVALUATED = {"evaluates": ["trained", "ema"]}
+PROBE = event("linear_probe", top1_percent=91.254, images=400, seconds=3.2)
+FIRST_EVALUATIONS = (EVALUATION | {"step": 0}, EVALUATION | {"step": 0, "weights": "ema"})
 
 
 def begun(**changes: Any) -> dict[str, Any]:
@@ -111,11 +113,11 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [
             "a recipe of 4 epochs of 10 steps",
             FIRST_LINE,
-            f"step 10: {SHOWN}, the best so far; ends after epoch 3 unless it improves",
+            f"step 10: {SHOWN}, the best so far",
             "step 10 (moving average): top-1 95.00 % (92.4 to 96.7), top-5 100.00 %, loss 0.3457"
-            " on 400 images, the best so far; ends after epoch 3 unless it improves",
+            " on 400 images, the best so far",
             f"step 20: {SHOWN}; the best is 95.00 % at step 10 (moving average); ends after epoch 3"
-            " unless it improves",
+            " unless better",
             "epoch 3 of 4, step 25 of 40: loss 2.346, 99.5 images/s, lr 0.004, at most 5 s left",
             f"step 30: {SHOWN}; the best is 95.00 % at step 10 (moving average)",
             "step 40: top-1 96.00 % (93.6 to 97.5), top-5 100.00 %, loss 0.3457 on 400 images, the"
@@ -152,18 +154,30 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     ),
     "an epoch with two evaluations": (
         [
-            WHOLE | {"selection": "top1", "best": None, "evaluates": ["trained", "ema"]},
+            WHOLE | EVALUATED | {"selection": "top1", "best": None, "early_stopping_epochs": 2},
             event("train", step=10, **FIGURES),
             EVALUATION | {"step": 10},
             EVALUATION | {"step": 10, "weights": "ema", "top1_percent": 95.0},
+            event("train", step=20, **FIGURES),
+            EVALUATION | {"step": 20},
+            EVALUATION | {"step": 20, "weights": "ema", "top1_percent": 90.0},
         ],
         [
             "a recipe of 4 epochs of 10 steps",
             FIRST_LINE,
-            "epoch 1 of 4: loss 2.346; validation: top-1 91.25 % (88.1 to 93.6), top-5 100.00 %,"
-            " loss 0.3457, the best so far; moving average: top-1 95.00 % (92.4 to 96.7), top-5"
+            "epoch 1 of 4: loss 2.346; moving average: top-1 95.00 % (92.4 to 96.7), top-5"
             " 100.00 %, loss 0.3457, the best so far",
+            "epoch 2 of 4: loss 2.346; validation: top-1 91.25 % (88.1 to 93.6), top-5 100.00 %,"
+            " loss 0.3457; ends after epoch 3 unless better",
         ],
+    ),
+    "a linear probe, whose evaluation is not shown twice": (
+        [START | EVALUATED | {"probes": True}, *FIRST_EVALUATIONS, PROBE],
+        [FIRST_LINE, "linear probe: 91.25 % (88.1 to 93.6) after 3 s"],
+    ),
+    "a first evaluation, also of the moving average": (
+        [START | EVALUATED, *FIRST_EVALUATIONS],
+        [FIRST_LINE, f"step 0: {SHOWN}"],
     ),
     "a start of several ranks": ([begun(ranks=4)], [f"{FIRST_LINE}, 4 ranks"]),
     "a start that resumes": ([START | {"step": 16}], [FIRST_LINE, "resuming after step 16 of 40"]),
@@ -322,8 +336,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [
             FIRST_LINE,
             "step 8: top-1 91.25 % (88.1 to 93.6), loss 0.3457 on 400 images",
-            SUMMARY[0],
-            *SUMMARY[2:],
+            *SUMMARY,
         ],
     ),
     "an evaluation": (
@@ -331,14 +344,10 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         ["step 8: top-1 91.25 % (88.1 to 93.6), top-5 100.00 %, loss 0.3457 on 400 images"],
     ),
     "an evaluation of averages": (
+        [EVALUATION | {"weights": "ema", "top1_percent": 0.0, "images": 1} | {"top5_percent": 0.0}],
         [
-            EVALUATION
-            | {"weights": "ema", "top1_percent": 5.0, "top5_percent": 50.0}
-            | {"loss": 1.0, "images": 1}
-        ],
-        [
-            "step 8 (moving average): top-1 5.00 % (0.0 to 79.3), top-5 50.00 %, loss 1.0000"
-            " on 1 images"
+            "step 8 (moving average): top-1 0.00 % (0.0 to 79.3), top-5 0.00 %, loss 0.3457 on 1"
+            " image"
         ],
     ),
     "a finish": ([event("finish", report=REPORT, out="runs/[a]")], SUMMARY),
@@ -348,7 +357,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
             "stopped early at step 0: so",
             "to train the classifier on augmented images: the same command with --set"
             " flip_probability=0.5 and another --out",
-            *SUMMARY,
+            *[line.replace("step 40", "step 0") for line in SUMMARY],
         ],
     ),
     "a finish next to published accuracies": (
@@ -362,7 +371,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     ),
     "a finish of few steps": (
         [event("finish", report=REPORT | {"images_per_sec": None}, out="runs/[a]")],
-        [*SUMMARY[:5], "  throughput           too few steps to measure", *SUMMARY[6:]],
+        [*SUMMARY[:4], "  throughput           too few steps to measure", *SUMMARY[5:]],
     ),
     "a run that was finished": (
         [event("already_finished", report=REPORT, out="runs/[a]")],

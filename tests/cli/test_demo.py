@@ -24,13 +24,19 @@ def test_the_demo_draws_trains_and_predicts_by_name(answer: Run, tmp_path: Path)
     assert (code, errors) == (0, "")
     lines = output.splitlines()
     images = "60 training and 10 validation images of 5 textures"
-    assert lines[0] == f"drawing {images} in {tmp_path / 'a demo' / 'data'}"
+    assert lines[0] == f"{images} in {tmp_path / 'a demo' / 'data'}"
     report = read_report(tmp_path / "a demo" / "run")
     assert (report["final"]["trained"]["images"], report["classes"]) == (10, KINDS)
     predictions = [line.split() for line in lines if line.startswith("  val/")]
     assert [path for path, *_ in predictions] == [f"val/{kind}/00012.jpg" for kind in KINDS]
     assert {name for _, name, *_ in predictions} <= set(KINDS)
-    assert f"run:    {tmp_path / 'a demo' / 'run'}" in lines
+    run = f"'{tmp_path / 'a demo' / 'run'}'"
+    picture = f"'{tmp_path / 'a demo' / 'data/val/checks/00012.jpg'}'"
+    assert lines[-3:] == [
+        f"next:   lockstep report {run}",
+        f"        lockstep predict {run} {picture}",
+        f"        lockstep serve {run}",
+    ]
 
 
 def test_the_demo_again_finds_itself_finished(
@@ -43,6 +49,7 @@ def test_the_demo_again_finds_itself_finished(
     assert (code, errors) == (0, "")
     assert "precision bf16: the existing run was started with it" in output
     assert "this run is finished" in output
+    assert "drawing images" not in output
 
 
 def precision(run: Path) -> str:

@@ -24,9 +24,7 @@ def test_scores_and_their_images_are_shown(answer: Run, run_folder: Path, textur
     assert (code, errors) == (0, "")
     *lines, speed, small = output.splitlines()
     assert re.fullmatch(
-        r"  speed   \d+\.\d images/s with decoding; native, batch 7: mean .*, p99 .*, p100"
-        r" \d+\.\d ms",
-        speed,
+        r"  speed   \d+\.\d images/s with decoding; native, batch 7: mean \d+\.\d ms", speed
     )
     assert lines == [
         f"{run_folder / 'checkpoints' / 'step-00000007'} on {textures / 'val'}",

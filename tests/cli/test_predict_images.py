@@ -47,9 +47,7 @@ def test_images_that_cannot_be_read_are_named_and_counted_and_the_others_predict
     assert result == [str(image) for image in images]
     first, second, last = errors.splitlines()
     assert first == f"lockstep: {missing}: No such file or directory"
-    assert second.startswith(
-        f"lockstep: {cut}: not an image that can be read: Premature end of JPEG file"
-    )
+    assert second.startswith(f"lockstep: {cut}: cannot be read: Premature end of JPEG file")
     assert last == "lockstep: 2 of 4 images could not be read"
 
 

@@ -102,10 +102,11 @@ def test_a_run_stopped_on_one_backend_ends_on_another_where_it_would_have(
 @pytest.mark.slow
 # SIGUSR1: sent when a run is handed over
 @pytest.mark.parametrize(
-    ("number", "expected"), [("SIGTERM", 75), *([("SIGINT", 130)] if SOAK else [])]
+    ("number", "name", "expected"),
+    [("SIGTERM", "SIGTERM", 75), *([("SIGINT", "Ctrl-C", 130)] if SOAK else [])],
 )
 def test_a_signal_saves_the_next_step_and_is_the_exit_code_and_nobody_else_may_train_meanwhile(
-    number: str, expected: int, arguments: list[object], tmp_path: Path, answer: Answer
+    number: str, name: str, expected: int, arguments: list[object], tmp_path: Path, answer: Answer
 ) -> None:
     run = tmp_path / "run"
     arguments += ["--out", run, "--set", "epochs=500"]
@@ -115,7 +116,7 @@ def test_a_signal_saves_the_next_step_and_is_the_exit_code_and_nobody_else_may_t
         process.send_signal(signal.Signals[number])
         code, _, errors = finish(process)
     assert code == expected
-    message = rf"lockstep: stopped by {number} after step \d+ of 3500, saved in .*\n"
+    message = rf"lockstep: stopped by {name} after step \d+ of 3500, saved in .*\n"
     assert re.fullmatch(message, errors)
     assert second[0] == 2
     assert "another process is training in" in second[2]

@@ -343,7 +343,7 @@ def test_unreadable_images_are_reported(save_weights: SaveWeights, tmp_path: Pat
             predictor.predict(images, on_error=lambda name, reason: problems.append((name, reason)))
         )
     assert [prediction.path for prediction in predictions] == good
-    unreadable = "not an image that can be read"
+    unreadable = "cannot be read"
     assert problems == [
         ("images[1]", f"{unreadable}: not an image in a known format"),
         (str(missing), "No such file or directory"),

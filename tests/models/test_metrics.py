@@ -7,7 +7,6 @@ from lockstep.models.accuracy_interval import wilson
 from lockstep.models.metrics import (
     Counts,
     Scores,
-    Throughput,
     describe_metrics,
     find_metric,
     measure,
@@ -114,38 +113,6 @@ def test_counts_per_class_agree_with_a_count_by_hand(scores: Scores) -> None:
         expected["predicted"][prediction] += 1
     assert expected["images"][CLASSES - 1] == 0
     assert scores.per_class(CLASSES) == expected
-
-
-@pytest.mark.parametrize(
-    ("warmup_steps", "steps_of_intervals", "intervals_counted"),
-    [
-        (0, [1, 1], 2),
-        (1, [1, 1], 1),
-        (10, [4, 4, 4, 4], 1),
-        (10, [10, 3], 1),
-        (3, [50, 50], 1),
-        (10, [4, 4], 0),
-        (5, [], 0),
-    ],
-)
-def test_throughput_leaves_out_every_interval_that_warm_up_reaches_into(
-    warmup_steps: int, steps_of_intervals: list[int], intervals_counted: int
-) -> None:
-    throughput = Throughput(warmup_steps)
-    for number, steps in enumerate(steps_of_intervals):
-        warm = number >= len(steps_of_intervals) - intervals_counted
-        images, seconds, waited = (30, 2.0, 0.5) if warm else (999_999, 0.001, 0.0005)
-        throughput.add(steps, images, seconds, waited)
-    assert throughput.images_per_sec == (15.0 if intervals_counted else None)
-    assert throughput.data_wait_share == (0.25 if intervals_counted else None)
-
-
-def test_throughput_is_images_over_time_and_not_a_mean_of_rates() -> None:
-    throughput = Throughput(0)
-    throughput.add(1, images=100, seconds=1.0, waited=1.0)
-    throughput.add(1, images=100, seconds=3.0, waited=0.0)
-    assert throughput.images_per_sec == 50.0
-    assert throughput.data_wait_share == 0.25
 
 
 NEWCOMBE = {

@@ -111,7 +111,7 @@ def test_settings_that_are_just_usual_are_not_noted(
 @pytest.mark.parametrize(
     ("model", "name"),
     [
-        ("resnet50", "timm/resnet50.a1_in1k"),
+        ("resnet50", "torchvision/resnet50.IMAGENET1K_V2"),  # as the documentation says
         ("resnet18", "timm/resnet18.a1_in1k"),
         ("resnext101-32x4d", "timm/resnext101_32x4d.gluon_in1k"),
         ("resnet50-v1", "torchvision/resnet50.IMAGENET1K_V2"),

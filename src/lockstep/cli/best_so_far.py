@@ -41,11 +41,15 @@ class Outlook:
             best=event.get("best"),
         )
 
-    def describe(self, event: EvaluateEvent, *, names_best: bool = True) -> str:
-        """Return what follows from an evaluation, for the end of its line. With `names_best`, this
-        names an earlier one that is better."""
+    def add(self, event: EvaluateEvent) -> None:
+        """Add an evaluation, which may be the best one."""
         if is_better(event, self.best, self.selection):
             self.best = event
+
+    def describe(self, event: EvaluateEvent, *, names_best: bool = True) -> str:
+        """Return what follows from an evaluation that was added, for the end of its line: with
+        `names_best`, an earlier one that is better; where early stopping would end the run, if this
+        step has not improved the best."""
         if self.best is None:
             return ""
         text = ""
@@ -56,9 +60,9 @@ class Outlook:
         last = self.best["step"] // self.per_epoch + self.patience
         if not self.patience or last * self.per_epoch >= self.total or event["step"] >= self.total:
             return text
-        if event["step"] >= last * self.per_epoch:
+        if event["step"] == self.best["step"] or event["step"] >= last * self.per_epoch:
             return text
-        return f"{text}; ends after epoch {last} unless it improves"
+        return f"{text}; ends after epoch {last} unless better"
 
     def name_best(self) -> str:
         """Return the best value as the progress bar shows it; "" if there is none."""

@@ -23,7 +23,7 @@ from lockstep.cli.terminal import escape_line, make_console
 from lockstep.data.images import printable
 from lockstep.models.accuracy_interval import format_accuracy
 from lockstep.models.metrics import describe_metrics, list_metrics
-from lockstep.recipes.best_evaluation import describe_best
+from lockstep.recipes.best_evaluation import describe_best, describe_place, is_better
 from lockstep.recipes.field_validation import format_value, shorten_text
 from lockstep.runs.report import Report
 from lockstep.system.event_log import EvaluateEvent, RestartEvent, StartEvent, TrainEvent
@@ -96,20 +96,25 @@ def _advise_on_ending(step: int, out: str) -> str:
 def _list_accuracies(report: Report, out: str) -> list[tuple[str, str]]:
     """Return the rows of a summary that the evaluations of the run in `out` fill."""
     rows = []
-    if report["final"]:
-        final = report["final"]["trained"]
-        rows += describe_metrics(final, len(report["classes"]))
-        if report.get("published") is not None:
-            from lockstep.recipes.published_accuracies import describe_comparison
-
-            rows += describe_comparison(report["published"])
-    else:
-        rows.append(("top-1", "not evaluated"))
     best = report["best"]
+    final = report["final"].get("trained")
     if best is not None:
-        rows.append(("best", describe_best(best, report.get("selection", "top1"))))
+        rows += describe_metrics(best, len(report["classes"]))
+        place = describe_place(best)
+        rows[0] = (rows[0][0], f"{rows[0][1]} {place}, the best")
         if lost := explain_lost_best(Path(out)):
             rows.append(("", lost))
+    if final is None:
+        rows.append(("last step", "not evaluated"))
+    elif best is None:
+        rows += describe_metrics(final, len(report["classes"]))
+    elif (best["step"], best.get("weights", "trained")) != (report["steps"], "trained"):
+        last = describe_best(final | {"step": report["steps"]}, report.get("selection", "top1"))
+        rows.append(("last step", last))
+    if report.get("published") is not None:
+        from lockstep.recipes.published_accuracies import describe_comparison
+
+        rows += describe_comparison(report["published"])
     return rows
 
 
@@ -164,7 +169,10 @@ class Reporter:
         self._outlook: Outlook | None = None
         self._is_settled = False
         self._line = self._left = ""
+        self._evaluation: EvaluateEvent | None = None
+        """The better evaluation of those that belong to the line."""
         self._last_evaluated = "trained"
+        self._is_probing = False
         self._second = 0.0
         """When the newest line of an epoch was made."""
 
@@ -262,6 +270,7 @@ class Reporter:
         for note in event["notes"]:
             self.say(f"note: {note}")
         self._last_evaluated = event.get("evaluates", ["trained"])[-1]
+        self._is_probing = event.get("probes", False)
         if self._per_epoch and (self._is_verbose or not self._is_settled):
             self.say(self._describe_recipe(about.get("recipe", ""), event.get("changed", {})))
         self.say(_describe_images(about))
@@ -358,24 +367,37 @@ class Reporter:
         """Print the line of an epoch, if there is one."""
         line = self._line
         self._line = ""
-        if line:
-            self.say(f"{line}; {self._left} left" if self._left else line)
+        if not line:
+            return
+        if self._evaluation is not None:
+            average = self._evaluation["weights"] == "ema"
+            line += f"; {'moving average' if average else 'validation'}: "
+            line += self._describe_evaluation(self._evaluation)
+            self._evaluation = None
+        self.say(f"{line}; {self._left} left" if self._left else line)
 
-    def _show_evaluate(self, event: EvaluateEvent) -> None:
-        average = "" if event["weights"] == "trained" else "moving average"
+    def _describe_evaluation(self, event: EvaluateEvent, images: str = "") -> str:
+        """Return the figures of an evaluation of `images`, and what follows from them."""
         shown = filter(lambda metric: not metric.is_of_classes, list_metrics(event, self._classes))
         figures = ", ".join([f"{metric.title} {metric.describe(event)}" for metric in shown])
-        in_line = bool(self._line)
-        outlook = ""
         if self._outlook is not None:
-            outlook = self._outlook.describe(event, names_best=not in_line)
-        if not in_line:
-            name = f" ({average})" if average else ""
-            self.say(f"step {event['step']}{name}: {figures} on {event['images']} images{outlook}")
-            return
-        self._line += f"; {average or 'validation'}: {figures}{outlook}"
-        if event["weights"] == self._last_evaluated:
-            self._end_line()
+            images += self._outlook.describe(event, names_best=bool(images))
+        return figures + images
+
+    def _show_evaluate(self, event: EvaluateEvent) -> None:
+        is_average = event["weights"] == "ema"
+        if self._outlook is not None:
+            self._outlook.add(event)
+        if self._line:
+            selection = self._outlook.selection if self._outlook is not None else "top1"
+            if self._evaluation is None or is_better(event, self._evaluation, selection):
+                self._evaluation = event
+            if event["weights"] == self._last_evaluated:
+                self._end_line()
+        elif self._is_verbose or event["step"] or not (is_average or self._is_probing):
+            name = " (moving average)" if is_average else ""
+            images = f" on {format_count(event['images'], 'image')}"
+            self.say(f"step {event['step']}{name}: {self._describe_evaluation(event, images)}")
 
     def _show_trace(self, event: "TraceEvent") -> None:
         self.say(f"traced steps {event['first_step']} to {event['last_step']}: {event['path']}")
@@ -414,8 +436,9 @@ class Reporter:
             *_list_accuracies(report, event["out"]),
             ("training time", f"{report['train_sec']:.1f} s"),
             ("throughput", throughput),
-            ("bad images left out", str(report["quarantined"])),
         ]
+        if report["quarantined"]:
+            rows.append(("bad images left out", str(report["quarantined"])))
         if "restarts" in report:
             rows.append(("restarts", str(report["restarts"])))
         rows.append(("run", event["out"]))

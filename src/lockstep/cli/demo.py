@@ -28,6 +28,7 @@ def command(
     """Draw images, train ResNet-50 v1.5 on them, and predict some."""
     from lockstep import backends, load, load_recipe, train
     from lockstep.cli.console import Reporter
+    from lockstep.cli.train import describe_next
     from lockstep.data.textures import draw_data_set
 
     changes, execution = options.read_settings(assignments, backend)
@@ -41,8 +42,8 @@ def command(
         training = images // len(KINDS) * len(KINDS)
         validation = images // len(KINDS) // 5 * len(KINDS)
         reporter.say(
-            f"drawing {training} training and {validation} validation images of {len(KINDS)}"
-            f" textures in {data}"
+            f"{training} training and {validation} validation images of {len(KINDS)} textures in"
+            f" {data}"
         )
         progress = reporter.progress("drawing images")
         draw_data_set(
@@ -60,7 +61,7 @@ def command(
         name = picture.relative_to(data)
         percent = 100 * prediction.probabilities[0]
         print(f"  {name!s:<24} {prediction.classes[0]:<10} {percent:6.2f} %")
-    print(f"\nimages: {data}\nrun:    {run}\ntry:    lockstep predict {run} {pictures[0]}")
+    print(f"\nimages: {data}\nrun:    {run}\n{describe_next(run, pictures[0])}")
 
 
 def _choose_precision(run: Path, execution: Any) -> tuple[str, str]:

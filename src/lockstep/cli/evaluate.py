@@ -220,4 +220,6 @@ def describe_speed(speed: "Speed", runtime: str) -> str:
     latency = speed["latency_ms"]
     if latency is None:
         return text
+    if latency["p95"] == latency["p100"]:  # fewer than 20 batches
+        return f"{text}: mean {latency['mean']:.1f} ms"
     return f"{text}: {', '.join(f'{name} {ms:.1f}' for name, ms in latency.items())} ms"

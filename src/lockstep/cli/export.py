@@ -115,7 +115,8 @@ def _show(result: dict[str, Any]) -> None:
     if comparison is not None:
         print(
             f"compared on {comparison['images']} photos {_describe_sizes(comparison['sizes'])}:"
-            f" {comparison['runtime']} and {comparison['backend']} differ by"
+            f" the export in {comparison['runtime']} and the weights in {comparison['backend']}"
+            " differ by"
             f" {comparison['largest_difference']:.0e} of the largest logit (bound"
             f" {comparison['bound']:.0e}); top-1 agrees on {comparison['top1_agreement']:.0%};"
             f" {comparison['seconds']:.1f} s"

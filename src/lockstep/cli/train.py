@@ -1,5 +1,6 @@
 """`lockstep train`."""
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -10,6 +11,7 @@ import typer
 
 from lockstep.cli import options
 from lockstep.cli.terminal import print
+from lockstep.system.ranks import is_leading
 
 if TYPE_CHECKING:
     from lockstep.runs.events import Event, Listener
@@ -205,7 +207,18 @@ def command(
     options.prepare(settings.execution, out)
     starts = (source, None) if resume_from is None else (weights, source)
     with _open_listener(verbose) as listener:
-        run_training(settings, *starts, listener=listener)
+        report = run_training(settings, *starts, listener=listener)
+    if report and is_leading():
+        print(describe_next(out, "PHOTO"))
+
+
+def describe_next(run: Path, photo: Path | str) -> str:
+    """Return commands that use a finished run, for a person to type."""
+    name = shlex.quote(str(run))
+    return (
+        f"next:   lockstep report {name}\n        lockstep predict {name} {shlex.quote(str(photo))}"
+        f"\n        lockstep serve {name}"
+    )
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def draw_data_set(
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Draw textures: write `folder/train/<kind>/<number>.jpg` and `folder/val/...`, with equally
-    many images of each kind. Existing files stay.
+    many images of each kind. Existing files stay, and `progress` counts the others.
 
     The numbers of validation images follow those of the training images, so no image is in both.
     """
@@ -117,11 +117,11 @@ def _jobs(
             folder = root / split / kind
             folder.mkdir(parents=True, exist_ok=True)
             for number in range(first, first + count):
-                yield folder / f"{number:05d}.jpg", kind, number
+                path = folder / f"{number:05d}.jpg"
+                if not path.exists():
+                    yield path, kind, number
 
 
 def _write(seed: int, path: Path, kind: str, number: int) -> None:
-    if path.exists():
-        return
     encoded = simplejpeg.encode_jpeg(draw_texture(kind, number, seed), quality=90, colorspace="RGB")
     write_bytes(path, encoded, is_flushed=False)

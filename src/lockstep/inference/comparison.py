@@ -101,9 +101,9 @@ def compare_program(
     backend_version = f"{backend} {FRAMEWORKS[backend].version()}"
     if not largest <= bound:
         raise CheckpointError(
-            f"the export differs from the weights: {runtime} and {backend_version} differ by"
-            f" {largest:.1e} of the largest logit, expected at most {bound:.0e}. Nothing is"
-            " written; --no-compare writes it anyway"
+            f"the export in {runtime} and the weights in {backend_version} differ by {largest:.1e}"
+            f" of the largest logit, expected at most {bound:.0e}. Nothing is written; --no-compare"
+            " writes it anyway"
         )
     if not (np.take_along_axis(values, classes[:, None], 1)[:, 0] == values.max(axis=1)).all():
         raise CheckpointError(

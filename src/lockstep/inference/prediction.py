@@ -197,7 +197,7 @@ class Predictor:
             except OSError as error:
                 batch.reasons[i] = error.strerror or str(error)
             except ValueError as error:
-                batch.reasons[i] = f"not an image that can be read: {error}"
+                batch.reasons[i] = f"cannot be read: {error}"
 
 
 @dataclass

@@ -266,37 +266,3 @@ def describe_metrics(result: Mapping[str, Any], classes: int) -> list[tuple[str,
     if means:
         rows.insert(1, ("classes", ", ".join(means)))
     return rows
-
-
-WARMUP_STEPS = 10
-"""Throughput ignores this many steps at the start of a process."""
-
-
-class Throughput:
-    """Images per second of training without its first steps, which compile, allocate and fill
-    caches."""
-
-    def __init__(self, warmup_steps: int = WARMUP_STEPS) -> None:
-        self._warmup_left = warmup_steps
-        self._images = 0
-        self._seconds = 0.0
-        self._waited = 0.0
-
-    def add(self, steps: int, images: int, seconds: float, waited: float) -> None:
-        """Add an interval: its wall time, and the part of it spent waiting for data, in seconds."""
-        if self._warmup_left > 0:
-            self._warmup_left -= steps
-            return
-        self._images += images
-        self._seconds += seconds
-        self._waited += waited
-
-    @property
-    def images_per_sec(self) -> float | None:
-        """Images per second of wall time; None if all steps were warm-up."""
-        return self._images / self._seconds if self._images else None
-
-    @property
-    def data_wait_share(self) -> float | None:
-        """Share of the wall time spent waiting for data; None if all steps were warm-up."""
-        return self._waited / self._seconds if self._images else None

@@ -51,7 +51,12 @@ def describe_best(best: Mapping[str, Any], selection: Selection, *, short: bool 
     >>> describe_best(best, "top1", short=True)
     '93.33 % at step 84 (moving average)'
     """
-    average = " (moving average)" if best.get("weights") == "ema" else ""
     metric = find_metric(selection)
     title = "" if short else f"{metric.title} "
-    return f"{title}{metric.describe(best, short=short)} at step {best['step']}{average}"
+    return f"{title}{metric.describe(best, short=short)} {describe_place(best)}"
+
+
+def describe_place(evaluation: Mapping[str, Any]) -> str:
+    """Return the step of an evaluation and its kind of weights."""
+    average = " (moving average)" if evaluation.get("weights") == "ema" else ""
+    return f"at step {evaluation['step']}{average}"

@@ -12,14 +12,19 @@ import numpy as np
 from lockstep.data.images import printable
 from lockstep.models.accuracy_interval import wilson
 from lockstep.models.latency import PERCENTILES
-from lockstep.models.metrics import WARMUP_STEPS, Metric, list_metrics, measure
+from lockstep.models.metrics import Metric, list_metrics, measure
 from lockstep.recipes import Recipe
 from lockstep.recipes.published_accuracies import Comparison
 from lockstep.recipes.published_speeds import Measured, Row, read_speeds
 from lockstep.runs.calibrated_results import calibrate_scores
 from lockstep.runs.reading import Run
 from lockstep.runs.report import Evaluation, compare_with_published
-from lockstep.system.event_log import EvaluateEvent, TrainEvent, compute_seconds
+from lockstep.system.event_log import (
+    EvaluateEvent,
+    compute_seconds,
+    measure_throughput,
+    select_warm,
+)
 from lockstep.system.strict_json import is_count
 from lockstep.system.text import list_first
 from lockstep.weights.calibration import bin_confidences, compute_calibration_error
@@ -134,37 +139,21 @@ def measure_speeds(runs: Sequence[Run]) -> list[Speed]:
 
 
 def _measure_speed(number: int, run: Run) -> Speed:
-    images = waited_sec = 0.0
-    times = []
-    step_ms = []
-    for entry in _select_warm(run):
-        times.append(compute_seconds(entry))
-        images += entry["images"]
-        waited_sec += entry["data_wait_share"] * times[-1]
-        step_ms.append(1000 * times[-1] / (entry["step"] - entry["first_step"]))
+    step_ms = [
+        1000 * compute_seconds(entry) / (entry["step"] - entry["first_step"])
+        for entry in select_warm(run.log)
+    ]
     speed = Speed(
-        run=number, train_sec=sum(map(compute_seconds, run.training)), intervals=len(times)
+        run=number, train_sec=sum(map(compute_seconds, run.training)), intervals=len(step_ms)
     )
-    if times:
-        speed.images_per_sec = images / sum(times)
-        speed.data_wait_share = waited_sec / sum(times)
+    speed.images_per_sec, speed.data_wait_share = measure_throughput(run.log)
+    if step_ms:
         percentiles = np.percentile(step_ms, PERCENTILES).tolist()
         speed.step_ms = dict(zip(PERCENTILES, percentiles, strict=True))
     if run.evaluations:
         rates = [entry["images_per_sec"] for entry in run.evaluations]
         speed.evaluated_images_per_sec = float(np.median(rates))
     return speed
-
-
-def _select_warm(run: Run) -> list[TrainEvent]:
-    entries = []
-    warm_from = WARMUP_STEPS
-    for entry in run.log:
-        if entry["kind"] == "start":
-            warm_from = entry["step"] + WARMUP_STEPS
-        elif entry["kind"] == "train" and entry["first_step"] >= warm_from:
-            entries.append(entry)
-    return [entry for entry in entries if "traced" not in entry]
 
 
 def compare_accuracies(runs: Sequence[Run]) -> list[tuple[int, Comparison]]:

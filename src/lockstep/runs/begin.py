@@ -76,6 +76,7 @@ def _open_log(run: RunContext, step: int, damaged: list[str], evaluates_again: b
             "early_stopping_epochs": run.recipe.early_stopping_epochs,
             "best": run.find_best(),
             "evaluates": run.weights_to_evaluate,
+            "probes": run.probe_began is not None,
         }
     )
     restart = find_restart()

@@ -12,7 +12,7 @@ import numpy as np
 from lockstep.backends import Engine, World
 from lockstep.data import Batch
 from lockstep.data.split import Sets
-from lockstep.models.metrics import Scores, Throughput
+from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.best_evaluation import find_best
 from lockstep.recipes.order import steps_per_epoch
@@ -54,7 +54,6 @@ class RunContext:
     scores: dict[str, Scores] = field(default_factory=dict)
     """The newest evaluation in this process, by weights, on rank 0. Row i is sample i of the index.
     """
-    throughput: Throughput = field(default_factory=Throughput)
     is_stopping: bool = False
     """Whether any rank was asked to stop."""
     waited_sec: float = 0.0

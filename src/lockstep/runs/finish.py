@@ -14,7 +14,7 @@ from lockstep.runs.report import Evaluation, Report, compare_with_published, rea
 from lockstep.runs.save import drop_old_checkpoints
 from lockstep.runs.step_plan import explain_early_stop
 from lockstep.system import heartbeat
-from lockstep.system.event_log import EvaluateEvent, read_log
+from lockstep.system.event_log import EvaluateEvent, measure_throughput, read_log
 from lockstep.system.files import write_json
 from lockstep.weights import checkpoint
 from lockstep.weights.run_identity import settle_identity
@@ -130,6 +130,8 @@ def _write_report(run: RunContext, step: int, stopped_early: str | None) -> Repo
 def _build_report(run: RunContext, step: int, stopped_early: str | None) -> Report:
     evaluations = run.recorder.evaluations
     best = run.find_best()
+    log = read_log(run.out / "log.jsonl", whole=True)
+    images_per_sec, data_wait_share = measure_throughput(log)
     final: dict[str, Evaluation] = {}
     for event in evaluations:
         if event["step"] == step:
@@ -145,8 +147,8 @@ def _build_report(run: RunContext, step: int, stopped_early: str | None) -> Repo
         "final": final,
         "best": None if best is None else {**_select_results(best), "weights": best["weights"]},
         "selection": run.recipe.selection,
-        "images_per_sec": run.throughput.images_per_sec,
-        "data_wait_share": run.throughput.data_wait_share,
+        "images_per_sec": images_per_sec,
+        "data_wait_share": data_wait_share,
         "train_sec": run.recorder.train_sec,
         "quarantined": len(run.sets.training.quarantined) + len(run.sets.validation.quarantined),
         "classes": classes,

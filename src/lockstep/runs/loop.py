@@ -148,10 +148,7 @@ class TrainingLoop:
 
     def _record(self, handle: Handle, waited_sec: float, *, traced: bool = False) -> None:
         """Fetch and log the results of an interval's steps. Raises `DivergedError` if a loss is not
-        a finite number.
-
-        Throughput ignores steps that are traced.
-        """
+        a finite number."""
         run = self._run
         interval = run.engine.fetch(handle)
         seconds = interval.finished_at - self._interval_began
@@ -164,8 +161,6 @@ class TrainingLoop:
                 f" steps {interval.first} to {interval.first + steps - 1}"
             )
             run.diverge(interval.first + steps, problem, losses=interval.losses.tolist())
-        if not traced:
-            run.throughput.add(steps, interval.counts.images, seconds, waited_sec)
         figures = {
             "kind": "train",
             "step": interval.first + steps,

@@ -32,7 +32,8 @@ FEW_IMAGES = 100_000
 """With fewer training images than this, ImageNet's weights are suggested. arXiv:1805.08974 compares
 them with random ones on twelve data sets of 2,040 to 75,750 training images."""
 _USUAL_WEIGHTS = "torchvision/resnet50.IMAGENET1K_V2"
-"""The weights to suggest for a model that has none."""
+"""The weights to suggest for their own model, as the documentation does, and for a model that has
+none."""
 _ROUGH = 50
 """With fewer validation images than this, the interval of a top-1 of 80 % is wider than 20 points.
 """
@@ -147,6 +148,8 @@ def suggest_weights(recipe: Recipe, images: int) -> list[str]:
     ]
     without = "" if recipe.based_on == MY_IMAGES else " without --recipe"
     best = max(names, key=lambda name: known[name].top1_percent, default=_USUAL_WEIGHTS)
+    if _USUAL_WEIGHTS in names:
+        best = _USUAL_WEIGHTS
     return [
         f"with {images:,} images, training from published weights is usually better and faster than"
         f" from random ones: --weights {best}{without}; lockstep weights lists others"

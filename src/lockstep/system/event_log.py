@@ -4,7 +4,7 @@ Events are dictionaries, in memory as in the file. Their `kind` says which field
 of other kinds and other fields are kept as they are.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NotRequired
 
@@ -63,6 +63,8 @@ class StartEvent(TypedDict):
     elapsed_sec: NotRequired[float]
     evaluates: NotRequired[list[str]]
     """The kinds of weights that are evaluated, the last one last."""
+    probes: NotRequired[bool]
+    """Whether this process fitted a linear probe, whose accuracy follows."""
 
 
 class TrainEvent(Summary):
@@ -202,3 +204,32 @@ def read_log(path: Path, *, whole: bool = False) -> list[LogEvent]:
 def compute_seconds(entry: TrainEvent | EvaluateEvent) -> float:
     """Return the wall time of a logged training interval or evaluation, in seconds."""
     return entry["images"] / entry["images_per_sec"]
+
+
+WARMUP_STEPS = 10
+"""The first steps of a process, which compile, allocate and fill caches, are no measure of speed.
+"""
+
+
+def select_warm(log: Iterable[LogEvent]) -> list[TrainEvent]:
+    """Return the intervals of training whose speed counts: without first steps of a process and
+    steps that were profiled."""
+    intervals = []
+    warm_from = WARMUP_STEPS
+    for entry in log:
+        if entry["kind"] == "start":
+            warm_from = entry["step"] + WARMUP_STEPS
+        elif entry["kind"] == "train" and entry["first_step"] >= warm_from:
+            intervals.append(entry)
+    return [interval for interval in intervals if "traced" not in interval]
+
+
+def measure_throughput(log: Iterable[LogEvent]) -> tuple[float | None, float | None]:
+    """Return images per second of wall time in training, and the share of the time that was spent
+    waiting for data; both None if no interval counts."""
+    images = seconds = waited = 0.0
+    for interval in select_warm(log):
+        images += interval["images"]
+        seconds += compute_seconds(interval)
+        waited += interval["data_wait_share"] * compute_seconds(interval)
+    return (images / seconds, waited / seconds) if seconds else (None, None)

@@ -65,6 +65,8 @@ class StopRequests:
     @property
     def name(self) -> str:
         """The name of the signal, for a message."""
+        if self.received == signal.SIGINT:
+            return "Ctrl-C"
         return self.received.name if self.received else "a signal to another rank"
 
     @property

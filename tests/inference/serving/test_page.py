@@ -164,7 +164,7 @@ def test_the_page_shows_why_an_image_is_refused(show: Show, server: Server, tmp_
     page.locator("#files").set_input_files(tmp_path / "<b>broken.png")
     wait_for_results(page, 1)
     assert page.locator(".result h2").inner_text() == "<b>broken.png"
-    assert page.locator(".result .bad").inner_text().startswith("not an image that can be read")
+    assert page.locator(".result .bad").inner_text().startswith("cannot be read: ")
     status = page.locator("#status").inner_text()
     assert status == "0 of 1 images are classified. 1 failed: their cards say why."
     # When Chromium reports that it is damaged.

@@ -152,7 +152,7 @@ class _Route:
         try:
             await self._parts.decoders.decode(body, content_type, out)
         except NotDecoded as error:
-            kind = "not an image that can be read: " if error.kind == BAD_IMAGE else ""
+            kind = "cannot be read: " if error.kind == BAD_IMAGE else ""
             raise Refused(_STATUSES[error.kind], f"{kind}{error}") from None
         except GivenUp:
             reason = "the image takes too long to decode while others wait; reduce it"
