@@ -20,7 +20,7 @@ from lockstep.recipes.field_validation import Settings
 GROUPS = {
     "Train, and use models": (
         *("train", "load", "Model", "Evaluation", "Prediction", "Int8"),
-        *("read_run", "Run", "report", "verify", "draw_data_set"),
+        *("read_run", "Run", "report", "verify", "pack", "draw_data_set"),
     ),
     "Recipes": ("load_recipe", "Recipe", "Execution", "Augmentation", "learning_rates"),
     "Events": ("Event",),

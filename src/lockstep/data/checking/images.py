@@ -209,7 +209,7 @@ def _divide(part: Part, share: float) -> np.ndarray:
     """Return the side of each sound image, 0 for validation and 1 for training: int64 [images]. All
     are 0 if they have no names, so that none can be set apart."""
     numbers = np.flatnonzero(part.sound)
-    names = Names.of(part.listing.names[i] for i in numbers)
+    names = Names.of(part.listing.names[int(i)] for i in numbers)
     images = replace(part.listing, rows=part.listing.rows[numbers], names=names)
     try:
         return np.where(set_apart(images, share), 0, 1)
