@@ -43,6 +43,9 @@ def test_a_sound_data_set_gives_exit_code_0(answer: Callable[..., Answer], data:
     assert output.splitlines()[-1] == "nothing found"
     assert "train (folder): 60 images of 10 classes" in output
     assert not list(data.rglob("quarantine.json"))
+    (data / "train/dots/Thumbs.db").write_text("to be left out")
+    code, output, _ = answer("data", "check", data)
+    assert (code, output.splitlines()[-1]) == (0, "1 finding")
 
 
 def test_a_table_names_every_finding(answer: Callable[..., Answer], broken_data: Path) -> None:

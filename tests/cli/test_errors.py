@@ -48,7 +48,7 @@ train --recipe demo --data MISSING --out OUT
 train --recipe demo --data FLAT --out OUT
   | flat/val holds 2 files and no folders; .* lockstep data sort-val
 train --data DATA/train/dots --out OUT
-  | dots has no train images; expected .*/train/dots/train/<class>
+  | dots has train images outside of class folders .* name the folder around
 train --data DATA --split 0.1 --out OUT
   | has validation images, .* leave out --split, or use --data .*/train
 find lr --data MISSING --weights https://127.0.0.1:9/w.pth | there is no folder .*missing

@@ -12,7 +12,7 @@ import pytest
 
 from lockstep.data.containers import tfrecord
 from lockstep.data.listing import list_images
-from lockstep.data.sources import find_source, find_split, holds_split
+from lockstep.data.sources import find_source, find_split, holds_split, list_unread
 from lockstep.system.errors import DataError
 
 
@@ -203,3 +203,20 @@ def test_a_folder_that_begins_like_an_archive_is_not_one(tmp_path: Path) -> None
     (tmp_path / "BZhang/a.jpg").unlink()
     (tmp_path / "BZhang").rmdir()
     assert list_images(find_split(tmp_path, "train")).classes == ("BZhang",)
+
+
+def test_class_folders_next_to_train_are_noticed(tmp_path: Path) -> None:
+    names = ("train/cat/a.jpg", "owl/b.JPEG", "test/c.jpg", "val/cat/d.jpg", "docs/read.txt")
+    touch_files(tmp_path, *names)
+    assert list_unread(tmp_path, find_split(tmp_path, "train")) == ["owl"]
+    assert list_unread(tmp_path, find_split(tmp_path, "val")) == []
+
+
+def test_images_outside_of_class_folders_have_their_own_message(tmp_path: Path) -> None:
+    touch_files(tmp_path, "a.jpg", "b.jpg")
+    with pytest.raises(
+        DataError, match=r"outside of class folders \(a.jpg, b.jpg\); expected .*/<cl"
+    ):
+        find_split(tmp_path, "train")
+    with pytest.raises(DataError, match=r"expected .*/gone/<class>/<image>, .*/gone/train/<class>"):
+        find_split(tmp_path / "gone", "train")

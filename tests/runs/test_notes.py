@@ -14,6 +14,7 @@ from lockstep.runs.notes import (
     RunFacts,
     list_unusual_settings,
     note_determinism_cost,
+    note_single_class,
     suggest_weights,
 )
 from tests.lines import read_table
@@ -46,6 +47,13 @@ def test_determinism_has_its_command(on_gpu: bool, deterministic: bool, expected
         assert note.endswith(f": {command}")
 
 
+def test_a_single_class_is_noted_without_advice_on_folds() -> None:
+    one = facts(1, validation=[9])
+    [note] = note_single_class(one)
+    assert note.startswith("all images are of one class, class 0: there is nothing to classify")
+    assert list_unusual_settings(SENSIBLE.replace(logits=1).rename("my-images"), one) == []
+
+
 def test_usual_settings_are_not_noted() -> None:
     assert list_unusual_settings(SENSIBLE, facts()) == []
 
@@ -72,7 +80,6 @@ UNUSUAL = """
 {epochs: 5} | {} | the warm-up of 5 epochs is not shorter than the run of 5
 {lr_decay: step, lr_step_epochs: [1], warmup_epochs: 2.0}
   | {steps: 1} | the learning rate never reaches its peak of 0.032: the highest is 0.016
-{logits: 1} | {classes: 1} | all images are of one class, class 0: there is nothing to classify
 {}
   | {validation: [1, 1, 1, 1, 1, 1, 1, 1, 0, 0]} | no validation images for 2 of 10 classes: class
   8, class 9

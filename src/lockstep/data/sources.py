@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from lockstep.data.decoding.image_formats import is_image_name
@@ -151,6 +152,13 @@ def find_split(data: Path, split: str) -> Source:
     source = _make_source(data, find_files(data, split), split)
     if source is None:
         refuse_compressed(data, split)
+        photos = _list_photos(data)
+        if photos:
+            raise DataError(
+                f"{data} has {split} images outside of class folders ({shorten_list(photos, 3)});"
+                f" expected {data}/<class>/<image>. Put the images of each class in a folder; if"
+                f" {data} is itself one class, name the folder around it: {data.parent}"
+            )
         raise DataError(f"{data} has no {split} images; expected {_layouts(data, split)}")
     return source
 
@@ -235,22 +243,33 @@ def list_unread(data: Path, source: Source) -> list[str]:
     """Return what lies in a data set next to the images of a source, looks as if it held more of
     them, and is not read: another folder or files of the split, or images next to files of a
     storage format."""
-    folders, files = list_visible(data)
-    for aliases in ALIASES.values():
+    folders = list_visible(data)[0]
+    for split, aliases in ALIASES.items():
         if source.root.parent == data and source.root.name in aliases:
             others = [name for name in folders if name in aliases and name != source.root.name]
+            if split == "train":
+                read = {"test", *chain.from_iterable(ALIASES.values())}
+                others += [
+                    name for name in folders if name not in read and _list_photos(data / name)
+                ]
             return others + find_files(data, aliases[0])
     stored = [split for split in ALIASES if find_files(data, split)]
     is_first = source.split in ("", *stored[:1])  # the same images are next to every split
     if is_first and source.root == data and source.format != FOLDER:
-        return [name for name in files if Path(name).suffix and is_image_name(name)]
+        return _list_photos(data)
     return []
+
+
+def _list_photos(folder: Path) -> list[str]:
+    """Return the names of the files of a folder that are named as images."""
+    return [name for name in list_visible(folder)[1] if Path(name).suffix and is_image_name(name)]
 
 
 def _layouts(data: Path, split: str) -> str:
     word = ALIASES[split][-1]
+    own = f"{data}/<class>/<image>, " if split == "train" else ""
     return (
-        f"{data}/{split}/<class>/<image>, {data}/{split}.rec, {data}/{word}-00000-of-00001 or"
+        f"{own}{data}/{split}/<class>/<image>, {data}/{split}.rec, {data}/{word}-00000-of-00001 or"
         f" {data}/{split}-000000.tar"
     )
 

@@ -195,6 +195,11 @@ def compare_images(out: Path, sets: Sets) -> str:
                 changes += _compare(name, before, _make_columns(name, index))
     except (IndexError, TypeError, *DAMAGE):
         return ""
+    bad = len(sets.training.quarantined) + len(sets.validation.quarantined)
+    if changes and bad:
+        changes.append(
+            f"{bad} are left out, as quarantine.json says or because they are unreadable"
+        )
     return "; ".join(changes)
 
 

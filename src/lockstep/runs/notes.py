@@ -72,7 +72,8 @@ def collect_notes(run: RunContext, step: int) -> list[str]:
     emulated = find_emulation(
         run.recipe.precision, on_gpu=run.world.on_gpu, backend=run.execution.backend
     )
-    settings = [*run.notes]
+    facts = _collect_facts(run)
+    settings = [*note_single_class(facts), *run.notes]
     if emulated is not None:
         instead = f"--set precision={emulated.instead}"
         settings.append(f"{emulated}; {emulated.instead} is not: {instead}")
@@ -81,7 +82,7 @@ def collect_notes(run: RunContext, step: int) -> list[str]:
         if not checkpoint.steps(run.checkpoints):  # weights to start from are checkpoint 0
             settings += suggest_weights(run.recipe, len(run.sets.training))
     settings += _note_known_images(run)
-    settings += list_unusual_settings(run.recipe, _collect_facts(run))
+    settings += list_unusual_settings(run.recipe, facts)
     return [note for note in settings if note not in run.recorder.notes] + notes
 
 
@@ -233,9 +234,16 @@ def _check_rates(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
         )
 
 
-def _check_classes(facts: RunFacts) -> Iterator[str]:
+def note_single_class(facts: RunFacts) -> Iterator[str]:
+    """Yield the first note of a run with one class: its top-1 of 100 % means nothing."""
     if len(facts.classes) == 1:
-        yield f"all images are of one class, {facts.classes[0]}: there is nothing to classify"
+        yield (
+            f"all images are of one class, {facts.classes[0]}: there is nothing to classify, and"
+            " every accuracy is 100 %; put the images of each class in a folder"
+        )
+
+
+def _check_classes(facts: RunFacts) -> Iterator[str]:
     yield from _note_similar_names(facts.classes)
     for split, counts in (("training", facts.training), ("validation", facts.validation)):
         if not counts.any():
@@ -250,7 +258,12 @@ def _check_classes(facts: RunFacts) -> Iterator[str]:
 
 def _check_validation(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
     images = int(facts.validation.sum())
-    if recipe.based_on in OWN_IMAGES and not recipe.folds and 0 < images < _ROUGH:
+    if (
+        recipe.based_on in OWN_IMAGES
+        and not recipe.folds
+        and 0 < images < _ROUGH
+        and len(facts.classes) > 1
+    ):
         yield (
             f"{images} validation images tell little, as the intervals show: --folds 5 trains five"
             " runs in another folder, which together judge every training image"
