@@ -14,12 +14,13 @@ from PIL import Image
 
 from lockstep import backends
 from lockstep.data.index import open_index
+from lockstep.data.split import Sets
 from lockstep.inference.grad_cam import overlay
 from lockstep.models.state import State
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting.collect import open_runs
 from lockstep.reporting.views import MOST_CELLS, View, add_images, build_views, image_key
-from lockstep.runs.image_results import load_evaluated_images, write_results
+from lockstep.runs.image_results import list_images, load_evaluated_images, write_results
 from lockstep.runs.reading import Run
 from lockstep.system.files import write_text
 from lockstep.weights import checkpoint
@@ -229,10 +230,14 @@ def own(data: Path, recipe: Recipe, tmp_path: Path) -> tuple[Path, Path]:
 
 def test_images_that_are_gone_are_not_shown_and_all_else_is(own: tuple[Path, Path]) -> None:
     folder, copy = own
-    assert open_view(folder)[1]
+    sets = Sets(open_index(copy / "train"), open_index(copy / "val"), copy, [])
+    list_images(folder, sets, is_new=True)
+    named, images = open_view(folder)
+    assert images
     shutil.rmtree(copy)
     view, images = open_view(folder)
     assert "there is no folder" in view.note
+    assert view.mistakes == named.mistakes
     assert (len(view.mistakes), images) == (24, {})
 
 

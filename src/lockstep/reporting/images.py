@@ -2,19 +2,27 @@
 into the page."""
 
 import io
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from lockstep import backends
-from lockstep.data.images import printable
+from lockstep.data.images import Names, printable
 from lockstep.data.index import Index
 from lockstep.data.split import find_validation_index
 from lockstep.inference.grad_cam import make_explainer, overlay
 from lockstep.recipes import Execution
-from lockstep.runs.image_results import Results, load_evaluated_images
+from lockstep.runs.image_results import (
+    DAMAGE,
+    IMAGES_FILE,
+    Results,
+    load_evaluated_images,
+    read_records,
+)
 from lockstep.runs.reading import Run
 from lockstep.system.errors import DataError
 from lockstep.system.html import data_address
@@ -51,6 +59,20 @@ def open_images(run: Run) -> Index:
     if index.digest != run.results.digest:
         raise ImagesGone(f"{data} holds other images than the run was evaluated on.")
     return index
+
+
+def name_images(run: Run, samples: list[int]) -> dict[int, str]:
+    """Return the names that validation images had when the run listed them; none if it did not."""
+    names: dict[int, str] = {}
+    with suppress(OSError, IndexError, *DAMAGE):
+        arrays = read_records(run.folder / IMAGES_FILE)
+        texts = Names(arrays["val.names"], arrays["val.name_ends"])
+        assert run.results is not None
+        labels = next(iter(run.results.scores.values())).labels
+        if np.array_equal(arrays["val.labels"], labels):
+            for sample in samples:
+                names[sample] = printable(os.fsdecode(texts[sample]))
+    return names
 
 
 def encode_images(run: Run, index: Index, samples: list[int]) -> dict[int, str]:

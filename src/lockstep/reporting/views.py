@@ -12,7 +12,13 @@ from lockstep.models.accuracy_interval import wilson
 from lockstep.models.class_metrics import FEW_IMAGES, ClassCounts
 from lockstep.models.metrics import METRICS, Scores
 from lockstep.recipes.recipe import own_geometry
-from lockstep.reporting.images import ImagesGone, encode_images, explain_images, open_images
+from lockstep.reporting.images import (
+    ImagesGone,
+    encode_images,
+    explain_images,
+    name_images,
+    open_images,
+)
 from lockstep.runs.calibrated_results import calibrate_scores
 from lockstep.runs.image_results import Results
 from lockstep.runs.reading import Run
@@ -163,9 +169,16 @@ def add_images(
             own, addresses = _add_images(run, own, explain=explain)
             images |= addresses
         except ImagesGone as gone:
-            own = [replace(view, note=str(gone)) for view in own]
+            own = [_name_mistakes(run, replace(view, note=str(gone))) for view in own]
         complete += own
     return complete, images
+
+
+def _name_mistakes(run: Run, view: View) -> View:
+    """Return a view with the names that the run listed, for images that are gone."""
+    names = name_images(run, [mistake.sample for mistake in view.mistakes])
+    named = [replace(mistake, place=names.get(mistake.sample, "")) for mistake in view.mistakes]
+    return replace(view, mistakes=named)
 
 
 def image_key(run: Run, sample: int) -> str:
