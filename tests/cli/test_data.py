@@ -56,7 +56,7 @@ def test_images_left_out_are_exit_code_1(few: Path, tmp_path: Path, answer: Run)
     code, output, errors = answer("data", "pack", few, tmp_path / "to", "--format", "recordio")
     assert (code, errors) == (1, "")
     assert "left out: train/cat/bad.jpg: not an image in a known format" in output
-    assert output.endswith("left out: 1 images that cannot be used, named above\n")
+    assert output.endswith("left out: 1 image that cannot be used, named above\n")
 
 
 def test_staging_says_what_it_copied(few: Path, tmp_path: Path, answer: Run) -> None:

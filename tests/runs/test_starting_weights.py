@@ -143,7 +143,7 @@ def test_notes_on_starting_weights_come_once(
     train_until(stop_at("train", 4), recipe, textures, run, weights=dense)
     (start,) = read_entries(run, "start")
     assert start["notes"] == [
-        "starts from the weights of step-00000007",
+        f"starts from the weights of step-00000007 of {dense.name}",
         "the weights have padding symmetric, not same",
     ]
     assert read_notes(train_and_listen(recipe, textures, run, weights=dense)) == []

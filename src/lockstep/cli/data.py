@@ -102,9 +102,9 @@ def pack(
         columns = Columns(image, label, images)
         counts = write(source, target, packing, progress, left_out, columns, reporter.say)
     for split, count in counts.items():
-        print(f"{split}: {count} images in {target}")
+        print(f"{split}: {format_count(count, 'image')} in {target}")
     if count_left_out:
-        print(f"left out: {count_left_out} images that cannot be used, named above")
+        print(f"left out: {format_count(count_left_out, 'image')} that cannot be used, named above")
         raise typer.Exit(1)
 
 
@@ -269,7 +269,7 @@ def _check_labels(data: Path, runs: list[str], out: Path, *, as_json: bool) -> N
     else:
         print(
             f"{check.judged} of {check.images} images are judged by runs that did not train on"
-            f" them; {len(suspects)} labels are doubtful"
+            f" them; doubtful: {format_count(len(suspects), 'label')}"
         )
         if check.odds > 1:
             accuracy = format_accuracy(100 * check.right / check.judged, check.judged)

@@ -19,6 +19,7 @@ from lockstep.models.accuracy_interval import format_accuracy
 from lockstep.models.class_metrics import ClassCounts, summarise_classes
 from lockstep.system.event_log import Summary
 from lockstep.system.strict_json import is_figure
+from lockstep.system.text import format_count
 
 
 @dataclass(frozen=True)
@@ -260,7 +261,7 @@ def describe_metrics(result: Mapping[str, Any], classes: int) -> list[tuple[str,
         if metric.is_of_classes:
             means.append(f"{metric.title} {text}")
         elif metric.hits_within == 1:
-            rows.append((metric.title, f"{text} of {result['images']} images"))
+            rows.append((metric.title, f"{text} of {format_count(result['images'], 'image')}"))
         else:
             rows.append((metric.title, text))
     if means:

@@ -18,7 +18,7 @@ from lockstep.recipes.schedule import learning_rates, peak_lr, warmup_epochs
 from lockstep.runs.context import RunContext
 from lockstep.runs.image_results import count_copies, count_trained
 from lockstep.runs.step_plan import find_last_step
-from lockstep.system.text import list_first
+from lockstep.system.text import format_count, list_first
 from lockstep.weights import checkpoint
 
 _STEP_FIELDS = ("compile", "layout", "fused", "cuda_graph", "recompute")
@@ -265,8 +265,8 @@ def _check_validation(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
         and len(facts.classes) > 1
     ):
         yield (
-            f"{images} validation images tell little, as the intervals show: --folds 5 trains five"
-            " runs in another folder, which together judge every training image"
+            f"with {format_count(images, 'validation image')}, accuracies are rough, as the"
+            " intervals show: --folds 5 judges every image, by five runs in another --out"
         )
 
 

@@ -18,6 +18,7 @@ from lockstep.runs.recorder import Recorder
 from lockstep.runs.starting_weights import INVISIBLE_FIELDS, StartSource
 from lockstep.system.errors import RecipeError
 from lockstep.system.machine import fast_precision
+from lockstep.system.text import format_count
 
 
 def choose_from_images(
@@ -113,10 +114,12 @@ def explain_choices(recipe: Recipe, facts: Facts, out: Path) -> list[str]:
     device = "GPU" if facts.on_gpu else "CPU"
     return [
         (
-            f"{recipe.based_on}: {recipe.logits} logits, {recipe.image_size} px in"
-            f" {recipe.precision}, {_count_epochs(recipe.epochs)} of {steps} steps of"
-            f" {recipe.global_batch_images} images, peak learning rate {peak_lr(recipe):.2g} after"
-            f" {_count_epochs(recipe.warmup_epochs)} of warm-up{say_where(out)}"
+            f"{recipe.based_on}: {format_count(recipe.logits, 'logit')}, {recipe.image_size} px in"
+            f" {recipe.precision}, {_count_epochs(recipe.epochs)} of"
+            f" {format_count(steps, 'step')} of"
+            f" {format_count(recipe.global_batch_images, 'image')}, peak learning rate"
+            f" {peak_lr(recipe):.2g} after {_count_epochs(recipe.warmup_epochs)} of"
+            f" warm-up{say_where(out)}"
         ),
         (
             f"  for {facts.images:,} training images of {facts.classes} classes, typically"

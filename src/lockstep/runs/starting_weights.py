@@ -170,7 +170,11 @@ def fit_start(source: StartSource | None, recipe: Recipe, run: Path) -> Start | 
             " cannot resume from it: start from its weights with --weights"
         )
     verb = "resumes from" if source.resumes else "starts from the weights of"
-    notes = [*weights.remarks, f"{verb} {weights.source.name}"]
+    name = weights.source.name
+    notes = [*weights.remarks, f"{verb} {name}"]
+    if weights.source.parent.name == "checkpoints":
+        name = weights.source.parent.parent.name
+        notes = [f"{name}: {remark}" for remark in weights.remarks] + [f"{notes[-1]} of {name}"]
     changed = difference(weights.recipe, recipe)
     for name in INVISIBLE_FIELDS:
         if name in changed:
