@@ -4,11 +4,14 @@ import dataclasses
 import json
 import os
 import shutil
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.numpy import save_file
 
 import lockstep
 from lockstep.models.architectures import MODELS
@@ -24,6 +27,7 @@ from tests.weights.small_models import (
     keras,
     keras_recipe,
     legacy_file,
+    make_torch_tensors,
     mxnet,
     nvidia_pytorch,
     onnx,
@@ -281,10 +285,22 @@ def test_an_assumed_preprocessing_is_remarked_upon(tmp_path: Path) -> None:
     assert (weights.recipe.eval_crop, weights.recipe.antialias) == (224, True)
 
 
-def test_timms_defaults_apply_without_a_config(tmp_path: Path) -> None:
-    zip_file(tmp_path / "pytorch_model.bin", plain_state(recipe_of()))
-    weights = open_weights(tmp_path)
-    assert (assumptions(weights.remarks), weights.recipe.interpolation) == (["timm"], "bicubic")
+def test_names_of_modules_and_files_do_not_decide_how_images_are_prepared(tmp_path: Path) -> None:
+    """safetensors files have no names of modules: the same tensors are prepared in the same way."""
+    state = plain_state(recipe_of())
+    module = OrderedDict(make_torch_tensors(state.tensors))
+    modules = {"": {"version": 1}, "act1": {"version": 1}, "global_pool": {"version": 1}}
+    setattr(module, "_metadata", modules)  # noqa: B010  # as `Module.state_dict` does
+    torch.save(module, tmp_path / "module.pth")
+    zip_file(tmp_path / "pytorch_model.bin", state)
+    save_file(state.tensors, tmp_path / "model.safetensors")
+    opened = [open_weights(path) for path in sorted(tmp_path.iterdir())]
+    assert {weights.origin for weights in opened} == {"timm", "PyTorch"}
+    for weights in opened:
+        assert weights.recipe == opened[0].recipe
+        assert weights.remarks == opened[0].remarks
+        assert assumptions(weights.remarks) == ["torchvision-v1"]
+        assert weights.remarks[-1].endswith("(weights of timm need bicubic: set interpolation)")
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,10 @@ def assume_preprocessing(
         changes["eval_resize"] = eval_fields({"image_size": crop})["eval_resize"]
         if row == "timm":
             changes["eval_resize"] = math.floor(crop / 0.875)
-    return changes, _describe_assumption(row, KNOWN[row] | changes, changes.keys() - settings)
+    remarks = _describe_assumption(row, KNOWN[row] | changes, changes.keys() - settings)
+    if origin == "PyTorch" and remarks and "interpolation" in changes.keys() - settings:
+        remarks = (f"{remarks[0]} (weights of timm need bicubic: set interpolation)",)
+    return changes, remarks
 
 
 def find_published(path: Path) -> Changes | None:

@@ -71,8 +71,8 @@ class Weights:
     stated: frozenset[str] = frozenset()
     """The fields of the preprocessing that the file says; others are assumed."""
     assumed_as: str = ""
-    """The row of `known_preprocessing.KNOWN` that is assumed for other fields, if the reader knows
-    it better than the origin says; "" otherwise."""
+    """The row of `known_preprocessing.KNOWN`, or the origin with one, that is assumed for other
+    fields, if the reader knows it better than the origin says; "" otherwise."""
     parts: tuple[Part, ...] = ()
     """What the reader did with nodes, layers and tensors of the file, as far as it is more than to
     compute with them. Next to `stored`, this accounts for all of the file."""

@@ -61,6 +61,8 @@ _WITHOUT_CLASSIFIER = (
     "it has no classifier (fc.weight, fc.bias), so it names no classes; training can start from it"
 )
 _OF_NVIDIA = re.compile(r"^layers\.|\.squeeze\.(?:squeeze|expand)\.", re.MULTILINE)
+_TIMMS_KEYS = {"arch", "args", "version"}
+"""What the checkpoints of timm's training script have, and a module's weights do not."""
 _OF_TORCHVISION = re.compile(r"resnet\d+-[0-9a-f]{8}\.pth")
 """The names of the files that torchvision downloads."""
 _LAYOUT = {**OIHW, "squeeze": ("OIHW", "OI")}
@@ -160,6 +162,7 @@ def read_state_dict(
         (*remarks, *about_classes, *common.describe_converted(converted, "tensors")),
         epochs,
         stated=frozenset(changes).intersection(FIELDS),
+        assumed_as=_choose_assumption(origin, root),
         parts=(*contents.parts, *network.parts, *ignored, *parts),
         stored=list_arrays(describe_arrays(arrays), zip(values, expected.values(), strict=True)),
     )
@@ -286,14 +289,21 @@ def _find_origin(
     modules = set()
     for name in map(torch_contents.strip_wrappers, getattr(stored, "modules", ())):
         modules.add(name.removeprefix(prefix))
-    has_timms_keys = {"arch", "args", "version"} <= root.keys()
-    if modules & {"act1", "global_pool"} or has_timms_keys or path.name == "pytorch_model.bin":
+    has_name = path.name == "pytorch_model.bin"
+    if modules & {"act1", "global_pool"} or root.keys() >= _TIMMS_KEYS or has_name:
         return "timm"
     has_modules = {"relu", "avgpool", "layer1.0.relu"} <= modules
     has_keys = {"model", "args", "lr_scheduler"} <= root.keys()
     if has_modules or has_keys or _OF_TORCHVISION.fullmatch(path.name):
         return "torchvision"
     return "PyTorch"
+
+
+def _choose_assumption(origin: str, root: Mapping[Any, Any]) -> str:
+    """Return `Weights.assumed_as`."""
+    # In safetensors the same tensors do not name their modules: how images are prepared must not
+    # depend on these.
+    return NAME if origin == "timm" and not root.keys() >= _TIMMS_KEYS else ""
 
 
 def _choose_recipe(path: Path, origin: str, matching: common.Matching, changes: Changes) -> Recipe:
