@@ -138,7 +138,11 @@ def add_class(root: Path) -> None:
         (remove, "train: 1 images are missing (cat/1.jpg)"),
         (add, "train: 1 images are new (owl/new.jpg)"),
         (rewrite, "train: 1 images changed (owl/2.jpg)"),
-        (move, "train: 1 images are missing (cat/1.jpg); train: 1 images are new (owl/9.jpg)"),
+        (
+            move,
+            "train: 1 images are missing (cat/1.jpg); train: 1 images are new (owl/9.jpg);"
+            " train: all images are there, under other names or labels: renamed?",
+        ),
         (
             add_class,
             "train: 1 images are new (ape/0.jpg); train: 1 classes are new (ape);"

@@ -265,7 +265,8 @@ def _check_folders(source: Source, classes: tuple[str, ...] | None) -> None:
         if unknown:
             raise DataError(
                 f"{source.title} has classes that the training images do not have:"
-                f" {', '.join(unknown[:5])}. Add training images of them, or remove them"
+                f" {', '.join(unknown[:5])}. Add training images of them, or remove them; if one is"
+                " a renamed class, give it its name again"
             )
 
 

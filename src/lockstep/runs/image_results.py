@@ -37,6 +37,8 @@ _CHECKED = 64
 Arrays = dict[str, np.ndarray]
 FILE = "validation.npz"
 BEST_FILE = "best-validation.npz"
+_BYTES = ("lengths", "checksums")
+_NONE = np.zeros(0, np.uint32)
 _COLUMNS = {
     "losses": np.float32,
     "ranks": np.int32,
@@ -192,7 +194,13 @@ def compare_images(out: Path, sets: Sets) -> str:
     try:
         for name, index in _name_sets(sets):
             if f"{name}.labels" in before:
-                changes += _compare(name, before, _make_columns(name, index))
+                own = _compare(name, before, _make_columns(name, index))
+                lengths, sums = (before.get(f"{name}.{column}", _NONE) for column in _BYTES)
+                if own and len(index) == len(lengths) == _count_known(index, lengths, sums):
+                    own.append(
+                        f"{name}: all images are there, under other names or labels: renamed?"
+                    )
+                changes += own
     except (IndexError, TypeError, *DAMAGE):
         return ""
     bad = len(sets.training.quarantined) + len(sets.validation.quarantined)
