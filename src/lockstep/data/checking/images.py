@@ -187,7 +187,8 @@ def compare_images(parts: list[Part], share: float) -> None:
         i = int(numbers[copy])
         j = int(numbers[first])
         detail = others.listing.place(j)
-        if len({_name_class(mine, i), _name_class(others, j)} - {""}) > 1:
+        is_comparable = mine.listing.numbered == others.listing.numbered
+        if is_comparable and len({_name_class(mine, i), _name_class(others, j)} - {""}) > 1:
             kind = "duplicate-other-label"
             if mine is not others:
                 detail = f"{others.name}/{detail}"
