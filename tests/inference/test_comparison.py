@@ -93,7 +93,7 @@ def test_an_export_that_resizes_otherwise_is_refused(
     monkeypatch.setattr(
         targets, "take_photos", lambda model, recipe: right(model, recipe.replace(eval_resize=40))
     )
-    with pytest.raises(CheckpointError, match=r"differs .* 1e-04"):
+    with pytest.raises(CheckpointError, match=r"differ .* 1e-04"):
         lockstep.load(weights).export(tmp_path / "model", to="onnx")
 
 
