@@ -12,7 +12,8 @@ def test_an_onnx_model_is_written(answer: Run, run_folder: Path, tmp_path: Path)
     assert takes == "takes photos of any size: uint8 RGB [N, H, W, 3]"
     assert re.fullmatch(
         r"compared on 8 photos of 21 x 17 to 97 x 131 pixels: "
-        r"onnxruntime [\d.]+ and torch \S+ differ by \de-\d\d of the largest logit "
+        r"the export in onnxruntime [\d.]+ and the weights in torch \S+ differ by \de-\d\d of the "
+        r"largest logit "
         r"\(bound 1e-04\); top-1 agrees on 100%; [\d.]+ s",
         compared,
     )

@@ -26,7 +26,15 @@ CALLS: dict[str, list[Callable[..., Any]]] = {
     "report": [lockstep.report],
 }
 ONLY_OPTIONS = {
-    "train": {"tensorboard", "profile", "early_stopping_epochs", "folds", "ignore", "network"},
+    "train": {
+        "tensorboard",
+        "profile",
+        "early_stopping_epochs",
+        "folds",
+        "ignore",
+        "network",
+        "verbose",
+    },
     "evaluate": {"json"},
     "predict": {"run", "format", "json", "output", "embeddings"},
     "convert": {"inspect", "json"},

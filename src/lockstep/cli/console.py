@@ -105,7 +105,7 @@ def _list_accuracies(report: Report, out: str) -> list[tuple[str, str]]:
         if lost := explain_lost_best(Path(out)):
             rows.append(("", lost))
     if final is None:
-        rows.append(("last step", "not evaluated"))
+        rows.append(("last step" if rows else "top-1", "not evaluated"))
     elif best is None:
         rows += describe_metrics(final, len(report["classes"]))
     elif (best["step"], best.get("weights", "trained")) != (report["steps"], "trained"):

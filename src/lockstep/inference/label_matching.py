@@ -4,7 +4,6 @@ by their positions, which proves nothing.
 Weights without names of classes were trained on folders in an order that only their program knows.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from lockstep.data.sources import FOLDER, Source
 from lockstep.models.accuracy_interval import format_accuracy, wilson
 from lockstep.models.metrics import Scores
 from lockstep.system.errors import DataError
+from lockstep.system.strict_json import to_json
 from lockstep.system.text import escape_halves, format_count, list_first
 from lockstep.weights import Weights
 from lockstep.weights.class_names import (
@@ -138,7 +138,7 @@ def _suggest_labels(classes: Sequence[str], outputs: Sequence[object]) -> str:
     output = outputs[0]
     if place_numbers(classes, len(outputs)):
         output = outputs[int(classes[0])]
-    return f"--labels FILE, such as {json.dumps({printable(classes[0]): output})}"
+    return f"--labels FILE, such as {to_json({printable(classes[0]): output})}"
 
 
 def _suggest_restriction(index: Index) -> str:
