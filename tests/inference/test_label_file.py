@@ -272,6 +272,7 @@ def make_result(top1: float) -> Evaluation:
         class_orders=[],
         published=None,
         quarantined=[],
+        trained_images=0,
         speed={"images_per_sec": 1.0, "batch_images": 1, "latency_ms": None},
         remarks=[],
     )
