@@ -51,6 +51,7 @@ ALLOWED = {
     "benchmark/loader.py _peak_mb": KERNEL,
     "benchmark/step_process.py": OWN,
     "data/checking/images.py _read_header": OPENED,
+    "data/packing/compressed.py _unpack_file": OPENED,
     "data/stores/cached_object.py": OWN,
     "data/stores/mirror.py _claim_folder": OWN,
     "data/containers/__init__.py __init__": WRITTEN,

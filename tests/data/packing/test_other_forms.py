@@ -396,6 +396,21 @@ def test_compressed_tars(tmp_path: Path, name: str, format: str) -> None:
     assert not (tmp_path / "out/.lockstep/stage").exists()
 
 
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_no_stream_of_a_compressed_file_is_overlooked(tmp_path: Path, ending: str) -> None:
+    # Programs that compress on several cores write several streams.
+    write_tar(tmp_path / "a.tar.gz", [f"{NAMES[n]}/{i}.jpg" for i, n in enumerate(LABELS)])
+    whole = gzip.decompress((tmp_path / "a.tar.gz").read_bytes())
+    first = 512 * (1 + -(-len(IMAGES[0]) // 512))
+    parts = [COMPRESS[ending](part) for part in (whole[:first], whole[first:])]
+    path = tmp_path / f"several.tar.{ending}"
+    path.write_bytes(b"".join(parts) + bytes(512))
+    assert pack(path, tmp_path / "out", WEBDATASET) == {"images": 6}
+    path.write_bytes(parts[0] + b"?" + parts[1][1:])
+    with pytest.raises(DataError, match=r"several\.tar\..* is damaged or incomplete"):
+        pack(path, tmp_path / "no", WEBDATASET)
+
+
 def test_a_tar_with_splits_and_an_archive_next_to_class_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

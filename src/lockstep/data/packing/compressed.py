@@ -5,9 +5,10 @@ import gzip
 import io
 import lzma
 import os
+import shutil
 import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,12 @@ from lockstep.system.errors import DataError
 from lockstep.system.files import naming, replacing
 from lockstep.system.regular_files import ANY_SIZE, open_regular
 
-_OPEN: dict[bytes, Callable[..., Any]] = {
-    b"\x1f\x8b": gzip.open,
-    b"BZ": bz2.open,
-    b"\xfd7": lzma.open,
+_GZIP = b"\x1f\x8b"
+_STREAMS: dict[bytes, Callable[[], Any]] = {
+    b"BZ": bz2.BZ2Decompressor,
+    b"\xfd7": lzma.LZMADecompressor,
 }
-"""By the first bytes of a file: what reads it."""
+"""By the first bytes of a file: what reads one of its streams."""
 _PART = 2**20
 
 
@@ -89,15 +90,34 @@ def _unpack_file(path: Path, target: Any) -> None:
     with open_regular(path, ANY_SIZE) as packed:
         begin = packed.read(2)
         packed.seek(0)
-        if begin not in _OPEN:
+        if begin != _GZIP and begin not in _STREAMS:
             raise DataError(f"{path} is not compressed with gzip, bzip2 or xz; rename it")
         try:
-            with _OPEN[begin](packed) as stream:
-                while part := stream.read(_PART):
-                    target.write(part)
+            if begin == _GZIP:
+                with gzip.GzipFile(fileobj=packed) as stream:
+                    shutil.copyfileobj(stream, target, _PART)
+            else:
+                target.writelines(_read_streams(packed, _STREAMS[begin]))
         except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise DataError(
                 f"{path} is damaged or incomplete: {error}. Download or write it again"
             ) from None
+
+
+def _read_streams(packed: Any, begin_stream: Callable[[], Any]) -> Iterator[bytes]:
+    """Yield the contents of all streams of a file. `bz2.open` and `lzma.open` would end at a second
+    stream that is damaged, without an error."""
+    rest = packed.read(_PART)
+    while rest:
+        stream = begin_stream()
+        while not stream.eof:
+            if stream.needs_input and not rest:
+                rest = packed.read(_PART)
+                if not rest:
+                    raise EOFError("it ends too early")
+            yield stream.decompress(rest, _PART)
+            rest = b""
+        # Zeros may fill the end of a stream.
+        rest = (stream.unused_data + packed.read(_PART)).lstrip(b"\0") or packed.read(_PART)
