@@ -192,7 +192,12 @@ def test_wrong_labels_are_refused_by_name(save_weights: SaveWeights, tmp_path: P
         with pytest.raises(DataError, match=f"labels.json.*{message}") as caught:
             model.evaluate(tmp_path / "set", labels=file)
         assert len(str(caught.value)) < 800
-    for data, message in ((b"{", "is not JSON"), (b"\xff", "is not JSON"), (b"[" * 9999, "deep")):
+    for data, message in (
+        (b"{", "cannot be read as JSON"),
+        (b"\xff", "cannot be read as JSON"),
+        (b"[" * 9999, "deep"),
+        (b'{"chair": 1, "lamp": 2, "chair": 0}', "the key 'chair' stands in it twice"),
+    ):
         file.write_bytes(data)
         with pytest.raises(DataError, match=f"labels.json.*{message}"):
             model.evaluate(tmp_path / "set", labels=file)

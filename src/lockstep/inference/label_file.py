@@ -140,12 +140,12 @@ def read_labels(labels: Labels, *, calibrates: bool = False) -> LabelFile:
     if isinstance(labels, str | Path):
         source = str(labels)
         try:
-            value = parsed(read_regular(labels, TEXT))
+            value = parsed(read_regular(labels, TEXT), is_by_hand=True)
         except OSError as error:
             reason = explain_failure(error)
             raise DataError(f"{source}: {reason}; expected JSON: {_FORM}") from None
         except ValueError as error:
-            raise DataError(f"{source} is not JSON: {error}; expected {_FORM}") from None
+            raise DataError(f"{source} cannot be read as JSON: {error}; expected {_FORM}") from None
     file = LabelFile(source, value, restrict=False)
     if isinstance(value, Mapping) and any(isinstance(item, _OF_FIELDS) for item in value.values()):
         for key in value.keys() - set(_FIELDS):

@@ -57,13 +57,22 @@ def _find_word(value: Any) -> str | None:
     return None
 
 
-def parsed(text: str | bytes) -> Any:
+def parsed(text: str | bytes, *, is_by_hand: bool = False) -> Any:
     """Return the value of a JSON text. Raises `ValueError` if it is not JSON or nested too deep to
-    be read."""
+    be read, and in a text that people write by hand if an object names a key twice."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_make_object if is_by_hand else None)
     except RecursionError:
         raise ValueError("nested too deep") from None
+
+
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ValueError(f"the key {key!r:.80} stands in it twice")
+        values[key] = value
+    return values
 
 
 def is_text(value: Any) -> bool:
