@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 from lockstep.models.architectures import ModelSpec
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.augmentation_list import import_augmentation, list_augmentations
+from lockstep.recipes.field_descriptions import describe_fields
 from lockstep.recipes.field_validation import Settings, format_value
 from lockstep.recipes.published import RECIPES
 from lockstep.recipes.recipe import list_subjects
@@ -58,10 +59,11 @@ def describe_model_fields() -> str:
     """Return tables of the fields of a model and of each augmentation."""
     parts = ["## Fields of a model"]
     schema = TypeAdapter(ModelSpec).json_schema()
+    descriptions = describe_fields(ModelSpec)
     rows = []
     for name, about in schema["properties"].items():
         default = f"`{format_value(about['default'])}`" if "default" in about else "required"
-        rows.append(f"| `{name}` | {default} | {join(about['description'])} |")
+        rows.append(f"| `{name}` | {default} | {join(descriptions[name])} |")
     parts.append("\n".join(["| field | default | meaning |", "|---|---|---|", *rows]))
     for augmentation in map(import_augmentation, list_augmentations()):
         own = augmentation()
@@ -70,8 +72,8 @@ def describe_model_fields() -> str:
             join((augmentation.__doc__ or "").split("\n\n")[0]),
         ]
         rows = [
-            f"| `{name}` | `{format_value(own.fields()[name])}` | {join(field.description or '')} |"
-            for name, field in augmentation.model_fields.items()
+            f"| `{name}` | `{format_value(own.fields()[name])}` | {join(text)} |"
+            for name, text in describe_fields(augmentation).items()
         ]
         if rows:
             parts.append("\n".join(["| field | default | meaning |", "|---|---|---|", *rows]))
@@ -83,7 +85,7 @@ def describe_field(
 ) -> str:
     """Return the part of a field. `published` are the fields of the published recipes by name."""
     schema = type(settings).model_json_schema()["properties"][name]
-    about = type(settings).model_fields[name].description or ""
+    about = describe_fields(type(settings))[name]
     default = settings.fields()[name]
     lines = [f"- Default: `{format_value(default)}`"]
     unit = find_unit(name, schema)

@@ -7,6 +7,7 @@ import pytest
 
 from lockstep.recipes import Recipe
 from lockstep.recipes.augmentation_list import import_augmentation, list_augmentations
+from lockstep.recipes.field_descriptions import describe_fields
 from lockstep.recipes.order import training_plans
 from lockstep.system.errors import RecipeError
 from tests.recipes.cases import RECIPE, SIZES
@@ -54,7 +55,7 @@ def test_an_augmentation_has_defaults_documented_fields_and_gives_images(name: s
     augmentation = kind()
     assert augmentation.name == name
     assert kind.__doc__
-    assert all(field.description for field in kind.model_fields.values())
+    assert set(describe_fields(kind)) == set(kind.model_fields)
     assert kind.of({k: v for k, v in augmentation.fields().items() if k != "name"}) == augmentation
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 256, (32, 32, 3), np.uint8)

@@ -173,6 +173,7 @@ def _list_sections() -> Iterator[Section]:
     from lockstep.models.architectures import EXAMPLE, ModelSpec
     from lockstep.recipes import Execution, Recipe
     from lockstep.recipes.augmentation_list import import_augmentation, list_augmentations
+    from lockstep.recipes.field_descriptions import describe_fields
     from lockstep.recipes.field_validation import format_value
     from lockstep.recipes.recipe import list_subjects
 
@@ -185,9 +186,10 @@ def _list_sections() -> Iterator[Section]:
         own = _list_fields(kind(), list(kind.model_fields))
         yield Section(kind().name, f"Augmentation {kind().name}: {summary}", own)
     parts = []
+    descriptions = describe_fields(ModelSpec)
     for part, schema in TypeAdapter(ModelSpec).json_schema()["properties"].items():
         default = f": {format_value(schema['default'])}" if "default" in schema else ""
-        parts.append((part, f"{part}{default}", schema["description"]))
+        parts.append((part, f"{part}{default}", descriptions[part]))
     yield Section("model", f"Model: what {EXAMPLE!r} can say", parts)
     how = _list_fields(Execution(), list(Execution.model_fields))
     yield Section("execution", "Execution: how a recipe is run", how)
@@ -195,13 +197,15 @@ def _list_sections() -> Iterator[Section]:
 
 def _list_fields(settings: "Settings", names: list[str]) -> list[tuple[str, str, str]]:
     """Return these fields as rows of a section, with the values that they have."""
+    from lockstep.recipes.field_descriptions import describe_fields
     from lockstep.recipes.field_validation import format_value
 
+    descriptions = describe_fields(type(settings))
     values = settings.fields()
     rows = []
     for name in names:
-        about = type(settings).model_fields[name].description or ""
-        rows.append((name, f"{name}={format_value(values[name])}", about))
+        field = f"{name}={format_value(values[name])}"
+        rows.append((name, field, descriptions.get(name, "")))
     return rows
 
 

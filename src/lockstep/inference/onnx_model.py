@@ -1,7 +1,7 @@
 """Export to ONNX: preprocessing, model and softmax as one graph, without a training framework."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +121,28 @@ def accept_squares(model: Any, recipe: Recipe) -> None:
     _Graph(_import_onnx(), recipe, {}, {}).accept_squares(model.graph)
 
 
+def take_arrays(model: Any) -> dict[str, np.ndarray]:
+    """Take large initializers out of a model, which then has their data elsewhere; return them by
+    name."""
+    onnx = _import_onnx()
+    arrays = {}
+    for tensor in model.graph.initializer:
+        if len(tensor.raw_data) >= _LARGE_BYTES:
+            arrays[tensor.name] = onnx.numpy_helper.to_array(tensor)
+            tensor.CopyFrom(_describe_elsewhere(tensor.name, tensor.data_type, tensor.dims))
+    return arrays
+
+
+def _describe_elsewhere(name: str, kind: int, shape: Sequence[int]) -> Any:
+    """Return an initializer whose data are not in the model."""
+    onnx = _import_onnx()
+    place = onnx.StringStringEntryProto(key="location", value="memory")
+    location = onnx.TensorProto.EXTERNAL
+    return onnx.TensorProto(
+        name=name, data_type=kind, dims=shape, data_location=location, external_data=[place]
+    )
+
+
 def _start_graph(
     recipe: Recipe,
     tensors: Mapping[str, np.ndarray],
@@ -222,13 +244,7 @@ class _Graph:
             if as_inputs:
                 graph.input.append(onnx.helper.make_tensor_value_info(name, kind, value.shape))
             else:
-                graph.initializer.add(
-                    name=name,
-                    data_type=kind,
-                    dims=value.shape,
-                    data_location=onnx.TensorProto.EXTERNAL,
-                    external_data=[onnx.StringStringEntryProto(key="location", value="memory")],
-                )
+                graph.initializer.append(_describe_elsewhere(name, kind, value.shape))
         data: bytes = model.SerializeToString()
         return data, apart
 

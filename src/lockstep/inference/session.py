@@ -156,7 +156,7 @@ def open_session(
         weights,
         execution,
         most_images=options.batch,
-        exported=None if exported is None else exported.model,
+        exported=exported,
         shares_cores=shares_cores,
     )
     from lockstep.inference.runtimes.scores import compute_scores

@@ -141,8 +141,7 @@ class Block:
 class ModelSpec:
     """One architecture. Raises `RecipeError` for numbers that do not make a model."""
 
-    # pydantic reads the descriptions of the fields for `lockstep recipes fields`.
-    __pydantic_config__: ClassVar = {"use_attribute_docstrings": True, "extra": "forbid"}
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     block: Literal["basic", "bottleneck"]
     """Kind of residual block. "basic": two 3x3 convolutions. "bottleneck": 1x1, 3x3 and 1x1."""

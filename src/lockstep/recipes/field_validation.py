@@ -19,9 +19,7 @@ from lockstep.system.errors import RecipeError, nearest
 class Settings(BaseModel):
     """A frozen set of fields with clear errors."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     def __init__(self, /, **fields: Any) -> None:
         try:

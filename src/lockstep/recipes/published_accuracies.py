@@ -41,7 +41,7 @@ Percent = Annotated[float, Field(gt=0, le=100)]
 class Accuracy(BaseModel):
     """One published accuracy. A value that the document does not give is None."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     recipe: str
     """The name in `published.RECIPES`."""

@@ -27,7 +27,7 @@ Count = Annotated[int, Field(ge=1)]
 class Row(BaseModel):
     """One published measurement. A value that the document does not give is None."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     document: str
     """Where the measurement was published."""

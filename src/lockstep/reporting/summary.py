@@ -14,6 +14,7 @@ from lockstep.models.accuracy_interval import wilson
 from lockstep.models.latency import PERCENTILES
 from lockstep.models.metrics import Metric, list_metrics, measure
 from lockstep.recipes import Recipe
+from lockstep.recipes.field_descriptions import describe_fields
 from lockstep.recipes.published_accuracies import Comparison
 from lockstep.recipes.published_speeds import Measured, Row, read_speeds
 from lockstep.runs.calibrated_results import calibrate_scores
@@ -231,7 +232,7 @@ def list_published_differences(run: Run) -> list[tuple[str, str, str, str]]:
 
 
 def _explain_field(name: str) -> str:
-    return (Recipe.model_fields[name].description or "").replace("\n", " ")
+    return describe_fields(Recipe)[name].replace("\n", " ")
 
 
 def list_environments(runs: Sequence[Run]) -> list[tuple[str, list[str], bool]]:

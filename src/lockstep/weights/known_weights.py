@@ -18,7 +18,7 @@ ROWS = Path(__file__).with_suffix(".yaml")
 class KnownWeights(BaseModel):
     """Weights that a publisher offers for download, trained for ImageNet's 1,000 classes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
     """The name in `lockstep.models.architectures`."""

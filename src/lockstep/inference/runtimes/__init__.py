@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from threading import Thread
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, nearest
 from lockstep.system.machine import arithmetic, first_number, share_of_cores
 from lockstep.weights import Weights
+
+if TYPE_CHECKING:
+    from lockstep.inference.runtimes.exported import ExportedModel
 
 NATIVE = "native"
 AUTO = "auto"
@@ -59,9 +62,8 @@ class RuntimeSetup:
     execution: Execution
     most_images: int
     """The largest batch to prepare for. Only TensorRT refuses a larger one."""
-    exported: Callable[[], bytes] | None = None
-    """Returns the ONNX model to run, with the output `logits`; None: it is made from the weights.
-    """
+    exported: "ExportedModel | None" = None
+    """The ONNX model to run; None: it is made from the weights."""
     shares_cores: bool = False
     """Whether other threads need the cores between two batches, as in a server. Then a runtime's
     threads wait without computing."""
@@ -69,7 +71,7 @@ class RuntimeSetup:
     def build_model(self) -> bytes:
         """Return an ONNX model from `images`, uint8 [N, S, S, 3], to `logits`, float32."""
         if self.exported is not None:
-            return self.exported()
+            return self.exported.model()
         from lockstep.inference import onnx_model
 
         weights = self.weights
@@ -77,12 +79,11 @@ class RuntimeSetup:
 
     def build_model_apart(self, *, as_inputs: bool) -> tuple[bytes, dict[str, np.ndarray]]:
         """Return the same model, and weights by name that are not in it
-        (`onnx_model.logits_model_apart`).
-
-        An exported model has all of them inside.
-        """
+        (`onnx_model.logits_model_apart`)."""
         if self.exported is not None:
-            return self.exported(), {}
+            if as_inputs:
+                return self.exported.model(), {}
+            return self.exported.skeleton, self.exported.arrays
         from lockstep.inference import onnx_model
 
         weights = self.weights
@@ -271,12 +272,12 @@ def open_runtime(
     execution: Execution | None = None,
     *,
     most_images: int = 32,
-    exported: Callable[[], bytes] | None = None,
+    exported: "ExportedModel | None" = None,
     shares_cores: bool = False,
 ) -> Runtime:
     """Return a runtime that holds the weights, and computes in the precision of their recipe.
 
-    `most_images` is the largest batch to prepare for. `exported` returns the ONNX model to run
+    `most_images` is the largest batch to prepare for. `exported` is the ONNX model to run
     instead of the weights. With `shares_cores`, the runtime leaves the cores to other threads
     between two batches.
 

@@ -15,7 +15,6 @@ from lockstep.inference import onnx_model
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
-from lockstep.system.regular_files import WEIGHTS, read_regular
 from lockstep.weights import LOCKSTEP, Weights
 from lockstep.weights.formats import onnx_graph, onnx_metadata, onnx_weights
 from lockstep.weights.formats.onnx_photos import check_resize
@@ -30,22 +29,24 @@ _FORMS = [(["images"], ["classes", "probabilities"]), (["input"], ["logits"])]
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """An exported model. A runtime runs it if it is given `model`."""
+    """An exported model, read once: what was checked is what is run."""
 
     about: Weights
     """Preprocessing and classes, without weights. The recipe's precision is fp32, its model any."""
-    logits: str
-    """The value in the graph that softmax gets."""
+    skeleton: bytes
+    """The model from squares, uint8 [N, S, S, 3], with the logits as its only output, and without
+    large initializers."""
+    arrays: dict[str, np.ndarray]
+    """These initializers by name."""
 
     def model(self) -> bytes:
-        """Return the model from squares, uint8 [N, S, S, 3], with the logits as its only output."""
+        """Return the model with all initializers inside."""
         import onnx
 
-        model = onnx.load_model_from_string(read_regular(self.about.source, WEIGHTS))
-        onnx_metadata.take_squares(model)
-        onnx_model.accept_squares(model, self.about.recipe)
-        del model.graph.output[:]
-        model.graph.output.append(onnx.ValueInfoProto(name=self.logits))
+        model = onnx.load_model_from_string(self.skeleton)
+        for tensor in model.graph.initializer:
+            if tensor.name in self.arrays:
+                tensor.CopyFrom(onnx.numpy_helper.from_array(self.arrays[tensor.name], tensor.name))
         data: bytes = model.SerializeToString()
         return data
 
@@ -65,13 +66,12 @@ def open_exported(path: Path) -> ExportedModel | None:
     metadata = graph.metadata
     if onnx_metadata.KEY not in metadata:
         return None
-    model = graph.onnx.load_model_from_string(read_regular(file, WEIGHTS))
     try:
-        logits = _find_logits(graph, model)
+        logits = _find_logits(graph)
         recipe = Recipe.of({"precision": "fp32", "logits": _count_logits(graph, logits)})
         text = metadata[onnx_metadata.KEY]
         recipe = onnx_metadata.apply_preprocessing(recipe, text, normalises=False)
-        check_resize(model, recipe)
+        check_resize(graph.model, recipe)
         calibration = onnx_metadata.read_calibration(metadata, file)
     except (ValueError, LookupError, TypeError, RecipeError) as error:
         raise CheckpointError(
@@ -80,12 +80,17 @@ def open_exported(path: Path) -> ExportedModel | None:
         ) from None
     classes = graph.classes if len(graph.classes) <= recipe.logits else ()
     about = Weights(recipe, State(0, {}, {}), classes, file, LOCKSTEP, calibration=calibration)
-    return ExportedModel(about, logits)
+    onnx_model.accept_squares(graph.model, recipe)
+    del graph.model.graph.output[:]
+    graph.model.graph.output.append(graph.onnx.ValueInfoProto(name=logits))
+    arrays = onnx_model.take_arrays(graph.model)
+    return ExportedModel(about, graph.model.SerializeToString(), arrays)
 
 
-def _find_logits(graph: onnx_graph.OnnxGraph, model: Any) -> str:
+def _find_logits(graph: onnx_graph.OnnxGraph) -> str:
     """Return the name of the logits. Raises `ValueError` unless the model returns them, or their
     softmax and the number of the largest, and nothing else."""
+    model = graph.model
     inputs = [value.name for value in model.graph.input]
     outputs = [value.name for value in model.graph.output]
     if (inputs, outputs) not in _FORMS or model.functions:

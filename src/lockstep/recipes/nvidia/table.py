@@ -116,9 +116,7 @@ the page shows for it."""
 class Row(BaseModel):
     """A part of a table."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", coerce_numbers_to_str=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
 
 
 class Option(Row):

@@ -46,6 +46,8 @@ class OnnxGraph(Graph):
     path: Path
     onnx: Any
     """The package."""
+    model: Any
+    """The ModelProto, without a resize that `lockstep export` wrote."""
     image_type: int
     """ONNX's number of the type of its images."""
     makers: dict[str, Any]
@@ -192,6 +194,7 @@ def open_graph(path: Path) -> OnnxGraph:
     return OnnxGraph(
         path=path,
         onnx=onnx,
+        model=model,
         nodes=[node for node in nodes if names.intersection(node.output)],
         unused=[node for node in nodes if not names.intersection(node.output)],
         inputs=[value.name for value in inputs],
