@@ -32,6 +32,13 @@ largest logit.
 - "int8, trained": the integers are equal, unless float32's rounding decides one (1.2e-2 with
   ResNet-50).
 """
+_REASONS = {
+    "fp32": "two programs in fp32 are each within 5e-5 of float64",
+    "bf16": "bf16 rounds every layer to 8 bits",
+    "fp16": "fp16 rounds every layer to 11 bits",
+    "int8": "integers of 8 bits, which processors add up differently",
+}
+"""Why an answer in a precision may differ."""
 _PIXEL_BOUND = 5e-3
 """The bound if a program rounds some pixels differently, by one level of 255."""
 _SMALLEST = 0.1
@@ -77,7 +84,7 @@ def compare_program(
     weights = wanted.weights.replace_precision("fp32")
     photos = certificate.draw_photos(weights.recipe)
     squares = certificate.read_squares(photos, weights.recipe)
-    backend = _choose_backend(target.backend, quantises=bool(weights.scales))
+    backend = choose_backend(target.backend, quantises=bool(weights.scales))
     with open_engine(weights, backend) as engine:
         _, logits = engine(squares)
     if not np.isfinite(logits).all():
@@ -94,9 +101,7 @@ def compare_program(
     largest = float(np.nan_to_num(np.abs(answered - expected), nan=np.inf).max()) / max(
         float(np.abs(logits).max()), _SMALLEST
     )
-    bound = BOUNDS["int8, trained" if weights.scales else precision]
-    if not target.has_equal_pixels(wanted):
-        bound = max(bound, _PIXEL_BOUND)
+    bound = find_bound(target, wanted, precision)
     runtime = target.runtime()
     backend_version = f"{backend} {FRAMEWORKS[backend].version()}"
     if not largest <= bound:
@@ -121,7 +126,20 @@ def compare_program(
     }
 
 
-def _choose_backend(backend: str | None, *, quantises: bool) -> str:
+def find_bound(target: Target, wanted: ProgramSpec, precision: str) -> float:
+    """Return by which share of the largest logit a program may differ from an engine."""
+    bound = BOUNDS["int8, trained" if wanted.weights.scales else precision]
+    return bound if target.has_equal_pixels(wanted) else max(bound, _PIXEL_BOUND)
+
+
+def explain_bound(target: Target, wanted: ProgramSpec, precision: str) -> str:
+    """Return the reason of the bound, in words."""
+    if target.has_equal_pixels(wanted):
+        return _REASONS[precision]
+    return f"{_REASONS[precision]}; the program rounds some pixels by one level of 255"
+
+
+def choose_backend(backend: str | None, *, quantises: bool) -> str:
     """Return the backend to compare with: `backend`, or the first that is installed; the reference
     in NumPy is the last."""
     names = [backend] if backend else [DEFAULT_BACKEND, *FRAMEWORKS]

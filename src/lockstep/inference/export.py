@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from lockstep.backends import Framework
-from lockstep.inference.comparison import Comparison, compare_program
+from lockstep.inference.comparison import (
+    Comparison,
+    choose_backend,
+    compare_program,
+    explain_bound,
+    find_bound,
+)
 from lockstep.inference.int8 import Int8, quantise
 from lockstep.inference.preprocessing_file import write_preprocessing
 from lockstep.inference.programs import write_description
@@ -64,6 +70,7 @@ def export(
     wanted = _plan_program(target, weights, precision, batch, bare=bare)
     remarks = [*chosen, *weights.remarks, *_remark_on_precision(target, weights, precision)]
     remarks += [*_remark_on_temperature(weights, bare=bare), *_remark_on_decoding(weights)]
+    is_proved = compare and not bare
     loss = None
     if precision == "int8" and not wanted.weights.scales:
         if calibration is None:
@@ -77,7 +84,7 @@ def export(
         compare = False
         package = target.distributions[0]
         remarks.append(f"not compared with the weights; that needs {package}: {target.install}")
-    comparison = _write(target, wanted, folder, precision, compare=compare)
+    comparison = _write(target, wanted, folder, precision, compare=compare, is_proved=is_proved)
     result = {"comparison": comparison, "int8": loss, "remarks": remarks}
     return _describe(target, wanted, folder) | result
 
@@ -98,10 +105,17 @@ def choose_target(precision: str | None, batch: int | None, *, bare: bool) -> Ta
 
 
 def _write(
-    target: Target, wanted: ProgramSpec, folder: Path, precision: str | None, *, compare: bool
+    target: Target,
+    wanted: ProgramSpec,
+    folder: Path,
+    precision: str | None,
+    *,
+    compare: bool,
+    is_proved: bool,
 ) -> Comparison | None:
-    """Write a program, and compare it before it gets its name."""
+    """Write a program, compare it, and write its proof before it gets its name."""
     computed_in = "int8" if wanted.weights.scales else precision or "fp32"
+    comparison = None
     try:
         with appearing_folder(folder) as unfinished:
             target.write(wanted, unfinished)
@@ -110,10 +124,35 @@ def _write(
                 recipe = wanted.weights.recipe
                 write_preprocessing(unfinished, recipe, normalises=wanted.bare)
             if compare:
-                return compare_program(target, wanted, unfinished, precision or "fp32")
+                comparison = compare_program(target, wanted, unfinished, precision or "fp32")
+            if is_proved:
+                _prove(target, wanted, unfinished, computed_in)
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be written: {error}") from None
-    return None
+    return comparison
+
+
+def _prove(target: Target, wanted: ProgramSpec, folder: Path, precision: str) -> None:
+    """Write the proof of a program into its folder."""
+    from lockstep.proof.folder import Subject, write_proof
+
+    weights = wanted.weights
+    takes = "photos" if target.resizes(wanted) else "squares"
+    subject = Subject(
+        target=target.name,
+        precision=precision,
+        recipe=weights.recipe,
+        tensors=weights.tensors,
+        scales=weights.scales,
+        classes=weights.classes,
+        takes=takes,
+        batch=wanted.batch if target.fixes_batch else None,
+        backend=choose_backend(target.backend, quantises=bool(weights.scales)),
+        runtime=target.runtime(),
+        bound=find_bound(target, wanted, precision),
+        why=explain_bound(target, wanted, precision),
+    )
+    write_proof(folder, subject)
 
 
 def _describe(target: Target, wanted: ProgramSpec, folder: Path) -> dict[str, Any]:

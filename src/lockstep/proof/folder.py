@@ -1,0 +1,261 @@
+"""Write a proof: probe photos, `proof.json` and `check.py` in a folder `proof` next to a model."""
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from lockstep import backends
+from lockstep.backends import FRAMEWORKS, QuantisingEngine
+from lockstep.proof import faults
+from lockstep.proof.photos import PHOTOS
+from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.initial_weights import initial_state
+from lockstep.system.files import write_text
+from lockstep.system.regular_files import WEIGHTS, open_regular
+from lockstep.system.strict_json import to_json
+from lockstep.system.version import version
+
+FOLDER = "proof"
+FILE = "proof.json"
+FORMAT = 1
+_GRID = 8
+_TELLING = 6
+"""A mistake that all photos show is computed for this many of them, the first ones."""
+_BATCH = 16
+_MOST_COLUMNS = 1000
+"""Answers after a mistake have at most this many logits, so that a proof stays below 1 MB."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a proof is about: a model and how it is deployed."""
+
+    target: str
+    """The name of its format."""
+    precision: str
+    recipe: Recipe
+    tensors: Mapping[str, np.ndarray]
+    classes: tuple[str, ...]
+    takes: str
+    """What it takes: "photos" of any size, or "squares"."""
+    batch: int | None
+    backend: str
+    """The backend that computes the expected answers."""
+    bound: float
+    """Logits may differ by this share of the largest logit."""
+    why: str
+    """The reason of the bound, in words."""
+    runtime: str | None = None
+    """Name and version of the runtime that is installed here."""
+    scales: Mapping[str, float] = field(default_factory=dict)
+
+
+def write_proof(folder: Path, subject: Subject) -> None:
+    """Write the proof of a model into its folder, next to files that are complete."""
+    target = folder / FOLDER
+    (target / "photos").mkdir(parents=True)
+    recipe = subject.recipe.replace(precision="fp32", ema_decay=0.0, dct_scaling=False)
+    contents = []
+    for number, photo in enumerate(PHOTOS):
+        contents.append(photo.draw(number))
+        (target / "photos" / photo.file).write_bytes(contents[number])
+    decoded = [faults.decode(data, recipe) for data in contents]
+    squares = np.stack([faults.cut(pixels, recipe) for pixels in decoded])
+    probes = []
+    for number, photo in enumerate(PHOTOS):
+        probes.append(
+            {
+                "file": f"photos/{photo.file}",
+                "what": photo.what,
+                "sha256": hashlib.sha256(contents[number]).hexdigest(),
+                "decoded": describe_pixels(decoded[number]),
+                "seen": describe_pixels(squares[number])
+                | _normalise_means(squares[number], recipe),
+            }
+        )
+    expected, mistakes = _compute_answers(subject, recipe, contents, decoded, squares)
+    record = {
+        "format": FORMAT,
+        "model": {
+            "target": subject.target,
+            "precision": subject.precision,
+            "logits": recipe.logits,
+            "classes": list(subject.classes),
+            "files": hash_model(folder),
+        },
+        "versions": _list_versions(subject),
+        "input": _describe_input(subject, recipe),
+        "bounds": {"decoded": 2.0, "seen": 2.0, "logits": subject.bound, "why": subject.why},
+        "probes": probes,
+        "expected": _pack(expected, "float32"),
+        "faults": _describe_faults(subject, expected, mistakes),
+    }
+    write_text(target / FILE, to_json(record) + "\n")
+
+
+def hash_model(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file of a model, but not of its proof, by relative path."""
+    digests = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and name.parts[0] != FOLDER:
+            with open_regular(path, WEIGHTS) as file:
+                digests[name.as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
+
+
+def describe_pixels(pixels: np.ndarray) -> dict[str, Any]:
+    """Return the size of an image, a grid of 8 x 8 of its pixels, and the means of its colours."""
+    height, width = pixels.shape[:2]
+    places = (np.arange(_GRID) + 0.5) / _GRID
+    rows = (places * height).astype(int)
+    columns = (places * width).astype(int)
+    return {
+        "size": [height, width],
+        "grid": pixels[np.ix_(rows, columns)].tolist(),
+        "means": np.round(pixels.mean(axis=(0, 1)), 3).tolist(),
+    }
+
+
+def _normalise_means(square: np.ndarray, recipe: Recipe) -> dict[str, Any]:
+    means = (square.mean(axis=(0, 1)) - np.array(recipe.mean)) / np.array(recipe.std)
+    return {"normalised_means": np.round(means, 6).tolist()}
+
+
+def _list_versions(subject: Subject) -> dict[str, str | None]:
+    return {
+        "lockstep": version(),
+        "engine": f"{subject.backend} {FRAMEWORKS[subject.backend].version()}",
+        "runtime": subject.runtime,
+        "pillow": metadata.version("pillow"),
+        "numpy": np.__version__,
+    }
+
+
+def _describe_input(subject: Subject, recipe: Recipe) -> dict[str, Any]:
+    return {
+        "takes": subject.takes,
+        "side": recipe.eval_crop,
+        "resize": recipe.eval_resize,
+        "interpolation": recipe.interpolation,
+        "antialias": recipe.eval_antialias,
+        "mean": list(recipe.mean),
+        "std": list(recipe.std),
+        "exif": recipe.exif_orientation,
+        "batch": subject.batch,
+    }
+
+
+def _pack(values: np.ndarray, dtype: str) -> dict[str, Any]:
+    content = values.astype(np.dtype(dtype).newbyteorder("<")).tobytes()
+    return {"shape": list(values.shape), dtype: base64.b64encode(content).decode()}
+
+
+Answers = dict[str, dict[int, np.ndarray]]
+"""Logits after each mistake, by its name and the number of the probe."""
+
+
+def _compute_answers(
+    subject: Subject,
+    recipe: Recipe,
+    contents: list[bytes],
+    decoded: list[np.ndarray],
+    squares: np.ndarray,
+) -> tuple[np.ndarray, Answers]:
+    """Return the expected logits of all probes, and those after each mistake."""
+    changed: dict[tuple[str, int], np.ndarray] = {}
+    for number, data in enumerate(contents):
+        for name, decode in faults.DECODINGS.items():
+            changed[name, number] = faults.cut(decode(data, recipe), recipe)
+    for number, pixels in enumerate(decoded[:_TELLING]):
+        for name, cut in faults.CUTS.items():
+            changed[name, number] = cut(pixels, recipe)
+    places = []
+    for place, square in changed.items():
+        if not np.array_equal(square, squares[place[1]]):
+            places.append(place)
+    shown = np.concatenate([squares, np.stack([changed[place] for place in places])])
+    logits = _predict(subject, recipe, shown)
+    expected = logits[: len(squares)]
+    answers: Answers = {}
+    for (name, number), row in zip(places, logits[len(squares) :], strict=True):
+        answers.setdefault(name, {})[number] = row
+    for name, scale in faults.SCALES.items():
+        colours = dict(scale(recipe))
+        rows = _predict(subject, recipe.replace(**colours), squares[:_TELLING])
+        answers[name] = dict(enumerate(rows))
+    for name, change in faults.ANSWERS.items():
+        answers[name] = dict(enumerate(change(expected[:_TELLING], subject.classes)))
+    return expected, answers
+
+
+def _predict(subject: Subject, recipe: Recipe, squares: np.ndarray) -> np.ndarray:
+    """Return the logits of squares, float32 [N, logits], as the backend computes them in fp32."""
+    execution = Execution(backend=subject.backend, reference_dtype="float32", compile="off")
+    backend = backends.load(subject.backend)
+    starts = range(0, len(squares), _BATCH)
+    with (
+        closing(backend.world(execution)) as world,
+        backend.engine(recipe, np.zeros(1), world, execution) as engine,
+    ):
+        engine.write(initial_state(recipe, dict(subject.tensors)))
+        if subject.scales:
+            cast(QuantisingEngine, engine).quantise(subject.scales)
+        return np.concatenate([engine.predict(squares[i : i + _BATCH]) for i in starts])
+
+
+def _differ(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the largest difference of two answers' logarithms of probabilities."""
+    logarithms = np.log(np.maximum(faults.compute_softmax(np.stack([a, b])), 1e-30))
+    return float(np.abs(logarithms[0] - logarithms[1]).max())
+
+
+def _describe_faults(
+    subject: Subject, expected: np.ndarray, mistakes: Answers
+) -> list[dict[str, Any]]:
+    """Return the mistakes that change answers by more than rounding does."""
+    unit = subject.bound * max(float(np.abs(expected).max()), 0.1)
+    kept: Answers = {}
+    for name, answers in mistakes.items():
+        rows = {}
+        for number, row in answers.items():
+            if not np.isfinite(row).all() or _differ(row, expected[number]) <= 3 * unit:
+                continue
+            rows[number] = row
+        if rows:
+            kept[name] = rows
+    columns = np.arange(expected.shape[1])
+    if len(columns) > _MOST_COLUMNS:
+        columns = np.sort(np.argsort(-expected.std(axis=0), kind="stable")[:_MOST_COLUMNS])
+    described = []
+    for name, rows in kept.items():
+        numbers = sorted(rows)
+        entry: dict[str, Any] = {
+            "name": name,
+            "advice": faults.ADVICE[name],
+            "probes": numbers,
+            "logits": _pack(np.stack([rows[n] for n in numbers])[:, columns], "float16"),
+            "cannot_be_told_from": _find_doubles(name, kept, unit),
+        }
+        if len(columns) < expected.shape[1]:
+            entry["columns"] = columns.tolist()
+        described.append(entry)
+    return described
+
+
+def _find_doubles(name: str, mistakes: Answers, unit: float) -> list[str]:
+    """Return the other mistakes that change the same probes in the same way."""
+    doubles = []
+    for other, rows in mistakes.items():
+        if other != name and rows.keys() == mistakes[name].keys():
+            differences = [_differ(rows[n], mistakes[name][n]) for n in rows]
+            if max(differences) <= 2 * unit:
+                doubles.append(other)
+    return doubles
