@@ -15,6 +15,7 @@ from lockstep import backends
 from lockstep.backends import FRAMEWORKS, QuantisingEngine
 from lockstep.proof import faults
 from lockstep.proof.photos import PHOTOS
+from lockstep.proof.runtimes import check_program
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.system.files import write_text
@@ -98,6 +99,7 @@ def write_proof(folder: Path, subject: Subject) -> None:
         "faults": _describe_faults(subject, expected, mistakes),
     }
     write_text(target / FILE, to_json(record) + "\n")
+    write_text(target / "check.py", check_program(subject.target))
 
 
 def hash_model(folder: Path) -> dict[str, str]:

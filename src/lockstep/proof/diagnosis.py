@@ -1,0 +1,368 @@
+"""Compare answers to probe photos with those that are expected, and name the fault that explains
+the difference.
+
+Its source is a part of `proof/check.py`, as that of `record.py`.
+"""
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lockstep.proof.record import LEAST, Fault, Proof, take_log_softmax
+
+DECODER = "another JPEG decoder"
+"""The fault that is none: it shows how far answers differ if JPEGs are decoded by another library.
+"""
+MIXES = "a batch that mixes images"
+SATURATED = "quantised values saturated"
+_CONSISTENT = 0.4
+"""A fault is named if the answers to the photos that it changes are at most this far from what it
+predicts: 0 is equal, 1 is no nearer than the right answers."""
+_EXACT = 0.1
+_TIE = 0.05
+_OTHER_DECODER = 0.05
+"""By this share of the largest logit answers may differ with another JPEG decoder, if the proof
+does not say."""
+_FLOAT16 = 2048
+"""float16 has 11 bits."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model answered to the photos."""
+
+    logs: np.ndarray
+    """Logarithms of probabilities, float64 [photos, logits]; NaN where they are not known."""
+    slack: float = 0.0
+    """Probabilities that differ by no more are equal."""
+    problems: Mapping[int, str] = field(default_factory=dict)
+    """Why there is no answer, by the number of the photo."""
+
+
+def read_answers(proof: Proof, rows: Sequence[Any]) -> Answers:
+    """Return answers to all photos.
+
+    Args:
+        proof: The photos and the classes.
+        rows: For each photo probabilities or logits [logits], or the probabilities by class: a
+            mapping, a list of pairs, or a list of mappings with a text and a number. Probabilities
+            may be in percent, and texts. An exception: there is no answer.
+    """
+    values = np.full(proof.logits.shape, np.nan)
+    problems = {}
+    for number, row in enumerate(rows):
+        try:
+            if isinstance(row, Exception):
+                raise row
+            values[number] = _read_row(proof, row)
+            if np.isnan(values[number]).all() or np.isinf(values[number]).any():
+                raise ValueError("the answer has numbers that are not finite, or none at all")
+        except Exception as error:
+            values[number] = np.nan
+            problems[number] = f"{type(error).__name__}: {error!s:.300}"
+    is_known = ~np.isnan(values)
+    sums = np.where(is_known, values, 0.0).sum(axis=1)
+    is_partial = not is_known[is_known.any(axis=1)].all()
+    lowest = 0.0 if is_partial else 0.98
+    known = values[is_known]
+    for whole in (1.0, 100.0):
+        shares = sums[is_known.any(axis=1)] / whole
+        if known.size and known.min() >= 0 and lowest <= shares.min() and shares.max() <= 1.02:
+            logs = np.log(np.maximum(values / whole, LEAST))
+            return Answers(logs, _find_rounding(known / whole), problems)
+    if is_partial:
+        problems = dict.fromkeys(range(len(rows)), "these are not probabilities of classes")
+        return Answers(np.full(values.shape, np.nan), 0.0, problems)
+    logs = np.full(values.shape, np.nan)
+    answered = is_known.any(axis=1)
+    logs[answered] = take_log_softmax(values[answered])
+    return Answers(logs, 0.0, problems)
+
+
+def _read_row(proof: Proof, row: Any) -> np.ndarray:
+    """Return the numbers of an answer, NaN where it has none. Raises `ValueError` for a class that
+    the model does not have."""
+    pairs: list[Any] = []
+    if isinstance(row, Mapping):
+        pairs = list(row.items())
+    elif isinstance(row, list | tuple) and len(row) and isinstance(row[0], Mapping | list | tuple):
+        for item in row:
+            pair = list(item.values()) if isinstance(item, Mapping) else list(item)
+            pairs.append(pair if isinstance(pair[0], str) else pair[::-1])
+    if not pairs or np.ndim(pairs[0][1]) or len(pairs[0]) != 2:
+        return np.asarray(row, np.float64).reshape(proof.logits.shape[1])
+    values = np.full(proof.logits.shape[1], np.nan)
+    for name, value in pairs:
+        text = str(value).strip()
+        number = float(text.rstrip("% "))
+        values[_find_class(proof, name)] = number / 100 if text.endswith("%") else number
+    return values
+
+
+def _find_class(proof: Proof, name: Any) -> int:
+    if name in proof.classes:
+        return proof.classes.index(name)
+    if str(name).isdecimal() and int(name) < proof.logits.shape[1]:
+        return int(name)
+    nearest = difflib.get_close_matches(str(name), proof.classes, 1, 0.0)
+    raise ValueError(f"the model has no class {name!r:.80}; expected one such as {nearest}")
+
+
+def _find_rounding(values: np.ndarray) -> float:
+    """Return how far probabilities are rounded that are printed with a few digits, or are of
+    float16; 0 for others."""
+    if np.isin(values, (0, 1)).all():
+        return 0.0
+    for digits in range(1, 7):
+        if np.allclose(values, np.round(values, digits), rtol=1e-6, atol=0):
+            return float(0.51 * 10.0**-digits)
+    return 5e-4 if np.array_equal(values, values.astype(np.float16)) else 0.0
+
+
+def _differ(row: np.ndarray, logs: np.ndarray, slack: float) -> np.ndarray:
+    """Return by how much logarithms of probabilities differ where both are known."""
+    known = ~np.isnan(row)
+    differences: np.ndarray = np.abs(row - logs)[known]
+    is_equal = np.abs(np.exp(row) - np.exp(logs))[known] <= slack
+    return np.where(is_equal, 0.0, differences)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Answers next to those that are expected."""
+
+    proof: Proof
+    answers: Answers
+
+    def measure(self, probe: int, other: int | None = None) -> float:
+        """Return the largest difference of an answer from the right one, or from the right one of
+        another photo, as a share of the largest logit; infinity if there is none."""
+        logs = self.proof.logs[probe if other is None else other]
+        differences = _differ(self.answers.logs[probe], logs, self.answers.slack)
+        return float(differences.max()) / self.proof.unit if differences.size else math.inf
+
+    def find_class(self, probe: int) -> int | None:
+        """Return the likeliest class of an answer."""
+        row = self.answers.logs[probe]
+        return None if np.isnan(row).all() else int(np.nanargmax(row))
+
+    def has_class(self, probe: int) -> bool:
+        """Return whether the likeliest class is right, or is as likely within the bound."""
+        number = self.find_class(probe)
+        logs = self.proof.logs[probe]
+        bound = self.proof.document["bounds"]["logits"] * self.proof.unit
+        return number is not None and bool(logs[number] >= logs.max() - bound)
+
+    def resemble(self, fault: Fault) -> dict[int, float]:
+        """Return for each photo that a fault changes how far the answer is from what the fault
+        predicts: 0 is equal, 1 is no nearer than the right answer.
+
+        Photos whose answers it changes by less than float16 resolves are left out.
+        """
+        distances = {}
+        for logs, probe in zip(fault.logs, fault.probes, strict=True):
+            row = self.answers.logs[probe, fault.columns]
+            known = ~np.isnan(row)
+            vectors = [row, logs, self.proof.logs[probe, fault.columns]]
+            vectors = [vector[known] for vector in vectors]
+            if known.any() and len(fault.columns) < self.proof.logits.shape[1]:
+                # The other classes have a share of the probabilities, too.
+                vectors = list(map(take_log_softmax, vectors))
+            [row, logs, right] = vectors
+            change = _mean_size(logs - right)
+            resolved = _mean_size(logs) / _FLOAT16
+            if known.any() and change > 4 * resolved:
+                wrong = _mean_size(_differ(row, logs, self.answers.slack))
+                size = _mean_size(_differ(row, right, self.answers.slack))
+                distances[probe] = max(wrong - resolved, 0.0) / (size + change)
+            elif not known.any():
+                distances[probe] = 1.0
+        return distances
+
+
+def _mean_size(values: np.ndarray) -> float:
+    """Return the root of the mean square; 0 of no values."""
+    return float(np.sqrt(np.mean(values**2))) if values.size else 0.0
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What explains wrong answers."""
+
+    names: list[str]
+    """Faults; of several, any explains them."""
+    advice: str
+    is_exact: bool
+    probes: set[int]
+    """The photos that it explains."""
+
+
+def name_faults(comparison: Comparison, failing: Iterable[int]) -> list[Diagnosis]:
+    """Return faults that together explain the answers to some photos, those that explain most
+    first. What no fault explains is in none of them."""
+    proof = comparison.proof
+    left = set(failing)
+    mixed = {probe for probe in left if _is_of_another(comparison, probe)}
+    if 2 * len(mixed) > len(left):
+        advice = "each answer belongs to another photo: look at how answers return to requests"
+        return [Diagnosis([MIXES], advice, True, mixed)]
+    candidates = []
+    for fault in proof.faults:
+        distances = comparison.resemble(fault)
+        score = float(np.mean(list(distances.values()) or [1.0]))
+        if fault.name != DECODER and score <= _CONSISTENT:
+            candidates.append((fault, score, distances))
+    is_named = any(score <= _EXACT for _, score, _ in candidates)
+    if left and not is_named and _are_sorted_alike(comparison, left):
+        advice = "the model's first output is the first class of classes.txt, and so on"
+        return [Diagnosis(["classes in another order"], advice, True, left)]
+    diagnoses: list[Diagnosis] = []
+    while left and candidates:
+        gains = []
+        for _, score, distances in candidates:
+            parts = [1 - distance for probe, distance in distances.items() if probe in left]
+            gains.append((sum(parts), -score))
+        best = gains.index(max(gains))
+        fault, score, distances = candidates[best]
+        explained = {probe for probe, distance in distances.items() if distance <= 0.5}
+        explained = left & (explained | set(range(fault.computed, len(proof.probes))))
+        if not explained.intersection(distances):
+            break
+        names = {fault.name, *fault.twins}
+        for (other, other_score, _), (gain, _) in zip(candidates, gains, strict=True):
+            if gain >= 0.95 * gains[best][0] and other_score <= score + _TIE:
+                names.add(other.name)
+        is_exact = score <= _EXACT
+        diagnoses.append(Diagnosis(sorted(names), fault.advice, is_exact, explained))
+        left -= explained
+    return diagnoses
+
+
+def _is_of_another(comparison: Comparison, probe: int) -> bool:
+    """Return whether the answer to a photo is the right one for another."""
+    bound = comparison.proof.document["bounds"]["logits"]
+    others = range(len(comparison.proof.probes))
+    return any(comparison.measure(probe, other) <= bound for other in others if other != probe)
+
+
+def judge(
+    comparison: Comparison, pixels: Mapping[str, Sequence[float]], mixing: Sequence[str] = ()
+) -> tuple[list[str], int]:
+    """Compare all answers.
+
+    Args:
+        comparison: The answers and the proof.
+        pixels: For "decoded" and "seen", by how many levels of 255 each photo differs; empty if
+            nobody knows.
+        mixing: Sentences on photos that have other answers in a batch.
+
+    Returns:
+        The lines to print, and the exit code: 0 if all is right, 1 if something differs.
+    """
+    proof = comparison.proof
+    bounds = proof.document["bounds"]
+    shares = [comparison.measure(probe) for probe in range(len(proof.probes))]
+    failing = [probe for probe, share in enumerate(shares) if share > bounds["logits"]]
+    lines = []
+    for stage, sizes in pixels.items():
+        for probe, size in enumerate(sizes):
+            if size > bounds[stage]:
+                lines.append(
+                    f"{proof.name(probe)}: {stage} pixels differ by {size:.3g} of 255, expected at"
+                    f" most {bounds[stage]:g}"
+                )
+    lines += mixing
+    if mixing:
+        lines.append(f"This is: {MIXES}. Photos must not change the answers to other photos.")
+    remark = []
+    if failing and _is_decoder(comparison, failing):
+        remark = [
+            f"{len(failing)} JPEGs differ by up to {max(shares):.2g} of the largest logit, and no"
+            f" PNG does: this is {DECODER}, which is no fault as long as classes are equal"
+        ]
+        failing = []
+    elif failing:
+        lines += _describe_failing(comparison, failing, shares)
+    if lines:
+        return lines + remark, 1
+    agreeing = sum(comparison.has_class(probe) for probe in range(len(shares)))
+    classes = "classes equal" if agreeing == len(shares) else f"{agreeing} classes equal"
+    stages = ""
+    if pixels:
+        stages = f"preprocessing within {max(map(max, pixels.values())):.2g} of 255, "
+    count = len(shares)
+    line = f"{count} of {count} probes: {stages}logits within {max(shares):.1g}, {classes}"
+    return [line, *remark], 0
+
+
+def _is_decoder(comparison: Comparison, failing: Sequence[int]) -> bool:
+    """Return whether only JPEGs differ, by no more than another decoder explains, and the classes
+    are equal."""
+    proof = comparison.proof
+    sizes = [_OTHER_DECODER]
+    for fault in proof.faults:
+        if fault.name == DECODER:
+            sizes = []
+            for logs, probe in zip(fault.logs, fault.probes, strict=True):
+                difference = np.abs(logs - proof.logs[probe, fault.columns]).max()
+                sizes.append(3 * float(difference) / proof.unit)
+    for probe in failing:
+        is_jpeg = proof.probes[probe]["file"].endswith(".jpg")
+        if not (is_jpeg and comparison.has_class(probe)) or comparison.measure(probe) > max(sizes):
+            return False
+    return True
+
+
+def _describe_failing(
+    comparison: Comparison, failing: Sequence[int], shares: Sequence[float]
+) -> list[str]:
+    """Return which answers differ, by how much, and what explains it."""
+    proof = comparison.proof
+    bounds = proof.document["bounds"]
+    lines = [
+        f"{len(failing)} of {len(shares)} probes differ; expected logits within"
+        f" {bounds['logits']:g} of the largest logit ({bounds['why']})"
+    ]
+    for probe in failing:
+        reason = comparison.answers.problems.get(probe)
+        number = comparison.find_class(probe)
+        if reason is None and number is not None:
+            right = proof.name_class(int(proof.logs[probe].argmax()))
+            reason = f"{shares[probe]:.2g}, {proof.name_class(number)!r} is the likeliest class"
+            if not comparison.has_class(probe):
+                reason += f", expected {right!r}"
+        lines.append(f"  {proof.name(probe)}: {reason}")
+    answered = set(failing) - set(comparison.answers.problems)
+    for diagnosis in name_faults(comparison, answered):
+        how = "This is" if diagnosis.is_exact else "It looks like"
+        lines.append(f"{how}: {', or '.join(diagnosis.names)}. {diagnosis.advice}")
+        if diagnosis.probes != set(failing):
+            files = [proof.probes[probe]["file"] for probe in sorted(diagnosis.probes)]
+            lines.append(f"  explains {', '.join(files)}")
+        answered -= diagnosis.probes
+    if answered and proof.document["model"]["precision"] == "int8":
+        lines.append(
+            f"It looks like: {SATURATED}. Processors with AVX2 but without VNNI add pairs of"
+            " products in 16 bits: use the runtime's option for 7-bit weights, or another processor"
+        )
+    elif len(answered) == len(shares):
+        lines.append("It looks like: another mean or scale, or other weights")
+    elif answered:
+        files = [proof.probes[probe]["file"] for probe in sorted(answered)]
+        lines.append(f"No known fault explains {', '.join(files)}")
+    return lines
+
+
+def _are_sorted_alike(comparison: Comparison, probes: Iterable[int]) -> bool:
+    """Return whether answers have the right numbers in another order."""
+    for probe in probes:
+        logs = np.sort(comparison.proof.logs[probe])
+        differences = _differ(np.sort(comparison.answers.logs[probe]), logs, 0.0)
+        bound = comparison.proof.document["bounds"]["logits"] * comparison.proof.unit
+        if len(differences) < len(logs) or differences.max() > bound:
+            return False
+    return True
