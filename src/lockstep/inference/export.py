@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.backends import Framework
+from lockstep.inference.card import write_card
 from lockstep.inference.comparison import (
     Comparison,
     choose_backend,
@@ -127,6 +128,7 @@ def _write(
                 comparison = compare_program(target, wanted, unfinished, precision or "fp32")
             if is_proved:
                 _prove(target, wanted, unfinished, computed_in)
+            write_card(unfinished, wanted.weights, target.name, comparison)
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be written: {error}") from None
     return comparison

@@ -334,9 +334,11 @@ class Model:
         >>> result["written"], result["logits"], result["certificate"]["largest_difference"]
         (['weights.safetensors', 'weights.safetensors.certificate.json'], 10, 0.0)
         """
+        from lockstep.inference.card import write_card
         from lockstep.weights.conversion import convert
 
-        return convert(self._source.choice, target, to=to, certificate=certificate)
+        choice = self._source.choice
+        return convert(choice, target, to=to, certificate=certificate, complete=write_card)
 
     def export(
         self,

@@ -418,7 +418,7 @@ def refuse_other_weights(run: Path, start: Start) -> None:
             f"{run} was started from its recipe's initial weights, not from {start.name}: leave out"
             f" {start.option}, or use another --out"
         )
-    noted = _read_description(run)
+    noted = read_start(run)
     if noted["weights_sha256"] != start.digest:
         raise CheckpointError(
             f"{run} was started from other weights ({noted['weights']}) than those of {start.name}:"
@@ -430,7 +430,7 @@ def read_masks(run: Path) -> dict[str, np.ndarray]:
     """Return the masks of a sparse run. Raises `CheckpointError` if they are missing or damaged."""
     path = run / "masks.safetensors"
     kept, _ = checkpoint.read_weights(path)
-    if hash_tensors(kept) != _read_description(run).get("masks_sha256"):
+    if hash_tensors(kept) != read_start(run).get("masks_sha256"):
         raise CheckpointError(
             f"{path} is damaged: its SHA-256 differs from the one in start.json; restore it"
         )
@@ -440,15 +440,16 @@ def read_masks(run: Path) -> dict[str, np.ndarray]:
 def starts_as_classifier(run: Path) -> bool:
     """Return whether a run was started from weights that tell its classes apart, so that they can
     be evaluated before the first step."""
-    return (run / "start.json").exists() and bool(_read_description(run).get("is_classifier"))
+    return (run / "start.json").exists() and bool(read_start(run).get("is_classifier"))
 
 
 def starts_from_probe(run: Path) -> bool:
     """Return whether the classifier that a run was started from is a linear probe."""
-    return (run / "start.json").exists() and bool(_read_description(run).get("is_probe"))
+    return (run / "start.json").exists() and bool(read_start(run).get("is_probe"))
 
 
-def _read_description(run: Path) -> dict[str, Any]:
+def read_start(run: Path) -> dict[str, Any]:
+    """Return the contents of a run's `start.json`. Raises `CheckpointError`."""
     path = run / "start.json"
     try:
         noted = parsed(read_regular_text(path, TEXT))

@@ -1,6 +1,6 @@
 """Convert weights between all formats that can be read and written."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,18 @@ from lockstep.weights.preprocessing import CERTIFICATE
 from lockstep.weights.target_formats import TARGETS
 from lockstep.weights.weights_choice import WeightsChoice
 
+Complete = Callable[[Path, Weights, str, Certificate | None], list[str]]
+"""Adds files to a folder that a program loads, and returns their names. Its arguments are the
+folder, the weights, the format, and the certificate, if there is one."""
+
 
 def convert(
-    choice: WeightsChoice, target: str | Path, *, to: str = "safetensors", certificate: bool = True
+    choice: WeightsChoice,
+    target: str | Path,
+    *,
+    to: str = "safetensors",
+    certificate: bool = True,
+    complete: Complete | None = None,
 ) -> dict[str, Any]:
     """Write weights in another format; return what was written, with remarks and the certificate.
 
@@ -48,7 +57,8 @@ def convert(
     weights = _keep_velocities_of_sgd(weights)
     describes_network = to in ("safetensors", "transformers")
     can_read_back = describes_network or isinstance(weights.recipe.model, str)
-    result = _write(weights, target, to, certified=certificate and can_read_back)
+    certified = certificate and can_read_back
+    result = _write(weights, target, to, certified=certified, complete=complete)
     if not certificate and not TARGETS[to].has_metadata:
         result["remarks"].append("there is no certificate, and the format has no place to say so")
     elif certificate and not can_read_back:
@@ -97,7 +107,9 @@ def _check_parts(weights: Weights, to: str) -> None:
         )
 
 
-def _write(weights: Weights, target: Path, to: str, *, certified: bool) -> dict[str, Any]:
+def _write(
+    weights: Weights, target: Path, to: str, *, certified: bool, complete: Complete | None
+) -> dict[str, Any]:
     """Write all files in a hidden folder first; return what was written."""
     certificate = None
     try:
@@ -114,6 +126,9 @@ def _write(weights: Weights, target: Path, to: str, *, certified: bool) -> dict[
             if certified:
                 certificate = _write_certificate(weights, target, to, written, folder, remarks)
                 files.append(_certificate_path(target))
+            if complete is not None and (folder / target.name).is_dir():
+                names = complete(folder / target.name, weights, to, certificate)
+                files += map(target.joinpath, names)
             _give_names(folder, target, written)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error.strerror or error}") from None
