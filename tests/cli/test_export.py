@@ -18,7 +18,7 @@ def test_an_onnx_model_is_written(answer: Run, run_folder: Path, tmp_path: Path)
         compared,
     )
     result = sorted(path.name for path in (tmp_path / "model").iterdir())
-    assert result == ["README.md", "classes.txt", "export.json", "model.onnx"]
+    assert result == ["README.md", "classes.txt", "export.json", "model.onnx", "proof"]
 
 
 def test_given_names_of_classes_are_exported(answer: Run, run_folder: Path, tmp_path: Path) -> None:

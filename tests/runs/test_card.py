@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import NormalDist
@@ -185,7 +186,15 @@ def test_a_name_is_shown_as_it_is(
 
 def test_figures_of_something_else_are_left_out(dense: Path, tmp_path: Path) -> None:
     text = card_of(dense, tmp_path / "set", preprocessing={"eval_crop": 40, "eval_resize": 40})
-    assert "Not known: the run did not evaluate these weights as they are." in text
+    assert "Not known: the run did not evaluate what is written here." in text
+    weights = open_weights(dense)
+    for number, is_requantised in enumerate((False, True)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        scales = {} if is_requantised else {"fc": 1.0}
+        quantised = replace(weights, scales=scales)
+        card.write_card(folder, quantised, "onnx", is_requantised=is_requantised)
+        assert read_head((folder / "README.md").read_text()).eval_results is None
     copy = tmp_path / "copy"
     shutil.copytree(dense, copy)
     with np.load(copy / "validation.npz") as results:

@@ -57,20 +57,28 @@ class _Origin:
 
 
 def write_card(
-    folder: Path, weights: Weights, form: str, compared: Mapping[str, Any] | None = None
+    folder: Path,
+    weights: Weights,
+    form: str,
+    compared: Mapping[str, Any] | None = None,
+    *,
+    is_requantised: bool = False,
 ) -> list[str]:
     """Write the card of weights into the new folder that they are converted or exported to.
 
     Args:
         folder: the folder, which has the name of the model.
-        weights: the weights as they were opened.
+        weights: the weights as they are written, with scales only if these are written, too.
         form: the format of the folder, such as "timm" or "onnx".
         compared: the certificate of the conversion, or the comparison of the export.
+        is_requantised: whether the run computed without this quantisation.
 
     Returns:
         The name of the file.
     """
     origin = _find_origin(weights)
+    if is_requantised:
+        origin = replace(origin, event=None)
     name = _clean(folder.name) or "model"
     head = _describe_for_hub(name, weights, form, origin)
     front = yaml.safe_dump(head, sort_keys=False, allow_unicode=True, width=math.inf)
@@ -109,9 +117,10 @@ def _find_origin(weights: Weights) -> _Origin:
         run = read_run(file.parent.parent.parent)
     except LockstepError:
         return origin
-    origin = replace(origin, run=run, missing="the run did not evaluate these weights as they are")
-    own = (weights.recipe.spec, read_evaluation(weights.recipe))
-    if own != (run.recipe.spec, read_evaluation(run.recipe)):
+    origin = replace(origin, run=run, missing="the run did not evaluate what is written here")
+    own = (weights.recipe.spec, read_evaluation(weights.recipe), bool(weights.scales))
+    quantises = run.recipe.quantisation != "none"
+    if own != (run.recipe.spec, read_evaluation(run.recipe), quantises):
         return origin
     kind = "ema" if file.name.startswith("ema") else "trained"
     for event in run.evaluations:

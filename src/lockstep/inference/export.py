@@ -128,7 +128,8 @@ def _write(
                 comparison = compare_program(target, wanted, unfinished, precision or "fp32")
             if is_proved:
                 _prove(target, wanted, unfinished, computed_in)
-            write_card(unfinished, wanted.weights, target.name, comparison)
+            is_new = wanted.quantised is not None
+            write_card(unfinished, wanted.weights, target.name, comparison, is_requantised=is_new)
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be written: {error}") from None
     return comparison

@@ -24,7 +24,8 @@ from lockstep.weights.weights_choice import WeightsChoice
 
 Complete = Callable[[Path, Weights, str, Certificate | None], list[str]]
 """Adds files to a folder that a program loads, and returns their names. Its arguments are the
-folder, the weights, the format, and the certificate, if there is one."""
+folder, the weights, which have no scales there, the format, and the certificate, if there is one.
+"""
 
 
 def convert(
@@ -127,7 +128,8 @@ def _write(
                 certificate = _write_certificate(weights, target, to, written, folder, remarks)
                 files.append(_certificate_path(target))
             if complete is not None and (folder / target.name).is_dir():
-                names = complete(folder / target.name, weights, to, certificate)
+                plain = replace(weights, scales={})
+                names = complete(folder / target.name, plain, to, certificate)
                 files += map(target.joinpath, names)
             _give_names(folder, target, written)
     except OSError as error:
