@@ -41,8 +41,10 @@ def test_exactly_these_names_are_public() -> None:
         "pack",
         "read_run",
         "report",
+        "sign",
         "train",
         "verify",
+        "verify_signature",
     ]
     assert dir(lockstep) == lockstep.__all__
 

@@ -22,6 +22,7 @@ GROUPS = {
         *("train", "load", "Model", "Evaluation", "Prediction", "Int8"),
         *("read_run", "Run", "report", "verify", "pack", "draw_data_set"),
     ),
+    "Signatures": ("sign", "verify_signature"),
     "Recipes": ("load_recipe", "Recipe", "Execution", "Augmentation", "learning_rates"),
     "Events": ("Event",),
     "Errors": ("LockstepError", "UserError"),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lockstep.runs.train import train
     from lockstep.system.errors import LockstepError, UserError
     from lockstep.verification import verify
+    from lockstep.weights.signature import sign, verify_signature
 
 __all__ = [
     "Augmentation",
@@ -45,8 +46,10 @@ __all__ = [
     "pack",
     "read_run",
     "report",
+    "sign",
     "train",
     "verify",
+    "verify_signature",
 ]
 
 _HOME = {
@@ -68,8 +71,10 @@ _HOME = {
     "pack": "data.packing.python_samples",
     "read_run": "runs.reading",
     "report": "reporting",
+    "sign": "weights.signature",
     "train": "runs.train",
     "verify": "verification",
+    "verify_signature": "weights.signature",
 }
 
 

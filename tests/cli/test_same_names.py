@@ -24,6 +24,8 @@ CALLS: dict[str, list[Callable[..., Any]]] = {
     "serve": [lockstep.load, Model.on, Model.serve],
     "verify": [lockstep.verify],
     "report": [lockstep.report],
+    "sign": [lockstep.sign],
+    "verify-signature": [lockstep.verify_signature],
 }
 ONLY_OPTIONS = {
     "train": {
@@ -37,7 +39,8 @@ ONLY_OPTIONS = {
     },
     "evaluate": {"json"},
     "predict": {"run", "format", "json", "output", "embeddings"},
-    "convert": {"inspect", "json"},
+    "convert": {"inspect", "json", "sign"},
+    "export": {"sign"},
     "serve": {"token_file"},
     "verify": {"json", "network", "plot"},
 }

@@ -36,6 +36,8 @@ COMMANDS = make_table(
     "predict",
     "convert",
     "export",
+    "sign",
+    "verify-signature",
     "push",
     "serve",
     "sparsify",

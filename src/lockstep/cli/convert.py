@@ -47,6 +47,8 @@ def command(
         bool, typer.Option("--inspect", help="Show what SOURCE is, and convert nothing.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --inspect: print JSON.")] = False,
+    require_signature: options.RequireSignature = None,
+    key: options.Sign = None,
 ) -> None:
     """Write weights in another format, with a certificate."""
     if inspected:
@@ -65,7 +67,8 @@ def command(
         raise typer.BadParameter("expected a target to write to, or --inspect", param_hint="TARGET")
     preprocessing = options.read_preprocessing(assignments, like)
     chosen: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "classes": classes}
-    loaded = options.load_model(source, model, ignore, preprocessing=preprocessing, **chosen)
+    chosen |= {"preprocessing": preprocessing, "require_signature": require_signature}
+    loaded = options.load_model(source, model, ignore, **chosen)
     result = loaded.save(target, to=to, certificate=certificate)
     for path in result["written"]:
         print(f"wrote {path}")
@@ -73,6 +76,7 @@ def command(
         print(f"note: {escape_line(remark)}")
     if result["certificate"] is not None:
         print(_describe_certificate(result["certificate"]))
+    options.sign_target(target, key)
 
 
 def _describe_certificate(certificate: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ def command(
     backend: options.Backend = DEFAULT_BACKEND,
     assignments: options.Set = None,
 ) -> None:
-    """Draw images, train ResNet-50 v1.5 on them, and predict some."""
+    """Draw images, train ResNet-50 v1.5, and predict some."""
     from lockstep import backends, load, load_recipe, train
     from lockstep.cli.console import Reporter
     from lockstep.cli.train import describe_next

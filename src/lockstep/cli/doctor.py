@@ -21,7 +21,7 @@ def command(
         list[Path] | None, typer.Argument(help="Runs to examine: did they have all images?")
     ] = None,
 ) -> None:
-    """Show what is installed here, and how to install the rest.
+    """Show what is installed here, and how to get the rest.
 
     With RUNS, name the images that a run left out because a disk or a network failed, or that its
     data set has besides. The exit code is then 1.

@@ -98,6 +98,7 @@ def command(
     distributed: options.Distributed = None,
     assignments: options.SetForWeights = None,
     like: options.AsRecipe = None,
+    require_signature: options.RequireSignature = None,
 ) -> None:
     """Evaluate weights or an exported model, each image once."""
     from lockstep.cli.console import Reporter
@@ -115,7 +116,8 @@ def command(
             elif event["kind"] == "warning":
                 print(f"warning: {event['message']}", file=sys.stderr)
 
-        loaded = options.load_model(source, model, ignore, preprocessing=preprocessing, **chosen)
+        chosen |= {"preprocessing": preprocessing, "require_signature": require_signature}
+        loaded = options.load_model(source, model, ignore, **chosen)
         loaded = loaded.on(runtime, batch=batch, listener=listener, **settings)
         evaluation = loaded.evaluate(
             data, labels=labels, split=split, calibrate=calibrate, precision_at=precision_at

@@ -78,6 +78,8 @@ def command(
     tolerance: Tolerance = 1.0,
     assignments: options.SetPreprocessing = None,
     like: options.AsRecipe = None,
+    require_signature: options.RequireSignature = None,
+    key: options.Sign = None,
 ) -> None:
     """Write a program for a server or a phone."""
     from lockstep import Int8
@@ -85,7 +87,8 @@ def command(
 
     preprocessing = options.read_preprocessing(assignments, like)
     chosen: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "classes": classes}
-    loaded = options.load_model(source, model, ignore, preprocessing=preprocessing, **chosen)
+    chosen |= {"preprocessing": preprocessing, "require_signature": require_signature}
+    loaded = options.load_model(source, model, ignore, **chosen)
     wanted: str | Int8 | None = precision
     if precision == "int8" and data is not None:
         wanted = Int8(data, calibration_images, method, tolerance)
@@ -94,6 +97,7 @@ def command(
             folder, to=to, precision=wanted, batch=_parse_batch(batch), bare=bare, compare=compare
         )
     _show(result)
+    options.sign_target(folder, key)
 
 
 def _show(result: dict[str, Any]) -> None:

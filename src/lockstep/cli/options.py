@@ -50,6 +50,22 @@ Runtime = Annotated[
         ),
     ),
 ]
+RequireSignature = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="KEY",
+        help="Load only what the owner of this public key, or of a certificate, signed (PEM).",
+    ),
+]
+Sign = Annotated[
+    Path | None,
+    typer.Option(
+        "--sign",
+        exists=True,
+        metavar="KEY",
+        help="Sign what was written with this private key, as lockstep sign does.",
+    ),
+]
 Loader = Annotated[
     str | None, typer.Option(help="Loader of the images: host, dali, dali-gpu or synthetic.")
 ]
@@ -164,6 +180,16 @@ def load_model(
     from lockstep import load
 
     return load(find_weights(name), network=model, ignore=ignore or (), **choice)
+
+
+def sign_target(target: Path, key: Path | None) -> None:
+    """Sign what a command wrote if there is a key. Raises `UserError` for a prefix."""
+    from lockstep import sign
+
+    if key is not None and not target.exists():
+        raise UserError(f"{target} is several files; sign their folder: lockstep sign")
+    for path in sign(target, key) if key is not None else ():
+        print(f"wrote {path}")
 
 
 WeightsArgument = Annotated[str, typer.Argument(help=WEIGHTS, show_default=False)]

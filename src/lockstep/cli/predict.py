@@ -85,8 +85,9 @@ def command(
     backend: options.Backend = DEFAULT_BACKEND,
     assignments: options.SetForWeights = None,
     like: options.AsRecipe = None,
+    require_signature: options.RequireSignature = None,
 ) -> None:
-    """Show the likely classes of images and their probabilities.
+    """Show likely classes of images and their probabilities.
 
     Exit code 1 if an image could not be read.
     """
@@ -109,6 +110,7 @@ def command(
     _refuse_missing(named)
     chosen: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "classes": classes}
     chosen |= {"unknown_below": unknown_below, "preprocessing": preprocessing}
+    chosen["require_signature"] = require_signature
     extras: dict[str, Any] = {"features": embeddings is not None, "explain": explain is not None}
     start_import(runtime or "", settings["execution"])  # while weights are read, on another core
     with ExitStack() as stack:

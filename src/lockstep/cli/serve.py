@@ -80,6 +80,7 @@ def command(
     backend: options.Backend = DEFAULT_BACKEND,
     assignments: options.SetForWeights = None,
     like: options.AsRecipe = None,
+    require_signature: options.RequireSignature = None,
 ) -> None:
     """Serve a model over HTTP, with a page.
 
@@ -109,6 +110,7 @@ def command(
     }
     chosen: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "classes": classes}
     chosen |= {"unknown_below": unknown_below, "preprocessing": preprocessing}
+    chosen["require_signature"] = require_signature
     loaded = options.load_model(source, model, ignore, **chosen).on(runtime, **how)
     loaded.serve(**access, name=name, limits=limits, quiet=quiet)
 

@@ -31,7 +31,7 @@ from lockstep.models.metrics import Scores, measure
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.published_accuracies import compare_top1
 from lockstep.runs.image_results import count_trained
-from lockstep.system.errors import DivergedError, as_path
+from lockstep.system.errors import DivergedError, UserError, as_path
 from lockstep.system.machine import share_of_cores
 from lockstep.system.ranks import count_ranks
 from lockstep.weights import LOCKSTEP, Weights
@@ -58,6 +58,8 @@ def evaluate(
     if data is not None:
         as_path(data, "data")
     wants_calibration = calibrate or precision_at is not None
+    if wants_calibration and source.is_copy:
+        raise UserError("a calibration changes what is signed; calibrate first, then sign")
     file = None
     if labels is not None:
         from lockstep.inference.label_file import read_labels

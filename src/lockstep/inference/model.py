@@ -37,6 +37,7 @@ def load(
     preprocessing: Preprocessing | None = None,
     ignore: Iterable[str] = (),
     unknown_below: float | None = None,
+    require_signature: str | Path | None = None,
 ) -> "Model":
     """Return the model of a run, a checkpoint, an export, a file of another program
     (docs/reference/weight-formats.md), or published weights by their name.
@@ -56,6 +57,8 @@ def load(
         ignore: patterns of names, such as "criterion.*": parts of a file that are left out.
         unknown_below: an image whose likeliest class is less probable than this is unknown, 0 to 1;
             by default the threshold that is stored with the weights.
+        require_signature: a public key or certificates (PEM): only files that their owner signed
+            are loaded (docs/how-to/sign.md).
 
     Raises:
         CheckpointError: there are no such weights, or they are not understood to the last part.
@@ -70,7 +73,7 @@ def load(
     choice = WeightsChoice(
         path, checkpoint, ema, network, preprocessing, ignored, classes, unknown_below
     )
-    return Model(ModelSource(choice))
+    return Model(ModelSource(choice, require_signature))
 
 
 class Model:

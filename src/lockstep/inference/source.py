@@ -1,5 +1,9 @@
 """`ModelSource`: what a choice of weights names, opened when it is needed."""
 
+import shutil
+import tempfile
+import weakref
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +23,16 @@ if TYPE_CHECKING:
 class ModelSource:
     """Weights, or an export that may be run as it is."""
 
-    def __init__(self, choice: WeightsChoice) -> None:
+    def __init__(self, choice: WeightsChoice, require_signature: str | Path | None = None) -> None:
+        """Take a choice. If a signature is required, what is opened is a verified copy."""
+        self.is_copy = require_signature is not None
+        if require_signature is not None:
+            from lockstep.weights.signature import copy_verified
+
+            folder = Path(tempfile.mkdtemp(prefix="lockstep-"))
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            copy = copy_verified(Path(choice.source), require_signature, folder)
+            choice = replace(choice, source=copy)
         self.choice = choice
         self.path = Path(choice.source)
 

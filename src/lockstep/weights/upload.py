@@ -19,7 +19,7 @@ from lockstep.weights.hub import HUB, check_hub_name, explain_missing_hub
 
 _ENDINGS = (
     *(".bin", ".data-00000-of-00001", ".index", ".json", ".md", ".onnx", ".pb", ".pbtxt"),
-    *(".pdiparams", ".pdmodel", ".pt", ".pt2", ".pte", ".py", ".safetensors", ".stablehlo"),
+    *(".pdiparams", ".pdmodel", ".pt", ".pt2", ".pte", ".py", ".safetensors", ".sig", ".stablehlo"),
     *(".tflite", ".txt", ".xml", ".yaml"),
 )
 """How the names of files end that `convert` and `export` write."""

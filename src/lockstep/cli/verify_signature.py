@@ -1,0 +1,34 @@
+"""`lockstep verify-signature`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.cli.terminal import print
+from lockstep.system.text import format_count
+
+
+def command(
+    path: Annotated[Path, typer.Argument(help="A signed folder or file.")],
+    key: Annotated[
+        Path,
+        typer.Option(
+            "--key",
+            "--certificate-chain",
+            help="The signer's public key, or trusted certificates (PEM).",
+            metavar="FILE",
+        ),
+    ],
+    signature: Annotated[
+        Path | None, typer.Option(help="By default PATH/model.sig or PATH.sig.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Verify a signature, and all files that it covers.
+
+    The format is that of OpenSSF Model Signing. Keyless signatures (Sigstore) are refused.
+    """
+    from lockstep import verify_signature
+
+    result = verify_signature(path, key, signature=signature)
+    print(f"{path}: {format_count(len(result['files']), 'file')} as signed by {result['signer']}")
