@@ -73,6 +73,32 @@ def run_dali_fused(work: Work, index: Index) -> Iterator[int]:
         yield len(images)
 
 
+def run_dali_dynamic(work: Work, index: Index) -> Iterator[int]:
+    """Run DALI's dynamic mode, whose operators are called one by one, with the same decoder."""
+    import nvidia.dali.experimental.dynamic as dali  # type: ignore[import-not-found,unused-ignore]
+
+    _, types, _ = import_dali()
+    dali.set_num_threads(work.threads)
+    files = list_files(index)
+    reader = dali.readers.File(files=files, labels=[0] * len(files), random_shuffle=True)
+    while True:
+        for encoded, _ in reader.next_epoch(batch_size=work.batch):
+            images = dali.decoders.image_random_crop(
+                encoded,
+                device="cpu",
+                random_area=AREA,
+                random_aspect_ratio=ASPECT,
+                num_attempts=100,
+            )
+            size = [work.size, work.size]
+            images = dali.resize(
+                images, size=size, interp_type=types.INTERP_LINEAR, antialias=False
+            )
+            mirrored = dali.random.coin_flip(batch_size=len(encoded.tensors))
+            images = dali.as_tensor(dali.flip(images, horizontal=mirrored), pad=False).evaluate()
+            yield images.shape[0]
+
+
 def run_torch_pillow(
     work: Work, index: Index, augmentation: Operations | None = None
 ) -> Iterator[int]:
@@ -80,10 +106,19 @@ def run_torch_pillow(
 
     An augmentation draws operations, which Pillow does, one for each of its images.
     """
+    return run_torch(work, Pictures(list_files(index), work.size, augmentation))
+
+
+def run_torch_codec(work: Work, index: Index) -> Iterator[int]:
+    """Run the same DataLoader with torchcodec's decoder of JPEGs and PyTorch's resize."""
+    return run_torch(work, DecodedTensors(list_files(index), work.size))
+
+
+def run_torch(work: Work, pictures: Any) -> Iterator[int]:
+    """Run a PyTorch DataLoader of a map-style dataset, with one worker process for each core."""
     import torch
     from torch.utils.data import DataLoader, RandomSampler
 
-    pictures: Any = Pictures(list_files(index), work.size, augmentation)
     # With replacement: an epoch without an end, as in the other loaders.
     sampler = RandomSampler(pictures, replacement=True, num_samples=2**40)
     loader: DataLoader[Any] = DataLoader(
@@ -120,6 +155,33 @@ class Pictures:
             operations = self.augmentation.draw(numbers)
             image = apply_operations(image, operations, self.augmentation.fill)
         return np.array(image)
+
+
+class DecodedTensors:
+    """A map-style dataset of files, decoded by torchcodec, cropped, resized and mirrored as
+    tensors."""
+
+    def __init__(self, files: list[str], size: int) -> None:
+        self.files = files
+        self.size = size
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, i: int) -> Any:
+        import torch
+        from torch.nn.functional import interpolate
+        from torchcodec.decoders import (  # type: ignore[import-not-found,unused-ignore]
+            ImageReadMode,
+            decode_jpeg,
+        )
+
+        data = torch.from_numpy(np.fromfile(self.files[i], np.uint8))
+        image = decode_jpeg(data, mode=ImageReadMode.RGB)
+        top, left, height, width = draw_window(np.random, *image.shape[1:])
+        image = image[None, :, top : top + height, left : left + width]
+        image = interpolate(image, size=(self.size, self.size), mode="bilinear")[0]
+        return image.flip(-1) if np.random.random() < 0.5 else image  # noqa: NPY002
 
 
 def run_tf_data(work: Work, index: Index) -> Iterator[int]:
@@ -190,7 +252,9 @@ magnitude, and timm's `rand-m7-mstd0.5-inc1`."""
 CONTENDERS: dict[str, Loader] = {
     **LOADERS,
     "dali-fused": run_dali_fused,
+    "dali-dynamic": run_dali_dynamic,
     "torch-pillow": run_torch_pillow,
+    "torchcodec": run_torch_codec,
     "tf-data": run_tf_data,
     "libjpeg-whole": run_libjpeg,
 }

@@ -741,6 +741,27 @@ INLINE int clamped(int value, int below)
     return value < 0 ? 0 : value >= below ? below - 1 : value;
 }
 
+/* Return 16 samples as 16-bit numbers. */
+INLINE __m256i load_samples(const uint8_t *at)
+{
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)at));
+}
+
+/* Interpolate two samples next to each of `count` sums, which have one more on each side: each weighs its own sum three times
+ * and the neighbour's once. Reads and writes up to 16 sums more. */
+INLINE void interpolate(const uint16_t *sums, int count, int left, int right, int shift, uint8_t *to)
+{
+    for (int i = 0; i < count; i += 16) {
+        __m256i middle = _mm256_loadu_si256((const __m256i *)(sums + i + 1));
+        __m256i three = _mm256_add_epi16(middle, _mm256_add_epi16(middle, middle));
+        __m256i before = _mm256_add_epi16(_mm256_loadu_si256((const __m256i *)(sums + i)), _mm256_set1_epi16(left));
+        __m256i after = _mm256_add_epi16(_mm256_loadu_si256((const __m256i *)(sums + i + 2)), _mm256_set1_epi16(right));
+        __m256i even = _mm256_srli_epi16(_mm256_add_epi16(three, before), shift);
+        __m256i odd = _mm256_srli_epi16(_mm256_add_epi16(three, after), shift);
+        _mm256_storeu_si256((__m256i *)(to + 2 * i), _mm256_or_si256(even, _mm256_slli_epi16(odd, 8)));
+    }
+}
+
 /* Return the samples of a component for the pixels of a row from `left` to `right`. If there are fewer samples than pixels,
  * they are interpolated in `to`. `sums` has room for one more sample on each side. */
 INLINE const uint8_t *samples(
@@ -754,23 +775,20 @@ INLINE const uint8_t *samples(
     if (vertical == 2) {
         int beside = clamped(row / 2 + (row & 1 ? 1 : -1), c->height);
         const uint8_t *far = c->plane + (ptrdiff_t)(beside - c->first_row) * c->stride - c->first_column;
-        for (int i = 0; i < count; i++)
-            sums[1 + i] = 3 * near[from + i] + far[from + i];
+        for (int i = 0; i < count; i += 16) {
+            __m256i nearer = load_samples(near + from + i), both = _mm256_add_epi16(nearer, load_samples(far + from + i));
+            both = _mm256_add_epi16(both, _mm256_add_epi16(nearer, nearer));
+            _mm256_storeu_si256((__m256i *)(sums + 1 + i), both);
+        }
         sums[0] = 3 * near[ends[0]] + far[ends[0]];
         sums[1 + count] = 3 * near[ends[1]] + far[ends[1]];
-        for (int i = 0; i < count; i++) {
-            to[2 * i] = (3 * sums[1 + i] + sums[i] + 8) >> 4;
-            to[2 * i + 1] = (3 * sums[1 + i] + sums[2 + i] + 7) >> 4;
-        }
+        interpolate(sums, count, 8, 7, 4, to);
     } else {
-        for (int i = 0; i < count; i++)
-            sums[1 + i] = near[from + i];
+        for (int i = 0; i < count; i += 16)
+            _mm256_storeu_si256((__m256i *)(sums + 1 + i), load_samples(near + from + i));
         sums[0] = near[ends[0]];
         sums[1 + count] = near[ends[1]];
-        for (int i = 0; i < count; i++) {
-            to[2 * i] = (3 * sums[1 + i] + sums[i] + 1) >> 2;
-            to[2 * i + 1] = (3 * sums[1 + i] + sums[2 + i] + 2) >> 2;
-        }
+        interpolate(sums, count, 1, 2, 2, to);
     }
     return to + (left & 1);
 }
@@ -807,9 +825,9 @@ INLINE void write_row(const uint8_t *luma, const uint8_t *blue, const uint8_t *r
 {
     __m256i middle = _mm256_set1_epi16(128), one = _mm256_set1_epi16(1), half = _mm256_set1_epi32(1 << 15);
     for (int i = 0; i < width; i += AT_A_TIME, out += 3 * AT_A_TIME) {
-        __m256i y = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(luma + i)));
-        __m256i b = _mm256_sub_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(blue + i))), middle);
-        __m256i r = _mm256_sub_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(red + i))), middle);
+        __m256i y = load_samples(luma + i);
+        __m256i b = _mm256_sub_epi16(load_samples(blue + i), middle);
+        __m256i r = _mm256_sub_epi16(load_samples(red + i), middle);
         __m256i b2 = _mm256_add_epi16(b, b), r2 = _mm256_add_epi16(r, r);
         /* Multiply the double, which leaves only the upper 16 bits of the product; then halve with rounding. */
         __m256i to_r = _mm256_srai_epi16(_mm256_add_epi16(_mm256_mulhi_epi16(r2, _mm256_set1_epi16(26345)), one), 1);
