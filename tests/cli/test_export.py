@@ -7,8 +7,9 @@ Run = Callable[..., tuple[int, str, str]]
 
 def test_an_onnx_model_is_written(answer: Run, run_folder: Path, tmp_path: Path) -> None:
     code, output, _ = answer("export", run_folder, tmp_path / "model", "--to", "onnx")
-    wrote, takes, compared = output.splitlines()
+    wrote, takes, compared, proof = output.splitlines()
     assert (code, wrote) == (0, f"wrote {tmp_path / 'model'}")
+    assert proof == f"proof: python {tmp_path / 'model'}/proof/check.py compares it where it runs"
     assert takes == "takes photos of any size: uint8 RGB [N, H, W, 3]"
     assert re.fullmatch(
         r"compared on 8 photos of 21 x 17 to 97 x 131 pixels: "
@@ -43,7 +44,7 @@ def test_an_unknown_format_is_wrong_use(answer: Run, run_folder: Path, tmp_path:
 
 def test_bf16_is_exported_in_fp32(answer: Run, run_in_bf16: Path, tmp_path: Path) -> None:
     code, output, _ = answer("export", run_in_bf16, tmp_path / "model")
-    chosen, computes = output.splitlines()[3:]
+    chosen, computes = output.splitlines()[4:]
     assert (code, (tmp_path / "model/model.onnx").is_file()) == (0, True)
     assert re.match(r"note: writes onnx, because onnxruntime \S+ is installed here; --to", chosen)
     assert computes == "note: computes in fp32; the weights were trained in bf16"

@@ -144,7 +144,8 @@ class Engine(Protocol):
         """
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
+        """Return logits, float32 [N, logits], of images [N, size, size, 3]: uint8, or float32 in
+        the same units."""
 
     def read(self) -> State:
         """Return a copy of the state. With local batch norm, the statistics are those of rank 0."""

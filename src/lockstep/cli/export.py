@@ -125,6 +125,8 @@ def _show(result: dict[str, Any]) -> None:
             f" {comparison['bound']:.0e}); top-1 agrees on {comparison['top1_agreement']:.0%};"
             f" {comparison['seconds']:.1f} s"
         )
+    if result["proof"] is not None:
+        print(f"proof: python {result['proof']}/check.py compares it where it runs")
     for remark in result["remarks"]:
         print(f"note: {escape_line(remark)}")
 

@@ -86,7 +86,9 @@ def export(
         package = target.distributions[0]
         remarks.append(f"not compared with the weights; that needs {package}: {target.install}")
     comparison = _write(target, wanted, folder, precision, compare=compare, is_proved=is_proved)
-    result = {"comparison": comparison, "int8": loss, "remarks": remarks}
+    proofs = [str(path.parent) for path in sorted(folder.glob("**/proof/proof.json"))]
+    proof = proofs[0] if is_proved else None
+    result = {"comparison": comparison, "int8": loss, "proof": proof, "remarks": remarks}
     return _describe(target, wanted, folder) | result
 
 
@@ -155,7 +157,9 @@ def _prove(target: Target, wanted: ProgramSpec, folder: Path, precision: str) ->
         bound=find_bound(target, wanted, precision),
         why=explain_bound(target, wanted, precision),
     )
-    write_proof(folder, subject)
+    # Triton takes every folder of a repository for a model.
+    models = list(folder.glob("*/config.pbtxt"))
+    write_proof(models[0].parent if models else folder, subject)
 
 
 def _describe(target: Target, wanted: ProgramSpec, folder: Path) -> dict[str, Any]:

@@ -7,8 +7,8 @@ below.
 
 import io
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -63,8 +63,7 @@ def _encode_alpha(image: Image.Image) -> bytes:
     return _encode_png(image)
 
 
-@dataclass(frozen=True)
-class Photo:
+class Photo(NamedTuple):
     """A probe photo."""
 
     file: str
@@ -74,19 +73,15 @@ class Photo:
     height: int
     encode: Callable[[Image.Image], bytes]
 
-    def draw(self, number: int) -> bytes:
-        """Return its file; photos of other numbers have other contents."""
-        return self.encode(_draw(self.width, self.height, number))
-
 
 PHOTOS = (
     Photo("plain.jpg", "a JPEG", 320, 240, _encode_jpeg),
-    Photo("second.jpg", "a JPEG of the same size", 320, 240, _encode_jpeg),
     Photo("tall.jpg", "a tall JPEG", 200, 460, _encode_jpeg),
     Photo("wide.jpg", "a wide JPEG", 560, 180, _encode_jpeg),
-    Photo("tiny.png", "a tiny PNG", 20, 14, _encode_png),
-    Photo("large.jpg", "a large JPEG", 1600, 1200, _encode_jpeg),
     Photo("fine.jpg", "a progressive JPEG with fine lines", 640, 520, _encode_progressive),
+    Photo("large.jpg", "a large JPEG", 1600, 1200, _encode_jpeg),
+    Photo("second.jpg", "a JPEG of the same size", 320, 240, _encode_jpeg),
+    Photo("tiny.png", "a tiny PNG", 20, 14, _encode_png),
     Photo("turned.jpg", "a JPEG turned by EXIF", 360, 240, _turn(6)),
     Photo("upside-down.jpg", "a JPEG turned upside down by EXIF", 240, 300, _turn(3)),
     Photo("cmyk.jpg", "a CMYK JPEG", 300, 260, _encode_cmyk),
@@ -96,10 +91,17 @@ PHOTOS = (
 )
 
 
+@cache
+def draw_photo(number: int) -> bytes:
+    """Return the file of one of `PHOTOS`."""
+    photo = PHOTOS[number]
+    return photo.encode(_draw(photo.width, photo.height, number))
+
+
 def _draw(width: int, height: int, number: int) -> Image.Image:
     """Return a scene: a gradient, two textures, and lines of one to three pixels."""
     rows, columns = np.mgrid[:height, :width].astype(np.float32)
-    hue = 2 * np.pi * (number * 0.381966 + np.arange(3) / 3)
+    hue = (2 * np.pi * (number * 0.381966 + np.arange(3) / 3)).astype(np.float32)
     ramp = (0.7 * columns / width + 0.3 * rows / height)[..., None]
     pixels = 127.5 + 120 * np.cos(hue + 4 * ramp)
     kinds = sorted(PATTERNS)

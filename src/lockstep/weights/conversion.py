@@ -5,13 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lockstep.backends import FRAMEWORKS
 from lockstep.data.class_order import describe_order
 from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.recipes import Recipe
+from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import CheckpointError, as_path, nearest
 from lockstep.system.files import give_names, staging, write_json
 from lockstep.weights.calibration import UNCALIBRATED
-from lockstep.weights.certificate import Certificate, certify
+from lockstep.weights.certificate import BOUND, REFERENCE, Certificate, certify
 from lockstep.weights.class_names import UNNAMED, assume_classes
 from lockstep.weights.formats import refuse_existing
 from lockstep.weights.formats.common import Written
@@ -22,6 +24,12 @@ from lockstep.weights.preprocessing import CERTIFICATE
 from lockstep.weights.target_formats import TARGETS
 from lockstep.weights.weights_choice import WeightsChoice
 
+_PROVED = {
+    "timm": (BOUND, "two programs in fp32 are each within 5e-5 of float64"),
+    "transformers": (5e-3, "torchvision's resize rounds some pixels by one level of 255"),
+}
+"""Folders that their program loads and prepares images for: the bound of logits, as a share of the
+largest logit, and its reason."""
 Complete = Callable[[Path, Weights, str, Certificate | None], list[str]]
 """Adds files to a folder that a program loads, and returns their names. Its arguments are the
 folder, the weights, which have no scales there, the format, and the certificate, if there is one.
@@ -127,6 +135,8 @@ def _write(
             if certified:
                 certificate = _write_certificate(weights, target, to, written, folder, remarks)
                 files.append(_certificate_path(target))
+                if to in _PROVED:
+                    files.append(target / "proof")
             if complete is not None and (folder / target.name).is_dir():
                 plain = replace(weights, scales={})
                 names = complete(folder / target.name, plain, to, certificate)
@@ -177,7 +187,7 @@ def _describe_losses(to: str, weights: Weights, *, certified: bool) -> list[str]
 def _write_certificate(
     weights: Weights, target: Path, to: str, written: Written, folder: Path, remarks: Sequence[str]
 ) -> Certificate:
-    """Read back what was written into a folder, and write its certificate there. Raises
+    """Read back what was written into a folder, and write its certificate and proof there. Raises
     `CheckpointError` if it does not compute as the source does."""
     places = {path: folder / path.relative_to(target.parent) for path in written.files}
     arrays = tuple(map(places.__getitem__, written.arrays))
@@ -194,7 +204,31 @@ def _write_certificate(
             " is written; --no-certificate writes it anyway"
         )
     write_json(folder / _certificate_path(target).name, certificate)
+    if to in _PROVED:
+        _prove(copy, to, folder / target.name)
     return certificate
+
+
+def _prove(copy: Weights, to: str, folder: Path) -> None:
+    """Write the proof of a folder of another program, which prepares images in its own way."""
+    from lockstep.proof.folder import Subject, write_proof
+
+    backend = REFERENCE
+    if FRAMEWORKS[DEFAULT_BACKEND].version() is not None:
+        backend = DEFAULT_BACKEND
+    subject = Subject(
+        target=to,
+        precision="fp32",
+        recipe=copy.recipe,
+        tensors=copy.tensors,
+        classes=copy.classes,
+        takes="squares",
+        batch=None,
+        backend=backend,
+        bound=_PROVED[to][0],
+        why=_PROVED[to][1],
+    )
+    write_proof(folder, subject)
 
 
 def _describe_classes(to: str, weights: Weights) -> Iterator[str]:

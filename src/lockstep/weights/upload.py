@@ -23,6 +23,8 @@ _ENDINGS = (
     *(".tflite", ".txt", ".xml", ".yaml"),
 )
 """How the names of files end that `convert` and `export` write."""
+_PHOTOS = ("proof", "photos")
+"""The folders of a proof that have photos, too; others may be private."""
 _OF_RUN = ("run.json", "log.jsonl", "checkpoints")
 _MOST_FILES = 200
 _REASONS = {
@@ -68,7 +70,10 @@ def list_files(folder: Path) -> dict[str, Path]:
         for entry in sorted(os.scandir(left.pop()), key=lambda entry: entry.name):
             path = Path(entry.path)
             is_folder = entry.is_dir(follow_symlinks=False)
-            is_file = entry.is_file(follow_symlinks=False) and entry.name.endswith(_ENDINGS)
+            is_known = entry.name.endswith(_ENDINGS)
+            if path.relative_to(folder).parts[-3:-1] == _PHOTOS:
+                is_known = entry.name.endswith((".jpg", ".png"))
+            is_file = is_known and entry.is_file(follow_symlinks=False)
             if entry.name.startswith(".") or not (is_folder or is_file):
                 raise CheckpointError(
                     f"{path} is a link, hidden, or no file that Lockstep writes; nothing is"

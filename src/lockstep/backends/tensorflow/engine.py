@@ -305,7 +305,8 @@ class TensorflowEngine:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
         if len(images) == 0:  # TensorFlow's convolutions refuse empty batches
             return np.zeros((0, self._recipe.logits), np.float32)
-        return self._logits(tf.constant(images)).numpy()
+        compute = self._logits if images.dtype == np.uint8 else self._logits.python_function
+        return compute(tf.constant(images)).numpy()
 
     def _infer(self, images: Tensor, recipe: Recipe, values: Mapping[str, Tensor]) -> Tensor:
         return Pass(recipe, values, training=False).logits(self._normalise(images))
