@@ -118,7 +118,7 @@ def test_figures_are_those_of_the_run(dense: Path, textures: Path, tmp_path: Pat
     assert rows["training images"] == "60, and 0 damaged ones left out"
     assert "torch 2." in rows["machine of the last process"]
     assert rows["start of the training"] == "random weights of seed 0"
-    block = re.findall("^    .*\n", text.partition("The whole recipe:")[2], re.MULTILINE)
+    block = re.findall("^    .*\n", text.partition("## Recipe")[2], re.MULTILINE)
     assert yaml.safe_load("".join(block)) == open_weights(dense).recipe.fields()
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import yaml
@@ -36,8 +37,6 @@ _MACHINE = ("ranks", "device", "processor", "cores", "system", "lockstep", "pyth
 """What `environment.json` says of a machine. The version of the backend follows."""
 _MARKUP = re.compile(r"([\\`*_#\[\]<>|~&$:@!]|(?<=[^\W\d])\.)")
 """What Markdown may read as more than a letter, such as a link or a cell of a table."""
-_JOINER = "\N{ZERO WIDTH JOINER}"
-"""It is not printable, but emoji are made with it."""
 Rows = dict[str, object]
 
 
@@ -57,12 +56,7 @@ class _Origin:
 
 
 def write_card(
-    folder: Path,
-    weights: Weights,
-    form: str,
-    compared: Mapping[str, Any] | None = None,
-    *,
-    is_requantised: bool = False,
+    folder: Path, weights: Weights, form: str, compared: Any = None, *, is_requantised: bool = False
 ) -> list[str]:
     """Write the card of weights into the new folder that they are converted or exported to.
 
@@ -101,6 +95,8 @@ def write_card(
         "## Licence",
         "Not known. To state it, add a line such as `license: apache-2.0` after the first line.",
     ]
+    if origin.run is not None:
+        blocks += ["## Recipe", indent(origin.run.recipe.format_yaml().rstrip(), "    ")]
     write_text(folder / "README.md", "\n\n".join(blocks) + "\n")
     return ["README.md"]
 
@@ -182,7 +178,10 @@ def _describe_accuracy(weights: Weights, origin: _Origin) -> Iterator[str]:
         if images:
             ranked.append((origin.counts["top1"][label] / images, label))
     if len(ranked) > 2 * _HALF:
-        yield f"The {_HALF} worst and the {_HALF} best of {len(ranked):,} classes:"
+        yield (
+            f"The {_HALF} worst and the {_HALF} best of {len(ranked):,} classes; `lockstep report`"
+            " shows all of the run:"
+        )
         ranked.sort()
         ranked = [*ranked[:_HALF], *ranked[-_HALF:]]
     rows = {}
@@ -199,7 +198,7 @@ def _format_hits(hits: int, images: int) -> str:
 
 
 def _describe_training(origin: _Origin) -> Iterator[str]:
-    """Yield what was trained, how long, on what and with which images, and the whole recipe."""
+    """Yield what was trained, how long, on what and with which images."""
     run = origin.run
     if run is None:
         yield f"Not known: {origin.missing}."
@@ -222,11 +221,9 @@ def _describe_training(origin: _Origin) -> Iterator[str]:
             bad = len(images["quarantined"])
             rows[f"{name} images"] = f"{images['images']}, and {bad} damaged ones left out"
     yield _make_table("what", "value", rows)
-    yield "The whole recipe:"
-    yield "\n".join(f"    {line}" for line in run.recipe.format_yaml().splitlines())
 
 
-def _list_lineage(weights: Weights, origin: _Origin, compared: Mapping[str, Any] | None) -> Rows:
+def _list_lineage(weights: Weights, origin: _Origin, compared: Any) -> Rows:
     """Return what the weights come from, by digest, and how they were compared with it."""
     rows: Rows = {}
     file = weights.checkpoint_file
@@ -234,8 +231,7 @@ def _list_lineage(weights: Weights, origin: _Origin, compared: Mapping[str, Any]
         for name, digest in hash_files(weights.source).items():
             rows[f"{name}, of {weights.origin}"] = f"SHA-256 {digest}"
     else:
-        digest = checkpoint.read_digest(file)
-        rows[f"{file.parent.name}/{file.name}"] = f"SHA-256 {digest}"
+        rows[f"{file.parent.name}/{file.name}"] = f"SHA-256 {checkpoint.read_digest(file)}"
     rows["start of the training"] = None
     if origin.run is not None:
         identity = read_identity(origin.run.folder)
@@ -272,4 +268,5 @@ def _escape(text: str) -> str:
 def _clean(text: str) -> str:
     """Return a text in one line, at most 1,000 letters, without those that nobody can see."""
     letters = " ".join(text.split())[:1000]
-    return "".join(filter(lambda letter: letter.isprintable() or letter == _JOINER, letters))
+    # Emoji are made with the joiner, which is not printable.
+    return "".join(filter(lambda letter: letter.isprintable() or letter == "\u200d", letters))

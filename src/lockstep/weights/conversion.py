@@ -30,10 +30,6 @@ _PROVED = {
 }
 """Folders that their program loads and prepares images for: the bound of logits, as a share of the
 largest logit, and its reason."""
-Complete = Callable[[Path, Weights, str, Certificate | None], list[str]]
-"""Adds files to a folder that a program loads, and returns their names. Its arguments are the
-folder, the weights, which have no scales there, the format, and the certificate, if there is one.
-"""
 
 
 def convert(
@@ -42,7 +38,7 @@ def convert(
     *,
     to: str = "safetensors",
     certificate: bool = True,
-    complete: Complete | None = None,
+    complete: Callable[..., list[str]] | None = None,
 ) -> dict[str, Any]:
     """Write weights in another format; return what was written, with remarks and the certificate.
 
@@ -54,6 +50,8 @@ def convert(
     With `certificate`, the target is read back, and source and target compute the same images, each
     in its own framework if it is installed. `TARGET.certificate.json` has the result. If the logits
     differ by more than the bound, or the framework reads other values, nothing is written.
+    `complete` adds files to a new folder, and returns their names; it is called as `write_card` in
+    `lockstep.inference.card`.
 
     Nothing is overwritten, and the files appear only when all are complete. A remark names whatever
     cannot be carried over. Raises `CheckpointError`, and `DataError` if names of classes do not
@@ -117,7 +115,12 @@ def _check_parts(weights: Weights, to: str) -> None:
 
 
 def _write(
-    weights: Weights, target: Path, to: str, *, certified: bool, complete: Complete | None
+    weights: Weights,
+    target: Path,
+    to: str,
+    *,
+    certified: bool,
+    complete: Callable[..., list[str]] | None,
 ) -> dict[str, Any]:
     """Write all files in a hidden folder first; return what was written."""
     certificate = None
