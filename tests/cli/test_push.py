@@ -78,6 +78,27 @@ def test_other_contents_are_replaced_on_request_only(hub: Hub, folder: Path, ans
     assert hub.files == contents(folder) | {"README.md": b"mine"}
 
 
+def test_a_card_is_pushed_and_your_own_one_is_kept(
+    hub: Hub, folder: Path, answer: Run, tmp_path: Path
+) -> None:
+    target = tmp_path / "with a card"
+    lockstep.load(folder).save(target, to="timm", certificate=False)
+    hub.files = {"README.md": b"mine"}
+    hub.is_private = True
+    code, output, _ = answer("push", target, NAME)
+    assert (code, hub.files) == (2, {"README.md": b"mine"})
+    assert "replaces README.md" in output
+    hub.files = None
+    assert answer("push", target, NAME)[0] == 0
+    assert hub.files == contents(target)
+    loaded = pytest.importorskip("huggingface_hub").ModelCard.load("owner/model")
+    assert loaded.data.library_name == "timm"
+    (target / "README.md").write_text("no card")
+    code, _, errors = answer("push", target, NAME, "--replace")
+    assert (code, len(hub.commits)) == (2, 1)
+    assert "it is no YAML" in errors
+
+
 def test_nothing_becomes_public_by_default(hub: Hub, folder: Path, answer: Run) -> None:
     hub.files = {}
     code, _, errors = answer("push", folder, NAME)

@@ -11,6 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
+import yaml
+
 S = TypeVar("S", bound=ThreadingHTTPServer)
 
 
@@ -141,9 +143,13 @@ class Hub(ThreadingHTTPServer):
         return f"{len(self.commits):040x}"
 
 
+SMALL = (".json", ".md")
+"""How the names of files end that are part of a commit."""
+
+
 class UploadHandler(HubHandler):
     """Answers to the hub's client as far as an upload needs it: a repository, which files it has,
-    which of them are large (those that are no JSON), where these go, and a commit."""
+    which of them are large, where these go, whether a card is one, and a commit."""
 
     server: Any
 
@@ -197,12 +203,17 @@ class UploadHandler(HubHandler):
             self.server.files = {}
             self.server.is_private = wanted.get("private") or wanted.get("visibility") == "private"
             self._answer({"url": f"{self.server.address}/owner/model"})
+        elif action == "validate-yaml":
+            front = json.loads(body)["content"].split("---\n")[1:2]
+            is_card = any(isinstance(yaml.safe_load(text), dict) for text in front)
+            errors = [] if is_card else [{"message": "it is no YAML"}]
+            self._answer({"errors": errors, "warnings": []}, 400 if errors else 200)
         elif action.startswith("paths-info/"):
             names = parse_qs(body.decode())["paths"]
             self._answer([self._describe(name) for name in names if name in self.files])
         elif action.startswith("preupload/"):
             entries = [entry["path"] for entry in json.loads(body)["files"]]
-            modes = ["regular" if name.endswith(".json") else "lfs" for name in entries]
+            modes = ["regular" if name.endswith(SMALL) else "lfs" for name in entries]
             pairs = zip(entries, modes, strict=True)
             self._answer(
                 {"files": [{"path": n, "uploadMode": m, "shouldIgnore": False} for n, m in pairs]}
@@ -243,7 +254,7 @@ class UploadHandler(HubHandler):
         blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
         entry: dict[str, Any] = {"type": "file", "path": name, "size": len(content)}
         entry["oid"] = blob.hexdigest()
-        if not name.endswith(".json"):
+        if not name.endswith(SMALL):
             digest = hashlib.sha256(content).hexdigest()
             entry |= {"oid": "0" * 40, "lfs": {"oid": digest, "size": 1, "pointerSize": 1}}
         return entry
