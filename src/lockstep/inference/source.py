@@ -29,7 +29,7 @@ class ModelSource:
         if require_signature is not None:
             from lockstep.weights.signature import copy_verified
 
-            folder = Path(tempfile.mkdtemp(prefix="lockstep-"))
+            folder = Path(tempfile.mkdtemp(prefix="lockstep-verified-"))
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             copy = copy_verified(Path(choice.source), require_signature, folder)
             choice = replace(choice, source=copy)

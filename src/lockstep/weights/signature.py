@@ -152,8 +152,7 @@ def _load(module: str) -> Any:
         return importlib.import_module(f"cryptography.{module}")
     except ImportError:
         raise BackendError(
-            "signatures need the package cryptography, which is not installed; pip install"
-            " cryptography==50.0.2"
+            "signatures need cryptography, which is missing; pip install cryptography==50.0.2"
         ) from None
 
 
@@ -162,10 +161,7 @@ def _read_private_key(path: Path) -> Any:
         descriptor, status = regular_files.open_descriptor(path, regular_files.SETTINGS)
         with os.fdopen(descriptor, "rb") as file:
             if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise ValueError(
-                    "other users may read this private key; expected a file of yours that only you"
-                    " can open: chmod 600, and a new key if this one was exposed"
-                )
+                raise ValueError("a private key must be yours, and closed to others: chmod 600")
             data = file.read()
         password = os.environ.get(PASSWORD)
         if b"ENCRYPTED" not in data:
@@ -219,20 +215,16 @@ def _hash_key(key: Any) -> str:
 
 
 def _check_usage(certificate: Any) -> None:
-    """Raise `ValueError` if a certificate is not for signing files."""
+    """Raise `ValueError` if a certificate is not for signing code, or says nothing about it."""
     x509 = _load("x509")
-    purposes = x509.oid.ExtendedKeyUsageOID
-    is_named = False
-    is_allowed = True
-    for extension in certificate.extensions:
-        if isinstance(extension.value, x509.KeyUsage):
-            is_named = True
-            is_allowed &= extension.value.digital_signature
-        elif isinstance(extension.value, x509.ExtendedKeyUsage):
-            is_named |= purposes.CODE_SIGNING in extension.value
-            allowed = {purposes.CODE_SIGNING, purposes.ANY_EXTENDED_KEY_USAGE}
-            is_allowed &= not allowed.isdisjoint(extension.value)
-    if not (is_named and is_allowed):
+    uses = {type(extension.value): extension.value for extension in certificate.extensions}
+    purposes = uses.get(x509.ExtendedKeyUsage)
+    is_allowed = x509.KeyUsage in uses or purposes is not None
+    if x509.KeyUsage in uses:
+        is_allowed = uses[x509.KeyUsage].digital_signature
+    if purposes is not None:
+        is_allowed &= x509.oid.ExtendedKeyUsageOID.CODE_SIGNING in purposes
+    if not is_allowed:
         raise ValueError("the signer's certificate is not for signing code")
 
 
@@ -264,7 +256,7 @@ def _sign(path: Path, private: Any, signer: dict[str, Any], signature: Path) -> 
     method: dict[str, Any] = _WHOLE_FILES | ({"ignore_paths": ignored} if path.is_dir() else {})
     resources = []
     for name, file in _list_files(path, ignored).items():
-        digest = _hash_file(file, name, method, Path(os.devnull))[name]
+        digest = _hash_file(file, name, method, None)[name]
         resources.append({"name": name, "algorithm": "sha256", "digest": digest})
     if not resources:
         raise CheckpointError(f"{path} has no files; expected what convert or export wrote")
@@ -309,8 +301,7 @@ def _verify(path: Path, key: Path, signature: Path, copy: Path | None = None) ->
                 f" {len(files)} files that {signature} covers"
             )
     for name in sorted(files):
-        target = Path(os.devnull) if copy is None else copy / name
-        if _hash_file(places[name], name, method, target) != files[name]:
+        if _hash_file(places[name], name, method, copy and copy / name) != files[name]:
             raise CheckpointError(
                 f"{places[name]!s:.300} is not what was signed: its digest differs; get it again"
                 " from its source"
@@ -327,8 +318,8 @@ def _open_bundle(data: bytes, trusted: Any) -> tuple[bytes, str]:
     material = bundle["verificationMaterial"]
     if "certificate" in material:
         raise ValueError(
-            "it is a keyless signature (Sigstore), which Lockstep cannot verify; expected that of a"
-            " key or a certificate. The package model-signing verifies it"
+            "it is keyless (Sigstore), which Lockstep cannot verify; expected a signature by a key"
+            " or a certificate. The package model-signing verifies it"
         )
     kinds = {"publicKey", "x509CertificateChain"} & material.keys()
     wanted = "x509CertificateChain" if isinstance(trusted, list) else "publicKey"
@@ -466,28 +457,27 @@ def _list_files(path: Path, ignored: Iterable[str]) -> dict[str, Path]:
             elif stat.S_ISREG(mode):
                 files[name] = place
             else:
-                raise ValueError(
-                    "it is a link, a pipe or a device, which no signature covers; expected files:"
-                    " copy what a link leads to"
-                )
+                raise ValueError("it is a link, a pipe or a device; expected files and folders")
     return {str(name): files[name] for name in sorted(files)}
 
 
-def _hash_file(file: Path, name: str, method: dict[str, Any], copy: Path) -> dict[str, str]:
-    """Copy a file; return the digests of what was copied by the names of its parts."""
+def _hash_file(file: Path, name: str, method: dict[str, Any], copy: Path | None) -> dict[str, str]:
+    """Return the digests of a file by the names of its parts, and copy what was hashed."""
     size = method.get("shard_size") or sys.maxsize
     parts = {}
     digest = _HASHES[method["hash_type"]]()
     begin = 0
     end = 0
-    copy.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         stack.enter_context(_naming(file))
         source = stack.enter_context(regular_files.open_regular(file, regular_files.WEIGHTS))
-        target = stack.enter_context(copy.open("wb"))
+        write: Any = len  # does nothing
+        if copy is not None:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            write = stack.enter_context(copy.open("xb")).write
         while data := source.read(min(_PART, begin + size - end)):
             digest.update(data)
-            target.write(data)
+            write(data)
             end += len(data)
             if end == begin + size:
                 parts[f"{name}:{begin}:{end}"] = digest.hexdigest()
@@ -495,4 +485,6 @@ def _hash_file(file: Path, name: str, method: dict[str, Any], copy: Path) -> dic
                 begin = end
     if "shard_size" not in method:
         return {name: digest.hexdigest()}
-    return parts | ({f"{name}:{begin}:{end}": digest.hexdigest()} if end > begin else {})
+    if end > begin:
+        parts[f"{name}:{begin}:{end}"] = digest.hexdigest()
+    return parts
