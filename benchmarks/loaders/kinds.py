@@ -1,10 +1,11 @@
-"""Make two other kinds of JPEGs of photos: those of phones and those of social networks.
+"""Make other kinds of JPEGs of photos: those of phones and those of social networks.
 
     python -m benchmarks.loaders.kinds --data DIR --out DIR
 
 `phone`: 4032 x 3024 pixels, with the noise of a small sensor, quality 90, 4:2:0: about 2 MB each.
-They are enlarged from the photos, so their detail is that of a soft lens. `social`: at most 720
-pixels wide, quality 71, 4:2:0, every second one progressive, as networks re-encode uploads.
+They are enlarged from the photos, so their detail is that of a soft lens. `social` and
+`progressive`: 720 pixels wide, quality 71, 4:2:0, as networks re-encode uploads, baseline and
+progressive.
 """
 
 from pathlib import Path
@@ -28,20 +29,21 @@ def main() -> None:
     options = parser.parse_args()
     photos = sorted(path for path in options.data.rglob("*") if path.suffix.lower() in _SUFFIXES)
     random = np.random.default_rng(0)
-    for kind in ("phone", "social"):
+    for kind in ("phone", "social", "progressive"):
         (options.out / kind / "photos").mkdir(parents=True)
     for i, path in enumerate(photos):
         with Image.open(path) as opened:
             photo = opened.convert("RGB")
-        place = options.out / "social" / "photos" / f"{i:05}.jpg"
+        name = f"photos/{i:05}.jpg"
         small = photo.resize((SOCIAL_WIDTH, SOCIAL_WIDTH * photo.height // photo.width))
-        small.save(place, quality=71, subsampling="4:2:0", progressive=i % 2 == 1, optimize=True)
+        how = {"quality": 71, "subsampling": "4:2:0", "optimize": True}
+        small.save(options.out / "social" / name, **how)
+        small.save(options.out / "progressive" / name, progressive=True, **how)
         if i < PHONES:
             pixels = np.asarray(photo.resize(PHONE, Image.Resampling.LANCZOS), np.float32)
             pixels += NOISE * random.standard_normal(pixels.shape, np.float32)
             large = Image.fromarray(np.clip(np.rint(pixels), 0, 255).astype(np.uint8))
-            place = options.out / "phone" / "photos" / f"{i:05}.jpg"
-            large.save(place, quality=90, subsampling="4:2:0")
+            large.save(options.out / "phone" / name, quality=90, subsampling="4:2:0")
 
 
 _SUFFIXES = (".jpg", ".jpeg")
