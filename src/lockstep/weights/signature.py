@@ -24,6 +24,7 @@ from lockstep.system.strict_json import is_list_of, is_positive, is_text, parsed
 from lockstep.system.text import list_first
 from lockstep.weights.preprocessing import CERTIFICATE
 
+INSTALL = "pip install cryptography==50.0.2"
 PASSWORD = "LOCKSTEP_SIGN_PASSWORD"
 """Environment variable with the password of an encrypted private key."""
 AnyPath = str | Path
@@ -151,9 +152,7 @@ def _load(module: str) -> Any:
     try:
         return importlib.import_module(f"cryptography.{module}")
     except ImportError:
-        raise BackendError(
-            "signatures need cryptography, which is missing; pip install cryptography==50.0.2"
-        ) from None
+        raise BackendError(f"signatures need cryptography, which is missing; {INSTALL}") from None
 
 
 def _read_private_key(path: Path) -> Any:
