@@ -35,8 +35,10 @@ _HALF = 10
 """Of more than twice as many classes, only as many of the worst and of the best are listed."""
 _MACHINE = ("ranks", "device", "processor", "cores", "system", "lockstep", "python", "numpy")
 """What `environment.json` says of a machine. The version of the backend follows."""
-_MARKUP = re.compile(r"([\\`*_#\[\]<>|~&$:@!]|(?<=[^\W\d])\.)")
+_MARKUP = re.compile(r"[\\`*#\[\]<>|~&$@!]|(?<![^\W_])_|_(?![^\W_])|:(?!\d)|(?<!\d)\.|\.(?!\d)")
 """What Markdown may read as more than a letter, such as a link or a cell of a table."""
+_FORMULA = {"\\": "&#92;", "$": "&#36;"}
+"""What begins a formula on the hub, also after a backslash."""
 Rows = dict[str, object]
 
 
@@ -93,7 +95,8 @@ def write_card(
         "## Lineage",
         _make_table("from", "value", _list_lineage(weights, origin, compared)),
         "## Licence",
-        "Not known. To state it, add a line such as `license: apache-2.0` after the first line.",
+        "Not known, nor is the data set's name on the Hub. To state them, add lines such as"
+        " `license: apache-2.0` and `datasets: [OWNER/NAME]` after the first line.",
     ]
     if origin.run is not None:
         blocks += ["## Recipe", indent(origin.run.recipe.format_yaml().rstrip(), "    ")]
@@ -262,7 +265,7 @@ def _make_table(left: str, right: str, rows: Mapping[str, object]) -> str:
 
 def _escape(text: str) -> str:
     """Return a text in one line that Markdown shows as it is."""
-    return _MARKUP.sub(r"\\\1", _clean(text))
+    return _MARKUP.sub(lambda mark: _FORMULA.get(mark[0], f"\\{mark[0]}"), _clean(text))
 
 
 def _clean(text: str) -> str:
