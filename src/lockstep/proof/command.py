@@ -155,6 +155,8 @@ class Server:
     """A model behind the Open Inference Protocol, as Triton and `lockstep serve` have it."""
 
     def __init__(self, url: str, headers: Sequence[str]) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError("it is not http:// or https://")
         self._url = url.rstrip("/")
         self._headers = {}
         for header in headers:

@@ -27,6 +27,8 @@ _TIE = 0.05
 _OTHER_DECODER = 0.05
 """By this share of the largest logit answers may differ with another JPEG decoder, if the proof
 does not say."""
+_EQUAL_PIXELS = 0.01
+"""Means of pixels are printed with three digits."""
 _FLOAT16 = 2048
 """float16 has 11 bits."""
 
@@ -266,7 +268,12 @@ def judge(
     proof = comparison.proof
     bounds = proof.document["bounds"]
     shares = [comparison.measure(probe) for probe in range(len(proof.probes))]
-    failing = [probe for probe, share in enumerate(shares) if share > bounds["logits"]]
+    failing = []
+    for probe, share in enumerate(shares):
+        # Pixels that are rounded otherwise, within their bounds, change the answer as well.
+        is_rounded = any(sizes[probe] > _EQUAL_PIXELS for sizes in pixels.values())
+        if share > max(bounds["logits"], is_rounded * measure_decoder(proof)):
+            failing.append(probe)
     lines = []
     for stage, sizes in pixels.items():
         for probe, size in enumerate(sizes):
@@ -293,26 +300,32 @@ def judge(
     classes = "classes equal" if agreeing == len(shares) else f"{agreeing} classes equal"
     stages = ""
     if pixels:
-        stages = f"preprocessing within {max(map(max, pixels.values())):.2g} of 255, "
+        stages = f"preprocessing within {max(map(max, pixels.values())):.2f} of 255, "
     count = len(shares)
     line = f"{count} of {count} probes: {stages}logits within {max(shares):.1g}, {classes}"
     return [line, *remark], 0
 
 
-def _is_decoder(comparison: Comparison, failing: Sequence[int]) -> bool:
-    """Return whether only JPEGs differ, by no more than another decoder explains, and the classes
-    are equal."""
-    proof = comparison.proof
-    sizes = [_OTHER_DECODER]
+def measure_decoder(proof: Proof) -> float:
+    """Return by which share of the largest logit answers may differ if pixels are rounded
+    otherwise: three times what the fault `DECODER` changes."""
     for fault in proof.faults:
         if fault.name == DECODER:
-            sizes = []
-            for logs, probe in zip(fault.logs, fault.probes, strict=True):
-                difference = np.abs(logs - proof.logs[probe, fault.columns]).max()
-                sizes.append(3 * float(difference) / proof.unit)
+            right = proof.logs[list(fault.probes)][:, fault.columns]
+            return 3 * float(np.abs(fault.logs - right).max()) / proof.unit
+    return _OTHER_DECODER
+
+
+def _is_decoder(comparison: Comparison, failing: Sequence[int]) -> bool:
+    """Return whether only JPEGs differ, by no more than another decoder explains, the classes are
+    equal, and no fault explains it."""
+    proof = comparison.proof
+    if any(diagnosis.is_exact for diagnosis in name_faults(comparison, failing)):
+        return False
+    limit = measure_decoder(proof)
     for probe in failing:
         is_jpeg = proof.probes[probe]["file"].endswith(".jpg")
-        if not (is_jpeg and comparison.has_class(probe)) or comparison.measure(probe) > max(sizes):
+        if not (is_jpeg and comparison.has_class(probe)) or comparison.measure(probe) > limit:
             return False
     return True
 

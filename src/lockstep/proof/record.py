@@ -28,6 +28,7 @@ _MOST_BYTES = 2**24
 _MOST_PIXELS = 2**24
 _MOST_PROBES = 64
 _MOST_LOGITS = 2**18
+_MOST_BATCH = 1024
 LEAST = 1e-30
 """Smaller probabilities are replaced by this one."""
 
@@ -109,7 +110,7 @@ def read_proof(folder: Path) -> Proof:
             _require(digest in (None, hashlib.sha256(data).hexdigest()), f"{proof.name(number)}")
     except OSError as error:
         raise CannotCheck(f"{error}; expected the folder that lockstep export wrote") from None
-    except (LookupError, TypeError, ValueError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise CannotCheck(
             f"{folder / PROOF} is not what lockstep export writes ({error!s:.200}); export the"
             " model again"
@@ -152,9 +153,15 @@ def _parse(folder: Path, document: Any) -> Proof:
     logits = model["logits"]
     _require(type(logits) is int and 0 < logits <= _MOST_LOGITS, "logits")
     _require(0 < count <= _MOST_PROBES, "probes")
+    about = document["input"]
+    batch = about["batch"]
+    _require(about["takes"] in ("photos", "squares") and type(about["exif"]) is bool, "input")
+    _require(batch is None or (type(batch) is int and 0 < batch <= _MOST_BATCH), "batch")
+    _require(np.shape(about["mean"]) == np.shape(about["std"]) == (3,), "mean or std")
     texts = [model["target"], model["precision"], document["bounds"]["why"], *model["files"]]
     texts += [*model["files"].values(), *model["classes"]]
     numbers = [document["bounds"][name] for name in ("decoded", "seen", "logits")]
+    numbers += [*about["mean"], *about["std"]]
     for probe in document["probes"]:
         texts += [probe["file"], probe["what"]]
         for stage in ("decoded", "seen"):

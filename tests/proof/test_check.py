@@ -1,0 +1,272 @@
+"""`check.py` next to a model: it finds planted faults, names them, and raises no false alarm."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from lockstep.proof.command import check_model
+from lockstep.proof.diagnosis import Comparison, judge, read_answers
+from lockstep.proof.record import CannotCheck, Proof, read_proof
+from lockstep.proof.runtimes import open_onnx
+from tests.inference.cases import CLASSES
+from tests.proof.planted import Predictor, softmax
+
+
+@pytest.fixture(scope="module")
+def proof(folder: Path) -> Proof:
+    return read_proof(folder / "proof")
+
+
+def ask(proof: Proof, function: Callable[[str], Any]) -> tuple[str, int]:
+    """Return what is printed for a user's function, and the exit code."""
+    rows = [function(str(proof.path(number))) for number in range(len(proof.probes))]
+    lines, code = judge(Comparison(proof, read_answers(proof, rows)), {})
+    return "\n".join(lines), code
+
+
+PLANTED = {
+    "BGR": "colours swapped",
+    "not normalised": "pixels not normalised",
+    "0 to 1": "pixels from 0 to 1",
+    "-1 to 1": "pixels from -1 to 1",
+    "normalised twice": "normalised twice",
+    "another mean": "another mean or scale",
+    "no antialiasing": "antialiasing",
+    "squashed": "squashed to a square",
+    "no margin": "no margin",
+    "corner": "corner instead of centre",
+    "EXIF ignored": "EXIF orientation",
+    "CMYK inverted": "CMYK inverted",
+    "alpha over white": "transparency over white",
+    "softmax twice": "softmax twice",
+    "shifted": "classes shifted up by one",
+    "another order": "classes in another order",
+    "the photo before": "a batch that mixes images",
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_fault_in_the_users_own_code_is_named(fault: str, folder: Path, proof: Proof) -> None:
+    text, code = ask(proof, Predictor(folder / "bare.onnx", CLASSES, fault))
+    assert code == 1
+    named = [line for line in text.splitlines() if line.startswith(("This is", "It looks like"))]
+    assert [PLANTED[fault] in line for line in named] == [True], text
+
+
+def test_the_users_own_code_without_a_fault_raises_no_alarm(folder: Path, proof: Proof) -> None:
+    text, code = ask(proof, Predictor(folder / "bare.onnx", CLASSES))
+    assert (text.split(",")[-1], code) == (" classes equal", 0)
+    text, code = ask(proof, Predictor(folder / "bare.onnx", CLASSES, "OpenCV"))
+    assert code == 0, text
+
+
+def reverse_colours(model: onnx.ModelProto) -> None:
+    reorder_input(model, [2, 1, 0], axis=3)
+
+
+def swap_photos(model: onnx.ModelProto) -> None:
+    """Give each photo the answer of its neighbour in the batch: of one photo, its own."""
+    output = model.graph.output[1].name
+    rename_output(model, output, "before")
+    steps = {"start": [-1], "end": [-(2**60)], "axis": [0], "step": [-1]}
+    for name, value in steps.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value, np.int64), name))
+    model.graph.node.append(helper.make_node("Slice", ["before", *steps], [output]))
+
+
+def add_softmax(model: onnx.ModelProto) -> None:
+    output = model.graph.output[1].name
+    rename_output(model, output, "before")
+    model.graph.node.append(helper.make_node("Softmax", ["before"], [output], axis=1))
+
+
+def roll_classes(model: onnx.ModelProto) -> None:
+    for tensor in model.graph.initializer:
+        if tensor.name in ("fc.weight", "fc.bias"):
+            values = np.roll(numpy_helper.to_array(tensor), 1, axis=0)
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+
+
+def reorder_input(model: onnx.ModelProto, order: list[int], axis: int) -> None:
+    name = model.graph.input[0].name
+    for node in model.graph.node:
+        node.input[:] = ["reordered" if entry == name else entry for entry in node.input]
+    model.graph.initializer.append(numpy_helper.from_array(np.array(order, np.int64), "order"))
+    gather = helper.make_node("Gather", [name, "order"], ["reordered"], axis=axis)
+    model.graph.node.insert(0, gather)
+
+
+def rename_output(model: onnx.ModelProto, name: str, new: str) -> None:
+    for node in model.graph.node:
+        node.output[:] = [new if entry == name else entry for entry in node.output]
+
+
+@pytest.mark.parametrize(
+    ("edit", "name"),
+    [
+        (reverse_colours, "colours swapped"),
+        (add_softmax, "softmax twice"),
+        (roll_classes, "classes shifted up by one"),
+        (swap_photos, "a batch that mixes images"),
+    ],
+)
+def test_a_fault_in_the_graph_is_named(
+    edit: Callable[[onnx.ModelProto], None], name: str, folder: Path, proof: Proof, tmp_path: Path
+) -> None:
+    model = onnx.load(folder / "model.onnx")
+    edit(model)
+    onnx.save(model, tmp_path / "model.onnx")
+    lines, code = check_model(proof, *open_onnx(tmp_path))
+    assert code == 1
+    assert [line for line in lines if line.startswith(f"This is: {name}.")], lines
+
+
+def run_check(
+    folder: Path, *arguments: str, without: str = "lockstep", where: Path = Path("/")
+) -> tuple[str, int]:
+    """Run `check.py` from another folder, in an interpreter that does not have a package."""
+    code = (
+        "import runpy, sys;"
+        f"sys.modules[{without!r}] = None;"
+        f"sys.argv = {['check.py', *arguments]!r};"
+        f"runpy.run_path({str(folder / 'proof/check.py')!r}, run_name='__main__')"
+    )
+    result = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, cwd=where
+    )
+    assert result.stderr == ""
+    return result.stdout, result.returncode
+
+
+def test_check_py_needs_nothing_of_lockstep(folder: Path) -> None:
+    text, code = run_check(folder)
+    assert text.startswith("13 of 13 probes: preprocessing within 0")
+    assert text.endswith("classes equal\n")
+    assert code == 0
+
+
+def test_check_py_says_what_to_install(folder: Path) -> None:
+    text, code = run_check(folder, without="onnxruntime")
+    assert "pip install onnxruntime" in text
+    assert code == 2
+    text, code = run_check(folder, without="PIL")
+    assert "pip install numpy Pillow" in text
+    assert code == 2
+
+
+def test_a_model_that_has_changed_is_named_before_it_runs(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy/model.onnx").write_bytes(b"not a model")
+    text, code = run_check(tmp_path / "copy")
+    first, second = text.splitlines()
+    assert first == "model.onnx has changed since the export: its SHA-256 differs"
+    assert second.startswith("the model does not run here: ")
+    assert code == 2
+
+
+APP = """
+def classify(path):
+    if path.endswith("cmyk.jpg"):
+        raise OSError("cannot identify it")
+    return ANSWERS[path.rpartition("/")[2]]
+"""
+
+
+def test_a_function_in_the_current_folder_is_asked(
+    folder: Path, proof: Proof, tmp_path: Path
+) -> None:
+    answers: dict[str, Any] = {}
+    for probe, logs in zip(proof.probes, proof.logs, strict=True):
+        best = np.argsort(-logs)[:3]
+        named = {CLASSES[number]: f"{math.exp(logs[number]):.3%}" for number in best}
+        answers[probe["file"].rpartition("/")[2]] = named
+    answers["plain.jpg"]["blob"] = 0.5
+    (tmp_path / "my_app.py").write_text(f"ANSWERS = {answers!r}\n{APP}", encoding="utf-8")
+    text, code = run_check(folder, "--predictor", "my_app:classify", where=tmp_path)
+    assert text.startswith("2 of 13 probes differ;")
+    assert "photos/plain.jpg (a JPEG): ValueError: the model has no class 'blob'" in text
+    assert "photos/cmyk.jpg (a CMYK JPEG): OSError: cannot identify it" in text
+    assert code == 1
+    text, code = run_check(folder, "--predictor", "my_app:nothing", where=tmp_path)
+    assert text.startswith("my_app:nothing cannot be imported (AttributeError:")
+    assert code == 2
+
+
+FORMS: dict[str, Callable[[np.ndarray], Any]] = {
+    "probabilities": lambda logits: softmax(logits),
+    "logits": lambda logits: [logits.tolist()],
+    "float16": lambda logits: softmax(logits).astype(np.float16),
+    "percent": lambda logits: dict(zip(CLASSES, (100 * softmax(logits)).round(1), strict=True)),
+    "pairs": lambda logits: list(zip(CLASSES, softmax(logits), strict=True))[::-1],
+    "labels": lambda logits: [
+        {"label": name, "score": share}
+        for name, share in zip(CLASSES[:4], softmax(logits), strict=False)
+    ],
+    "numbers": lambda logits: dict(enumerate(softmax(logits))),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_answers_are_read_in_many_forms(form: str, proof: Proof) -> None:
+    rows = [FORMS[form](logits) for logits in proof.logits]
+    assert judge(Comparison(proof, read_answers(proof, rows)), {})[1] == 0
+    rows[3] = FORMS[form](proof.logits[3][::-1])
+    lines, code = judge(Comparison(proof, read_answers(proof, rows)), {})
+    assert (lines[0].split(";")[0], code) == ("1 of 13 probes differ", 1)
+
+
+def damage(document: Any, *keys: Any, value: Any) -> None:
+    for key in keys[:-1]:
+        document = document[key]
+    document[keys[-1]] = value
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (("format",), 2),
+        (("probes", 0, "file"), "../../export.json"),
+        (("probes", 0, "file"), "/etc/passwd"),
+        (("probes", 0, "seen", "grid"), [1, 2]),
+        (("probes", 0, "decoded", "means"), ["a", "b", "c"]),
+        (("probes", 0, "sha256"), "0" * 64),
+        (("expected", "float32"), "AAAA"),
+        (("expected", "float32"), "\u00e9"),
+        (("model", "logits"), 2**40),
+        (("model", "classes"), [1]),
+        (("bounds", "logits"), "1"),
+        (("faults", 0, "probes"), [99]),
+        (("faults", 0, "columns"), [2**63]),
+        (("faults", 0, "advice"), None),
+        (("input",), []),
+        (("input", "batch"), 10**6),
+        (("input", "std"), [1.0]),
+        (("probes",), {}),
+    ],
+    ids=str,
+)
+def test_a_proof_that_lockstep_did_not_write_is_refused(
+    keys: tuple[Any, ...], value: Any, proof: Proof, tmp_path: Path
+) -> None:
+    document = json.loads(json.dumps(proof.document))
+    damage(document, *keys, value=value)
+    (tmp_path / "proof.json").write_text(json.dumps(document), encoding="utf-8")
+    shutil.copytree(proof.folder / "photos", tmp_path / "photos")
+    with pytest.raises(CannotCheck, match="export"):
+        read_proof(tmp_path)
+
+
+def test_a_link_in_a_proof_is_not_followed(proof: Proof, tmp_path: Path) -> None:
+    (tmp_path / "proof.json").symlink_to(proof.folder / "proof.json")
+    with pytest.raises(CannotCheck, match="is a link"):
+        read_proof(tmp_path)
