@@ -72,7 +72,30 @@ def test_a_certificate_below_a_trusted_root_is_enough(tmp_path: Path, leaf: Any)
     folder = write_files(tmp_path / "m")
     root = sign_with_chain(folder, leaf, (CA, ISSUES), (CA,))
     assert verify_signature(folder, root)["signer"].startswith("CN=signer, trusted by")
-    verify_signature(folder, tmp_path / "chain")  # who trusts the signer's own
+
+
+def test_a_trusted_file_needs_a_root(tmp_path: Path) -> None:
+    folder = write_files(tmp_path / "m")
+    root = sign_with_chain(folder, (SIGNS,), (CA,), (CA,))
+    with pytest.raises(UserError, match="no certificate that you trust"):
+        verify_signature(folder, tmp_path / "chain")
+    bundle = json.loads((folder / "model.sig").read_text())
+    del bundle["verificationMaterial"]["x509CertificateChain"]["certificates"][1:]
+    (folder / "model.sig").write_text(json.dumps(bundle))
+    with pytest.raises(UserError, match="no certificate that you trust"):
+        verify_signature(folder, root)
+    both = (tmp_path / "chain").read_bytes() + root.read_bytes()
+    (tmp_path / "both").write_bytes(both)
+    verify_signature(folder, tmp_path / "both")  # it has what the signature lacks
+
+
+def test_a_signers_own_certificate_can_be_the_root(tmp_path: Path) -> None:
+    folder = write_files(tmp_path / "m")
+    own = issue("signer", KEYS[0], None, None, SIGNS).public_bytes(serialization.Encoding.PEM)
+    (tmp_path / "own").write_bytes(own)
+    key = write_key(tmp_path / "k.pem", KEYS[0])
+    sign(folder, key, certificate_chain=tmp_path / "own")
+    assert verify_signature(folder, tmp_path / "own")["files"] == sorted(FILES)
 
 
 @pytest.mark.parametrize("leaf", [(), (SERVER,), (SIGNS, SERVER), (ISSUES, CODE), (CA,)])

@@ -228,7 +228,7 @@ def _check_usage(certificate: Any) -> None:
 
 
 def _check_chain(chain: list[Any], trusted: list[Any]) -> None:
-    """Raise an error if certificates, the signer's first, lead to none that is trusted."""
+    """Raise an error if certificates, the signer's first, lead to no root that is trusted."""
     x509 = _load("x509")
     rules = _load("x509.verification")
 
@@ -237,16 +237,17 @@ def _check_chain(chain: list[Any], trusted: list[Any]) -> None:
             raise ValueError("an issuer may not issue certificates")
 
     _check_usage(chain[0])
-    if chain[0] in trusted:
+    roots = [one for one in trusted if one.issuer == one.subject]
+    if chain[0] in roots:
         return
     anything = rules.ExtensionPolicy.permit_all()
     either = rules.Criticality.AGNOSTIC
     issuers = anything.require_present(x509.BasicConstraints, either, check_issuer)
     issuers = issuers.may_be_present(x509.KeyUsage, either, check_issuer)
-    policy = rules.PolicyBuilder().store(rules.Store(trusted))
+    policy = rules.PolicyBuilder().store(rules.Store(roots))
     policy = policy.extension_policies(ee_policy=anything, ca_policy=issuers)
     policy = policy.time(chain[0].not_valid_before_utc)
-    policy.build_client_verifier().verify(chain[0], chain[1:])
+    policy.build_client_verifier().verify(chain[0], [*chain[1:], *trusted])
 
 
 def _sign(path: Path, private: Any, signer: dict[str, Any], signature: Path) -> None:
