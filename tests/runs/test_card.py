@@ -116,7 +116,7 @@ def test_figures_are_those_of_the_run(dense: Path, textures: Path, tmp_path: Pat
     sha = hashlib.sha256(weights.read_bytes()).hexdigest()
     assert rows[f"{weights.parent.name}/ema.safetensors"] == f"SHA-256 {sha}"
     assert rows["digest of the training images"] == open_index(textures / "train").digest
-    assert rows["training images"] == "60, and 0 damaged ones left out"
+    assert rows["training images"] == "60 (damaged and left out: 0)"
     assert "torch 2." in rows["machine of the last process"]
     assert rows["start of the training"] == "random weights of seed 0"
     block = re.findall("^    .*\n", text.partition("## Recipe")[2], re.MULTILINE)

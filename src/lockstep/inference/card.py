@@ -84,7 +84,7 @@ def write_card(
         f"---\n{front}---",
         f"# {_escape(name)}",
         f"An image classifier in the form of {form}. Lockstep {version()} made this card: every"
-        " figure comes from the files of the training run, and what they do not say is not known.",
+        " figure comes from the files of the training run, and what these do not say is not known.",
         _make_table("what", "value", about),
         "## Accuracy",
         *_describe_accuracy(weights, origin),
@@ -215,14 +215,13 @@ def _describe_training(origin: _Origin) -> Iterator[str]:
         "steps": f"{run.step} of {run.steps}",
         "hours:minutes:seconds of training": str(timedelta(seconds=round(seconds))),
         "machine of the last process": machine,
-        "digest of the training images": origin.training,
     }
     for name, part in {"training": "train", "validation": "val"}.items():
         rows[f"{name} images"] = None
         images = environment.get(part, {})
         if images.keys() >= {"images", "quarantined"}:
             bad = len(images["quarantined"])
-            rows[f"{name} images"] = f"{images['images']}, and {bad} damaged ones left out"
+            rows[f"{name} images"] = f"{images['images']:,} (damaged and left out: {bad:,})"
     yield _make_table("what", "value", rows)
 
 
@@ -235,6 +234,7 @@ def _list_lineage(weights: Weights, origin: _Origin, compared: Any) -> Rows:
             rows[f"{name}, of {weights.origin}"] = f"SHA-256 {digest}"
     else:
         rows[f"{file.parent.name}/{file.name}"] = f"SHA-256 {checkpoint.read_digest(file)}"
+    rows["digest of the training images"] = origin.training
     rows["start of the training"] = None
     if origin.run is not None:
         identity = read_identity(origin.run.folder)
