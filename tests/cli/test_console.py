@@ -83,6 +83,7 @@ def bad(count: int) -> dict[str, Any]:
     }
 
 
+bad_line = "  photos/dots/{}.jpg: empty file".format
 SHOWN = "top-1 91.25 % (88.1 to 93.6), top-5 100.00 %, loss 0.3457 on 400 images"
 ON_TIME = {"elapsed_sec": 1.0}
 FIRST_LINE = "60 training and 20 validation images on CPU, 2 threads"
@@ -96,9 +97,9 @@ VERBOSE = (
 )
 LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "a start": ([START], [FIRST_LINE]),
-    "a start with a note": (
-        [START | {"notes": ["[x] is slow"]}],
-        ["note: [x] is slow", FIRST_LINE],
+    "notes and bad images of folds, once": (
+        [begun(train=bad(1)) | {"notes": ["[x] is slow"]}] * 2,
+        ["note: [x] is slow", FIRST_LINE, "1 bad image is left out:", bad_line(0), FIRST_LINE],
     ),
     "what early stopping waits for": (
         [
@@ -202,8 +203,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [
             FIRST_LINE,
             "3 bad images are left out:",
-            "  photos/dots/0.jpg: empty file",
-            "  photos/dots/1.jpg: empty file",
+            *map(bad_line, range(2)),
             "  val/a/[b].jpg: not an image",
         ],
     ),
@@ -220,7 +220,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [
             FIRST_LINE,
             "13 bad images are left out:",
-            *(f"  photos/dots/{i}.jpg: empty file" for i in range(10)),
+            *map(bad_line, range(10)),
             "  ... and 3 more, all in environment.json",
         ],
     ),

@@ -134,6 +134,8 @@ def test_bad_images_are_left_out_and_reported(
     assert result["images"] == 20
     assert [bad["file"] for bad in result["quarantined"]] == ["dots/broken.jpg"]
     assert result["quarantined"][0]["reason"]
+    part = lockstep.load(save_weights()).evaluate(tmp_path / "val", split=0.5)
+    assert (part.images, part.quarantined) == (10, result["quarantined"])
 
 
 def test_outputs_beyond_classes_are_wrong(save_weights: SaveWeights, textures: Path) -> None:

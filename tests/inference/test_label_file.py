@@ -158,9 +158,16 @@ def test_a_class_can_stand_for_several_outputs_or_none(
         assert result.per_class["images"] == [6, 6, 0, 6]
 
 
+FIRST = "chair/ILSVRC2012_val_00000001.JPEG"
 WRONG: list[tuple[Any, str]] = [
     ({"labels": {"sofa": 1}}, "names 'sofa', which is not a class or an image"),
     ({"labels": {"chair/9.jpg": 1}}, "names 'chair/9.jpg', which is not a class or an image"),
+    ({"labels": {f"./{FIRST}": 1}}, "names './chair/.*01.JPEG', which is not a class or an image"),
+    ({"labels": {FIRST[:-5]: 1}}, "names 'chair/.*01', which is not a class or an image"),
+    (
+        {"labels": {FIRST: 1, FIRST[6:]: 2, "lamp": 1}},
+        "'chair/.*01.JPEG' twice, as 'chair/.*01.JPEG' and as 'ILSVRC.*01.JPEG'",
+    ),
     ({"labels": {"chair": 20}}, "'chair' has the output 20, .* from 0 to 19"),
     ({"labels": {"chair": -1}}, "'chair' has the output -1"),
     ({"labels": {"chair": True}}, "'chair' has the output True"),
@@ -196,7 +203,7 @@ def test_wrong_labels_are_refused_by_name(save_weights: SaveWeights, tmp_path: P
         (b"{", "cannot be read as JSON"),
         (b"\xff", "cannot be read as JSON"),
         (b"[" * 9999, "deep"),
-        (b'{"chair": 1, "lamp": 2, "chair": 0}', "the key 'chair' stands in it twice"),
+        (b'{"chair": 1, "lamp": 2, "chair": 0}', "an object has the key 'chair' twice"),
     ):
         file.write_bytes(data)
         with pytest.raises(DataError, match=f"labels.json.*{message}"):
@@ -221,6 +228,7 @@ def test_a_folder_of_data_sets_has_their_means(save_weights: SaveWeights, tmp_pa
     names = ["blur/defocus_blur/1", "blur/defocus_blur/2", "noise/shot_noise/1"]
     for number, name in enumerate(names):
         draw(tmp_path / "c" / name, WNIDS[: 4 - number % 2], 3 + number)
+        (tmp_path / "c" / name / WNIDS[number] / "broken.JPEG").write_bytes(b"no image")
     (tmp_path / "c/README").touch()
     model = lockstep.load(spread(1000, save_weights))
     labels = {"restrict": True}
@@ -237,6 +245,8 @@ def test_a_folder_of_data_sets_has_their_means(save_weights: SaveWeights, tmp_pa
     assert result.interval[0] == pytest.approx(np.mean([single.interval[0] for single in singles]))
     assert result.images == 12 + 12 + 20
     printed = result.to_json()
+    bad = [f"{name}/{WNIDS[number]}/broken.JPEG" for number, name in enumerate(names)]
+    assert [image["file"] for image in printed["quarantined"]] == bad
     assert printed["sets"][names[1]]["top1_percent"] == singles[1].top1
     assert "corruption_errors" not in printed
     json.dumps(printed, allow_nan=False)

@@ -132,7 +132,8 @@ def test_names_that_are_assumed_are_noted(
 ) -> None:
     heard: list[Any] = []
     model = lockstep.load(save_weights(classes=(), **changes)).on(listener=heard.append)
-    model.predict(image_file(tmp_path, 50, 50))
+    for features in (False, True, False):  # once, whatever is asked for
+        model.predict(image_file(tmp_path, 50, 50), features=features)
     message = f"the weights name no classes and have {which}; shows ImageNet's names. If these are"
     assert heard == [{"kind": "note", "message": f"{message} other classes: --classes FILE"}]
 

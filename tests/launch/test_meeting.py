@@ -71,9 +71,9 @@ def test_options_come_before_slurm() -> None:
 
 
 def test_several_launchers_on_a_node_are_refused() -> None:
-    with pytest.raises(UserError, match=r"4 tasks on 2 nodes.*--ntasks-per-node=1"):
+    with pytest.raises(UserError, match=r"tasks of srun: 4, nodes: 2.*--ntasks-per-node=1"):
         find_meeting(Options(), STEP | SECRET | {"SLURM_STEP_NUM_TASKS": "4"})
-    with pytest.raises(UserError, match=r"8 tasks on 1 nodes.*--ntasks-per-node=1"):
+    with pytest.raises(UserError, match=r"tasks of srun: 8, nodes: 1.*--ntasks-per-node=1"):
         find_meeting(
             Options(), STEP | SECRET | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "8"}
         )

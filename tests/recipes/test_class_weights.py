@@ -47,7 +47,7 @@ def test_a_wrong_value_is_one_error(value: Any, message: str) -> None:
 
 
 def test_another_number_of_weights_than_logits_is_refused() -> None:
-    expected = "class_weights has 2 numbers; expected one for each of the 3 logits"
+    expected = "class_weights has length 2; expected a number for each logit, so 3"
     action = re.escape(" (for 2 classes, set logits=2 too)")
     with pytest.raises(RecipeError, match=f"^{expected}{action}$"):
         Recipe(logits=3, class_weights=(1, 2))
@@ -56,5 +56,5 @@ def test_another_number_of_weights_than_logits_is_refused() -> None:
 def test_weights_fit_the_logits_that_my_images_chooses() -> None:
     facts = Facts(classes=3, images=60, shorter_side=64, on_gpu=False, precision="fp32")
     assert choose_recipe(facts, {"class_weights": [1, 2, 3]}).class_weights == (1, 2, 3)
-    with pytest.raises(RecipeError, match="class_weights has 2 numbers"):
+    with pytest.raises(RecipeError, match="class_weights has length 2"):
         choose_recipe(facts, {"class_weights": [1, 2]})

@@ -100,6 +100,13 @@ def test_top_5_of_five_classes_or_fewer_is_left_out(
         assert {view["top5"] for view in page.data["views"]} == {shown}
 
 
+def test_rare_classes_alone_are_marked_as_rough(recipe: Recipe, tmp_path: Path) -> None:
+    for images, is_rough in ((60, False), (30, True)):
+        run = write_run(tmp_path / str(images), recipe=recipe, classes=["a", "b"], images=images)
+        page = write_page(run, tmp_path / "page.html")
+        assert ("* fewer than 20 images" in page.text) == is_rough
+
+
 def test_several_runs_are_overlaid_and_compared(four: list[Path], tmp_path: Path) -> None:
     page = write_page(four, tmp_path / "page.html")
     assert {curve["run"] for curve in page.data["charts"][0]["curves"]} == {0, 1, 2, 3}

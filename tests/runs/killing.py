@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -52,7 +51,7 @@ def train(
     def complete(folder: Path, fields: dict[str, Any]) -> Any:
         return complete_settings(folder, None, data, EXECUTION, changes=changes | fields)
 
-    train_folds(out, FOLDS, complete, weights=weights, open_listener=lambda: nullcontext(listener))
+    train_folds(out, FOLDS, complete, weights=weights, listener=listener)
 
 
 def train_and_die(moment: dict[str, Any], **options: Any) -> None:

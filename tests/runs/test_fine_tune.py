@@ -104,7 +104,7 @@ def test_a_named_recipe_gets_the_folders_logits(
     pause = Execution(stop_after_steps=1, loggers=())
     events = train_and_listen("demo", few_images, run, changes=changes, execution=pause)
     assert lockstep.load_recipe(run).logits == 4
-    assert any("so the model has 4 logits" in note for note in read_notes(events))
+    assert any("a logit a class, 4 in all" in note for note in read_notes(events))
     again = train_and_listen("demo", few_images, run, changes=changes, execution=pause)
     assert not any("logits" in note for note in read_notes(again))
 

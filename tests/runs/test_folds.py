@@ -1,7 +1,6 @@
 """Cross-validation: runs of folds, one after the other, and what all of them say."""
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,7 +41,7 @@ def train(
     def complete(folder: Path, fields: dict[str, Any]) -> RunSettings:
         return complete_settings(folder, recipe, data, execution or Execution(), changes=fields)
 
-    return train_folds(out, FOLDS, complete, open_listener=lambda: nullcontext(listener))
+    return train_folds(out, FOLDS, complete, listener=listener)
 
 
 def test_folds_resume_without_repeats(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_changed_bytes_stop_a_resume(data: Path, tmp_path: Path, tiny_recipe: Re
         lockstep.train(tiny_recipe, data, run, execution=WHOLE)
     assert len(read_losses(run)) == 3
     open_index(data / "train", anew=True)
-    with pytest.raises(CheckpointError, match=rf"train: 1 images changed \({place}\)"):
+    with pytest.raises(CheckpointError, match=rf"train: 1 image changed \({place}\)"):
         lockstep.train(tiny_recipe, data, run, execution=WHOLE)
     image.write_bytes(sound)
     assert image.stat().st_mtime_ns != time
@@ -132,21 +132,29 @@ def add_class(root: Path) -> None:
     image_folder(root, {f"{split}/ape/0.jpg": jpeg() for split in ("train", "val")})
 
 
+def rename_class(root: Path) -> None:
+    for split in ("train", "val"):
+        (root / split / "cat").rename(root / split / "lynx")
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (remove, "train: 1 images are missing (cat/1.jpg)"),
-        (add, "train: 1 images are new (owl/new.jpg)"),
-        (rewrite, "train: 1 images changed (owl/2.jpg)"),
+        (remove, "train: 1 image missing (cat/1.jpg)"),
+        (add, "train: 1 image new (owl/new.jpg)"),
+        (rewrite, "train: 1 image changed (owl/2.jpg)"),
         (
             move,
-            "train: 1 images are missing (cat/1.jpg); train: 1 images are new (owl/9.jpg);"
+            "train: 1 image missing (cat/1.jpg); train: 1 image new (owl/9.jpg);"
             " train: all images are there, under other names or labels: renamed?",
         ),
+        (add_class, "train: 1 class new (ape); val: 1 class new (ape)"),
         (
-            add_class,
-            "train: 1 images are new (ape/0.jpg); train: 1 classes are new (ape);"
-            " val: 1 images are new (ape/0.jpg); val: 1 classes are new (ape)",
+            rename_class,
+            "train: 1 class missing (cat); train: 1 class new (lynx);"
+            " train: all images are there, under other names or labels: renamed?;"
+            " val: 1 class missing (cat); val: 1 class new (lynx);"
+            " val: all images are there, under other names or labels: renamed?",
         ),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",

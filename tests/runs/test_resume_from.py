@@ -113,7 +113,7 @@ def test_a_run_that_resumes_from_a_checkpoint_of_nvidias_code_is_the_whole_run(
         recipe, images, tmp_path / "run", resume_from=file, execution=EXECUTION
     )
     assert list_steps(tmp_path / "run") == [2, 3, 4, 5]
-    assert "step 2 of 6 is done, 1 of 3 epochs" in read_notes(events)
+    assert "step 2 of 6 is done, epoch 1 of 3" in read_notes(events)
     has_averages = to == "nvidia-pytorch"
     averages = ["ema"] if has_averages else []
     assert find_same_parts(tmp_path / "run", whole) == ["tensors", "momentum", *averages]
@@ -186,7 +186,7 @@ def test_a_checkpoint_beyond_the_end_is_refused_and_more_epochs_help(
     train = partial(
         lockstep.train, data=images, out=tmp_path / "run", resume_from=whole, execution=EXECUTION
     )
-    message = "has done 6 steps, but this run ends at step 4: 2 epochs of 2 steps"
+    message = "has done step 6, but this run ends at step 4: 2 epochs of 2 steps"
     with pytest.raises(CheckpointError, match=message):
         train(recipe.replace(epochs=2))
     with pytest.raises(CheckpointError, match="does not have the state of the optimizer lamb"):

@@ -258,7 +258,7 @@ def test_a_refused_schedule_says_what_to_type(run: Path, tiny_recipe: Recipe) ->
     # 0.01 + 27/28 * 0.04.
     assert refusal.splitlines() == [
         (
-            "It has done 14 steps, and the new schedule changes their learning rates: step 1 had"
+            "It has done step 14, and the new schedule changes rates of those done: step 1 had"
             " 0.0464286, and would have 0.0485714."
         ),
         "To start a new run from its weights, at step 0:",
@@ -271,7 +271,7 @@ def test_a_refused_schedule_says_what_to_type(run: Path, tiny_recipe: Recipe) ->
 
 def test_fewer_steps_than_are_done_are_refused(run: Path, tiny_recipe: Recipe) -> None:
     refusal = explain(tiny_recipe, run, 14, epochs=1)
-    assert refusal == "It has done 14 steps, but epochs=1 ends at step 7."
+    assert refusal == "It has done step 14, but epochs=1 ends at step 7."
 
 
 @pytest.mark.parametrize(

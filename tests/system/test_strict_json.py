@@ -55,6 +55,13 @@ def test_brackets_that_cannot_be_read_are_no_json() -> None:
         parsed("[" * 100_000)
 
 
+def test_a_key_that_stands_twice_is_refused_wherever_it_is() -> None:
+    for text in ('{"a": 1, "b": 2, "a": 1}', '[{"c": {"a": 1, "\\u0061": 2}}]'):
+        with pytest.raises(ValueError, match="an object has the key 'a' twice"):
+            parsed(text)
+    assert parsed('[{"a": 1}, {"a": {"a": 2}}]') == [{"a": 1}, {"a": {"a": 2}}]
+
+
 def test_true_is_no_number_and_null_stands_for_one_that_is_not_finite() -> None:
     result = [is_figure(value) for value in (1, 0.5, None, float("nan"), True, "1", 10**400)]
     assert result == [True] * 4 + [False] * 3

@@ -121,7 +121,7 @@ def test_confidences_that_are_no_numbers_are_in_no_bin() -> None:
 
 REASONS = {
     "all right": "all 200 validation images are right",
-    "few": "19 validation images are fewer than 20",
+    "few": "19 validation images, fewer than 20",
     "logits say nothing": "none from 0.05 to 20 has the smallest loss",
     "one near miss": "none from 0.05 to 20 has the smallest loss",
     # 150 images of 0.62 are right in 60 %, 50 of 0.9975 in 94 %: (3.4 + 2.9) / 200 = 3.1 %

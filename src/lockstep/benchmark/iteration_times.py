@@ -70,7 +70,7 @@ def judge_steadiness(times_sec: Sequence[float]) -> Steadiness:
     count = len(times_sec)
     third = count // 3
     if count < FEWEST_TO_TELL:
-        reason = f"{count} iterations are too few to tell; at least {FEWEST_TO_TELL} are needed"
+        reason = f"too few iterations to tell: {count}; at least {FEWEST_TO_TELL} are needed"
         return Steadiness(False, reason)
     drift = float(np.median(times_sec[-third:]) / np.median(times_sec[:third])) - 1
     reason = (

@@ -104,7 +104,7 @@ def find_batch(
     except (KeyboardInterrupt, Interrupted) as stop:
         fitting = max((done.images for done in tries if done.fits and done.parts == 1), default=0)
         code = stop.exit_code if isinstance(stop, Interrupted) else EXIT_INTERRUPTED
-        known = f"{fitting} images fit, more may" if fitting else "nothing is known yet"
+        known = f"a batch of {fitting} fits, more may" if fitting else "nothing is known yet"
         raise Interrupted(f"stopped after {len(tries)} tries: {known}", code) from None
     if parts is None:
         raise UserError(

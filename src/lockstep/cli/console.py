@@ -32,17 +32,7 @@ from lockstep.system.text import format_count
 from lockstep.weights.checkpoint_choice import explain_lost_best
 
 if TYPE_CHECKING:
-    from lockstep.runs.events import (
-        Event,
-        FinishEvent,
-        LinearProbeEvent,
-        MessageEvent,
-        PauseEvent,
-        ProgressEvent,
-        SettingsEvent,
-        SettledEvent,
-        TraceEvent,
-    )
+    from lockstep.runs import events
 
 
 _WITHIN_EPOCH = ("evaluate", "progress", "save")
@@ -175,6 +165,8 @@ class Reporter:
         self._is_probing = False
         self._second = 0.0
         """When the newest line of an epoch was made."""
+        self._said: set[str] = set()
+        """Lines of which one is enough for all folds of a cross-validation."""
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -184,7 +176,7 @@ class Reporter:
         self._end_line()
         self._bar.stop()
 
-    def __call__(self, event: "Event") -> None:
+    def __call__(self, event: "events.Event") -> None:
         """Show an event."""
         if self._is_quiet:
             return
@@ -203,6 +195,11 @@ class Reporter:
     def say(self, text: str) -> None:
         """Print a line above the progress bar."""
         self.console.print(text, markup=False)
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self.say(text)
+        self._said.add(text)
 
     def _advance(
         self,
@@ -229,7 +226,7 @@ class Reporter:
         if done == total:
             self._bar.remove_task(self._tasks.pop(what))
 
-    def _show_progress(self, event: "ProgressEvent") -> None:
+    def _show_progress(self, event: "events.ProgressEvent") -> None:
         self._advance(event["what"], event["done"], event["total"])
         # Without a terminal, a long task prints one line for each tenth, to show that it is
         # running.
@@ -244,20 +241,21 @@ class Reporter:
             self._tenths[event["what"]] = tenth
             self.say(f"{event['what']}: {done} of {total}")
 
-    def _show_settled(self, event: "SettledEvent") -> None:
+    def _show_settled(self, event: "events.SettledEvent") -> None:
         self._is_settled = True
         for line in event["lines"] if self._is_verbose else event["lines"][:1]:
             self.say(line)
 
-    def _show_linear_probe(self, event: "LinearProbeEvent") -> None:
+    def _show_linear_probe(self, event: "events.LinearProbeEvent") -> None:
         accuracy = format_accuracy(event["top1_percent"], event["images"])
         self.say(f"linear probe: {accuracy} after {format_time_left(event['seconds'])}")
 
-    def _show_settings(self, event: "SettingsEvent") -> None:
+    def _show_settings(self, event: "events.SettingsEvent") -> None:
         self.say(f"resuming {event['out']} with {'; '.join(event['origins'].values())}")
 
     def _show_start(self, event: StartEvent) -> None:
         self._total = event["total"]
+        self._second = 0.0
         about = event["environment"]
         self._per_epoch = event.get("steps_per_epoch", 0)
         self._epochs = self._total // self._per_epoch if self._per_epoch else 0
@@ -268,7 +266,7 @@ class Reporter:
         for message in event["damaged"]:
             self.say(f"skipped a corrupt checkpoint: {message}")
         for note in event["notes"]:
-            self.say(f"note: {note}")
+            self._say_once(f"note: {note}")
         self._last_evaluated = event.get("evaluates", ["trained"])[-1]
         self._is_probing = event.get("probes", False)
         if self._per_epoch and (self._is_verbose or not self._is_settled):
@@ -293,13 +291,13 @@ class Reporter:
         if lines:
             verb = "is" if len(lines) == 1 else "are"
             end = ":" if is_new else ", listed in environment.json"
-            self.say(f"{format_count(len(lines), 'bad image')} {verb} left out{end}")
+            self._say_once(f"{format_count(len(lines), 'bad image')} {verb} left out{end}")
         if not is_new:
             return
-        for line in lines[:10]:
-            self.say(line)
         if len(lines) > 10:
-            self.say(f"  ... and {len(lines) - 10} more, all in environment.json")
+            lines[10:] = [f"  ... and {len(lines) - 10} more, all in environment.json"]
+        for line in lines:
+            self._say_once(line)
 
     def _describe_recipe(self, name: str, changed: dict[str, Any]) -> str:
         length = f"{format_count(self._epochs, 'epoch')} of {format_count(self._per_epoch, 'step')}"
@@ -313,7 +311,7 @@ class Reporter:
             ]
             text += f" with {printable(', '.join(some))}"
         if len(changed) > 6:
-            text += f" and {len(changed) - 6} other fields"
+            text += f" and {format_count(len(changed) - 6, 'other field')}"
         return f"{text}: {length}"
 
     def _name_epoch(self, step: int) -> str:
@@ -399,31 +397,31 @@ class Reporter:
             images = f" on {format_count(event['images'], 'image')}"
             self.say(f"step {event['step']}{name}: {self._describe_evaluation(event, images)}")
 
-    def _show_trace(self, event: "TraceEvent") -> None:
+    def _show_trace(self, event: "events.TraceEvent") -> None:
         self.say(f"traced steps {event['first_step']} to {event['last_step']}: {event['path']}")
 
-    def _show_warning(self, event: "MessageEvent") -> None:
+    def _show_warning(self, event: "events.MessageEvent") -> None:
         self.say(f"warning: {event['message']}")
 
-    def _show_detail(self, event: "MessageEvent") -> None:
+    def _show_detail(self, event: "events.MessageEvent") -> None:
         if self._is_verbose:
             self.say(f"note: {event['message']}")
 
-    def _show_pause(self, event: "PauseEvent") -> None:
+    def _show_pause(self, event: "events.PauseEvent") -> None:
         self.say(
             f"stopped after step {event['step']} of {event['total']} as requested; saved in"
             f" {event['out']}. The same command resumes there; to train to the end: lockstep train"
             f" --out {shlex.quote(event['out'])}"
         )
 
-    def _show_already_finished(self, event: "FinishEvent") -> None:
+    def _show_already_finished(self, event: "events.FinishEvent") -> None:
         line = f"this run is finished (step {event['report']['steps']})"
         if "stopped_early" not in event["report"]:
             line += "; nothing is left to do"
         self.say(line)
         self._show_finish(event)
 
-    def _show_finish(self, event: "FinishEvent") -> None:
+    def _show_finish(self, event: "events.FinishEvent") -> None:
         report = event["report"]
         speed = report["images_per_sec"]
         if "stopped_early" in report:

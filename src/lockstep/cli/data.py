@@ -124,7 +124,7 @@ def stage(
     with Reporter() as reporter:
         staged = stage(data, to, reporter.progress("copying"))
     print(
-        f"{staged.files} files in {to}, {staged.copied} of them copied now:"
+        f"{format_count(staged.files, 'file')} in {to}, {staged.copied} of them copied now:"
         f" {staged.copied_bytes / 1e9:.2f} GB"
     )
 
@@ -167,7 +167,7 @@ def _describe_facts(about: dict[str, Any]) -> list[tuple[str, str]]:
     bar = max(most // 40, 1)
     shown = sorted(counts.items(), key=lambda pair: -pair[1])
     rows = [
-        ("format", f"{about['format']}, {about['files']} files"),
+        ("format", f"{about['format']}, {format_count(about['files'], 'file')}"),
         ("images", f"{about['images']}, {about['bytes'] / 1e6:,.1f} MB"),
         ("left out", str(about["quarantined"])),
         ("classes", f"{len(counts)}, {least} to {most} images each"),
@@ -294,7 +294,7 @@ def _check_labels(data: Path, runs: list[str], out: Path, *, as_json: bool) -> N
 
 
 def _format_size(images: int, classes: int) -> str:
-    return f"{format_count(images, 'image')} of {format_count(classes, 'class', 'classes')}"
+    return f"{format_count(images, 'image')} of {format_count(classes, 'class')}"
 
 
 def _report_lines(report: "Report") -> Iterator[str]:
@@ -463,7 +463,8 @@ def sort_val(
     """Move the images of a flat folder into one folder for each class."""
     from lockstep.data.sorted_folders import sort_into_classes
 
-    print(f"{sort_into_classes(folder, labels)} images sorted into classes in {folder}")
+    sorted_images = format_count(sort_into_classes(folder, labels), "image")
+    print(f"{sorted_images} sorted into classes in {folder}")
 
 
 def _indexes(data: Path, *, anew: bool = False, quiet: bool = False) -> "list[tuple[str, Index]]":

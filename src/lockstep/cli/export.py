@@ -7,6 +7,7 @@ import typer
 
 from lockstep.cli import options
 from lockstep.cli.terminal import escape_line, print
+from lockstep.system.text import format_count
 
 To = Annotated[
     str | None,
@@ -112,15 +113,15 @@ def _show(result: dict[str, Any]) -> None:
             format_accuracy(loss[key], images) for key in ("top1_before", "top1_after")
         )
         print(
-            f"top-1 of {images} images: {before} before int8, {after} after ({loss['method']} on"
-            f" {loss['calibration_images']} images)"
+            f"top-1 of {format_count(images, 'image')}: {before} before int8, {after} after"
+            f" ({loss['method']} on {format_count(loss['calibration_images'], 'image')})"
         )
     comparison = result["comparison"]
     if comparison is not None:
         print(
-            f"compared on {comparison['images']} photos {_describe_sizes(comparison['sizes'])}:"
-            f" the export in {comparison['runtime']} and the weights in {comparison['backend']}"
-            " differ by"
+            f"compared on {format_count(comparison['images'], 'photo')}"
+            f" {_describe_sizes(comparison['sizes'])}: the export in {comparison['runtime']} and"
+            f" the weights in {comparison['backend']} differ by"
             f" {comparison['largest_difference']:.0e} of the largest logit (bound"
             f" {comparison['bound']:.0e}); top-1 agrees on {comparison['top1_agreement']:.0%};"
             f" {comparison['seconds']:.1f} s"

@@ -13,6 +13,7 @@ from lockstep.cli.unknown_options import Command
 from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import UserError
 from lockstep.system.files import write_json
+from lockstep.system.text import format_count
 
 if TYPE_CHECKING:
     from lockstep.benchmark.largest_batch import Found, Try
@@ -252,8 +253,8 @@ def advise(
         command += ["--set", setting]
     at_once = "at once" if parts == 1 else f"in {parts} parts of {images // parts}"
     lines = [
-        f"The largest batch that fits: {answer.largest} images.",
-        f"The recipe's {images} images fit {at_once}:",
+        f"The largest batch that fits: {format_count(answer.largest, 'image')}.",
+        f"The recipe's {format_count(images, 'image')} fit {at_once}:",
         shlex.join(command),
     ]
     if execution.recompute == "off" and FRAMEWORKS[execution.backend].recomputes and parts > 1:

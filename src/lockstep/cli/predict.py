@@ -133,7 +133,7 @@ def command(
             count = format_count(len(named) - failed, "image")
             print(f"wrote {path}: {count}{features}", file=file)
     if failed:
-        raise LockstepError(f"{failed} of {len(named)} images could not be read")
+        raise LockstepError(f"{failed} of {format_count(len(named), 'image')} could not be read")
 
 
 def _list_images(arguments: list[str]) -> "NamedImages":
@@ -163,7 +163,7 @@ def _refuse_missing(named: "NamedImages") -> None:
         return
     for name in named:
         print(f"lockstep: {escape_line(str(name))}: No such file or directory", file=sys.stderr)
-    raise LockstepError(f"{len(named)} of {len(named)} images could not be read")
+    raise LockstepError(f"{len(named)} of {format_count(len(named), 'image')} could not be read")
 
 
 def _predict_all(

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -200,7 +200,7 @@ def command(
         if resume_from is not None:
             raise typer.BadParameter("--folds starts new runs; leave out --resume-from")
         choose = partial(options.choose_start, weights, model, ignore)
-        _train_folds(out, folds, complete, choose, partial(_open_listener, verbose))
+        _train_folds(out, folds, complete, choose, is_verbose=verbose)
         return
     settings = complete(out, {})
     source = options.choose_start(resume_from or weights, model, ignore, settings)
@@ -240,14 +240,16 @@ def _train_folds(
     folds: int,
     complete: "Callable[[Path, dict[str, Any]], RunSettings]",
     choose: "Callable[[RunSettings], WeightsChoice | None]",
-    open_listener: "Callable[[], AbstractContextManager[Listener]]",
+    *,
+    is_verbose: bool,
 ) -> None:
     from lockstep.runs.folds import describe_folds, fold_folder, train_folds
 
     first = complete(fold_folder(out, 1), {"folds": folds, "fold": 1})
     source = choose(first)
     options.prepare(first.execution, out)
-    summary = train_folds(out, folds, complete, weights=source, open_listener=open_listener)
+    with _open_listener(is_verbose) as listener:
+        summary = train_folds(out, folds, complete, weights=source, listener=listener)
     if summary is not None:
         print(describe_folds(summary))
         print(

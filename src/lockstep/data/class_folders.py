@@ -8,21 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from lockstep.data import sources
 from lockstep.data.decoding.image_formats import BEGINS_AS_IMAGE, is_image_name
-from lockstep.data.sources import (
-    BUNDLE,
-    CACHE,
-    CLASSES,
-    MEMBERS,
-    QUARANTINE,
-    STORE_FILES,
-    find_store_folder,
-    is_file,
-    is_folder,
-    shorten_list,
-)
 from lockstep.system.errors import DataError
 from lockstep.system.regular_files import IMAGE, open_regular
+from lockstep.system.text import format_count
 
 EMPTY_CLASS = "empty-class"
 NESTED_FOLDER = "nested-folder"
@@ -32,6 +22,7 @@ CLASS_LIST = "class-list"
 LINK = "link"
 EXTRA_IMAGE = "extra-image"
 BAD_RECORD = "bad-record"
+NO_END = "no-end"
 NEIGHBOUR = "neighbour"
 KINDS = {
     EMPTY_CLASS: ("empty class folder", "empty class folders"),
@@ -42,6 +33,7 @@ KINDS = {
     LINK: ("link in a tar", "links in tars"),
     EXTRA_IMAGE: ("second image of a sample", "second images of samples"),
     BAD_RECORD: ("place without a usable image", "places without usable images"),
+    NO_END: ("missing end of a tar, which may be cut", "missing ends of tars, which may be cut"),
     NEIGHBOUR: ("item next to the images that are read", "items next to the images that are read"),
 }
 """The kinds of what is left out, and the words for one and for many. They are also kinds of
@@ -49,7 +41,7 @@ findings of `lockstep data check`."""
 REFUSED = (EMPTY_CLASS, NESTED_FOLDER)
 """What strict readers refuse: a data set without it has fewer images or classes than its folders
 show."""
-_OWN_FILES = (QUARANTINE, CLASSES, CACHE, *STORE_FILES)
+_OWN_FILES = (sources.QUARANTINE, sources.CLASSES, sources.CACHE, *sources.STORE_FILES)
 _BEGIN = 64
 """This many bytes of a file decide whether it begins as an image."""
 _SHOWN = 5
@@ -111,10 +103,10 @@ def list_class_folders(root: Path) -> list[str]:
     Raises `DataError` if there are none; the message says how to sort a flat folder of images.
     """
     entries = [entry for entry in _scan(root) if not entry.name.startswith(".")]
-    folders = [entry.name for entry in entries if is_folder(entry)]
+    folders = [entry.name for entry in entries if sources.is_folder(entry)]
     if not folders:
-        files = sum(map(is_file, entries))
-        contents = f"{files} files and no folders" if files else "nothing"
+        files = sum(map(sources.is_file, entries))
+        contents = f"{format_count(files, 'file')} and no folders" if files else "nothing"
         raise DataError(
             f"{root} holds {contents}; expected one folder for each class with its images inside."
             " Sort ImageNet's validation images into their classes with: lockstep data sort-val"
@@ -129,9 +121,9 @@ def list_beside_classes(root: Path) -> list[Skipped]:
     for entry in _scan(root):
         if entry.name.startswith("."):
             kind = HIDDEN
-        elif is_folder(entry):
+        elif sources.is_folder(entry):
             continue
-        elif entry.is_symlink() and not is_file(entry) and "." not in entry.name:
+        elif entry.is_symlink() and not sources.is_file(entry) and "." not in entry.name:
             kind = EMPTY_CLASS  # its folder may be on an unmounted disk
         else:
             kind = STRAY_FILE
@@ -143,16 +135,17 @@ def list_beside_classes(root: Path) -> list[Skipped]:
 def read_class_folder(root: Path, name: str) -> ClassFolder:
     """Return the contents of a class folder of `root`."""
     contents = ClassFolder([], set(), [], {})
-    stored = (root / name / MEMBERS).is_file() and find_store_folder(root) is not None
+    stored = (root / name / sources.MEMBERS).is_file()
+    stored = stored and sources.find_store_folder(root) is not None
     if stored:
         _sort_objects(root, name, contents)
     for entry in _scan(root / name):
         place = f"{name}/{entry.name}"
-        if stored and entry.name in (BUNDLE, MEMBERS):
+        if stored and entry.name in (sources.BUNDLE, sources.MEMBERS):
             continue
         if entry.name.startswith("."):
             contents.skipped.append(Skipped(HIDDEN, place))
-        elif is_folder(entry):
+        elif sources.is_folder(entry):
             contents.skipped.append(Skipped(NESTED_FOLDER, place))
         elif not is_image_name(entry.name) and not _begins_as_image(entry.path):
             contents.skipped.append(Skipped(STRAY_FILE, place))
@@ -197,9 +190,9 @@ def check_layout(contents: Sequence[tuple[Path, Sequence[Skipped]]]) -> None:
     if places:
         more = f"\n  ... and {len(places) - _LISTED} more" if len(places) > _LISTED else ""
         raise DataError(
-            f"{len(places)} folders would be left out, and images or classes with them; expected"
-            f" images in <class>/<image>:{''.join(places[:_LISTED])}{more}\nMove or remove them."
-            " The recipes my-images and fine-tune leave them out"
+            f"{format_count(len(places), 'folder')} would be left out, and images or classes with"
+            f" them; expected images in <class>/<image>:{''.join(places[:_LISTED])}{more}\nMove or"
+            " remove them. The recipes my-images and fine-tune leave them out"
         )
 
 
@@ -236,8 +229,8 @@ def describe_skipped(skipped: Sequence[Skipped]) -> str:
                 places.append(item.place)
                 count += item.amount
         if places:
-            name = one if count == 1 else many
-            parts.append(f"{count} {name} ({shorten_list(places, _SHOWN)})")
+            shown = sources.shorten_list(places, _SHOWN)
+            parts.append(f"{format_count(count, one, many)} ({shown})")
     return ", ".join(parts)
 
 

@@ -15,6 +15,7 @@ from lockstep.data.decoding.orientation import shown_sizes
 from lockstep.data.sources import FOLDER, Source, name_folder
 from lockstep.system.errors import DataError
 from lockstep.system.regular_files import IMAGE, explain_failure, open_descriptor, read_descriptor
+from lockstep.system.text import format_count
 
 if TYPE_CHECKING:
     from lockstep.data.containers.places import Places
@@ -356,8 +357,8 @@ def relabel(images: AnyImages, classes: tuple[str, ...]) -> AnyImages:
         highest = int(images.rows["label"].max(initial=-1))
         if highest >= len(classes):
             raise DataError(
-                f"{title} has an image of class {highest}; training has {len(classes)} classes,"
-                " counted from 0"
+                f"{title} has an image of class {highest}; training has"
+                f" {format_count(len(classes), 'class')}, counted from 0"
             )
         return replace(images, classes=classes)
     used = {own[label] for label in np.unique(images.rows["label"]).tolist()}

@@ -372,10 +372,7 @@ def _build(source: Source, progress: Progress) -> Index:
     bad = facts.bad
     good = np.array([i for i in range(len(listing)) if i not in bad], np.int64)
     if not len(good):
-        images = len(listing) + len(listing.left_out) or "its"
-        raise DataError(
-            f"{source.title}: none of {images} images can be read{_name_first(listing, bad)}"
-        )
+        raise DataError(f"{source.title}: no image can be read{_name_first(listing, bad)}")
     quarantined = [Quarantined(listing.place(i), bad[i]) for i in sorted(bad)]
     quarantined += listing.damaged
     for image in listing.left_out:

@@ -28,6 +28,7 @@ from lockstep.data.sources import ALIASES, CLASSES, FOLDER, LABELS, Source
 from lockstep.system.errors import DataError
 from lockstep.system.machine import cores
 from lockstep.system.regular_files import TEXT, read_regular_text
+from lockstep.system.text import format_count
 
 if TYPE_CHECKING:
     from lockstep.data.stored_files import Inspect, StoredFile
@@ -272,8 +273,9 @@ def _name_classes(
         if count > len(classes):
             raise DataError(
                 f"{source.title} has an image of class {count - 1}, but {path.name} next to it"
-                f" lists {len(classes)} classes, counted from 0. Complete the list. If the labels"
-                " start at 1, write the images again with: lockstep data pack --first-label 1"
+                f" lists {format_count(len(classes), 'class')}, counted from 0. Complete the list."
+                " If the labels start at 1, write the images again with: lockstep data pack"
+                " --first-label 1"
             )
         return classes
     names = [class_names.get(label) or str(label) for label in range(count)]

@@ -43,6 +43,7 @@ from lockstep.data.sources import (
 )
 from lockstep.recipes.folds import Fold
 from lockstep.system.errors import DataError
+from lockstep.system.text import format_count
 
 TYPICAL_SHARE = 0.1
 """The share that messages suggest for many images."""
@@ -310,15 +311,17 @@ def divide_index(index: Index, division: float | Fold) -> tuple[Index, Index]:
     if isinstance(division, Fold):
         if len(index) < division.count:
             raise DataError(
-                f"{index.source.title} has {len(index)} images, too few for {division.count} folds"
+                f"{index.source.title} has {format_count(len(index), 'image')}, too few for"
+                f" {division.count} folds"
             )
         apart = assign_folds(index, division) == division.number
     else:
         apart = set_apart(index, division)
     if not apart.any():
         raise DataError(
-            f"{index.source.title} has {len(index)} images of {len(index.classes)} classes, one of"
-            " each class: none can be set apart for validation; add images"
+            f"{index.source.title} has {format_count(len(index), 'image')} of"
+            f" {format_count(len(index.classes), 'class')}, one of each class: none can be set"
+            " apart for validation; add images"
         )
     training = subset(index, np.flatnonzero(~apart))
     validation = subset(index, np.flatnonzero(apart))

@@ -9,14 +9,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from lockstep.data.class_folders import (
-    BAD_RECORD,
-    EMPTY_CLASS,
-    NESTED_FOLDER,
-    STRAY_FILE,
-    Skipped,
-    Tally,
-)
+from lockstep.data import class_folders
+from lockstep.data.class_folders import Skipped, Tally
 from lockstep.data.containers import CONTAINERS, NO_LABEL, Damage, Stored, split_path
 from lockstep.data.images import ROW, Quarantined, encode_name
 from lockstep.data.sources import BEGIN_BYTES, Source, explain_compression
@@ -104,14 +98,14 @@ class StoredFile:
         if len(self.damaged) < _MOST_DAMAGED:
             self.damaged.append(Quarantined(place, reason))
         else:
-            self.tally.add(BAD_RECORD, place)
+            self.tally.add(class_folders.BAD_RECORD, place)
 
     def leave_out(self, item: Skipped, path: str) -> None:
         """Count a member of a tar. `path` is that of the file in its source."""
-        if item.kind == EMPTY_CLASS:
+        if item.kind == class_folders.EMPTY_CLASS:
             self.directories.add("/".join(split_path(item.place)))
         else:
-            self.tally.add(item.kind, f"{path}/{item.place}")
+            self.tally.add(item.kind, f"{path}/{item.place}".removesuffix("/"))
 
     def add_images(self, images: Sequence[Stored], file: int) -> np.ndarray:
         """Add images of the file of this number; return their rows. A class without a number gets a
@@ -154,13 +148,13 @@ class StoredFile:
             nested.add(classes.find_nested(folder))
             if not classes.find_nested(folder):
                 for i in np.flatnonzero(labels == outside[-1]).tolist():
-                    self.tally.add(STRAY_FILE, f"{path}/{os.fsdecode(self.names[i])}")
+                    self.tally.add(class_folders.STRAY_FILE, f"{path}/{os.fsdecode(self.names[i])}")
         for folder in unused:
             nested.add(classes.find_nested(folder))
             if not classes.find_nested(folder):
-                self.tally.add(EMPTY_CLASS, f"{path}/{folder}")
+                self.tally.add(class_folders.EMPTY_CLASS, f"{path}/{folder}")
         for folder in sorted(nested - {""}):
-            self.tally.add(NESTED_FOLDER, f"{path}/{folder}")
+            self.tally.add(class_folders.NESTED_FOLDER, f"{path}/{folder}")
         if outside:
             self._remove(outside)
         kept = self.folders.keys() & classes.names.keys()

@@ -57,7 +57,8 @@ class EvaluationImages:
                 )
         if self.division:
             whole = len(index)
-            index = divide_index(index, self.division)[1]
+            # A bad image is of no part, and is named with each.
+            index = replace(divide_index(index, self.division)[1], quarantined=index.quarantined)
             part: object = self.division
             if isinstance(part, float | int):
                 part = f"the share of {part:g}"

@@ -6,6 +6,7 @@ from typing import Any
 from lockstep.inference.runtimes.scores import Speed
 from lockstep.models.accuracy_interval import format_accuracy
 from lockstep.recipes.published_accuracies import Comparison
+from lockstep.system.text import format_count
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,8 +27,10 @@ class Evaluation:
     """The 95 % interval of top-1, in percent."""
     classes: list[str]
     per_class: Any
-    """Counts of each class (`models.class_metrics`)."""
+    """Numbers of images by class, as a mapping: `images`, those of them that are right (`top1`) or
+    in the first five (`top5`), and those of any class that are taken for it (`predicted`)."""
     class_summary: Any
+    """Shares in percent: `recall_percent` and `precision_percent` by class, and their means."""
     class_orders: Any
     """The accuracy in other orders of folders (`label_matching`)."""
     published: Comparison | None
@@ -67,7 +70,8 @@ class Evaluation:
     def __repr__(self) -> str:
         interval = self.interval if self.sets else None
         accuracy = format_accuracy(self.top1, self.images, interval)
-        return f"Evaluation(top-1 {accuracy} of {self.images} images of {self.data})"
+        images = format_count(self.images, "image")
+        return f"Evaluation(top-1 {accuracy} of {images} of {self.data})"
 
     def to_json(self) -> dict[str, Any]:
         """Return what `lockstep evaluate --json` prints."""

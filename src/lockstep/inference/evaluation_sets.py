@@ -5,21 +5,13 @@ from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lockstep.data import sources
 from lockstep.data.class_folders import list_class_folders
-from lockstep.data.sources import (
-    FOLDER,
-    find_source,
-    find_store_folder,
-    find_url,
-    holds_split,
-    list_visible,
-)
 from lockstep.inference.evaluation_result import Evaluation
 from lockstep.models.class_metrics import ClassCounts, summarise_classes
 from lockstep.weights import Weights
@@ -55,10 +47,13 @@ def find_sets(where: str | Path, weights: Weights, *, has_labels: bool) -> dict[
     fewer than two, or has folders that are not classes of the weights: folders inside class folders
     are no data sets."""
     data = Path(where)
-    has_split = holds_split(data, "train") or holds_split(data, "val")
-    if find_url(where) is not None or not data.is_dir() or has_split:
+    has_split = sources.holds_split(data, "train") or sources.holds_split(data, "val")
+    if sources.find_url(where) is not None or not data.is_dir() or has_split:
         return {}
-    if find_source(data).format != FOLDER or find_store_folder(data) is not None:
+    if (
+        sources.find_source(data).format != sources.FOLDER
+        or sources.find_store_folder(data) is not None
+    ):
         return {}
     places = []
     with suppress(OSError):  # whoever reads the images says why they cannot be read
@@ -74,10 +69,10 @@ def find_sets(where: str | Path, weights: Weights, *, has_labels: bool) -> dict[
 
 def _list_sets(data: Path, place: str, depth: int) -> list[str]:
     """Return the places of folders of class folders: those in which a folder holds a file."""
-    folders, _ = list_visible(data / place)
+    folders, _ = sources.list_visible(data / place)
     inner = []
     for name in folders:
-        if list_visible(data / place / name)[1]:
+        if sources.list_visible(data / place / name)[1]:
             return [place]
         if depth:
             inner += _list_sets(data, f"{place}/{name}".removeprefix("/"), depth - 1)
@@ -101,6 +96,9 @@ def average_sets(data: str, sets: dict[str, Evaluation]) -> Evaluation:
     seconds = sum(result.images / result.speed["images_per_sec"] for result in results)
     low, high = np.mean([result.interval for result in results], axis=0).tolist()
     per_class = _add_counts(sets)
+    quarantined = []
+    for name, result in sets.items():
+        quarantined += [bad | {"file": f"{name}/{bad['file']}"} for bad in result.quarantined]
     return replace(
         first,
         data=data,
@@ -112,7 +110,7 @@ def average_sets(data: str, sets: dict[str, Evaluation]) -> Evaluation:
         | {name: metrics.get(name) for name in ("balanced_accuracy_percent", "macro_f1_percent")},
         class_orders=[],
         published=None,
-        quarantined=list(chain.from_iterable(result.quarantined for result in results)),
+        quarantined=quarantined,
         trained_images=sum(result.trained_images for result in results),
         speed=first.speed | {"images_per_sec": images / seconds, "latency_ms": None},
         remarks=_join_remarks(sets),

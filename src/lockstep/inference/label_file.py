@@ -32,7 +32,7 @@ from lockstep.recipes.order import order_evaluation_samples
 from lockstep.system.errors import DataError, UserError, nearest
 from lockstep.system.regular_files import TEXT, explain_failure, read_regular
 from lockstep.system.strict_json import parsed
-from lockstep.system.text import escape_halves
+from lockstep.system.text import escape_halves, format_count
 from lockstep.weights import Weights
 from lockstep.weights.class_names import (
     are_imagenet,
@@ -72,7 +72,8 @@ class Answers:
 
     def describe(self, source: str, images: int) -> str:
         """Return the remark on how many of the images, and of the outputs, count."""
-        text = f"labels are those of {source}: {len(self.right)} of {images} images count"
+        every = format_count(images, "image")
+        text = f"labels are those of {source}: {len(self.right)} of {every} count"
         if self.counted.all():
             return text
         return f"{text}, and the model chooses from {self.counted.sum()} of its outputs"
@@ -140,7 +141,7 @@ def read_labels(labels: Labels, *, calibrates: bool = False) -> LabelFile:
     if isinstance(labels, str | Path):
         source = str(labels)
         try:
-            value = parsed(read_regular(labels, TEXT), is_by_hand=True)
+            value = parsed(read_regular(labels, TEXT))
         except OSError as error:
             reason = explain_failure(error)
             raise DataError(f"{source}: {reason}; expected JSON: {_FORM}") from None
@@ -241,7 +242,8 @@ def _match_names(
     file: LabelFile, index: Index, find: _Find, by_class: list[_Outputs | None]
 ) -> dict[str, _Outputs]:
     """Put the outputs of the classes that a file names into `by_class`; return those of images.
-    Raises `DataError` if a name is neither a class nor one image."""
+    Raises `DataError` if a name is neither a class nor one image, or if two names are the same one.
+    """
     places = dict(zip(map(escape_halves, index.classes), range(len(by_class)), strict=True))
     by_image: dict[str, _Outputs] = {}
     images: dict[str, list[str]] = defaultdict(list)
@@ -252,13 +254,16 @@ def _match_names(
             for spelling in {own, own.rpartition("/")[2]}:
                 images[spelling].append(name)
     labels: Any = file.labels
+    keys: dict[str, Any] = {}
     for key, value in labels.items():
         spelling = escape_halves(str(key))
         outputs = find(value, repr(key))
+        name = spelling
         if spelling in places:
             by_class[places[spelling]] = outputs
         elif len(images.get(spelling, [])) == 1:
-            by_image[images[spelling][0]] = outputs
+            [name] = images[spelling]
+            by_image[name] = outputs
         else:
             what = "is not a class or an image"
             if spelling in images:
@@ -268,6 +273,11 @@ def _match_names(
                 f"{file.source} names {key!r:.200}, which {what} of {index.source.title}; expected"
                 f" CLASS or CLASS/IMAGE, such as {example!r:.200}, or the fields"
                 f" {' and '.join(_FIELDS)}"
+            )
+        if keys.setdefault(name, key) != key:
+            raise DataError(
+                f"{file.source} names {name!r:.200} twice, as {keys[name]!r:.200} and as"
+                f" {key!r:.200}; leave one of them out"
             )
     return by_image
 
@@ -282,8 +292,9 @@ def _match_numbers(file: LabelFile, index: Index, find: _Find) -> dict[str, _Out
         number = int(digits[1][-18:]) if digits else 0
         if not 1 <= number <= len(items):
             raise DataError(
-                f"{file.source} lists {len(items)} images by number, and {name!r:.200} has no"
-                " number from 1 to this at its end, as ILSVRC2012_val_00000001.JPEG has"
+                f"{file.source} lists {format_count(len(items), 'image')} by number, and"
+                f" {name!r:.200} has no number from 1 to this at its end, as"
+                " ILSVRC2012_val_00000001.JPEG has"
             )
         if owners.setdefault(number, name) != name:
             raise DataError(

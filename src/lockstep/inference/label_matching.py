@@ -20,14 +20,7 @@ from lockstep.models.metrics import Scores
 from lockstep.system.errors import DataError
 from lockstep.system.strict_json import to_json
 from lockstep.system.text import escape_halves, format_count, list_first
-from lockstep.weights import Weights
-from lockstep.weights.class_names import (
-    are_imagenet,
-    assume_classes,
-    find_imagenet,
-    imagenet_names,
-    place_numbers,
-)
+from lockstep.weights import Weights, class_names
 
 if TYPE_CHECKING:
     from lockstep.inference.label_file import Answers
@@ -70,7 +63,7 @@ def match_labels(source: Source, weights: Weights, progress: Progress | None = N
         # Weights have names that every encoding can write; those of folders can be any bytes.
         names = {escape_halves(name): name for name in list_class_folders(source.root)}
         classes = tuple(names.get(name, name) for name in classes)
-    is_imagenet = are_imagenet(classes or assume_classes(weights.recipe))
+    is_imagenet = class_names.are_imagenet(classes or class_names.assume_classes(weights.recipe))
     index = open_index(source, progress=progress)
     left_out = ""
     if classes:
@@ -81,7 +74,7 @@ def match_labels(source: Source, weights: Weights, progress: Progress | None = N
     if index.numbered:
         index = relabel_index(index, classes or index.classes)
         return Matched(index, _describe_numbers(index, classes), is_proven=True)
-    places = find_imagenet(index.classes) if is_imagenet else None
+    places = class_names.find_imagenet(index.classes) if is_imagenet else None
     if places is not None and not set(index.classes) <= set(classes):
         remark = "the folders are ids, words or numbers of ImageNet's classes, and matched as these"
         if not classes:
@@ -96,10 +89,10 @@ def match_labels(source: Source, weights: Weights, progress: Progress | None = N
     logits = weights.recipe.logits
     if len(index.classes) == logits:
         return Matched(index, _describe_positions(index), is_proven=False)
-    numbers = place_numbers(index.classes, logits)
+    numbers = class_names.place_numbers(index.classes, logits)
     if numbers is None:
         raise DataError(
-            f"{source.title} has {format_count(len(index.classes), 'class', 'classes')}, and the"
+            f"{source.title} has {format_count(len(index.classes), 'class')}, and the"
             f" weights have {format_count(logits, 'output')} without names, so which class is which"
             f" output is not known; add --classes FILE, which names all {logits} outputs, or"
             f" {_suggest_labels(index.classes, range(logits))}"
@@ -116,7 +109,7 @@ def _leave_out_unknown(
         return index, ""
     known = set(classes)
     if is_imagenet and known.isdisjoint(index.classes):
-        known = {name for name in index.classes if find_imagenet([name])}
+        known = {name for name in index.classes if class_names.find_imagenet([name])}
     counts = np.bincount(index.rows["label"], minlength=len(index.classes))
     unknown = [n for n in np.flatnonzero(counts).tolist() if index.classes[n] not in known]
     if not unknown:
@@ -136,14 +129,14 @@ def _leave_out_unknown(
 def _suggest_labels(classes: Sequence[str], outputs: Sequence[object]) -> str:
     """Return the option that says which outputs classes are, with the first as an example."""
     output = outputs[0]
-    if place_numbers(classes, len(outputs)):
+    if class_names.place_numbers(classes, len(outputs)):
         output = outputs[int(classes[0])]
     return f"--labels FILE, such as {to_json({printable(classes[0]): output})}"
 
 
 def _suggest_restriction(index: Index) -> str:
     """Return the end of a remark on images of some of ImageNet's classes; "" if they have all."""
-    if len(index.classes) >= len(imagenet_names()):
+    if len(index.classes) >= len(class_names.imagenet_names()):
         return ""
     return (
         f"; they have {len(index.classes)} of its classes, and the model chooses from all:"
@@ -166,8 +159,9 @@ def _describe_positions(index: Index) -> str:
         order = "alphabetical order"
     count = len(index.classes)
     return (
-        f"labels are matched by position: the weights name no classes, so the {count} folders, in"
-        f" {order}, are taken for the {count} outputs; --classes FILE names the outputs"
+        "labels are matched by position: the weights name no classes, so the"
+        f" {format_count(count, 'folder')}, in {order}, are taken for the"
+        f" {format_count(count, 'output')}; --classes FILE names the outputs"
     )
 
 

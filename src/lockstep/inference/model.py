@@ -257,10 +257,11 @@ class Model:
         yield from values
 
     def _open_predictor(self, *, features: bool, explain: bool) -> Predictor:
-        """Return the predictor that is open, or open it."""
+        """Return the predictor that is open, or open it. The notes of all kinds are the same."""
         kind = features, explain
         if kind not in self._predictors:
-            predictor = Predictor(self._source, self._options, features=features, explain=explain)
+            options = replace(self._options, listener=None) if self._predictors else self._options
+            predictor = Predictor(self._source, options, features=features, explain=explain)
             self._predictors[kind] = self._stack.enter_context(predictor)
         return self._predictors[kind]
 

@@ -12,6 +12,7 @@ from lockstep.inference.runtimes import AUTO, NATIVE, PROGRAM
 from lockstep.inference.session import SessionOptions, list_export_runtimes
 from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import BackendError, CheckpointError
+from lockstep.system.text import format_count
 from lockstep.weights import Weights, WeightsChoice, open_weights
 from lockstep.weights.formats.lockstep_files import is_checkpoint
 
@@ -105,7 +106,7 @@ class ModelSource:
         return {
             "weights": str(self.path),
             "network": network,
-            "classes": f"{classes or recipe.logits} classes",
+            "classes": format_count(classes or recipe.logits, "class"),
             "images": f"{recipe.eval_crop} x {recipe.eval_crop} pixels",
             "origin": f"from {self.about.origin}",
         }

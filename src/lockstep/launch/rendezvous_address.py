@@ -78,8 +78,8 @@ def find_meeting(options: Options, environment: Mapping[str, str]) -> Meeting | 
     nodes = options.nodes or (step.nodes if step else 1)
     if step and step.tasks != step.nodes:
         raise UserError(
-            f"srun starts {step.tasks} tasks on {step.nodes} nodes; expected one `lockstep launch`"
-            " on each node, which starts its ranks: srun --ntasks-per-node=1"
+            f"tasks of srun: {step.tasks}, nodes: {step.nodes}; expected one `lockstep launch` on"
+            " each node, which starts its ranks: srun --ntasks-per-node=1"
         )
     if nodes == 1:
         if options.node_rank:

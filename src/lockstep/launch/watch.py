@@ -27,6 +27,7 @@ from lockstep.system.errors import (
     UserError,
 )
 from lockstep.system.heartbeat import Beat
+from lockstep.system.text import format_count
 
 PATIENCE_SEC = 120.0
 """Default of the seconds without a sign of life or a batch after which ranks count as hung."""
@@ -303,7 +304,7 @@ def will_try_again(outcomes: Sequence[Outcome], restarts: int) -> tuple[bool, st
     if not last.is_curable or restarts == 0:
         return False, ""
     if len(outcomes) > restarts:
-        times = f"{restarts} times; that was the last (--restarts {restarts})"
+        times = f"{format_count(restarts, 'time')}; that was the last (--restarts {restarts})"
         return False, f"the ranks were started again {times}"
     if len(outcomes) > 1 and outcomes[-2].step == last.step:
         return False, f"the ranks have failed twice at step {last.step}; they are not started again"
@@ -341,7 +342,7 @@ def describe_fault(fault: Fault, ranks: Sequence[Rank], host: str, now: float) -
     name = f"rank {rank.number} (host {host}, pid {rank.pid})"
     did: str = rank.beat.activity
     if rank.beat.step:
-        did += f", {rank.beat.step} steps begun"
+        did += f", {format_count(rank.beat.step, 'step')} begun"
     if fault.kind == "ended":
         if rank.code is None or rank.code >= 0:
             return f"{name} failed with exit code {rank.code}; it was {did}"

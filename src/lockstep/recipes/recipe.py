@@ -171,8 +171,8 @@ class Recipe(
         weights = self.class_weights
         if not isinstance(weights, str) and len(weights) != self.logits:
             raise ValueError(
-                f"class_weights has {len(weights)} numbers; expected one for each of the"
-                f" {self.logits} logits (for {len(weights)} classes, set logits={len(weights)} too)"
+                f"class_weights has length {len(weights)}; expected a number for each logit, so"
+                f" {self.logits} (for {len(weights)} classes, set logits={len(weights)} too)"
             )
         table = list(self.list_tensors())
         known = [tensor.name for tensor in table]

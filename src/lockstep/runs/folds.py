@@ -9,6 +9,7 @@ from lockstep.models.accuracy_interval import wilson
 from lockstep.models.metrics import find_metric
 from lockstep.recipes import Execution
 from lockstep.recipes.best_evaluation import Selection
+from lockstep.runs.events import Listener
 from lockstep.runs.folder import holds_run
 from lockstep.runs.report import Report
 from lockstep.runs.resuming import RunSettings
@@ -62,15 +63,14 @@ def train_folds(
     complete: Callable[[Path, dict[str, Any]], RunSettings],
     *,
     weights: AnySource | None = None,
-    open_listener: Callable[[], Any],
+    listener: Listener,
 ) -> FoldsReport | None:
     """Train the runs OUT/fold-1 to OUT/fold-K one after the other, and write and return what all of
     them say; None if one is not finished, because the command ends before.
 
     `complete` returns the settings of a run, from its folder and its recipe fields `folds` and
-    `fold`. `open_listener` returns a context manager that yields the listener of a run. Folds that
-    are finished are not repeated. Raises `Interrupted` when a signal asked it to stop and
-    everything is saved.
+    `fold`. `listener` gets the events of all runs. Folds that are finished are not repeated. Raises
+    `Interrupted` when a signal asked it to stop and everything is saved.
     """
     if count_ranks() > 1:
         raise UserError("--folds trains on one rank; without it, several ranks can train a run")
@@ -83,10 +83,9 @@ def train_folds(
             if settings.execution.train_only:
                 raise RecipeError("--folds needs evaluations, but train_only is set")
             _refuse_shared_files(settings.execution)
-            with open_listener() as listener:
-                lines = [f"fold {number} of {folds}: {settings.out}"]
-                listener({"kind": "settled", "lines": lines})
-                reports.append(run_training(settings, weights=weights, listener=listener))
+            lines = [f"fold {number} of {folds}: {settings.out}"]
+            listener({"kind": "settled", "lines": lines})
+            reports.append(run_training(settings, weights=weights, listener=listener))
             if stop.requested and number < folds:
                 raise Interrupted(
                     f"stopped by {stop.name} after fold {number} of {folds}, saved in {out}; the"

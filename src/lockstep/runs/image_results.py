@@ -30,6 +30,7 @@ from lockstep.runs.loggers import Picture
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import replacing
 from lockstep.system.regular_files import RECORDS, open_regular
+from lockstep.system.text import format_count
 
 IMAGES_FILE = "images.npz"
 _NAMED = 5
@@ -205,9 +206,8 @@ def compare_images(out: Path, sets: Sets) -> str:
         return ""
     bad = len(sets.training.quarantined) + len(sets.validation.quarantined)
     if changes and bad:
-        changes.append(
-            f"{bad} are left out, as quarantine.json says or because they are unreadable"
-        )
+        left_out = format_count(bad, "image")
+        changes.append(f"{left_out} left out, because of quarantine.json or as unreadable")
     return "; ".join(changes)
 
 
@@ -299,22 +299,30 @@ def _compare(name: str, before: Arrays, now: Arrays) -> list[str]:
     then_known, now_known = (_key_images(name, columns, arrays) for arrays in (before, now))
     both = then_known.keys() & now_known.keys()
     old_classes, new_classes = (set(arrays[classes].tolist()) for arrays in (before, now))
+    gone = old_classes - new_classes
+    added = new_classes - old_classes
+    # A class stands for its images: of a renamed folder, nobody needs the names of its files.
     differences = {
-        "images are missing": then_known.keys() - both,
-        "images are new": now_known.keys() - both,
-        "images changed": {key for key in both if then_known[key] != now_known[key]},
-        "classes are missing": old_classes - new_classes,
-        "classes are new": new_classes - old_classes,
+        ("class", "missing"): gone,
+        ("class", "new"): added,
+        ("image", "missing"): then_known.keys() - both - _find_images(then_known, gone),
+        ("image", "new"): now_known.keys() - both - _find_images(now_known, added),
+        ("image", "changed"): both - dict(then_known.items() & now_known.items()).keys(),
     }
     parts = []
-    for words, names in differences.items():
+    for (noun, what), names in differences.items():
         if names:
             shown = shorten_list(list(map(printable, sorted(names))), _NAMED)
-            parts.append(f"{name}: {len(names)} {words} ({shown})")
+            parts.append(f"{name}: {format_count(len(names), noun)} {what} ({shown})")
     return parts
 
 
-def _key_images(name: str, columns: list[str], arrays: Arrays) -> dict[str, Any]:
+def _find_images(known: dict[str, tuple[Any, ...]], classes: set[str]) -> set[str]:
+    """Return the names of the images of these classes."""
+    return {name for name, about in known.items() if about[0] in classes}
+
+
+def _key_images(name: str, columns: list[str], arrays: Arrays) -> dict[str, tuple[Any, ...]]:
     """Return the class and other columns of each image by its name, or by its number without."""
     classes = arrays[f"{name}.classes"].tolist()
     labels, *others = (arrays[column].tolist() for column in columns)

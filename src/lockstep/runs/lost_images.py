@@ -10,6 +10,7 @@ from lockstep.recipes import load_recipe
 from lockstep.runs.environment import Images, read_environment
 from lockstep.runs.resuming import find_last_data
 from lockstep.system.errors import CheckpointError, DataError
+from lockstep.system.text import format_count
 
 
 def list_lost_images(run: Path) -> list[str]:
@@ -32,8 +33,8 @@ def list_lost_images(run: Path) -> list[str]:
     more = _count_images(run, validates=validation.get("images", 0) > 0) - count
     if more > 0:
         lines.append(
-            f"its data set has {more} images more than the run had: they were added since, or were"
-            " not found then"
+            f"its data set has {format_count(more, 'image')} more than the run had: they were added"
+            " since, or were not found then"
         )
     return lines
 

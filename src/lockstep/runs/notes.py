@@ -191,8 +191,8 @@ def _check_logits(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
     classes = len(facts.classes)
     if classes + 1 < recipe.logits:  # NVIDIA's TensorFlow model has one logit more than classes
         yield (
-            f"the images have {classes} classes, but the model has {recipe.logits} logits: --set"
-            f" logits={classes}"
+            f"the images have {format_count(classes, 'class')}, but the model has"
+            f" {format_count(recipe.logits, 'logit')}: --set logits={classes}"
         )
 
 

@@ -165,8 +165,8 @@ def _count_classes(recipe: Recipe, sets: Sets) -> tuple[Recipe, list[str]]:
     if recipe.logits <= classes + 1:
         return recipe, []
     note = (
-        f"the images have {classes} classes, so the model has {classes} logits, not the recipe's"
-        f" {recipe.logits}: --set logits={recipe.logits} keeps those"
+        f"the model has a logit a class, {classes} in all, not the recipe's {recipe.logits}: --set"
+        f" logits={recipe.logits} keeps those"
     )
     return recipe.replace(logits=classes), [note]
 
@@ -212,11 +212,11 @@ def _check_logits(recipe: Recipe, sets: Sets, settings: RunSettings) -> None:
         return
     if holds_run(settings.out):
         raise DataError(
-            f"{sets.data} has {count} classes, but the run in {settings.out} has {recipe.logits}"
-            " logits. Start a new run from its weights, which keeps the classes that both have:\n"
-            f"  {suggest_run(settings.out, settings.data)}"
+            f"{sets.data} has {count} classes, but the run in {settings.out} has"
+            f" logits={recipe.logits}. Start a new run from its weights, which keeps the classes"
+            f" that both have:\n  {suggest_run(settings.out, settings.data)}"
         )
     raise DataError(
-        f"{sets.data} has {count} classes, but the recipe has {recipe.logits} logits: --set"
+        f"{sets.data} has {count} classes, but the recipe has logits={recipe.logits}: --set"
         f" logits={count}"
     )

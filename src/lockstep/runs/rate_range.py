@@ -44,7 +44,7 @@ def find_rate(
     if not 0 < low < high < math.inf:
         raise UserError(f"the rates rise from {low:g} to {high:g}; expected 0 < from < to")
     if not LEAST_STEPS <= steps <= MOST_STEPS:
-        raise UserError(f"{steps} steps; expected {LEAST_STEPS} to {MOST_STEPS}")
+        raise UserError(f"steps={steps}; expected {LEAST_STEPS} to {MOST_STEPS}")
     if count_ranks() > 1:
         raise UserError("the range test computes in one process; start it without a launcher")
     source = find_start(weights, None, settings.wanted.model)

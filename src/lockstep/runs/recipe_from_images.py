@@ -122,8 +122,8 @@ def explain_choices(recipe: Recipe, facts: Facts, out: Path) -> list[str]:
             f" warm-up{say_where(out)}"
         ),
         (
-            f"  for {facts.images:,} training images of {facts.classes} classes, typically"
-            f" {facts.shorter_side} px, on a {device} that is fast in {facts.precision}"
+            f"  for {facts.images:,} training images of {format_count(facts.classes, 'class')},"
+            f" typically {facts.shorter_side} px, on a {device} that is fast in {facts.precision}"
         ),
     ]
 

@@ -318,7 +318,7 @@ def explain_refusal(
     done = max(checkpoint.steps(out / "checkpoints"), default=0)
     if new.epochs * per_epoch < done:
         return (
-            f"It has done {done} steps, but epochs={new.epochs} ends at step"
+            f"It has done step {done}, but epochs={new.epochs} ends at step"
             f" {new.epochs * per_epoch}."
         )
     before, after = (learning_rates(recipe, per_epoch)[:done] for recipe in (there, new))
@@ -330,7 +330,7 @@ def explain_refusal(
         f"{name}={json.dumps(value, allow_nan=False)}" for name, (_, value) in changed.items()
     ]
     return (
-        f"It has done {done} steps, and the new schedule changes their learning rates: step {step}"
+        f"It has done step {done}, and the new schedule changes rates of those done: step {step}"
         f" had {before[step]:.6g}, and would have {after[step]:.6g}.\nTo start a new run from its"
         f" weights, at step 0:\n  lockstep train --recipe {run} --weights {run} --data DATA --out"
         " ANOTHER " + " ".join(f"--set {shlex.quote(setting)}" for setting in settings)

@@ -40,7 +40,7 @@ from lockstep.system.errors import CheckpointError, RecipeError, UserError
 from lockstep.system.files import appearing
 from lockstep.system.regular_files import TEXT, read_regular_text
 from lockstep.system.strict_json import parsed
-from lockstep.system.text import make_printable_names
+from lockstep.system.text import format_count, make_printable_names
 from lockstep.weights import (
     AnySource,
     Weights,
@@ -249,10 +249,13 @@ def _fit_classifier(
         return tensors
     if source.resumes:
         raise CheckpointError(
-            f"{source.weights.source} has {outputs} logits, but the recipe has {recipe.logits}, so"
-            " training cannot resume from it: set logits, or start from its weights with --weights"
+            f"{source.weights.source} has {format_count(outputs, 'logit')}, but the recipe has"
+            f" {recipe.logits}, so training cannot resume from it: set logits, or start from its"
+            " weights with --weights"
         )
-    problem = f"{outputs} logits, not {recipe.logits}" if outputs else "no classifier"
+    problem = "no classifier"
+    if outputs:
+        problem = f"{format_count(outputs, 'logit')}, not {recipe.logits}"
     more = "" if recipe.linear_probe or is_named else f": {_INITIAL}"
     notes.append(f"the weights have {problem}{more}")
     return tensors | _draw_classifier(recipe)
@@ -304,7 +307,7 @@ def write_start(
     if start.classes == ():
         notes.append(
             "the weights name no classes: their outputs are matched by position to the"
-            f" {len(classes)} classes of the images"
+            f" {format_count(len(classes), 'class')} of the images"
         )
     if start.classes and not description["is_classifier"] and start.resumed is None:
         notes.append(
@@ -383,8 +386,8 @@ def build_first_state(
     total = recipe.epochs * per_epoch
     if step > total:
         raise CheckpointError(
-            f"{source.source} has done {step} steps, but this run ends at step {total}:"
-            f" {recipe.epochs} epochs of {per_epoch} steps"
+            f"{source.source} has done step {step}, but this run ends at step {total}:"
+            f" {format_count(recipe.epochs, 'epoch')} of {format_count(per_epoch, 'step')}"
         )
     if source.recipe.optimizer != recipe.optimizer or initial.second_moments.keys() != (
         state.second_moments.keys()
@@ -395,7 +398,7 @@ def build_first_state(
             f" optimizer={source.recipe.optimizer}"
         )
     is_scaled = recipe.loss_scaling == "dynamic"
-    notes = [f"step {step} of {total} is done, {step / per_epoch:g} of {recipe.epochs} epochs"]
+    notes = [f"step {step} of {total} is done, epoch {step / per_epoch:g} of {recipe.epochs}"]
     if not state.momentum and not any("velocities" in remark for remark in source.remarks):
         notes.append("there are no velocities: they start at 0")
     if recipe.ema_decay and not state.ema:

@@ -10,21 +10,10 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from lockstep.system import strict_json
 from lockstep.system.errors import CheckpointError
 from lockstep.system.regular_files import RECORDS, read_regular
 from lockstep.system.schema import Figure
-from lockstep.system.strict_json import (
-    Check,
-    is_count,
-    is_figure,
-    is_list_of,
-    is_number,
-    is_percent,
-    is_positive,
-    is_rate,
-    is_text,
-    parsed,
-)
 
 
 class Summary(TypedDict):
@@ -128,14 +117,14 @@ class DivergedEvent(TypedDict):
 
 LogEvent = StartEvent | RestartEvent | TrainEvent | EvaluateEvent | DivergedEvent
 
-_CHECKS: dict[str, Check] = {
-    **dict.fromkeys(("step", "first_step", "total", "restart"), is_count),
-    **dict.fromkeys(("images", "batches"), is_positive),
-    "images_per_sec": is_rate,
-    **dict.fromkeys(("data_wait_share", "elapsed_sec"), is_number),
-    **dict.fromkeys(("loss", "loss_scale", "lr"), is_figure),
-    "losses": is_list_of(is_figure),
-    **dict.fromkeys(("weights", "reason", "message", "run"), is_text),
+_CHECKS: dict[str, strict_json.Check] = {
+    **dict.fromkeys(("step", "first_step", "total", "restart"), strict_json.is_count),
+    **dict.fromkeys(("images", "batches"), strict_json.is_positive),
+    "images_per_sec": strict_json.is_rate,
+    **dict.fromkeys(("data_wait_share", "elapsed_sec"), strict_json.is_number),
+    **dict.fromkeys(("loss", "loss_scale", "lr"), strict_json.is_figure),
+    "losses": strict_json.is_list_of(strict_json.is_figure),
+    **dict.fromkeys(("weights", "reason", "message", "run"), strict_json.is_text),
 }
 _NEEDED_TO_RESUME = {"train": {"first_step", "images", "images_per_sec"}, "evaluate": {"weights"}}
 _WHOLE = {
@@ -151,7 +140,7 @@ def find_problem(entry: Any, *, whole: bool) -> str | None:
     training writes."""
     if not isinstance(entry, dict):
         return "it is not an object"
-    if not is_text(entry.get("kind")):
+    if not strict_json.is_text(entry.get("kind")):
         return "it has no kind"
     needed = (_WHOLE if whole else _NEEDED_TO_RESUME).get(entry["kind"], set())
     problem = find_field_problem(entry, {"step", *needed})
@@ -163,7 +152,7 @@ def find_problem(entry: Any, *, whole: bool) -> str | None:
 def find_field_problem(entry: Mapping[str, Any], needed: Collection[str]) -> str | None:
     """Return what is wrong with an entry's fields, or None. The fields in `needed` must exist."""
     percents = filter(lambda name: name.endswith("_percent"), sorted({*needed, *entry}))
-    for name, check in (_CHECKS | dict.fromkeys(percents, is_percent)).items():
+    for name, check in (_CHECKS | dict.fromkeys(percents, strict_json.is_percent)).items():
         if name in entry and not check(entry[name]):
             return f"its {name} is {repr(entry[name])[:60]}"
         if name not in entry and name in needed:
@@ -184,7 +173,7 @@ def read_log(path: Path, *, whole: bool = False) -> list[LogEvent]:
     lines = read_regular(path, RECORDS).split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            entry = parsed(line)
+            entry = strict_json.parsed(line)
         except ValueError:
             if number == len(lines) - 1:
                 break

@@ -7,7 +7,9 @@ is `null` here; the checks also accept Python's words.
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 NOT_FINITE = "not_finite"
@@ -57,21 +59,20 @@ def _find_word(value: Any) -> str | None:
     return None
 
 
-def parsed(text: str | bytes, *, is_by_hand: bool = False) -> Any:
-    """Return the value of a JSON text. Raises `ValueError` if it is not JSON or nested too deep to
-    be read, and in a text that people write by hand if an object names a key twice."""
+def parsed(text: str | bytes) -> Any:
+    """Return the value of a JSON text. Raises `ValueError` if it is not JSON, is nested too deep to
+    be read, or has an object with a key twice, of which other readers may use the other value."""
     try:
-        return json.loads(text, object_pairs_hook=_make_object if is_by_hand else None)
+        return json.loads(text, object_pairs_hook=_make_object)
     except RecursionError:
         raise ValueError("nested too deep") from None
 
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in values:
-            raise ValueError(f"the key {key!r:.80} stands in it twice")
-        values[key] = value
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        [(key, _)] = Counter(map(itemgetter(0), pairs)).most_common(1)
+        raise ValueError(f"an object has the key {key!r:.80} twice")
     return values
 
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 def format_count(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun.
 
-    >>> format_count(1, "epoch"), format_count(5, "class", "classes")
-    ('1 epoch', '5 classes')
+    >>> format_count(1, "epoch"), format_count(0, "epoch"), format_count(5, "class")
+    ('1 epoch', '0 epochs', '5 classes')
     """
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{number} {noun if number == 1 else plural or noun + ending}"
 
 
 def list_first(names: Sequence[str], most: int = 10) -> str:

@@ -24,6 +24,7 @@ from lockstep.system.errors import CheckpointError, DataError
 from lockstep.system.files import write_json
 from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import is_number, is_rate, parsed
+from lockstep.system.text import format_count
 from lockstep.weights.checkpoint import read_digest
 from lockstep.weights.formats import naming_target
 
@@ -166,7 +167,7 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> tuple[Temperature
     """
     images = len(labels)
     if images < LEAST_IMAGES:
-        return None, f"{images} validation images are fewer than {LEAST_IMAGES}"
+        return None, f"{format_count(images, 'validation image')}, fewer than {LEAST_IMAGES}"
     if (logits.argmax(axis=1) == labels).all():
         return None, f"all {images} validation images are right"
     temperature = _minimise_loss(logits, labels)
@@ -179,7 +180,7 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> tuple[Temperature
         return fit, ""
     return None, (
         f"{temperature:.3g} has the smallest loss, but changes the calibration error on the"
-        f" {images} images from {before:.1f} to {after:.1f} %"
+        f" {format_count(images, 'image')} from {before:.1f} to {after:.1f} %"
     )
 
 

@@ -22,6 +22,7 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError
 from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import parsed
+from lockstep.system.text import format_count
 
 Classes = Sequence[str] | str | Path
 """Names of classes, class 0 first, or the path of a file that lists them."""
@@ -150,8 +151,9 @@ def check_classes(classes: Classes, logits: int, own: Sequence[str] = ()) -> tup
         expected.add(1000)
     if len(names) not in expected:
         raise DataError(
-            f"{source} has {len(names)} names, but the weights have {logits} outputs; expected "
-            f"{' or '.join(map(str, sorted(expected)))} names, class 0 first"
+            f"{source} has {format_count(len(names), 'name')}, but the weights have"
+            f" {format_count(logits, 'output')}; expected {' or '.join(map(str, sorted(expected)))}"
+            " names, class 0 first"
         )
     return names
 

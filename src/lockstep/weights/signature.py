@@ -312,7 +312,7 @@ def _verify(path: Path, key: Path, signature: Path, copy: Path | None = None) ->
 def _open_bundle(data: bytes, trusted: Any) -> tuple[bytes, str]:
     """Return the signed payload of a bundle, and the signer. Raises `ValueError` if it is not
     signed by whom a user trusts."""
-    bundle = parsed(data.decode(), is_by_hand=True)
+    bundle = parsed(data.decode())
     if not _fits(bundle, _BUNDLE):
         raise ValueError("it is not a signature of OpenSSF Model Signing by one signer")
     material = bundle["verificationMaterial"]
@@ -383,7 +383,7 @@ def _fits(value: Any, form: Any) -> bool:
 def _read_statement(payload: bytes) -> tuple[dict[str, dict[str, str]], dict[str, Any]]:
     """Return the digests of each file by the names of its parts, and how they were made. Raises
     `ValueError`."""
-    statement = parsed(payload.decode(), is_by_hand=True)
+    statement = parsed(payload.decode())
     subjects = statement["subject"] if _fits(statement, _STATEMENT) else []
     if not (subjects and _fits(subjects, [_SUBJECT] * len(subjects))):
         raise ValueError("it signs something else than a statement of in-toto, version 1")

@@ -114,9 +114,9 @@ def test_a_split_of_which_nothing_can_be_used_is_found(format: str, tmp_path: Pa
     assert (finding.split, finding.place, finding.detail) == (
         "train",
         ".",
-        "none of 6 images can be used",
+        "0 of 6 can be used",
     )
-    with pytest.raises(DataError, match="none of 6 images can be read"):
+    with pytest.raises(DataError, match="no image can be read"):
         open_index(find_split(tmp_path, "train"))
 
 

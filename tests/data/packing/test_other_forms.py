@@ -274,7 +274,7 @@ def test_a_list_with_test_images_of_which_some_have_no_label(tmp_path: Path) -> 
     notes: list[str] = []
     counts = pack(path, tmp_path / "out", WEBDATASET, note=notes.append)
     assert counts == {"test": 3, "train": 1}
-    assert [note.partition(" are")[0] for note in notes] == ["note: 2 images of the split test"]
+    assert [note.partition(" not")[0] for note in notes] == ["note: 2 images of the split test"]
     assert read_packed(tmp_path / "out/test") == {"": EXPECTED[2:5]}
 
 
@@ -301,6 +301,14 @@ def test_lists_that_are_wrong(tmp_path: Path, rows: list, reason: str) -> None:
     with pytest.raises(DataError, match=reason):
         pack(path, tmp_path / "out", WEBDATASET)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_line_of_json_with_two_labels_is_refused(tmp_path: Path) -> None:
+    [name, *_] = write_images(tmp_path)
+    line = json.dumps({"file_name": name, "label": "a"})
+    (tmp_path / "metadata.jsonl").write_text(f'{line}\n{line[:-1]}, "label": "b"}}\n')
+    with pytest.raises(DataError, match="after line 1: an object has the key 'label' twice"):
+        pack(tmp_path, tmp_path / "out", WEBDATASET)
 
 
 def test_a_list_packs_no_file_that_is_no_image(tmp_path: Path) -> None:

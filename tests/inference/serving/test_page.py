@@ -99,7 +99,7 @@ def test_images_get_bars_of_their_classes(
     page.locator("#top").fill("3")
     page.locator("#files").set_input_files(photos[:2])
     wait_for_results(page, 2)
-    page.locator("#status", has_text="2 of 2 images are classified.").wait_for()
+    page.locator("#status", has_text="2 of 2 classified.").wait_for()
     execution = Execution(backend="reference", reference_dtype="float32")
     expected = list(lockstep.load(weights).on(execution=execution).predict(photos[:2], top=3))
     for card, prediction in zip(reversed(page.locator(".result").all()), expected, strict=True):
@@ -166,7 +166,7 @@ def test_the_page_shows_why_an_image_is_refused(show: Show, server: Server, tmp_
     assert page.locator(".result h2").inner_text() == "<b>broken.png"
     assert page.locator(".result .bad").inner_text().startswith("cannot be read: ")
     status = page.locator("#status").inner_text()
-    assert status == "0 of 1 images are classified. 1 failed: their cards say why."
+    assert status == "0 of 1 classified. 1 failed: their cards say why."
     # When Chromium reports that it is damaged.
     page.locator(".result img").wait_for(state="detached")
 

@@ -19,6 +19,7 @@ from lockstep.backends.shared.device import choose_gpu
 from lockstep.backends.shared.rank_connections import RankConnections
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
+from lockstep.system.text import format_count
 
 Array = Any
 """An `mx.nd.NDArray`: MXNet has no annotations."""
@@ -188,7 +189,7 @@ def _context(execution: Execution, local_rank: int) -> Any:
 
 def _name(context: Any) -> str:
     return (
-        f"CPU, {framework_import.threads} threads"
+        f"CPU, {format_count(int(framework_import.threads), 'thread')}"
         if context.device_type == "cpu"
         else f"GPU {context.device_id}"
     )

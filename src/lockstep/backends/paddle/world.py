@@ -17,6 +17,7 @@ from lockstep.launch.nodes import find_interface
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
 from lockstep.system.ranks import count_ranks, make_rank_error
+from lockstep.system.text import format_count
 
 Tensor = Any
 """A `paddle.Tensor`, or a `Value` of a program: Paddle's annotations do not tell them apart."""
@@ -124,5 +125,5 @@ def devices() -> list[str]:
 
 def _device_name(device: str) -> str:
     if device == "cpu":
-        return f"CPU, {framework_import.threads} threads"
+        return f"CPU, {format_count(framework_import.threads, 'thread')}"
     return paddle.device.cuda.get_device_name(int(device.removeprefix("gpu:")))

@@ -15,6 +15,7 @@ from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import cores
 from lockstep.system.ranks import make_rank_error
+from lockstep.system.text import format_count
 
 _QUESTIONS = 1 << 20
 """Group key of questions between hosts. It is far from the keys of the strategy, which are counted
@@ -143,5 +144,5 @@ def devices() -> list[str]:
     gpus = [
         details(gpu).get("device_name", gpu.name) for gpu in tf.config.get_visible_devices("GPU")
     ]
-    threads = os.environ.get("TF_NUM_INTRAOP_THREADS", cores())
-    return [*gpus, f"CPU, {threads} threads"]
+    threads = int(os.environ.get("TF_NUM_INTRAOP_THREADS", cores()))
+    return [*gpus, f"CPU, {format_count(threads, 'thread')}"]

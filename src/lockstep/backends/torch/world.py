@@ -21,6 +21,7 @@ from lockstep.backends.shared.device import choose_gpu
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, UserError
 from lockstep.system.ranks import count_ranks, listen_address, make_rank_error
+from lockstep.system.text import format_count
 
 
 class TorchWorld(HostQuestions):
@@ -218,7 +219,7 @@ def device_name(device: torch.device) -> str:
     """Return the name of a device, for people."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"CPU, {torch.get_num_threads()} threads"
+    return f"CPU, {format_count(torch.get_num_threads(), 'thread')}"
 
 
 def devices() -> list[str]:

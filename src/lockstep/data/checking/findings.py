@@ -67,6 +67,10 @@ KINDS = {
     "extra-image": _warning(
         "one of several images of a sample, which is left out", "Nothing, or store it by itself"
     ),
+    "no-end": _warning(
+        "a tar without the two blocks of zeros that end it: images may be missing",
+        "Compare its size with that of the original, or write it again",
+    ),
     "neighbour": _warning(
         "a folder, file or image next to the images that are read, which is left out",
         "Nothing if it holds the same images, or put all into one place",

@@ -256,4 +256,4 @@ def check_usable(part: Part) -> None:
     wrong = {i for i, kind, _ in part.image_problems if KINDS[kind].severity == ERROR}
     is_known = any(kind == "no-images" for kind, _, _ in part.problems)
     if part.format and len(wrong) == len(part.kept) and not is_known:
-        part.problems.append(("no-images", ".", f"none of {len(part.listing)} images can be used"))
+        part.problems.append(("no-images", ".", f"0 of {len(part.listing)} can be used"))

@@ -11,6 +11,7 @@ from lockstep.data.containers import Damage, recordio
 from lockstep.data.containers.places import Places
 from lockstep.data.sources import CLASSES, FOLDER, shorten_list
 from lockstep.system.regular_files import RECORDS, read_regular
+from lockstep.system.text import format_count
 
 IMAGENET = {"train": 1_281_167, "val": 50_000}
 """The number of images in ImageNet."""
@@ -40,7 +41,7 @@ def check_labels(part: Part, logits: int | None, known: int | None) -> int | Non
         return count
     reason = f"{CLASSES} has {limit} lines"
     if limit == logits:
-        reason = f"the model has {logits} outputs"
+        reason = f"the model has {format_count(logits, 'output')}"
     beyond = np.flatnonzero(labels >= limit).tolist()
     # If a few images have labels far from the others, the images are wrong. Classes without a gap
     # are real classes.
@@ -69,7 +70,7 @@ def check_classes(train: Part, val: Part) -> None:
     missing = [name for name in _find_used(train, classes) if name not in val_classes]
     for kind, names in (("unknown-classes", unknown), ("classes-without-val", missing)):
         if names:
-            detail = f"{len(names)} classes: {shorten_list(names, SHOWN)}"
+            detail = f"{format_count(len(names), 'class')}: {shorten_list(names, SHOWN)}"
             val.problems.append((kind, ".", detail))
 
 
@@ -135,7 +136,8 @@ def _check_records(path: Path, damaged: int) -> list[Problem]:
     if names.is_file() and not damaged:
         rows = sum(bool(line.strip()) for line in read_regular(names, RECORDS).split(b"\n"))
         if rows != len(numbers):
-            problems.append(("lst", names.name, f"{rows} lines, {len(numbers)} records"))
+            counts = f"{format_count(rows, 'line')}, {format_count(len(numbers), 'record')}"
+            problems.append(("lst", names.name, counts))
     return problems
 
 
@@ -178,5 +180,5 @@ def _check_index(
             problems.append(f"line {row}: byte {offset} comes after byte {before}")
         before = offset
     if sound != len(numbers):
-        problems.insert(0, f"{sound} lines, {len(numbers)} records")
+        problems.insert(0, f"{format_count(sound, 'line')}, {format_count(len(numbers), 'record')}")
     return problems

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from lockstep.data import sources
 from lockstep.data.checking.findings import FLAT, KINDS, Finding, Split
 from lockstep.data.checking.near_duplicates import HASHES
 from lockstep.data.class_folders import (
@@ -25,25 +26,10 @@ from lockstep.data.forms import refuse_form
 from lockstep.data.images import ROW, Names, Quarantined
 from lockstep.data.index import list_skipped, read_quarantine
 from lockstep.data.listing import Listing, list_images, read_classes
-from lockstep.data.sources import (
-    ALIASES,
-    CLASSES,
-    FOLDER,
-    QUARANTINE,
-    UNFINISHED,
-    Source,
-    find_files,
-    find_source,
-    find_split,
-    group_by_format,
-    is_folder,
-    list_unread,
-    refuse_compressed,
-    require_folder,
-    shorten_list,
-)
+from lockstep.data.sources import Source
 from lockstep.data.stored_files import StoredFile
 from lockstep.system.errors import DataError
+from lockstep.system.text import format_count
 
 TOO_LARGE = re.compile(r"are too many|decompression bomb", re.IGNORECASE)
 _NO_CLASS = re.compile(
@@ -62,10 +48,10 @@ ImageProblem = tuple[int, str, str]
 def split_sources(data: Path) -> list[tuple[str, Source, list[Problem]]]:
     """Return name, source and problems of every split; or of the folder itself, with an empty
     name."""
-    require_folder(data, " to examine")
+    sources.require_folder(data, " to examine")
     refuse_form(data)
     splits = []
-    for split in ALIASES:
+    for split in sources.ALIASES:
         examined = _find_split(data, split)
         if examined is not None:
             splits.append((split, *examined))
@@ -73,11 +59,11 @@ def split_sources(data: Path) -> list[tuple[str, Source, list[Problem]]]:
         return splits
     folders, files = _list_visible(data)
     if folders or any(_looks_stored(name) for name in files):
-        source, problems = _examine_source(lambda: find_source(data), data, files, "")
+        source, problems = _examine_source(lambda: sources.find_source(data), data, files, "")
         if source.files:
             problems += _list_unread(data, source, source.files[0])
         return [("", source, problems)]
-    refuse_compressed(data)
+    sources.refuse_compressed(data)
     raise DataError(
         f"{data} holds no images; expected a data set with {data}/train and {data}/val, or files"
         " with these words in their names, or one folder of images"
@@ -86,14 +72,14 @@ def split_sources(data: Path) -> list[tuple[str, Source, list[Problem]]]:
 
 def _find_split(data: Path, split: str) -> tuple[Source, list[Problem]] | None:
     def find() -> Source:
-        return find_split(data, split)
+        return sources.find_split(data, split)
 
-    for alias in ALIASES[split]:
+    for alias in sources.ALIASES[split]:
         if (data / alias).is_dir():
             _, files = _list_visible(data / alias)
             source, problems = _examine_source(find, data / alias, files, "")
             return source, problems + _list_unread(data, source, f"{alias}/")
-    names = find_files(data, split)
+    names = sources.find_files(data, split)
     if not names:
         return None
     source, problems = _examine_source(find, data, names, split)
@@ -103,7 +89,7 @@ def _find_split(data: Path, split: str) -> tuple[Source, list[Problem]] | None:
 def _list_unread(data: Path, source: Source, read: str) -> list[Problem]:
     """Return what lies next to the images that are read and is not read."""
     detail = f"not read, because {read} is"
-    return [(NEIGHBOUR, name, detail) for name in list_unread(data, source)]
+    return [(NEIGHBOUR, name, detail) for name in sources.list_unread(data, source)]
 
 
 def _examine_source(
@@ -114,8 +100,8 @@ def _examine_source(
     try:
         source = find()
     except (DataError, OSError) as error:
-        groups = group_by_format(names)
-        if any((folder / UNFINISHED).exists() for folder in (root, root.parent)):
+        groups = sources.group_by_format(names)
+        if any((folder / sources.UNFINISHED).exists() for folder in (root, root.parent)):
             kind = "unfinished"
         elif len(groups) == 1:
             [(format, files)] = groups.items()
@@ -128,7 +114,7 @@ def _examine_source(
 
 
 def _looks_stored(name: str) -> bool:
-    return PurePosixPath(name).suffix.lower() in FORMAT_OF or bool(group_by_format([name]))
+    return PurePosixPath(name).suffix.lower() in FORMAT_OF or bool(sources.group_by_format([name]))
 
 
 def _list_visible(root: Path) -> tuple[list[str], list[str]]:
@@ -139,7 +125,7 @@ def _list_visible(root: Path) -> tuple[list[str], list[str]]:
         with os.scandir(root) as entries:
             for entry in entries:
                 if not entry.name.startswith("."):
-                    (folders if is_folder(entry) else others).append(entry.name)
+                    (folders if sources.is_folder(entry) else others).append(entry.name)
     except OSError:  # the listing of the images reports it
         return [], []
     return sorted(folders), sorted(others)
@@ -162,7 +148,7 @@ def _gaps(files: Iterable[str]) -> list[Problem]:
         names = [f"{before}{i:0{width}d}{after}" for i in missing]
         if names:
             count = last - first + 1 - len(digits)
-            detail = f"{count} missing: {shorten_list(names, SHOWN)}"
+            detail = f"{count} missing: {sources.shorten_list(names, SHOWN)}"
             problems.append(("missing-shard", names[0], detail))
     return problems
 
@@ -205,7 +191,7 @@ class Part:
         try:
             quarantine = read_quarantine(self.source)
         except (DataError, OSError) as error:
-            self.problems.append(("bad-quarantine", QUARANTINE, describe_error(error)))
+            self.problems.append(("bad-quarantine", sources.QUARANTINE, describe_error(error)))
             return
         if not quarantine:
             return
@@ -270,7 +256,7 @@ def _list_source(source: Source) -> tuple[Listing, int | None, list[Problem]]:
         listing = list_images(source)
         return listing, len(listing.classes) if listing.classes == classes else None, []
     except (DataError, OSError, ValueError, OverflowError) as error:
-        if source.format == FOLDER:
+        if source.format == sources.FOLDER:
             listing, problems = _list_folder(source)
             classes = None  # the list is only for classes that are numbers
         else:
@@ -315,10 +301,10 @@ def _list_folder(source: Source) -> tuple[Listing, list[Problem]]:
     root = source.root
     folders, files = _list_visible(root)
     if not folders:
-        images = [name for name in files if name not in (QUARANTINE, CLASSES)]
+        images = [name for name in files if name not in (sources.QUARANTINE, sources.CLASSES)]
         if not images:
             return _make_listing(source), [("no-images", ".", "the folder is empty")]
-        problem = ("flat", ".", f"{len(images)} files and no class folders")
+        problem = ("flat", ".", f"{format_count(len(images), 'file')} and no class folders")
         return _make_listing(source, list(map(os.fsencode, images))), [problem]
     names: list[bytes] = []
     labels: list[int] = []

@@ -17,7 +17,8 @@ from pathlib import Path
 from threading import Event
 from typing import NamedTuple
 
-from lockstep.data.class_folders import EMPTY_CLASS, EXTRA_IMAGE, HIDDEN, LINK, STRAY_FILE, Skipped
+from lockstep.data import class_folders
+from lockstep.data.class_folders import Skipped
 from lockstep.data.containers import NO_LABEL, Appended, Bytes, Damage, Sample, Stored, split_path
 from lockstep.data.containers.places import Places
 from lockstep.data.decoding.image_formats import BEGINS_AS_IMAGE, FORMAT_OF
@@ -275,13 +276,16 @@ def _groups(file: Places, start: int) -> Iterator[_Group | Damage | Skipped]:
     group = None
     last_stem = ""
     beside_damage = False
+    end = 0
     for member in members(file, start):
         if isinstance(member, Damage):
             yield member
             beside_damage = True
+            end = 0
             if group is not None:
                 group.doubtful = True
             continue
+        end = member.offset_data + (-(-member.size // _BLOCK) * _BLOCK if member.isreg() else 0)
         kind = _find_reason(member)
         if kind:
             yield Skipped(kind, member.name)
@@ -300,15 +304,17 @@ def _groups(file: Places, start: int) -> Iterator[_Group | Damage | Skipped]:
         beside_damage = False
     if group is not None:
         yield group
+    if end > max(file.size - 2 * _BLOCK, 0):  # cut between members, which no checksum shows
+        yield Skipped(class_folders.NO_END, "")
 
 
 def _find_reason(member: tarfile.TarInfo) -> str:
     """Return the kind of a member that is no file to look at; "" if it is one."""
     if "/." in "/" + "/".join(split_path(member.name)):
-        return HIDDEN
+        return class_folders.HIDDEN
     if member.isdir():
-        return EMPTY_CLASS  # unless images follow
-    return "" if member.isfile() else LINK
+        return class_folders.EMPTY_CLASS  # unless images follow
+    return "" if member.isfile() else class_folders.LINK
 
 
 def _find_images(file: Places, group: _Group) -> list[_Member]:
@@ -351,9 +357,9 @@ def _list_group(file: Places, group: _Group, expected: set[str]) -> Iterator[Ite
         if image not in are_images:
             is_used = has_label or fault or "name" in about or group.doubtful
             if kind not in _ABOUT or not is_used:
-                yield Skipped(STRAY_FILE, image.name)
+                yield Skipped(class_folders.STRAY_FILE, image.name)
         elif has_label and image != images[0]:
-            yield Skipped(EXTRA_IMAGE, image.name)
+            yield Skipped(class_folders.EXTRA_IMAGE, image.name)
         elif fault or not (has_label or image.folder):
             yield image.damage(fault or _MISSING)
         else:
@@ -385,8 +391,8 @@ def _read_about(file: Places, group: _Group, expected: set[str]) -> tuple[int, d
     name, content = parts.get("json", ("", b"{}"))
     try:
         about = parsed(content)
-    except (ValueError, RecursionError):
-        raise ValueError(f"{name} is not JSON") from None
+    except ValueError as error:
+        raise ValueError(f"{name} is not JSON: {error}") from None
     if not isinstance(about, dict):
         about = {}
     if "cls" in parts:

@@ -21,6 +21,7 @@ from lockstep.data.packing.target import list_states, lock_target
 from lockstep.data.sources import shorten_list
 from lockstep.system.errors import DataError, nearest
 from lockstep.system.strict_json import to_json
+from lockstep.system.text import format_count
 
 _ENDINGS = ("", ".JPEG", ".jpg", ".jpeg", ".png")
 """What a list may leave out at the end of a path. ImageNet's lists do."""
@@ -126,9 +127,10 @@ def write_tables(
         _check_rows(item, positions or None, labels, places)
     unlabelled = labels.pop(None, 0)
     if not labels:
-        raise DataError(f"{form.path} has no labels in {unlabelled} rows")
+        raise DataError(f"{form.path} has no labels in {format_count(unlabelled, 'row')}")
     if unlabelled:
-        note(f"note: {unlabelled} images of the split test are not written: they have no label")
+        images = format_count(unlabelled, "image")
+        note(f"note: {images} of the split test not written, for lack of a label")
     if not classes:
         classes = sort_classes(sorted(labels))
         positions = {name: i for i, name in enumerate(classes)}

@@ -19,19 +19,7 @@ from itertools import chain, count
 from pathlib import Path
 from threading import Lock
 
-from lockstep.data.sources import (
-    ALIASES,
-    CLASSES,
-    DALI_INDEXES,
-    LABELS,
-    QUARANTINE,
-    STORE_FILES,
-    STORES,
-    find_store_folder,
-    find_url,
-    group_by_format,
-    list_visible,
-)
+from lockstep.data import sources
 from lockstep.data.stores.bundles import BundleReader, make_bundle, write_members
 from lockstep.data.stores.objects import ObjectStore, StoredObject, hash_version
 from lockstep.data.stores.transfer import Transfer, name_file
@@ -41,8 +29,8 @@ from lockstep.system.locks import hold_lock
 from lockstep.system.regular_files import RECORDS, read_regular_text
 from lockstep.system.strict_json import parsed
 
-NOTE, _LISTING_LOCK, _PARTS = STORE_FILES
-_SPLITS = tuple(chain.from_iterable(ALIASES.values()))
+NOTE, _LISTING_LOCK, _PARTS = sources.STORE_FILES
+_SPLITS = tuple(chain.from_iterable(sources.ALIASES.values()))
 _LIMIT_BYTES = 20 * 10**9
 _MOST_NAME_BYTES = 240
 """A file system allows 255; a file that is being written has a longer name."""
@@ -56,7 +44,7 @@ def find_folder(data: str | Path) -> Path:
     Raises `DataError` if the store cannot be listed or holds no images.
     """
     path = as_path(data, "data")
-    url = find_url(data)
+    url = sources.find_url(data)
     return path if url is None else _open_folder(url)
 
 
@@ -66,13 +54,13 @@ def _open_folder(url: str) -> Path:
 
     store = open_store(url)
     items, classes = _sort_objects(store.list_objects())
-    if not classes and not group_by_format([item.name for item in items]):
+    if not classes and not sources.group_by_format([item.name for item in items]):
         raise DataError(
             f"{url} holds no images; expected class folders of images (train/CLASS/NAME.jpg), or"
             " names that end in .tar, .tfrecord or .rec, or -00000-of-00001"
         )
     _check_names(url, [item.name for item in items], classes)
-    folder = user_cache() / STORES / hashlib.sha256(url.encode()).hexdigest()[:16]
+    folder = user_cache() / sources.STORES / hashlib.sha256(url.encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     with hold_lock(folder / _LISTING_LOCK):
         _write_folder(folder, store, items, classes)
@@ -88,14 +76,17 @@ def _sort_objects(
     classes: dict[str, list[StoredObject]] = {}
     for item in sorted(listed, key=lambda item: item.name):
         parts = item.name.split("/")
-        if any(not part or part.startswith(".") for part in parts) or parts[0] == DALI_INDEXES:
+        if (
+            any(not part or part.startswith(".") for part in parts)
+            or parts[0] == sources.DALI_INDEXES
+        ):
             continue
         depth = 2 if parts[0] in _SPLITS else 1
         if len(parts) > depth:
             # An empty object without an ending stands for a folder in some stores.
             if item.size or "." in parts[-1]:
                 classes.setdefault("/".join(parts[:depth]), []).append(item)
-        elif _is_small(parts[-1]) or group_by_format([parts[-1]]):
+        elif _is_small(parts[-1]) or sources.group_by_format([parts[-1]]):
             items.append(item)
     return items, classes
 
@@ -118,7 +109,7 @@ def _check_names(url: str, files: Iterable[str], folders: Collection[str]) -> No
 
 def _is_small(name: str) -> bool:
     """Return whether a file describes others, and is copied."""
-    return name in (CLASSES, LABELS, QUARANTINE) or name.endswith(".lst")
+    return name in (sources.CLASSES, sources.LABELS, sources.QUARANTINE) or name.endswith(".lst")
 
 
 def _write_folder(
@@ -153,7 +144,7 @@ def _remove(folder: Path, name: str) -> None:
     path.unlink(missing_ok=True)
     while path.parent != folder and path.parent.is_dir():
         path = path.parent
-        if any(list_visible(path)):
+        if any(sources.list_visible(path)):
             break
         shutil.rmtree(path)
 
@@ -228,7 +219,7 @@ class Mirror:
 
 def find_mirror(path: Path) -> Mirror | None:
     """Return the mirror that a file belongs to; None if it is a file with contents."""
-    folder = find_store_folder(path)
+    folder = sources.find_store_folder(path)
     if folder is None:
         return None
     with _OPENING:

@@ -22,6 +22,7 @@ from lockstep.inference.engines import load_engine
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, nearest
 from lockstep.system.machine import arithmetic, first_number, share_of_cores
+from lockstep.system.text import format_count
 from lockstep.weights import Weights
 
 if TYPE_CHECKING:
@@ -354,4 +355,4 @@ def check_images(images: np.ndarray, side: int) -> np.ndarray:
 
 def describe_cpu() -> str:
     """Return the name of the device of a runtime on a CPU, for people."""
-    return f"CPU, {count_threads()} threads"
+    return f"CPU, {format_count(count_threads(), 'thread')}"

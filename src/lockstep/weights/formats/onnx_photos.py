@@ -9,15 +9,7 @@ import numpy as np
 from lockstep.backends.shared.operators import Operand
 from lockstep.backends.shared.resize import Operations, crop_centre, read_geometry
 from lockstep.recipes import Recipe
-from lockstep.weights.formats.onnx_metadata import (
-    IMAGES,
-    KEY,
-    PREPROCESSING,
-    SQUARES,
-    apply_preprocessing,
-    rename_input,
-    take_squares,
-)
+from lockstep.weights.formats import onnx_metadata
 from lockstep.weights.formats.protobuf import map_entries
 
 _OPERATORS = {"add": "Add", "subtract": "Sub", "multiply": "Mul", "divide": "Div"}
@@ -30,15 +22,15 @@ def take_photos(model: Any, recipe: Recipe) -> Any:
 
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    rename_input(result.graph.node, IMAGES, SQUARES)
+    onnx_metadata.rename_input(result.graph.node, onnx_metadata.IMAGES, onnx_metadata.SQUARES)
     nodes = _Nodes()
     pixels = crop_centre(
-        _Number(nodes, IMAGES, np.uint8), read_geometry(recipe), _Operations(nodes)
+        _Number(nodes, onnx_metadata.IMAGES, np.uint8), read_geometry(recipe), _Operations(nodes)
     )
     pixels = nodes.add(
         "Cast", [nodes.add("Transpose", [pixels], np.float32, perm=[0, 2, 3, 1])], np.uint8
     )
-    nodes.made[-1].output[0] = SQUARES
+    nodes.made[-1].output[0] = onnx_metadata.SQUARES
     core = list(result.graph.node)
     del result.graph.node[:]
     result.graph.node.extend([*nodes.made, *core])
@@ -58,7 +50,7 @@ def check_resize(model: Any, recipe: Recipe) -> None:
     external = [tensor.name for tensor in model.graph.initializer if tensor.external_data]
     expected = _split_resize(take_photos(alone, recipe).graph, external)
     parts = _split_resize(model.graph, external)
-    is_bare = not parts[0] and model.graph.input[0].name != IMAGES
+    is_bare = not parts[0] and model.graph.input[0].name != onnx_metadata.IMAGES
     if parts not in (expected, ([], ["Cast"])) and not is_bare:
         raise ValueError("its images pass through other nodes than its metadata describes")
 
@@ -66,14 +58,14 @@ def check_resize(model: Any, recipe: Recipe) -> None:
 def remove_resize(model: Any) -> None:
     """Change a model of photos that `lockstep export` wrote into one of squares; any other model
     stays as it is, also one whose nodes have the same names."""
-    text = map_entries(model.metadata_props).get(KEY)
+    text = map_entries(model.metadata_props).get(onnx_metadata.KEY)
     if text is None:
         return
     try:
-        check_resize(model, apply_preprocessing(Recipe(), text, normalises=False))
+        check_resize(model, onnx_metadata.apply_preprocessing(Recipe(), text, normalises=False))
     except (ValueError, LookupError):
         return
-    take_squares(model)
+    onnx_metadata.take_squares(model)
 
 
 def _split_resize(graph: Any, external: Collection[str]) -> tuple[list[bytes], list[str]]:
@@ -82,7 +74,7 @@ def _split_resize(graph: Any, external: Collection[str]) -> tuple[list[bytes], l
     parts = []
     takers = []
     for value in (*graph.node, *graph.initializer):
-        if str(value.name).startswith(PREPROCESSING):
+        if str(value.name).startswith(onnx_metadata.PREPROCESSING):
             if value.name not in external:
                 parts.append(value.SerializeToString())
         elif graph.input[0].name in getattr(value, "input", ()):
@@ -104,7 +96,7 @@ class _Nodes:
         graph becomes a constant of integers."""
         import onnx
 
-        name = f"{PREPROCESSING}{len(self.made)}"
+        name = f"{onnx_metadata.PREPROCESSING}{len(self.made)}"
         if operator == "Cast":
             attributes["to"] = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind))
         names = []
@@ -118,7 +110,7 @@ class _Nodes:
         """Add a constant."""
         import onnx
 
-        name = f"{PREPROCESSING}constant {len(self.constants)}"
+        name = f"{onnx_metadata.PREPROCESSING}constant {len(self.constants)}"
         self.constants.append(onnx.numpy_helper.from_array(np.array(value, kind), name))
         return _Number(self, name, kind)
 

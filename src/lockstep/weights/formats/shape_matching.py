@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from lockstep.models.architectures import ModelSpec
 from lockstep.system.errors import RecipeError
-from lockstep.system.text import list_first
+from lockstep.system.text import format_count, list_first
 from lockstep.weights.formats.common import Names, Shape, add_layer
 
 BATCH_NORM = {
@@ -180,7 +180,7 @@ def _assign_roles(scope: str, units: list[Unit], inputs: int) -> Roles:
     if len(candidates) > 1:
         candidates = [roles for roles in candidates if _is_named(scope, roles)]
     if len(candidates) != 1:
-        why = f"does not take {inputs} channels"
+        why = f"does not take {format_count(inputs, 'channel')}"
         if len(small) == 3:
             why = "does not say by its names which is the shortcut"
         raise ValueError(f"{scope} with convolutions of {shapes} {why}")

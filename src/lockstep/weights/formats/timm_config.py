@@ -15,6 +15,7 @@ from lockstep.models.architectures import MODELS, ModelSpec
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError, nearest
 from lockstep.system.strict_json import Check, is_number, is_positive, is_text
+from lockstep.system.text import format_count
 from lockstep.weights.formats.torch_settings import find_effect, list_values
 from lockstep.weights.known_preprocessing import PILLOW
 from lockstep.weights.preprocessing import Changes
@@ -287,7 +288,7 @@ def _read_sizes(fields: Mapping[str, Any]) -> tuple[int, int, float]:
     for channels, *_ in sizes:
         if channels != 3:
             raise CheckpointError(
-                f"images have {channels} channels; expected 3 (red, green and blue)"
+                f"images have {format_count(channels, 'channel')}; expected 3 (red, green and blue)"
             )
     return sizes[0][1], sizes[1][1], fields.get("test_crop_pct", fields["crop_pct"])
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.models.architectures import Tensor
+from lockstep.system.text import format_count
 from lockstep.weights.formats import numbers
 from lockstep.weights.formats.account import describe_key
 from lockstep.weights.formats.common import describe_missing_velocities, map_shapes
@@ -145,7 +146,7 @@ def read_epochs(root: Mapping[Any, Any], origin: str) -> tuple[int | None, str]:
         done += 1
     elif origin != NVIDIA and root.keys().isdisjoint(BEST):
         return None, f"{no_step}; it names epoch {done}, which may be the last or the next"
-    remark = f"{no_step}; it was saved after {done} epochs"
+    remark = f"{no_step}; it was saved after {format_count(done, 'epoch')}"
     best = next((_read_number(root[key]) for key in BEST if key in root), None)
     if best:
         remark += f"; the best top-1 until then was {best:.2f} %"

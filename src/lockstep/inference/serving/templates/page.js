@@ -88,7 +88,7 @@ async function run() {
   }
   running = false;
   const failures = failed ? ` ${failed} failed: their cards say why.` : "";
-  $("#status").textContent = `${done - failed} of ${chosen} images are classified.${failures}`;
+  $("#status").textContent = `${done - failed} of ${chosen} classified.${failures}`;
 }
 
 async function classify(file) {
