@@ -306,3 +306,5 @@ def test_a_folder_of_timm_reports_that_its_weights_were_evaluated_otherwise(tmp_
         settings = {"eval_antialias": is_filtered}
         lockstep.load(nameless(tmp_path), preprocessing=settings).save(folder, to="timm")
         assert (note in open_weights(folder).remarks) == (not is_filtered)
+        proof = json.loads((folder / "proof/proof.json").read_bytes())
+        assert proof["input"]["antialias"]  # timm's, which is what the folder computes with

@@ -36,6 +36,7 @@ COMMANDS = make_table(
     "predict",
     "convert",
     "export",
+    "check",
     "sign",
     "verify-signature",
     "push",

@@ -32,6 +32,8 @@ Answer = Callable[[np.ndarray], Any]
 """Answers what a model takes for some photos: probabilities or logits [N, logits]."""
 Prepare = Callable[[np.ndarray], np.ndarray]
 """Returns what a model takes for a photo, uint8 [H, W, 3]: a batch of one."""
+Read = Callable[[Path], np.ndarray]
+"""Returns the pixels of a photo, uint8 RGB [H, W, 3]."""
 _MOST_ANSWERED = 2**26
 _SECONDS = 120
 
@@ -64,8 +66,16 @@ def load_preparation(folder: Path) -> Prepare:
     return prepare
 
 
-def check_model(proof: Proof, prepare: Prepare, answer: Answer) -> tuple[list[str], int]:
+def check_model(
+    proof: Proof, prepare: Prepare, answer: Answer, read: Read | None = None
+) -> tuple[list[str], int]:
     """Ask a model for its answers to all photos, one by one and those of one size together.
+
+    Args:
+        proof: The photos and what is expected.
+        prepare: Makes what the model takes of a photo.
+        answer: Answers that.
+        read: Decodes a photo; by default Pillow does.
 
     Returns:
         The lines to print, and the exit code (`diagnosis.judge`).
@@ -74,7 +84,10 @@ def check_model(proof: Proof, prepare: Prepare, answer: Answer) -> tuple[list[st
     inputs = []
     pixels: dict[str, list[float]] = {"decoded": []}
     for number, probe in enumerate(proof.probes):
-        photo = read_photo(proof.path(number), turns=bool(about["exif"]))
+        if read is None:
+            photo = read_photo(proof.path(number), turns=bool(about["exif"]))
+        else:
+            photo = read(proof.path(number))
         pixels["decoded"].append(measure_pixels(photo, probe["decoded"]))
         prepared = prepare(photo)
         inputs.append(prepared)
