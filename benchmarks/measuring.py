@@ -136,7 +136,7 @@ def record(name: str, result: dict[str, Any], backend: str = "torch") -> None:
     command = ["python", *name_program(Path(sys.argv[0])), *sys.argv[1:]]
     shown_paths = (("--data", "DIR"), ("--runs", "RUNS"), ("--weights", "FILE"))
     others = (("--baseline", "OLD/src"), ("--contenders-python", "VENV/bin/python"))
-    for option, shown in (*shown_paths, *others):
+    for option, shown in (*shown_paths, *others, ("--peers", "PEERS")):
         if option in command:
             command[command.index(option) + 1] = shown  # the path means nothing on other machines
     about = {"command": shlex.join(command), "environment": describe_environment(backend)}
