@@ -1,5 +1,5 @@
 """Train a small ResNet on small images, each time with one ingredient of the published recipes, to
-see what it gives there over the same run without it. benchmarks/notes/ingredients.md has the results.
+see what it gives there over the same run without it. The results: benchmarks/notes/ingredients.md.
 
     python benchmarks/ingredients.py --data DIR --runs RUNS
 
