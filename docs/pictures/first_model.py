@@ -61,7 +61,7 @@ def put_side_by_side(left: Image.Image, right: Image.Image) -> Image.Image:
 
 def picture_training(log: Path) -> None:
     """Draw the terminal in the middle of a run, from the events that the run has logged."""
-    terminal = record_terminal()
+    terminal = record_terminal(108)
     make_console = console.make_console
     console.make_console = lambda **_: terminal
     reporter = console.Reporter()

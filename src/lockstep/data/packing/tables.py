@@ -129,8 +129,7 @@ def write_tables(
     if not labels:
         raise DataError(f"{form.path} has no labels in {format_count(unlabelled, 'row')}")
     if unlabelled:
-        images = format_count(unlabelled, "image")
-        note(f"note: {images} of the split test not written, for lack of a label")
+        note(f"note: {format_count(unlabelled, 'image')} of the split test not written: no label")
     if not classes:
         classes = sort_classes(sorted(labels))
         positions = {name: i for i, name in enumerate(classes)}
