@@ -60,17 +60,11 @@ class _Origin:
 def write_card(
     folder: Path, weights: Weights, form: str, compared: Any = None, *, is_requantised: bool = False
 ) -> list[str]:
-    """Write the card of weights into the new folder that they are converted or exported to.
+    """Write the card of weights into their new folder, and return the names of its files.
 
-    Args:
-        folder: the folder, which has the name of the model.
-        weights: the weights as they are written, with scales only if these are written, too.
-        form: the format of the folder, such as "timm" or "onnx".
-        compared: the certificate of the conversion, or the comparison of the export.
-        is_requantised: whether the run computed without this quantisation.
-
-    Returns:
-        The name of the file.
+    The weights have scales only if these are written, too. `form` is the format, such as "timm",
+    and `compared` the certificate of the conversion or the comparison of the export. The run
+    computed without the quantisation of what `is_requantised`.
     """
     origin = _find_origin(weights)
     if is_requantised:
@@ -169,10 +163,7 @@ def _describe_accuracy(weights: Weights, origin: _Origin) -> Iterator[str]:
     rows["computed in"] = origin.run.recipe.evaluation_recipe().precision
     rows["after step"] = origin.event["step"]
     yield _make_table("metric", "value", rows)
-    yield (
-        "Brackets are 95 % intervals. A run keeps the checkpoint that is best on these images,"
-        " which makes the figures a little too high."
-    )
+    yield "Brackets are 95 % intervals. Choosing the best checkpoint makes figures a little high."
     if origin.counts is None:
         yield "The accuracy by class is not known: the run has not kept it for these weights."
         return
@@ -181,10 +172,7 @@ def _describe_accuracy(weights: Weights, origin: _Origin) -> Iterator[str]:
         if images:
             ranked.append((origin.counts["top1"][label] / images, label))
     if len(ranked) > 2 * _HALF:
-        yield (
-            f"The {_HALF} worst and the {_HALF} best of {len(ranked):,} classes; `lockstep report`"
-            " shows all of the run:"
-        )
+        yield f"The {_HALF} worst and {_HALF} best of {len(ranked):,}; `lockstep report` shows all:"
         ranked.sort()
         ranked = [*ranked[:_HALF], *ranked[-_HALF:]]
     rows = {}
