@@ -18,6 +18,7 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 PARTS: dict[str, Callable[[], str]] = {
+    "backend-protocol": python_api.describe_protocol,
     "certificate": schemas.describe_certificate,
     "commands": commands.describe_commands,
     "execution-fields": fields.describe_execution_fields,

@@ -15,6 +15,7 @@ from typing import Any, get_args, get_type_hints
 from schemas import make_table, read_docstrings
 
 import lockstep
+from lockstep.backends import frameworks, protocol
 from lockstep.recipes.field_validation import Settings
 
 GROUPS = {
@@ -31,6 +32,11 @@ FIELDS = {
     "Recipe": "Its fields: [fields of a recipe](recipe-fields.md).",
     "Execution": "Its fields: [fields of an execution](execution-fields.md).",
 }
+PROTOCOL = (
+    *(frameworks.Framework, frameworks.Options, protocol.Backend, protocol.World),
+    *(protocol.Engine, protocol.QuantisingEngine, protocol.Handle, protocol.Interval),
+    protocol.Products,
+)
 EVENT = (
     "What the function given as `listener` is called with: a dictionary, whose `kind` says which of"
     " these it is. An exception that the function raises stops the work and reaches the caller,"
@@ -56,6 +62,11 @@ def describe_public_names() -> str:
     return "\n\n".join(parts)
 
 
+def describe_protocol() -> str:
+    """Return what a backend implements: its row, its functions, and what they return."""
+    return "\n\n".join(describe(kind.__name__, kind) for kind in PROTOCOL)
+
+
 def describe_events(union: Any) -> Iterator[str]:
     """Yield what each kind of event is, and its fields."""
     yield EVENT
@@ -78,7 +89,12 @@ def describe(name: str, thing: Any) -> str:
 
 def has_own_call(kind: type) -> bool:
     """Return whether the arguments of a class say more than its list of fields."""
-    return not (issubclass(kind, Settings | Exception) or is_dataclass(kind))
+    return not (issubclass(kind, Settings | Exception) or has_values(kind))
+
+
+def has_values(kind: type) -> bool:
+    """Return whether a class is a dataclass or a protocol, whose annotations are its fields."""
+    return is_dataclass(kind) or getattr(kind, "_is_protocol", False)
 
 
 def describe_member(name: str, member: Any) -> str:
@@ -105,8 +121,8 @@ def list_members(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def list_values(kind: type) -> Iterator[str]:
-    """Yield the fields of a dataclass."""
-    if not is_dataclass(kind):
+    """Yield the fields of a dataclass or of a protocol."""
+    if not has_values(kind):
         return
     meanings = read_docstrings(kind)
     for name in inspect.get_annotations(kind):
