@@ -36,6 +36,8 @@ Read = Callable[[Path], np.ndarray]
 """Returns the pixels of a photo, uint8 RGB [H, W, 3]."""
 _MOST_ANSWERED = 2**26
 _SECONDS = 120
+_OF_LOGITS = ("timm", "transformers")
+"""The formats whose models return logits."""
 
 
 def load_package(module: str, distributions: str = "") -> Any:
@@ -103,7 +105,11 @@ def check_model(
     mixing = []
     if batch != 1:
         mixing = _compare_batches(proof, inputs, rows, answer)
-    return judge(comparison, pixels, mixing)
+    lines, code = judge(comparison, pixels, mixing)
+    if comparison.answers.are_logits and proof.document["model"]["target"] not in _OF_LOGITS:
+        lines.append("This is: softmax left out. The model answers logits, expected probabilities")
+        code = 1
+    return lines, code
 
 
 def _compare_batches(
@@ -126,7 +132,7 @@ def _compare_batches(
     sentences = []
     for number, logs in enumerate(read_answers(proof, answers).logs):
         difference = float(np.abs(logs - alone[number]).max()) / proof.unit
-        if not difference <= 2 * bound:
+        if np.isfinite(alone[number]).all() and not difference <= 2 * bound:
             sentences.append(
                 f"{proof.name(number)}: in a batch with other photos its logits differ by"
                 f" {difference:.2g} of the largest from those alone"
@@ -296,5 +302,5 @@ def main(open_model: Callable[[Path], tuple[Prepare, Answer]]) -> int:
 def show(lines: Sequence[str]) -> None:
     """Print lines without control characters, which names in a file could have."""
     for line in lines:
-        shown = "".join(character if character.isprintable() else "?" for character in line)
+        shown = "".join(c if c.isprintable() else "?" for c in line.replace("\n", " "))
         sys.stdout.write(f"{shown}\n")

@@ -41,6 +41,7 @@ class Answers:
     """Logarithms of probabilities, float64 [photos, logits]; NaN where they are not known."""
     slack: float = 0.0
     """Probabilities that differ by no more are equal."""
+    are_logits: bool = False
     problems: Mapping[int, str] = field(default_factory=dict)
     """Why there is no answer, by the number of the photo."""
 
@@ -75,14 +76,14 @@ def read_answers(proof: Proof, rows: Sequence[Any]) -> Answers:
         shares = sums[is_known.any(axis=1)] / whole
         if known.size and known.min() >= 0 and lowest <= shares.min() and shares.max() <= 1.02:
             logs = np.log(np.maximum(values / whole, LEAST))
-            return Answers(logs, _find_rounding(known / whole), problems)
+            return Answers(logs, _find_rounding(known / whole), False, problems)
     if is_partial:
         problems = dict.fromkeys(range(len(rows)), "these are not probabilities of classes")
-        return Answers(np.full(values.shape, np.nan), 0.0, problems)
+        return Answers(np.full(values.shape, np.nan), 0.0, True, problems)
     logs = np.full(values.shape, np.nan)
     answered = is_known.any(axis=1)
     logs[answered] = take_log_softmax(values[answered])
-    return Answers(logs, 0.0, problems)
+    return Answers(logs, 0.0, True, problems)
 
 
 def _read_row(proof: Proof, row: Any) -> np.ndarray:
@@ -180,7 +181,8 @@ class Comparison:
             if known.any() and change > 4 * resolved:
                 wrong = _mean_size(_differ(row, logs, self.answers.slack))
                 size = _mean_size(_differ(row, right, self.answers.slack))
-                distances[probe] = max(wrong - resolved, 0.0) / (size + change)
+                distance = max(wrong - resolved, 0.0) / (size + change)
+                distances[probe] = max(distance, 1 - _correlate(row, logs))
             elif not known.any():
                 distances[probe] = 1.0
         return distances
@@ -189,6 +191,16 @@ class Comparison:
 def _mean_size(values: np.ndarray) -> float:
     """Return the root of the mean square; 0 of no values."""
     return float(np.sqrt(np.mean(values**2))) if values.size else 0.0
+
+
+def _correlate(row: np.ndarray, logs: np.ndarray) -> float:
+    """Return the correlation of two answers, 0 if one of them is the same for all classes: softmax
+    twice resembles any answer that is."""
+    shapes = [values - values.mean() for values in (row, logs)]
+    sizes = [float(np.sqrt((shape**2).sum())) for shape in shapes]
+    if len(row) < 3 or min(sizes) == 0:
+        return float(len(row) < 3)
+    return float((shapes[0] * shapes[1]).sum()) / (sizes[0] * sizes[1])
 
 
 @dataclass(frozen=True)
@@ -216,30 +228,33 @@ def name_faults(comparison: Comparison, failing: Iterable[int]) -> list[Diagnosi
     for fault in proof.faults:
         distances = comparison.resemble(fault)
         score = float(np.mean(list(distances.values()) or [1.0]))
-        if fault.name != DECODER and score <= _CONSISTENT:
-            candidates.append((fault, score, distances))
-    is_named = any(score <= _EXACT for _, score, _ in candidates)
+        explained = {probe for probe, distance in distances.items() if distance <= 0.5}
+        if explained:
+            explained |= set(range(fault.computed, len(proof.probes)))
+        # By chance, answers to a few photos resemble those of some fault.
+        is_likely = score <= _CONSISTENT and 2 * len(explained & left) >= len(left)
+        if fault.name != DECODER and (score <= _EXACT or is_likely):
+            candidates.append((fault, score, distances, explained))
+    is_named = any(score <= _EXACT for _, score, _, _ in candidates)
     if left and not is_named and _are_sorted_alike(comparison, left):
         advice = "the model's first output is the first class of classes.txt, and so on"
         return [Diagnosis(["classes in another order"], advice, True, left)]
     diagnoses: list[Diagnosis] = []
     while left and candidates:
         gains = []
-        for _, score, distances in candidates:
+        for _, score, distances, _ in candidates:
             parts = [1 - distance for probe, distance in distances.items() if probe in left]
             gains.append((sum(parts), -score))
         best = gains.index(max(gains))
-        fault, score, distances = candidates[best]
-        explained = {probe for probe, distance in distances.items() if distance <= 0.5}
-        explained = left & (explained | set(range(fault.computed, len(proof.probes))))
-        if not explained.intersection(distances):
+        fault, score, distances, explained = candidates[best]
+        if not explained & left & set(distances):
             break
         names = {fault.name, *fault.twins}
-        for (other, other_score, _), (gain, _) in zip(candidates, gains, strict=True):
+        for (other, other_score, _, _), (gain, _) in zip(candidates, gains, strict=True):
             if gain >= 0.95 * gains[best][0] and other_score <= score + _TIE:
                 names.add(other.name)
         is_exact = score <= _EXACT
-        diagnoses.append(Diagnosis(sorted(names), fault.advice, is_exact, explained))
+        diagnoses.append(Diagnosis(sorted(names), fault.advice, is_exact, explained & left))
         left -= explained
     return diagnoses
 
@@ -345,7 +360,7 @@ def _describe_failing(
         number = comparison.find_class(probe)
         if reason is None and number is not None:
             right = proof.name_class(int(proof.logs[probe].argmax()))
-            reason = f"{shares[probe]:.2g}, {proof.name_class(number)!r} is the likeliest class"
+            reason = f"logits differ by {shares[probe]:.2g}; class {proof.name_class(number)!r}"
             if not comparison.has_class(probe):
                 reason += f", expected {right!r}"
         lines.append(f"  {proof.name(probe)}: {reason}")
@@ -363,7 +378,10 @@ def _describe_failing(
             " products in 16 bits: use the runtime's option for 7-bit weights, or another processor"
         )
     elif len(answered) == len(shares):
-        lines.append("It looks like: another mean or scale, or other weights")
+        lines.append(
+            "It looks like: another mean or scale, another resize, or other weights, as all"
+            " photos differ"
+        )
     elif answered:
         files = [proof.probes[probe]["file"] for probe in sorted(answered)]
         lines.append(f"No known fault explains {', '.join(files)}")

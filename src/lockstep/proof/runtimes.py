@@ -130,7 +130,8 @@ def open_timm(folder: Path) -> tuple[Prepare, Answer]:
     timm = load_package("timm")
     image = load_package("PIL.Image")
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+    settings = timm.data.resolve_model_data_config(model, use_test_size=True)  # as its validate.py
+    transform = timm.data.create_transform(**settings)
     return (
         lambda pixels: transform(image.fromarray(pixels))[None].numpy(),
         lambda squares: model(torch.tensor(squares)).detach().numpy(),
