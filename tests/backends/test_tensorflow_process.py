@@ -39,10 +39,13 @@ def without_gpu(alone: pytest.MonkeyPatch) -> None:
     alone.setattr(tf.config, "get_visible_devices", lambda kind: [])
 
 
+CORES = len(os.sched_getaffinity(0))
+
+
 @pytest.mark.usefixtures("without_gpu")
 @pytest.mark.parametrize(
     ("chosen", "named"),
-    [("3", "CPU, 3 threads"), (None, f"CPU, {len(os.sched_getaffinity(0))} threads")],
+    [("3", "CPU, 3 threads"), (None, f"CPU, {CORES} thread{'s' * (CORES > 1)}")],
 )
 def test_a_cpu_has_its_threads(chosen: str | None, named: str, alone: pytest.MonkeyPatch) -> None:
     alone.delenv("TF_NUM_INTRAOP_THREADS", raising=False)

@@ -38,7 +38,8 @@ def test_without_a_gpu_the_cpu_is_used(
     native.set_gpus(alone, 0)
     world = backend.world(Execution(device=device))
     assert (world.rank, world.ranks, world.on_gpu) == (0, 1, False)
-    assert world.device == f"CPU, {backend.libraries()['threads']} threads"
+    threads = backend.libraries()["threads"]
+    assert world.device == f"CPU, {threads} thread{'s' * (int(threads) != 1)}"
     assert backend.devices() == [world.device]
     world.close()
 

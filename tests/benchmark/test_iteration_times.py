@@ -134,7 +134,7 @@ def test_five_percent_is_still_steady_and_six_is_not() -> None:
 def test_too_few_iterations_are_not_called_steady() -> None:
     steadiness = iteration_times.judge_steadiness([1.0] * 8)
     assert not steadiness.steady
-    assert "8 iterations are too few" in steadiness.reason
+    assert "too few iterations to tell: 8" in steadiness.reason
 
 
 # The definitions of NVIDIA's examples

@@ -69,7 +69,7 @@ def test_the_recipes_own_batch_is_tried_in_as_few_parts_as_fit(
     # The largest size decides, at which a single image has several values of a channel.
     recipe = tiny_recipe.replace(image_sizes=[[0, 64], [1, 32]], global_batch_images=256)
     if parts is None:
-        message = "1 images fit, but not 256 in any number of parts: no memory"
+        message = "a batch of 1 fits, but not 256 in any number of parts: no memory"
         with pytest.raises(UserError, match=message):
             find_batch(recipe, HOW)
         return
@@ -96,7 +96,9 @@ def test_interrupts_report_what_fits(tiny_recipe: Recipe, monkeypatch: pytest.Mo
         return Try(images, parts, True)
 
     monkeypatch.setattr(largest_batch, "_try_steps", fake)
-    with pytest.raises(Interrupted, match="stopped after 2 tries: 64 images fit, more may") as stop:
+    with pytest.raises(
+        Interrupted, match="stopped after try 2: a batch of 64 fits, more may"
+    ) as stop:
         find_batch(tiny_recipe, HOW)
     assert stop.value.exit_code == EXIT_INTERRUPTED
 

@@ -309,7 +309,7 @@ def test_a_flat_folder_is_refused_until_it_is_sorted(tmp_path: Path, answer: Run
     assert f"lockstep data sort-val {root / 'val'} --labels FILE" in errors
     (tmp_path / "labels.csv").write_text("ImageId,PredictionString\na,owl 1 2 3 4\n")
     command = ("data", "sort-val", root / "val", "--labels", tmp_path / "labels.csv")
-    assert answer(*command) == (0, f"1 images sorted into classes in {root / 'val'}\n", "")
+    assert answer(*command) == (0, f"1 image sorted into classes in {root / 'val'}\n", "")
     assert answer(*command) == (0, f"0 images sorted into classes in {root / 'val'}\n", "")
     assert open_index(root / "val", classes=("cat", "owl")).rows["label"].tolist() == [1]
 

@@ -105,10 +105,10 @@ def find_batch(
         fitting = max((done.images for done in tries if done.fits and done.parts == 1), default=0)
         code = stop.exit_code if isinstance(stop, Interrupted) else EXIT_INTERRUPTED
         known = f"a batch of {fitting} fits, more may" if fitting else "nothing is known yet"
-        raise Interrupted(f"stopped after {len(tries)} tries: {known}", code) from None
+        raise Interrupted(f"stopped after try {len(tries)}: {known}", code) from None
     if parts is None:
         raise UserError(
-            f"{largest} images fit, but not {images} in any number of parts:"
+            f"a batch of {largest} fits, but not {images} in any number of parts:"
             f" {tries[-1].reason}\nUse another global_batch_images"
         )
     return Found(largest, parts, tries)

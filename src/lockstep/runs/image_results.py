@@ -206,8 +206,7 @@ def compare_images(out: Path, sets: Sets) -> str:
         return ""
     bad = len(sets.training.quarantined) + len(sets.validation.quarantined)
     if changes and bad:
-        left_out = format_count(bad, "image")
-        changes.append(f"{left_out} left out, because of quarantine.json or as unreadable")
+        changes.append(f"{format_count(bad, 'image')} left out: in quarantine.json, or unreadable")
     return "; ".join(changes)
 
 

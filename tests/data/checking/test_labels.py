@@ -29,8 +29,8 @@ from tests.data.checking.cases import (
 def test_classes_that_only_one_of_train_and_val_has_are_found(tmp_path: Path) -> None:
     image_folder(tmp_path, SOUND | {"train/dog/x.jpg": picture(90), "val/eel/x.jpg": picture(91)})
     assert map_kinds(examine(tmp_path)) == {
-        "val unknown-classes": "1 classes: eel",
-        "val classes-without-val": "1 classes: dog",
+        "val unknown-classes": "1 class: eel",
+        "val classes-without-val": "1 class: dog",
     }
 
 
@@ -38,7 +38,7 @@ def test_numbers_of_classes_are_compared_where_there_are_no_names(tmp_path: Path
     report = examine(
         write_labelled("recordio", tmp_path, {"train": [0, 1, 2, 3], "val": [0, 1, 2, 5]})
     )
-    expected = {"val unknown-classes": "1 classes: 5", "val classes-without-val": "1 classes: 3"}
+    expected = {"val unknown-classes": "1 class: 5", "val classes-without-val": "1 classes: 3"}
     assert map_kinds(report) == expected
 
 
@@ -103,7 +103,7 @@ def test_the_words_for_the_splits_may_be_in_capitals(tmp_path: Path) -> None:
 
 def test_a_class_without_images_is_no_sign_of_labels_from_1(tmp_path: Path) -> None:
     write_labelled("recordio", tmp_path, {"train": [0, 1, 2, 3], "val": [1, 2, 3]})
-    assert only(examine(tmp_path, logits=4), "classes-without-val").detail == "1 classes: 0"
+    assert only(examine(tmp_path, logits=4), "classes-without-val").detail == "1 class: 0"
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -189,6 +189,6 @@ def test_folders_and_numbers_as_classes_are_found_and_the_images_examined(tmp_pa
     images = {"ant/a.jpg": picture(1), "b.jpg": b"text", "b.cls": b"0"}
     write_tar(tmp_path / "val.tar", images)
     assert map_kinds(examine(tmp_path)) == {
-        "val mixed-labels": "1 images have a number as their class, 1 a folder",
+        "val mixed-labels": "1 image with a number, 1 a folder",
         "val not-an-image": "not an image in a known format",
     }

@@ -13,6 +13,7 @@ from lockstep.backends.jax.compile_cache import keep_compiled
 from lockstep.backends.shared.device import choose_gpu
 from lockstep.recipes import Execution
 from lockstep.system.machine import cores
+from lockstep.system.text import format_count
 
 THREADS = "NPROC"
 """Environment variable: the number of XLA's threads on a CPU."""
@@ -105,7 +106,7 @@ def _list_accelerators() -> list[Any]:
 def _name_device(device: Any) -> str:
     if device.platform != "cpu":
         return str(device.device_kind)
-    return f"CPU, {os.environ.get(THREADS, cores())} threads"
+    return f"CPU, {format_count(int(os.environ.get(THREADS, cores())), 'thread')}"
 
 
 def devices() -> list[str]:

@@ -343,7 +343,7 @@ def _list_files(source: Source) -> tuple[Listing, list[Problem]]:
     stored = np.concatenate([np.zeros(0, ROW), *chain.from_iterable(file.rows for file in files)])
     numbers = int((stored["label"] >= 0).sum())
     if classes and numbers:
-        detail = f"{numbers} images have a number as their class, {len(stored) - numbers} a folder"
+        detail = f"{format_count(numbers, 'image')} with a number, {len(stored) - numbers} a folder"
         problems.append(("mixed-labels", ".", detail))
         classes = ()
         stored["label"] = NO_LABEL
