@@ -30,7 +30,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         monkeypatch.setattr(constants, "ENDPOINT", hub.address)
         resolved = hub.address + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", resolved)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
         monkeypatch.setenv("HF_TOKEN", hub.token)
@@ -115,17 +114,45 @@ def test_nothing_becomes_public_by_default(hub: Hub, folder: Path, answer: Run) 
         ("whoami", 401, "does not accept the login; log in again with hf auth login"),
         ("repos/create", 403, "the token may not write there"),
         ("/commit/", 412, "somebody else has changed the repository meanwhile"),
-        ("/commit/", 400, "nothing was changed: the same command tries again"),
+        ("/commit/", 400, "the repository was created, and has no file of this push: the same"),
+        ("whoami", 500, "answers 500); nothing was changed: the same command tries again"),
+        ("validate-yaml", 404, "/api/validate-yaml answers 404); the repository was created"),
     ],
 )
 def test_what_the_hub_refuses_is_explained(
     part: str, status: int, message: str, hub: Hub, folder: Path, answer: Run
 ) -> None:
     hub.refused = {part: status}
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
     code, output, errors = answer("push", folder, NAME)
     assert (code, hub.files or {}) == (2, {})
     assert message in errors
     assert hub.token not in output + errors
+
+
+def test_large_files_are_sent_without_xet_if_its_storage_does_not_answer(
+    hub: Hub, folder: Path, answer: Run
+) -> None:
+    hub.storage = "http://127.0.0.1:9"
+    assert answer("push", folder, NAME)[0] == 0
+    assert (hub.uploads, hub.files) == (1, contents(folder))
+
+
+def test_a_storage_that_refuses_is_explained(hub: Hub, folder: Path, answer: Run) -> None:
+    pytest.importorskip("hf_xet")
+    hub.storage = hub.address + "/storage"
+    code, _, errors = answer("push", folder, NAME)
+    assert (code, hub.uploads, hub.files) == (2, 0, {})
+    assert "HF_HUB_DISABLE_XET=1 uploads without Xet; the repository was created" in errors
+
+
+def test_what_stays_of_a_repository_is_said(hub: Hub, folder: Path, answer: Run) -> None:
+    hub.files = {"README.md": b"mine", "preprocessor_config.json": b"{}", "model.bin": b"other"}
+    hub.is_private = True
+    code, output, _ = answer("push", folder, NAME, "--replace", "--public", "--dry-run")
+    assert code == 0
+    assert "note: it stays private" in output
+    assert "note: it keeps model.bin, which" in output
 
 
 def test_an_interrupted_push_continues(hub: Hub, folder: Path, answer: Run) -> None:
@@ -171,7 +198,9 @@ def test_what_lockstep_does_not_write_is_not_pushed(spoil: str, tmp_path: Path) 
         (tmp_path / "1" / "model.onnx").unlink()
         (tmp_path / "1").rmdir()
     SPOILS[spoil](tmp_path)
-    with pytest.raises(CheckpointError, match=r"no file that Lockstep writes|is a run|has 0 files"):
+    with pytest.raises(
+        CheckpointError, match=r"no file that Lockstep writes|is a run|has 0 files.*hf upload"
+    ):
         upload.list_files(tmp_path)
 
 

@@ -131,6 +131,8 @@ class Hub(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}
         """The large files by SHA-256, also those of no commit."""
         self.uploads = 0
+        self.storage = ""
+        """The address of Xet's storage that the hub names, if it speaks Xet."""
         self.refused: dict[str, int] = {}
         """The status of answers to paths with these parts."""
 
@@ -171,9 +173,22 @@ class UploadHandler(HubHandler):
             self.wfile.write(self.files.get(self.path.rpartition("/")[2], b""))
         elif self.server.files is None:
             self._refuse(404, "RepoNotFound")
+        elif "/xet-write-token/" in self.path and self.server.storage:
+            self._name_storage()
         else:
             about = {"id": "owner/model", "private": self.server.is_private}
-            self._answer({**about, "sha": self.server.head, "siblings": [], "tags": []})
+            names = [{"rfilename": name} for name in self.files]
+            self._answer({**about, "sha": self.server.head, "siblings": names, "tags": []})
+
+    def _name_storage(self) -> None:
+        body = json.dumps({"casUrl": self.server.storage, "exp": 2**33, "accessToken": "t"})
+        self.send_response(200)
+        self.send_header("X-Xet-Cas-Url", self.server.storage)
+        self.send_header("X-Xet-Access-Token", "t")
+        self.send_header("X-Xet-Token-Expiration", str(2**33))
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
 
     def do_PUT(self) -> None:
         content = b"".join(self._read_chunks())

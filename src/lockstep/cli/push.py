@@ -39,9 +39,20 @@ def command(
     seen = "public" if push.is_public else "private"
     about = "a new repository" if push.parent is None else f"commit {push.parent[:8]}"
     print(f"hf:{push.name} ({seen}, {about})")
+    if public and not push.is_public:
+        print(
+            "note: it stays private: --public is for new repositories. The settings on its page of"
+            " the hub change who can see it"
+        )
     for name, path in push.files.items():
         change = "replaces" if name in push.replaced else "adds"
         print(f"  {change} {escape_line(name)}, {path.stat().st_size:,} bytes")
+    if push.stay:
+        names = escape_line(", ".join(push.stay[:10]))
+        print(
+            f"note: it keeps {names}, which {folder} does not have."
+            f" Delete what is of another format: hf repos delete-files {push.name} FILE"
+        )
     if not push.files:
         print("it has these files already; nothing is uploaded")
     elif push.replaced and not (replace or dry_run):

@@ -9,8 +9,10 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from lockstep.system.errors import CheckpointError
 from lockstep.system.regular_files import WEIGHTS, read_regular
@@ -27,17 +29,21 @@ _PHOTOS = ("proof", "photos")
 """The folders of a proof that have photos, too; others may be private."""
 _OF_RUN = ("run.json", "log.jsonl", "checkpoints")
 _MOST_FILES = 200
+_OF_EVERY_REPOSITORY = (".gitattributes", "README.md", "LICENSE", ".gitignore")
+_SECONDS = 10
+"""How long a server may take to say whether it speaks Xet."""
 _REASONS = {
     401: "the hub does not accept the login; log in again with hf auth login, or set HF_TOKEN",
     403: "the token may not write there; create one that may, or name an OWNER that is you",
-    404: "there is no such repository or revision, or the token may not see it",
+    404: "there is no such repository, revision or service, or the token may not see it",
     412: "somebody else has changed the repository meanwhile; run the command again",
 }
 
 
 class Push(NamedTuple):
     """What a push would change: new and changed `files` by their names in the repository, of which
-    it has those `replaced` with other contents, since the commit `parent`; None if it is new."""
+    it has those `replaced` with other contents, since the commit `parent`; None if it is new. It
+    keeps those that `stay`, which the folder does not have."""
 
     name: str
     revision: str | None
@@ -45,6 +51,7 @@ class Push(NamedTuple):
     replaced: list[str]
     parent: str | None
     is_public: bool
+    stay: list[str]
 
 
 def list_files(folder: Path) -> dict[str, Path]:
@@ -84,7 +91,11 @@ def list_files(folder: Path) -> dict[str, Path]:
             else:
                 files[path.relative_to(folder).as_posix()] = path
     if not 0 < len(files) <= _MOST_FILES:
-        raise CheckpointError(f"{folder} has {len(files)} files; expected 1 to {_MOST_FILES}")
+        raise CheckpointError(
+            f"{folder} has {len(files)} files; expected 1 to {_MOST_FILES}, for a push is one"
+            " commit. Push folders in it one by one, or use the hub's command: hf upload OWNER/NAME"
+            f" {folder}"
+        )
     return files
 
 
@@ -108,19 +119,22 @@ def plan_push(folder: Path, target: str, *, public: bool = False) -> Push:
         try:
             about = api.model_info(repository, revision=revision or None)
         except RepositoryNotFoundError:
-            return Push(repository, revision or None, files, [], None, public)
+            return Push(repository, revision or None, files, [], None, public, [])
         stored = api.get_paths_info(repository, list(files), revision=revision or None)
     if not (about.private or public):
         raise CheckpointError(
             f"hf:{repository} is public: everybody would see the files; add --public if they may"
         )
+    stay = {entry.rfilename for entry in about.siblings or ()}
+    stay -= {*files, *_OF_EVERY_REPOSITORY}
     replaced = []
     for entry in stored:
         if _is_same(files[entry.path], entry):
             del files[entry.path]
         else:
             replaced.append(entry.path)
-    return Push(repository, revision or None, files, replaced, about.sha, not about.private)
+    seen = not about.private
+    return Push(repository, revision or None, files, replaced, about.sha, seen, sorted(stay))
 
 
 def carry_out(push: Push, message: str) -> str:
@@ -131,11 +145,14 @@ def carry_out(push: Push, message: str) -> str:
     api = _open_hub()
     from huggingface_hub import CommitOperationAdd
 
-    with _naming_the_hub(push.name):
-        if push.parent is None:
+    state = "nothing was changed"
+    if push.parent is None:
+        with _naming_the_hub(push.name):
             api.create_repo(push.name, private=not push.is_public, exist_ok=True)
-            if push.revision is not None:
-                api.create_branch(push.name, branch=push.revision, exist_ok=True)
+        state = "the repository was created, and has no file of this push"
+    with _naming_the_hub(push.name, state), _choosing_protocol(api, push):
+        if push.parent is None and push.revision is not None:
+            api.create_branch(push.name, branch=push.revision, exist_ok=True)
         done = api.create_commit(
             push.name,
             [CommitOperationAdd(name, str(path)) for name, path in push.files.items()],
@@ -144,6 +161,39 @@ def carry_out(push: Push, message: str) -> str:
             parent_commit=push.parent,
         )
     return str(done.commit_url)
+
+
+@contextmanager
+def _choosing_protocol(api: Any, push: Push) -> Iterator[None]:
+    """Have large files sent by plain HTTP if the hub or the storage that it names does not speak
+    Xet: the package hf_xet would repeat its requests for minutes."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_DISABLE_XET
+    constants.HF_HUB_DISABLE_XET = before or not _speaks_xet(api, push)
+    try:
+        yield
+    except Exception as error:
+        if not constants.HF_HUB_DISABLE_XET:
+            error.add_note("; HF_HUB_DISABLE_XET=1 uploads without Xet")
+        raise
+    finally:
+        constants.HF_HUB_DISABLE_XET = before
+
+
+def _speaks_xet(api: Any, push: Push) -> bool:
+    """Return whether the hub names a storage for Xet, and the storage answers at all."""
+    from huggingface_hub import get_session, get_token
+
+    address = f"{api.endpoint}/api/models/{push.name}/xet-write-token/"
+    address += quote(push.revision or "main", safe="")
+    login = {"Authorization": f"Bearer {get_token()}"}
+    try:
+        answer = get_session().get(address, headers=login, timeout=_SECONDS)
+        get_session().get(answer.headers["X-Xet-Cas-Url"], timeout=_SECONDS)
+    except Exception:  # the client's errors have no common class
+        return False
+    return True
 
 
 def _open_hub() -> Any:
@@ -175,9 +225,9 @@ def _is_same(path: Path, entry: Any) -> bool:
 
 
 @contextmanager
-def _naming_the_hub(name: str) -> Iterator[None]:
+def _naming_the_hub(name: str, state: str = "nothing was changed") -> Iterator[None]:
     """Turn the errors of the hub's client, which have no common class, into one message without the
-    token."""
+    token: the reason, the address that failed, and the state of the repository."""
     try:
         yield
     except CheckpointError:
@@ -185,8 +235,19 @@ def _naming_the_hub(name: str) -> Iterator[None]:
     except Exception as error:  # of an upload, it is the cause that says why
         cause = error.__cause__ or error
         response = getattr(cause, "response", None)
-        reason = _REASONS.get(getattr(response, "status_code", 0))
-        if reason is None:
-            text = " ".join(str(cause).split()).rstrip(".")
-            reason = f"{text:.300}; nothing was changed: the same command tries again"
-        raise CheckpointError(f"hf:{name} cannot be changed: {reason}") from None
+        status = getattr(response, "status_code", 0)
+        text = " ".join(str(cause).split()).rstrip(".")
+        reason = _REASONS.get(status, f"{text:.300}")
+        if isinstance(cause, JSONDecodeError):
+            reason = (
+                "an answer is not JSON: HF_ENDPOINT must speak the hub's protocol, and check a"
+                " README.md at /api/validate-yaml"
+            )
+        if response is not None:  # what follows ? may be a signature
+            address = str(response.url).partition("?")[0]
+            reason += f" ({address:.200} answers {status})"
+        else:
+            reason += "".join(getattr(error, "__notes__", ()))
+        if status not in _REASONS:
+            state += ": the same command tries again"
+        raise CheckpointError(f"hf:{name} cannot be changed: {reason}; {state}") from None
