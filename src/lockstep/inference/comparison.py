@@ -5,7 +5,7 @@ The photos have several sizes and shapes. The engine gets what `predict` makes o
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypedDict
@@ -36,7 +36,7 @@ _REASONS = {
     "fp32": "two programs in fp32 are each within 5e-5 of float64",
     "bf16": "bf16 rounds every layer to 8 bits",
     "fp16": "fp16 rounds every layer to 11 bits",
-    "int8": "integers of 8 bits, which processors add up differently",
+    "int8": "the integers are the same on all processors, but float32's rounding decides some",
 }
 """Why an answer in a precision may differ."""
 _PIXEL_BOUND = 5e-3
@@ -93,9 +93,7 @@ def compare_program(
             " compared. Nothing is written; --no-compare writes it anyway"
         )
     batches = [photo[None] for photo in photos] if target.resizes(wanted) else [squares]
-    with target.open_program(wanted.inputs(), folder) as program:
-        answers = [program(batch) for batch in batches]
-    classes, values = (np.concatenate(parts) for parts in zip(*answers, strict=True))
+    classes, values = _run_program(target, wanted, folder, batches)
     answered = _take_logarithms(values, is_logits=wanted.bare)
     expected = _take_logarithms(logits, is_logits=True)
     largest = float(np.nan_to_num(np.abs(answered - expected), nan=np.inf).max()) / max(
@@ -124,6 +122,30 @@ def compare_program(
         "top1_agreement": float((classes == logits.argmax(axis=1)).mean()),
         "seconds": time.perf_counter() - began,
     }
+
+
+def _run_program(
+    target: Target, wanted: ProgramSpec, folder: Path, batches: Sequence[np.ndarray]
+) -> Answers:
+    """Return the answers of a program to batches of images."""
+    with target.open_program(wanted.inputs(), folder) as program:
+        answers = [program(batch) for batch in batches]
+    classes, values = (np.concatenate(parts) for parts in zip(*answers, strict=True))
+    return classes, values
+
+
+def answer_photos(
+    target: Target,
+    wanted: ProgramSpec,
+    folder: Path,
+    photos: Sequence[np.ndarray],
+    squares: np.ndarray,
+) -> np.ndarray:
+    """Return logarithms of the probabilities, float64 [N, logits], that a program answers to
+    photos, or to the squares that are seen of them, whichever it takes."""
+    batches = [photo[None] for photo in photos] if target.resizes(wanted) else [squares]
+    values = _run_program(target, wanted, folder, batches)[1]
+    return _take_logarithms(values, is_logits=wanted.bare)
 
 
 def find_bound(target: Target, wanted: ProgramSpec, precision: str) -> float:

@@ -18,6 +18,7 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.order import centre_plan
 
 DECODER = "another JPEG decoder"
+TRAINING = "a batch that mixes images: batch norm is in training mode"
 Colours = float | tuple[float, ...]
 """A number for each colour, or one for all."""
 _IMAGENET = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
@@ -191,6 +192,7 @@ ADVICE = {
     "pixels from -1 to 1": "subtract input.mean, and divide by input.std",
     "ImageNet's mean and scale": "subtract input.mean, and divide by input.std",
     "normalised twice": "normalise once: the model or the code before it does it already",
+    TRAINING: "call model.eval() before: in training, each photo's answer depends on its batch",
     "softmax twice": "the model's answers are probabilities already: leave out the second softmax",
     "classes shifted up by one": "output 0 is the first class; there is no background class",
     "classes shifted down by one": "output 0 is the first class; there is no background class",

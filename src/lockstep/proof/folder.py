@@ -2,8 +2,8 @@
 
 import base64
 import hashlib
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from lockstep import backends
-from lockstep.backends import FRAMEWORKS, QuantisingEngine
+from lockstep.backends import FRAMEWORKS, Engine, QuantisingEngine
 from lockstep.proof import faults
 from lockstep.proof.photos import PHOTOS, draw_photo
 from lockstep.proof.runtimes import check_program
@@ -26,9 +26,12 @@ from lockstep.system.version import version
 FOLDER = "proof"
 FILE = "proof.json"
 FORMAT = 1
+REFERENCE = "reference"
 _GRID = 8
 _TELLING = 5
 """A mistake that all photos show is computed for this many of them, the first ones."""
+_TELLING_OF_REFERENCE = 2
+"""This many if the reference computes, which is slow."""
 _BATCH = 16
 _MOST_COLUMNS = 1000
 """Answers after a mistake have at most this many logits, so that a proof stays below 1 MB."""
@@ -56,6 +59,14 @@ class Subject:
     runtime: str | None = None
     """Name and version of the runtime that is installed here."""
     scales: Mapping[str, float] = field(default_factory=dict)
+    run: Callable[[list[np.ndarray], np.ndarray], np.ndarray] | None = None
+    """Returns the model's own logits, of photos and of the squares that are seen of them. They are
+    expected instead of the engine's where the model only resembles its weights."""
+
+    @property
+    def telling(self) -> int:
+        """A mistake that all photos show is computed for this many of them, the first ones."""
+        return _TELLING_OF_REFERENCE if self.backend == REFERENCE else _TELLING
 
 
 def write_proof(folder: Path, subject: Subject) -> None:
@@ -172,38 +183,62 @@ def _compute_answers(
     squares: np.ndarray,
 ) -> tuple[np.ndarray, Answers]:
     """Return the expected logits of all probes, and those after each mistake."""
-    changed: dict[tuple[str, int], np.ndarray] = {}
-    for number, data in enumerate(contents):
-        for name, decode in faults.DECODINGS.items():
-            if name != faults.DECODER or number < _TELLING:
-                changed[name, number] = faults.cut(decode(data, recipe), recipe)
-    for number, pixels in enumerate(decoded[:_TELLING]):
-        for name, cut in faults.CUTS.items():
-            changed[name, number] = cut(pixels, recipe)
-    places = []
-    for place, square in changed.items():
-        if not np.array_equal(square, squares[place[1]]):
-            places.append(place)
-    shown = np.concatenate([squares, np.stack([changed[place] for place in places])])
-    rescaled = [scale(squares[:_TELLING], recipe) for scale in faults.SCALES.values()]
-    logits, *scaled = _predict(subject, recipe, [shown, *rescaled])
-    expected = logits[: len(squares)]
-    answers: Answers = {}
-    for (name, number), row in zip(places, logits[len(squares) :], strict=True):
-        answers.setdefault(name, {})[number] = row
-    for name, rows in zip(faults.SCALES, scaled, strict=True):
-        answers[name] = dict(enumerate(rows))
+    telling = squares[: subject.telling]
+    changed = _change_squares(recipe, contents, decoded, squares, len(telling))
+    scaled = [scale(telling, recipe) for scale in faults.SCALES.values()]
+    shown = np.concatenate([squares, np.stack(list(changed.values()))])
+    with _open_engine(subject, recipe) as engine:
+        logits = _predict(engine, shown)
+        expected = logits[: len(squares)]
+        answers: Answers = {}
+        for (name, number), row in zip(changed, logits[len(squares) :], strict=True):
+            answers.setdefault(name, {})[number] = row
+        for name, pixels in zip(faults.SCALES, scaled, strict=True):
+            answers[name] = dict(enumerate(_predict(engine, pixels)))
+        if hasattr(engine, "predict_in_training"):
+            with suppress(ValueError):  # a single pixel has no statistics
+                rows = [engine.predict_in_training(square[None])[0] for square in telling]
+                answers[faults.TRAINING] = dict(enumerate(rows))
+    if subject.run is not None:
+        own = subject.run(decoded, squares)
+        shifts = own - expected
+        expected = own
+        for rows_of_fault in answers.values():
+            for number, row in rows_of_fault.items():
+                rows_of_fault[number] = row + shifts[number]
     for name, change in faults.ANSWERS.items():
-        answers[name] = dict(enumerate(change(expected[:_TELLING], subject.classes)))
+        answers[name] = dict(enumerate(change(expected[: len(telling)], subject.classes)))
     return expected, answers
 
 
-def _predict(subject: Subject, recipe: Recipe, groups: list[np.ndarray]) -> list[np.ndarray]:
-    """Return the logits of groups of squares, each float32 [N, logits], as the backend computes
-    them in fp32."""
+def _change_squares(
+    recipe: Recipe,
+    contents: list[bytes],
+    decoded: list[np.ndarray],
+    squares: np.ndarray,
+    telling: int,
+) -> dict[tuple[str, int], np.ndarray]:
+    """Return the squares that differ after mistakes, by mistake and number of the probe."""
+    every = {}
+    for number, data in enumerate(contents):
+        for name, decode in faults.DECODINGS.items():
+            if name in faults.OF_FEW or number < telling:
+                every[name, number] = faults.cut(decode(data, recipe), recipe)
+    for number, pixels in enumerate(decoded[:telling]):
+        for name, cut in faults.CUTS.items():
+            every[name, number] = cut(pixels, recipe)
+    return {
+        place: square
+        for place, square in every.items()
+        if not np.array_equal(square, squares[place[1]])
+    }
+
+
+@contextmanager
+def _open_engine(subject: Subject, recipe: Recipe) -> Iterator[Any]:
+    """Yield the backend's engine in fp32, with the weights."""
     execution = Execution(backend=subject.backend, reference_dtype="float32", compile="off")
     backend = backends.load(subject.backend)
-    answers = []
     with (
         closing(backend.world(execution)) as world,
         backend.engine(recipe, np.zeros(1), world, execution) as engine,
@@ -211,10 +246,13 @@ def _predict(subject: Subject, recipe: Recipe, groups: list[np.ndarray]) -> list
         engine.write(initial_state(recipe, dict(subject.tensors)))
         if subject.scales:
             cast(QuantisingEngine, engine).quantise(subject.scales)
-        for squares in groups:
-            batches = np.split(squares, range(_BATCH, len(squares), _BATCH))
-            answers.append(np.concatenate(list(map(engine.predict, batches))))
-    return answers
+        yield engine
+
+
+def _predict(engine: Engine, squares: np.ndarray) -> np.ndarray:
+    """Return the logits of squares, float64 [N, logits]."""
+    batches = np.split(squares, range(_BATCH, len(squares), _BATCH))
+    return np.concatenate(list(map(engine.predict, batches))).astype(np.float64)
 
 
 def _differ(a: np.ndarray, b: np.ndarray) -> float:
@@ -232,7 +270,7 @@ def _describe_faults(
     for name, answers in mistakes.items():
         rows = {}
         for number, row in answers.items():
-            if not np.isfinite(row).all() or _differ(row, expected[number]) <= 3 * unit:
+            if not np.isfinite(row).all() or _differ(row, expected[number]) <= unit:
                 continue
             rows[number] = row
         if rows:
@@ -246,7 +284,7 @@ def _describe_faults(
         entry: dict[str, Any] = {
             "name": name,
             "advice": faults.ADVICE[name],
-            "computed": len(expected) if name in faults.OF_FEW else _TELLING,
+            "computed": len(expected) if name in faults.OF_FEW else subject.telling,
             "probes": numbers,
             "logits": _pack(np.stack([rows[n] for n in numbers])[:, columns], "float16"),
             "cannot_be_told_from": _find_doubles(name, kept, unit),

@@ -76,9 +76,9 @@ class Photo(NamedTuple):
 
 PHOTOS = (
     Photo("plain.jpg", "a JPEG", 320, 240, _encode_jpeg),
+    Photo("fine.jpg", "a progressive JPEG with fine lines", 640, 520, _encode_progressive),
     Photo("tall.jpg", "a tall JPEG", 200, 460, _encode_jpeg),
     Photo("wide.jpg", "a wide JPEG", 560, 180, _encode_jpeg),
-    Photo("fine.jpg", "a progressive JPEG with fine lines", 640, 520, _encode_progressive),
     Photo("large.jpg", "a large JPEG", 1600, 1200, _encode_jpeg),
     Photo("second.jpg", "a JPEG of the same size", 320, 240, _encode_jpeg),
     Photo("tiny.png", "a tiny PNG", 20, 14, _encode_png),

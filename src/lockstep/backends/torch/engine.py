@@ -284,6 +284,13 @@ class TorchEngine:
         self.model.eval()
         return self._logits(self._inputs.put(images), self._recipe).cpu().numpy()
 
+    @torch.inference_mode()
+    def predict_in_training(self, images: np.ndarray) -> np.ndarray:
+        """Return what `predict` would if batch norm were in training: it has the statistics of
+        these images. The running ones change."""
+        self.model.train()
+        return self._logits(self._inputs.put(images), self._recipe).cpu().numpy()
+
     def _logits(self, images: Tensor, recipe: Recipe, *, ema: bool = False) -> Tensor:
         """Return float32 logits in the recipe's precision."""
         normalised = self._loss_module.normalise(images)
