@@ -38,7 +38,7 @@ def test_numbers_of_classes_are_compared_where_there_are_no_names(tmp_path: Path
     report = examine(
         write_labelled("recordio", tmp_path, {"train": [0, 1, 2, 3], "val": [0, 1, 2, 5]})
     )
-    expected = {"val unknown-classes": "1 class: 5", "val classes-without-val": "1 classes: 3"}
+    expected = {"val unknown-classes": "1 class: 5", "val classes-without-val": "1 class: 3"}
     assert map_kinds(report) == expected
 
 
