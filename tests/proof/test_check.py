@@ -134,7 +134,7 @@ def test_a_fault_in_the_graph_is_named(
     model = onnx.load(folder / "model.onnx")
     edit(model)
     onnx.save(model, tmp_path / "model.onnx")
-    lines, code = check_model(proof, *open_onnx(tmp_path))
+    lines, code = check_model(proof, *open_onnx(tmp_path), must_normalise=True)
     assert code == 1
     assert [line for line in lines if line.startswith(f"This is: {name}.")], lines
 

@@ -69,7 +69,12 @@ def load_preparation(folder: Path) -> Prepare:
 
 
 def check_model(
-    proof: Proof, prepare: Prepare, answer: Answer, read: Read | None = None
+    proof: Proof,
+    prepare: Prepare,
+    answer: Answer,
+    read: Read | None = None,
+    *,
+    must_normalise: bool = False,
 ) -> tuple[list[str], int]:
     """Ask a model for its answers to all photos, one by one and those of one size together.
 
@@ -78,6 +83,7 @@ def check_model(
         prepare: Makes what the model takes of a photo.
         answer: Answers that.
         read: Decodes a photo; by default Pillow does.
+        must_normalise: Whether answers must be probabilities.
 
     Returns:
         The lines to print, and the exit code (`diagnosis.judge`).
@@ -106,7 +112,7 @@ def check_model(
     if batch != 1:
         mixing = _compare_batches(proof, inputs, rows, answer)
     lines, code = judge(comparison, pixels, mixing)
-    if comparison.answers.are_logits and proof.document["model"]["target"] not in _OF_LOGITS:
+    if comparison.answers.are_logits and must_normalise:
         lines.append("This is: softmax left out. The model answers logits, expected probabilities")
         code = 1
     return lines, code
@@ -190,7 +196,7 @@ class Server:
         self.inputs = {tensor["name"]: tensor["shape"] for tensor in about["inputs"]}
         self._input = next(name for name in self.inputs if name != "encoded")
         self.takes_photos = self.inputs[self._input][-3] == -1
-        self._output = next(
+        self.output = next(
             name
             for name in ("probabilities", "logits", about["outputs"][-1]["name"])
             if name in [tensor["name"] for tensor in about["outputs"]]
@@ -210,7 +216,7 @@ class Server:
         self, name: str, datatype: str, shape: list[int], content: bytes, values: Any
     ) -> np.ndarray:
         tensor: dict[str, Any] = {"name": name, "shape": shape, "datatype": datatype}
-        output: dict[str, Any] = {"name": self._output}
+        output: dict[str, Any] = {"name": self.output}
         if self._is_binary:
             tensor["parameters"] = {"binary_data_size": len(content)}
             output["parameters"] = {"binary_data": True}
@@ -258,7 +264,8 @@ def check_server(proof: Proof, url: str, headers: Sequence[str]) -> tuple[list[s
     prepare: Prepare = take_photo
     if not server.takes_photos:
         prepare = load_preparation(proof.folder.parent)
-    lines, code = check_model(proof, prepare, server.answer)
+    must_normalise = server.output == "probabilities"
+    lines, code = check_model(proof, prepare, server.answer, must_normalise=must_normalise)
     if "encoded" in server.inputs:
         rows: list[Any] = []
         for number in range(len(proof.probes)):
@@ -290,7 +297,9 @@ def main(open_model: Callable[[Path], tuple[Prepare, Answer]]) -> int:
             lines, code = check_predictor(proof, chosen.predictor)
         else:
             show(find_changes(proof, folder.parent))
-            lines, code = check_model(proof, *open_model(folder.parent))
+            must_normalise = proof.document["model"]["target"] not in _OF_LOGITS
+            prepare, answer = open_model(folder.parent)
+            lines, code = check_model(proof, prepare, answer, must_normalise=must_normalise)
     except CannotCheck as error:
         lines = [str(error)]
     except Exception as error:  # runtimes' errors have no common base
