@@ -33,6 +33,9 @@ def test_all_folds_together_have_the_interval_of_all_images() -> None:
         "3 folds: mean top-1 29.15 %, 17.46 % to 40.00 % in single folds, standard deviation"
         " 11.29 %; top-1 of all 263 images together 30.80 % (25.5 to 36.6, Wilson's 95 % interval)"
     )
+    known = describe_folds({**summary, "trained_images": 35})
+    assert known.startswith(describe_folds(summary))
+    assert "too high: 35 of them" in known
 
 
 def train(

@@ -11,6 +11,7 @@ import pytest
 import lockstep
 from lockstep.data.index import open_index, subset
 from lockstep.data.split import Sets, open_sets
+from lockstep.inference.label_errors import check_labels
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.image_results import IMAGES_FILE, compare_images, list_images, read_sample
 from lockstep.system.errors import CheckpointError, DataError
@@ -60,6 +61,46 @@ def test_changed_bytes_stop_a_resume(data: Path, tmp_path: Path, tiny_recipe: Re
 
 def open_both(root: Path) -> Sets:
     return open_sets(root, 0.0, lambda activity: lambda done, total: None)
+
+
+def test_images_of_the_weights_count_through_all_generations(
+    data: Path, tmp_path: Path, tiny_recipe: Recipe
+) -> None:
+    """Weights know the images of all runs before theirs, whatever these are called."""
+    recipe = tiny_recipe.replace(epochs=1, validation_share=0.4)
+    seen: set[bytes] = set()
+    run = None
+    notes: list[str] = []
+    for number, chosen in enumerate(("[02].jpg", "[13].jpg", ".jpg")):
+        for path in sorted((data / "train").glob(f"*/*{chosen}")):
+            copy = tmp_path / f"part{number}" / path.parent.name / f"{number}{path.name}"
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
+        weights = run
+        run = tmp_path / f"run{number}"
+        part = tmp_path / f"part{number}"
+        add = lambda event: notes.append(str(event.get("notes")))  # noqa: E731
+        lockstep.train(
+            recipe,
+            part,
+            run,
+            weights=weights,
+            execution=Execution(stop_after_steps=1),
+            listener=add,
+        )
+        sets = open_sets(part, 0.4, lambda activity: lambda done, total: None)
+        shown = [sets.validation.read(i) for i in range(len(sets.validation))]
+        known = sum(image in seen for image in shown)
+        seen |= {sets.training.read(i) for i in range(len(sets.training))}
+    assert run is not None
+    assert 0 < known < len(shown)
+    assert f"were trained on {known} of {len(shown)} validation images" in "".join(notes)
+    result = lockstep.load(run).evaluate()
+    assert result.trained_images == known
+    page = lockstep.report(run, tmp_path / "page.html").read_text()
+    assert f"trained on {known} of its validation images" in page
+    check = check_labels(part, [run])
+    assert (check.judged, check.trained) == (len(shown) - known, known)
 
 
 def test_images_that_a_run_was_trained_on_are_counted_whatever_they_are_called(

@@ -258,6 +258,7 @@ def _check_labels(data: Path, runs: list[str], out: Path, *, as_json: bool) -> N
     from lockstep.data.contact_sheet import write_sheet
     from lockstep.inference.label_errors import check_labels, draw_suspects
     from lockstep.models.accuracy_interval import format_accuracy
+    from lockstep.runs.folder import suggest_folds
 
     with Reporter(to_stderr=True) as reporter:
         check = check_labels(data, runs, listener=reporter)
@@ -265,12 +266,19 @@ def _check_labels(data: Path, runs: list[str], out: Path, *, as_json: bool) -> N
     if as_json:
         rows = [suspect.describe() for suspect in suspects]
         counts = {"images": check.images, "judged": check.judged, "right": check.right}
+        counts["trained"] = check.trained
         print_json(counts | {"suspects": rows})
     else:
         print(
             f"{check.judged} of {check.images} images are judged by runs that did not train on"
             f" them; doubtful: {format_count(len(suspects), 'label')}"
         )
+        if check.trained:
+            print(
+                f"note: {format_count(check.trained, 'image')} more are not judged, because the"
+                " weights of their runs were trained on them before; to judge them too:"
+                f" {suggest_folds(Path(runs[0]), data)}"
+            )
         if check.odds > 1:
             accuracy = format_accuracy(100 * check.right / check.judged, check.judged)
             print(

@@ -30,7 +30,7 @@ from lockstep.models.class_metrics import summarise_classes
 from lockstep.models.metrics import Scores, measure
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.published_accuracies import compare_top1
-from lockstep.runs.image_results import count_trained
+from lockstep.runs.image_results import find_trained
 from lockstep.system.errors import DivergedError, UserError, as_path
 from lockstep.system.machine import share_of_cores
 from lockstep.system.ranks import count_ranks
@@ -110,12 +110,13 @@ def _evaluate(
         session = calibrator.watch(session)
     matched, remarks = images.open_index(session.weights, session.recorder, labels)
     name = images.source.title
-    trained = count_trained(weights.checkpoint_file, matched.index)
+    trained = int(find_trained(weights.checkpoint_file, matched.index).sum())
     if trained:
         remarks.insert(
             0,
-            f"the run was trained on {trained:,} of these {len(matched.index):,} images (the bytes"
-            " are the same), so the results are too good: evaluate images that it has not seen",
+            f"the run was trained on {trained:,} of these {len(matched.index):,} images, or the"
+            " weights that it started from (the bytes are the same), so the results are too good:"
+            " evaluate images that it has not seen",
         )
     if calibrator is not None and recipe.eval_flips:
         remarks.append("calibrated and evaluated without mirror images, as predict computes")

@@ -87,8 +87,9 @@ def find_evaluation_images(
     these are the images of its fold, also if the data set has validation images.
     """
     is_own = data is None
-    advice = suggest_run(run, data or "DATA")
-    data = find_folder(find_run_data(run) if data is None else data)
+    data = find_run_data(run) if data is None else data
+    advice = suggest_run(run, data)
+    data = find_folder(data)
     division = recipe.division if split is None else split
     if split is None:
         if holds_split(data, "val") and not (is_own and recipe.folds):

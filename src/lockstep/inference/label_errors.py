@@ -18,8 +18,9 @@ from lockstep.models.label_errors import find_label_errors
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.evaluate import watch_images
 from lockstep.runs.events import Listener
-from lockstep.runs.folder import suggest_run
+from lockstep.runs.folder import suggest_folds
 from lockstep.runs.folds import list_runs
+from lockstep.runs.image_results import find_trained
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import CheckpointError, DataError
 from lockstep.system.ranks import is_leading
@@ -70,6 +71,8 @@ class LabelCheck:
     """Images that some run predicted without having trained on them."""
     right: int
     """Of these, the images for which the label is the likeliest class."""
+    trained: int
+    """Images that were to be judged, but that the weights of all their judges were trained on."""
     images: int
     """All training and validation images."""
     odds: float
@@ -102,15 +105,17 @@ def check_labels(
 ) -> LabelCheck:
     """Find label errors of a data set by runs that were trained on it.
 
-    Each run judges its validation images: it has not trained on them, though its best checkpoint
-    was chosen on them. A folder of runs, such as those of `train --folds`, stands for its runs;
-    together they judge all images. Probabilities of several runs are averaged.
+    Each run judges its validation images, without those that its first weights were trained on; its
+    best checkpoint was chosen on them. A folder of runs, such as those of `train --folds`, stands
+    for its runs; together they judge all images. Probabilities of several runs are averaged.
 
-    Raises `DataError` if a run was trained on other images, and `CheckpointError` if there is none.
+    Raises `DataError` if a run was trained on other images, or the weights of all on all images,
+    and `CheckpointError` if there is no run.
     """
     execution = execution or Execution()
     recorder = Recorder(listener if is_leading() else None)
     judgements: dict[str, _Judgement] = {}
+    trained: set[str] = set()
     images = 0
     recipe = Recipe()
     for run in _list_folders(runs):
@@ -121,18 +126,28 @@ def check_labels(
         recipe = weights.recipe
         images = len(sets.training) + len(sets.validation)
         probabilities = _predict(weights, sets.validation, execution, listener)
+        known = find_trained(weights.checkpoint_file, sets.validation)
         for sample, row in enumerate(probabilities):
             place = _name_place(sets.validation, sample)
+            if known[sample]:
+                trained.add(place)
+                continue
             empty = np.zeros(len(row))
             judgement = judgements.setdefault(place, _Judgement(sets.validation, sample, empty))
             judgement.total += row
             judgement.runs += 1
+    if trained and not judgements:
+        raise DataError(
+            "the weights that the runs started from were trained on all images to judge; runs from"
+            f" weights that know none of them are needed:\n  {suggest_folds(Path(runs[0]), data)}"
+        )
     right = sum(int(one.total.argmax()) == one.label for one in judgements.values())
     odds = 1.0
     if right < TRUSTED_SHARE * len(judgements):
         odds = ODDS
     suspects = _find_suspects(judgements, odds)
-    return LabelCheck(suspects, len(judgements), right, images, odds, recipe)
+    unjudged = len(trained - judgements.keys())
+    return LabelCheck(suspects, len(judgements), right, unjudged, images, odds, recipe)
 
 
 def _list_folders(sources: Sequence[str | Path]) -> list[Path]:
@@ -156,7 +171,7 @@ def _check_images(weights: Weights, sets: Sets, data: Path, run: Path) -> None:
         raise DataError(
             f"{run} was trained on other images than those in {data}, or with other labels; a run"
             " on these images is needed, so that it is known which of them it did not see:\n"
-            f"  {suggest_run(run, data)}"
+            f"  {suggest_folds(run, data)}"
         )
 
 

@@ -4,6 +4,7 @@ from itertools import chain
 from pathlib import Path
 
 from lockstep.runs.folds import describe_folds, list_runs, summarise_folds
+from lockstep.runs.image_results import count_known
 from lockstep.runs.reading import Run, read_run
 from lockstep.system.errors import CheckpointError
 
@@ -16,16 +17,24 @@ def open_runs(folders: list[Path]) -> list[Run]:
 
 
 def describe_cross_validations(runs: list[Run]) -> list[str]:
-    """Return a line for each cross-validation of which all runs are finished."""
+    """Return a line for each cross-validation of which all runs are finished, and for each run
+    whose accuracy is too high."""
     groups: dict[Path, list[Run]] = {}
     for run in runs:
         if run.recipe.folds:
             groups.setdefault(run.folder.resolve().parent, []).append(run)
     lines = []
+    for run in runs:
+        known = count_known(run.folder)
+        if known:
+            lines.append(
+                f"{run.name} or the weights that it started from were trained on {known} of its"
+                " validation images (the bytes are the same), so its accuracy is too high"
+            )
     for group in groups.values():
         reports = [run.report for run in group if run.report is not None and run.report["best"]]
         if len(reports) == group[0].recipe.folds:
-            lines.append(describe_folds(summarise_folds(reports)))
+            lines.append(describe_folds(summarise_folds(reports, [run.folder for run in group])))
     return lines
 
 

@@ -20,6 +20,7 @@
 
 import fcntl
 import os
+import re
 import shlex
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -137,27 +138,57 @@ def suggest_run(weights: Path, data: str | Path = "DATA") -> str:
     >>> suggest_run(Path("my runs/a"), "photos2")
     "lockstep train --weights 'my runs/a' --data photos2 --out 'my runs/a2'"
     """
-    own = weights
-    if weights.name in ("", ".."):
-        own = weights.resolve()
-    if weights.is_file():
-        own = weights.with_suffix("")
+    own = weights.with_suffix("") if weights.is_file() else weights
     if own.parent.name == "checkpoints":
         own = own.parents[1]
-    number = 2
-    while os.path.lexists(f"{own}{number}"):
-        number += 1
-    name = str(data)
-    if find_url(data) is not None:  # it may hold a password
-        name = "DATA"
-    words = ["lockstep", "train", "--weights", str(weights), "--data", name]
-    words += ["--out", f"{own}{number}"]
+    words = ["lockstep", "train", "--weights", str(weights), "--data", _name_data(data)]
     share = 0.0
     if (own / "recipe.yaml").is_file():
         share = load_recipe(own / "recipe.yaml").validation_share
-    if share and choose_share(Path(name)) not in (0, share):
+    words += ["--out", _name_free(own)]
+    if share and choose_share(Path(_name_data(data))) not in (0, share):
         words += ["--split", f"{share:g}"]
     return shlex.join(map(printable, words))
+
+
+def suggest_folds(run: Path, data: str | Path) -> str:
+    """Return the command that trains runs which judge all images of a data set, from the published
+    weights that a run started from, or from none: other weights may know the images."""
+    from lockstep.runs.starting_weights import read_start
+    from lockstep.weights.known_weights import read_known_weights
+
+    words = ["lockstep", "train", "--data", _name_data(data), "--folds", "5"]
+    if (run / "start.json").is_file():
+        start = read_start(run)["weights"]
+        words += [
+            f"--weights={name}"
+            for name, known in read_known_weights().items()
+            if known.file_name == start
+        ]
+    return shlex.join(map(printable, [*words, "--out", _name_free(run)]))
+
+
+def _name_data(data: str | Path) -> str:
+    """Return a data set as a command names it, without the password that an address may hold."""
+    return str(data) if find_url(data) is None else "DATA"
+
+
+def _name_free(path: Path) -> str:
+    """Return a path that is free next to a run: run2 for run and run1, r18-2 for r18, and a
+    neighbour of the whole for a run in the folder of a cross-validation."""
+    if (path / "recipe.yaml").is_file() and load_recipe(path / "recipe.yaml").folds:
+        path = path.parent
+    if path.name in ("", ".."):
+        path = path.resolve()
+    counted = re.fullmatch(r"(.*\D)([1-9]|(?<=[-_ ])[1-9][0-9])", str(path))
+    stem = f"{path}-" if path.name[-1:].isdigit() else str(path)
+    number = 2
+    if counted is not None:
+        stem = counted[1]
+        number = int(counted[2]) + 1
+    while os.path.lexists(f"{stem}{number}"):
+        number += 1
+    return f"{stem}{number}"
 
 
 def _write_recipe(

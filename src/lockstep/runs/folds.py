@@ -7,10 +7,10 @@ from typing import Any, TypedDict
 
 from lockstep.models.accuracy_interval import wilson
 from lockstep.models.metrics import find_metric
-from lockstep.recipes import Execution
 from lockstep.recipes.best_evaluation import Selection
 from lockstep.runs.events import Listener
 from lockstep.runs.folder import holds_run
+from lockstep.runs.image_results import count_known
 from lockstep.runs.report import Report
 from lockstep.runs.resuming import RunSettings
 from lockstep.runs.train import run_training
@@ -40,6 +40,8 @@ class FoldsReport(TypedDict):
     top1_interval_percent: list[float]
     """Wilson's 95 % interval of `top1_percent`."""
     images: int
+    trained_images: int
+    """How many of them the runs, or the weights that these started from, were trained on."""
     best_steps: list[int]
 
 
@@ -82,7 +84,11 @@ def train_folds(
             settings = complete(fold_folder(out, number), {"folds": folds, "fold": number})
             if settings.execution.train_only:
                 raise RecipeError("--folds needs evaluations, but train_only is set")
-            _refuse_shared_files(settings.execution)
+            for name in OUTSIDE_FIELDS:
+                if getattr(settings.execution, name):
+                    raise RecipeError(
+                        f"--folds trains runs that would overwrite the same {name}; unset it"
+                    )
             lines = [f"fold {number} of {folds}: {settings.out}"]
             listener({"kind": "settled", "lines": lines})
             reports.append(run_training(settings, weights=weights, listener=listener))
@@ -94,20 +100,13 @@ def train_folds(
                 )
     if not all(reports):
         return None
-    summary = summarise_folds(reports)
+    summary = summarise_folds(reports, [fold_folder(out, k) for k in range(1, folds + 1)])
     write_json(out / FILE, summary)
     return summary
 
 
-def _refuse_shared_files(execution: Execution) -> None:
-    """Raise `RecipeError` for a file outside the run's folder: every fold would write the same."""
-    for name in OUTSIDE_FIELDS:
-        if getattr(execution, name):
-            raise RecipeError(f"--folds trains runs that would overwrite the same {name}; unset it")
-
-
-def summarise_folds(reports: Sequence[Report]) -> FoldsReport:
-    """Return what finished runs of all folds say, by their best checkpoints."""
+def summarise_folds(reports: Sequence[Report], folders: Sequence[Path] = ()) -> FoldsReport:
+    """Return what finished runs of all folds, in these folders, say by their best checkpoints."""
     bests: list[dict[str, Any]] = [dict(report["best"] or {}) for report in reports]
     selection = reports[0].get("selection", "top1")
     key = find_metric(selection).key
@@ -123,6 +122,7 @@ def summarise_folds(reports: Sequence[Report]) -> FoldsReport:
         "top1_percent": 100 * hits / images,
         "top1_interval_percent": [100 * bound for bound in wilson(hits, images)],
         "images": images,
+        "trained_images": sum(map(count_known, folders)),
         "best_steps": [best["step"] for best in bests],
     }
 
@@ -133,9 +133,16 @@ def describe_folds(summary: FoldsReport) -> str:
     values = summary["values"]
     metric = find_metric(summary["selection"])
     show = metric.format
+    trained = ""
+    if summary["trained_images"]:
+        trained = (
+            f", too high: {summary['trained_images']} of them were trained on, by the same runs or"
+            " by the weights that these started from"
+        )
     return (
         f"{summary['folds']} folds: mean {metric.title} {show(summary['mean'])},"
         f" {show(min(values))} to {show(max(values))} in single folds, standard deviation"
         f" {show(summary['standard_deviation'])}; top-1 of all {summary['images']} images together"
         f" {summary['top1_percent']:.2f} % ({low:.1f} to {high:.1f}, Wilson's 95 % interval)"
+        f"{trained}"
     )

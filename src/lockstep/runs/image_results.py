@@ -2,7 +2,8 @@
 
 - `images.npz`: the images of the run; a run that cannot resume says which ones differ. For `train`
   and `val`, it holds the `classes`, and for each image its name, label, length, and the checksum of
-  its bytes: `train.labels` and so on. Validation images that were not read are missing.
+  its bytes: `train.labels` and so on. Validation images that were not read are missing. `seen` has
+  lengths and checksums of all images that the weights it started from were trained on.
 - `validation.npz`: the results of the last evaluation, and `best-validation.npz`: those of the best
   one. Each holds `step`, the `digest` of the index of the images, the `classes`, `labels`, and for
   each kind of weights ("trained", "ema") the columns of `Scores` as `trained.losses` and so on. Row
@@ -181,7 +182,8 @@ def list_images(out: Path, sets: Sets, *, is_new: bool) -> None:
     before = {} if is_new else _read_images(out)
     now: Arrays = {}
     for name, index in _name_sets(sets):
-        if len(before.get(f"{name}.checksums", ())) < len(index.checksums) or not before:
+        is_listed = f"{name}.labels" in before
+        if len(before.get(f"{name}.checksums", ())) < len(index.checksums) or not is_listed:
             now |= _make_columns(name, index)
     if now:
         write_arrays(out / IMAGES_FILE, before | now)
@@ -196,8 +198,8 @@ def compare_images(out: Path, sets: Sets) -> str:
         for name, index in _name_sets(sets):
             if f"{name}.labels" in before:
                 own = _compare(name, before, _make_columns(name, index))
-                lengths, sums = (before.get(f"{name}.{column}", _NONE) for column in _BYTES)
-                if own and len(index) == len(lengths) == _count_known(index, lengths, sums):
+                keys = _key_columns(before, name)
+                if own and len(index) == len(keys) == np.isin(_key_index(index), keys).sum():
                     own.append(
                         f"{name}: all images are there, under other names or labels: renamed?"
                     )
@@ -225,38 +227,65 @@ def list_validation_images(out: Path) -> dict[tuple[str, int, int], int]:
     return numbers
 
 
-def count_trained(checkpoint: Path | None, index: Index) -> int:
-    """Return how many images have the bytes of one that a checkpoint's run was trained on, whatever
-    their names and labels are; 0 if that is not known.
+def list_seen(out: Path, checkpoint: Path | None) -> None:
+    """List in the folder of a new run the images that the weights it starts from were trained on:
+    those of the run of a checkpoint, and of all runs before that one."""
+    seen = _key_trained(checkpoint)
+    if len(seen):
+        high, low = (seen >> np.uint64(32), seen & np.uint64(2**32 - 1))
+        columns = {"seen.lengths": high.astype(np.uint32), "seen.checksums": low.astype(np.uint32)}
+        write_arrays(out / IMAGES_FILE, columns)
+
+
+def find_trained(checkpoint: Path | None, index: Index) -> np.ndarray:
+    """Return which images have the bytes of one that a checkpoint's run was trained on, or the
+    weights that it started from, whatever names and labels are; none if that is not known.
 
     `checkpoint` is a file of the checkpoint; None: the weights are of no run.
     """
-    folder = Path() if checkpoint is None else checkpoint.resolve().parent.parent
-    if folder.name != "checkpoints":
-        return 0
-    arrays = _read_images(folder.parent)
-    if "train.lengths" not in arrays or "train.checksums" not in arrays:
-        return 0
-    return _count_known(index, arrays["train.lengths"], arrays["train.checksums"])
+    return np.resize(np.isin(_key_index(index), _key_trained(checkpoint)), len(index))
+
+
+def count_known(out: Path) -> int:
+    """Return how many validation images of a run it was trained on, or the weights that it started
+    from, by their bytes; 0 if that is not known."""
+    arrays = _read_images(out)
+    known = [_key_columns(arrays, name) for name in ("train", "seen")]
+    return int(np.isin(_key_columns(arrays, "val"), np.concatenate(known)).sum())
 
 
 def count_copies(sets: Sets) -> int:
     """Return how many validation images have the bytes of a training image; 0 if that is not
     known."""
-    return _count_known(sets.validation, sets.training.rows["length"], sets.training.checksums)
+    return int(np.isin(_key_index(sets.validation), _key_index(sets.training)).sum())
 
 
-def _count_known(index: Index, lengths: np.ndarray, checksums: np.ndarray) -> int:
-    """Return how many images have the length and checksum of one of others; 0 if these are damaged
+def _key_trained(checkpoint: Path | None) -> np.ndarray:
+    """Return the keys of all images that a checkpoint's weights were trained on, as far as known:
+    uint64, ascending."""
+    folder = Path() if checkpoint is None else checkpoint.resolve().parent.parent
+    arrays = _read_images(folder.parent) if folder.name == "checkpoints" else {}
+    return np.unique(np.concatenate([_key_columns(arrays, name) for name in ("train", "seen")]))
+
+
+def _key_columns(arrays: Arrays, name: str) -> np.ndarray:
+    """Return the keys of the images of a set in a run's file."""
+    return _key_bytes(*(arrays.get(f"{name}.{column}", _NONE) for column in _BYTES))
+
+
+def _key_index(index: Index) -> np.ndarray:
+    """Return the keys of the images of an index."""
+    return _key_bytes(index.rows["length"], index.checksums)
+
+
+def _key_bytes(lengths: np.ndarray, checksums: np.ndarray) -> np.ndarray:
+    """Return a number for the length and checksum of each image: uint64; none if these are damaged
     or not known."""
-    keys = []
     try:
-        for columns in ((index.rows["length"], index.checksums), (lengths, checksums)):
-            high, low = (column.astype(np.uint64) for column in columns)
-            keys.append(high << np.uint64(32) | low)  # with no checksums, shapes do not match
+        high, low = (column.astype(np.uint64).ravel() for column in (lengths, checksums))
+        return high << np.uint64(32) | low  # with no checksums, shapes do not match
     except DAMAGE:
-        return 0
-    return int(np.isin(keys[0], keys[1]).sum())
+        return np.zeros(0, np.uint64)
 
 
 def read_sample(index: Index, turn: int) -> None:

@@ -11,7 +11,13 @@ from lockstep.models.state import State
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.runs.context import RunContext
 from lockstep.runs.folder import suggest_run
-from lockstep.runs.image_results import compare_images, list_images, read_sample
+from lockstep.runs.image_results import (
+    IMAGES_FILE,
+    compare_images,
+    list_images,
+    list_seen,
+    read_sample,
+)
 from lockstep.runs.save import check_mxnet_prefix, write_checkpoint
 from lockstep.system.errors import CheckpointError, DataError
 from lockstep.weights import checkpoint
@@ -74,6 +80,7 @@ def _write_first_checkpoint(run: RunContext, start: "Start | None") -> None:
         run.recipe, values, start, run.steps_per_epoch
     )
     run.notes += notes + more_notes
+    list_seen(run.out, start.checkpoint_file)
     if run.recipe.quantisation != "none":
         from lockstep.runs.input_statistics import calibrate
 
@@ -84,7 +91,7 @@ def _write_first_checkpoint(run: RunContext, start: "Start | None") -> None:
 
 def _remove_unstarted(run: Path) -> None:
     """Remove the files of a command that was killed before its run was started."""
-    for name in ("start.json", "masks.safetensors"):
+    for name in ("start.json", "masks.safetensors", IMAGES_FILE):
         # older versions wrote to the last of these names
         for leftover in (name, f".{name}.partial", f"{name}.partial"):
             (run / leftover).unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from lockstep.recipes.my_images import OWN_IMAGES
 from lockstep.recipes.published import RECIPES
 from lockstep.recipes.schedule import learning_rates, peak_lr, warmup_epochs
 from lockstep.runs.context import RunContext
-from lockstep.runs.image_results import count_copies, count_trained
+from lockstep.runs.image_results import count_copies, find_trained
 from lockstep.runs.step_plan import find_last_step
 from lockstep.system.text import format_count, list_first
 from lockstep.weights import checkpoint
@@ -97,7 +97,7 @@ def _note_known_images(run: RunContext) -> Iterator[str]:
             " images, so the accuracy is too high; lockstep data check"
             f" {shlex.quote(name_folder(run.sets.data))} lists them"
         )
-    known = 0 if run.start is None else count_trained(run.start.checkpoint_file, validation)
+    known = 0 if run.start is None else find_trained(run.start.checkpoint_file, validation).sum()
     if known:
         yield (
             f"the weights that it starts from were trained on {known:,} of {len(validation):,}"
