@@ -10,7 +10,7 @@ from lockstep.recipes.published_accuracies import find_accuracies
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.schedule import peak_lr
 
-_HEADER = ("recipe", "top-1 %", "epochs x size", "optimizer and rate", "what it adds")
+_HEADER = ("recipe", "top-1 %", "epochs", "updates", "ingredients")
 _REFERENCE_PIXELS = 224
 
 
@@ -50,19 +50,20 @@ def _describe_accuracies(name: str) -> str:
 
 
 def _describe_cost(recipe: Recipe) -> str:
-    """Return epochs and size in pixels, and how many epochs at 224 pixels have as many pixels."""
+    """Return the epochs; with the size in pixels and the epochs at 224 that have as many pixels, if
+    the images have another size."""
     sizes = list_sizes(recipe)
-    shown = f"{recipe.epochs} x {' to '.join(map(str, dict.fromkeys((sizes[0], sizes[-1]))))}"
     if sizes == [_REFERENCE_PIXELS]:
-        return shown
+        return str(recipe.epochs)
     pixels = sum(find_size(recipe, epoch) ** 2 for epoch in range(recipe.epochs))
-    return f"{shown} ({pixels / _REFERENCE_PIXELS**2:.3g} x {_REFERENCE_PIXELS})"
+    shown = " to ".join(map(str, dict.fromkeys((sizes[0], sizes[-1]))))
+    return f"{recipe.epochs} at {shown} ({pixels / _REFERENCE_PIXELS**2:.3g})"
 
 
 def _describe_updates(recipe: Recipe) -> str:
-    """Return the optimizer with its rate for a number of images, and the precision."""
-    rate = f"{peak_lr(recipe):.4g} for {recipe.global_batch_images:,} images"
-    return f"{recipe.optimizer.upper()}, {rate}, {recipe.precision}"
+    """Return the optimizer with its peak rate, the images of a step, and the precision."""
+    rate = f"{recipe.optimizer.upper()} {peak_lr(recipe):.4g}"
+    return f"{rate}, {recipe.global_batch_images:,} images, {recipe.precision}"
 
 
 def _list_ingredients(recipe: Recipe) -> Iterator[str]:
@@ -70,7 +71,7 @@ def _list_ingredients(recipe: Recipe) -> Iterator[str]:
     yield from _list_loss_rules(recipe)
     yield from (augmentation.name for augmentation in recipe.augmentations)
     if recipe.repeated_augmentation > 1:
-        yield f"each image {recipe.repeated_augmentation} times in a step"
+        yield f"repeated {recipe.repeated_augmentation} times"
     if recipe.mixup_alpha:
         yield f"MixUp {recipe.mixup_alpha:g}"
     if recipe.cutmix_alpha:
@@ -84,7 +85,7 @@ def _list_ingredients(recipe: Recipe) -> Iterator[str]:
     if recipe.quantisation != "none":
         yield recipe.quantisation
     if recipe.eval_flips:
-        yield "evaluation with the mirror image"
+        yield "mirror images"
 
 
 def _list_loss_rules(recipe: Recipe) -> Iterator[str]:
