@@ -201,7 +201,7 @@ def test_a_function_in_the_current_folder_is_asked(
     answers["plain.jpg"]["blob"] = 0.5
     (tmp_path / "my_app.py").write_text(f"ANSWERS = {answers!r}\n{APP}", encoding="utf-8")
     text, code = run_check(folder, "--predictor", "my_app:classify", where=tmp_path)
-    assert text.startswith("2 of 13 probes differ;")
+    assert text.startswith("2 of 13 probes differ by more than 0.005 of")
     assert "photos/plain.jpg (a JPEG): ValueError: the model has no class 'blob'" in text
     assert "photos/cmyk.jpg (a CMYK JPEG): OSError: cannot identify it" in text
     assert code == 1
@@ -230,7 +230,7 @@ def test_answers_are_read_in_many_forms(form: str, proof: Proof) -> None:
     assert judge(Comparison(proof, read_answers(proof, rows)), {})[1] == 0
     rows[3] = FORMS[form](proof.logits[3][::-1])
     lines, code = judge(Comparison(proof, read_answers(proof, rows)), {})
-    assert (lines[0].split(";")[0], code) == ("1 of 13 probes differ", 1)
+    assert (lines[0].split(" by")[0], code) == ("1 of 13 probes differ", 1)
 
 
 def damage(document: Any, *keys: Any, value: Any) -> None:

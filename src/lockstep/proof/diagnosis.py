@@ -350,24 +350,24 @@ def _describe_failing(
 ) -> list[str]:
     """Return which answers differ, by how much, and what explains it."""
     proof = comparison.proof
-    bounds = proof.document["bounds"]
+    bound = proof.document["bounds"]["logits"]
     lines = [
-        f"{len(failing)} of {len(shares)} probes differ; expected logits within"
-        f" {bounds['logits']:g} of the largest logit ({bounds['why']})"
+        f"{len(failing)} of {len(shares)} probes differ by more than {bound:g} of the largest logit"
     ]
     for probe in failing:
         reason = comparison.answers.problems.get(probe)
         number = comparison.find_class(probe)
         if reason is None and number is not None:
             right = proof.name_class(int(proof.logs[probe].argmax()))
-            reason = f"logits differ by {shares[probe]:.2g}; class {proof.name_class(number)!r}"
+            reason = f"by {shares[probe]:.2g}; class {proof.name_class(number)!r}"
             if not comparison.has_class(probe):
                 reason += f", expected {right!r}"
         lines.append(f"  {proof.name(probe)}: {reason}")
     answered = set(failing) - set(comparison.answers.problems)
     for diagnosis in name_faults(comparison, answered):
         how = "This is" if diagnosis.is_exact else "It looks like"
-        lines.append(f"{how}: {', or '.join(diagnosis.names)}. {diagnosis.advice}")
+        advice = diagnosis.advice[:1].upper() + diagnosis.advice[1:]
+        lines.append(f"{how}: {', or '.join(diagnosis.names)}. {advice}")
         if diagnosis.probes != set(failing):
             files = [proof.probes[probe]["file"] for probe in sorted(diagnosis.probes)]
             lines.append(f"  explains {', '.join(files)}")
