@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/how-to/my-images.md: every command of the page, on drawn images.
+"""Draw pictures of docs/tutorial/own-photos.md, by its commands and from trained weights.
 
     python docs/pictures/my_images.py FOLDER
 
