@@ -72,6 +72,7 @@ def test_an_export_is_described_without_its_weights(
     [
         ({"where": "onnxruntim"}, BackendError, "no backend or runtime .* onnxruntime"),
         ({"where": "jx"}, BackendError, "no backend or runtime 'jx'. .* jax"),
+        ({"listener": "print"}, UserError, "listener is 'print'; expected a function"),
         ({"batch": 0}, UserError, "batch is 0; expected at least 1"),
     ],
 )
@@ -86,6 +87,10 @@ def test_a_place_that_there_is_not_is_named(
 def test_what_is_missing_is_an_error_of_load(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no run, no file and no checkpoint"):
         lockstep.load(tmp_path / "missing")
+    with pytest.raises(UserError, match=r"weights is a dict; .* torch\.save\(weights, FILE\)"):
+        lockstep.load({"fc.weight": IMAGE})  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"folder is a list; .* one run's folder"):
+        lockstep.read_run(["a", "b"])  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"threshold .* is 2; expected 0 to 1"):
         lockstep.load(tmp_path, unknown_below=2)
 

@@ -301,7 +301,31 @@ def test_a_photo_is_turned_by_its_exif_orientation_if_the_recipe_says_so(
 )
 def test_what_is_not_an_image_is_answered_with_what_is_taken(image: Any, kind: str) -> None:
     with pytest.raises(DataError, match=rf"given as {kind}; expected"):
-        list(list_images(image))
+        list_images(image)
+
+
+@pytest.mark.parametrize("method", ["predict", "logits", "preprocess"])
+@pytest.mark.parametrize(
+    ("images", "advice"),
+    [
+        (
+            [torch.zeros(2, 3, 4, 4), torch.zeros(2)],
+            "Of a batch with labels, give the images alone",
+        ),
+        ({"image": "photo.jpg"}, "given as dict; .* give the images alone"),
+        (
+            [np.zeros((4, 4), np.uint8)],
+            r"as ndarray \[4, 4\]; .*Convert a grey image: PIL\.Image\.fromarray",
+        ),
+        (torch.nn.Linear(1, 1), r"lockstep\.load\(FILE\)"),
+    ],
+)
+def test_a_call_checks_its_images(
+    method: str, images: Any, advice: str, save_weights: SaveWeights
+) -> None:
+    model = lockstep.load(save_weights())
+    with pytest.raises(DataError, match=advice):
+        getattr(model, method)(images)
 
 
 def test_a_predictor_is_lazy(save_weights: SaveWeights, tmp_path: Path) -> None:
@@ -364,5 +388,5 @@ def test_a_batch_has_at_least_one_image(save_weights: SaveWeights, tmp_path: Pat
 
 
 def test_a_folder_in_place_of_an_image_is_named(save_weights: SaveWeights, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="Is a directory"):
+    with pytest.raises(DataError, match="it is a folder; give its files"):
         list(lockstep.load(save_weights()).predict([tmp_path]))

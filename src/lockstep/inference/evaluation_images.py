@@ -105,7 +105,10 @@ def find_run_data(source: Path) -> Path:
     is_checkpoint = source.resolve().parent.name == "checkpoints"
     run = source.resolve().parents[1] if is_checkpoint else source
     if not holds_run(run):
-        raise DataError(f"{source} does not say which images it was trained on; add --data DATA")
+        raise DataError(
+            f"{source} does not say which images it was trained on; add --data DATA, in Python"
+            " data=DATA"
+        )
     return find_last_data(run)
 
 

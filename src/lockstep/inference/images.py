@@ -2,8 +2,10 @@
 becomes what a model sees."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,15 +58,20 @@ ACCEPTED = (
 
 
 def list_images(images: Image | Iterable[Image]) -> Iterator[Image]:
-    """Yield one image or all of several, arrays and tensors as uint8 [height, width, 3]. Raises
-    `DataError` if something is not an image."""
+    """Return one image or all of several, arrays and tensors as uint8 [height, width, 3].
+
+    Raises `DataError` at once if `images` is not an image, or a list that holds something else;
+    other iterables raise it when they reach it.
+    """
     if _is_array(images) or isinstance(images, _KINDS):
-        yield from _read_images(images)
-    elif isinstance(images, Iterable):
+        return iter(_read_images(images))
+    is_other = isinstance(images, Mapping) or hasattr(images, "state_dict")
+    if is_other or not isinstance(images, Iterable):
+        raise _wrong(images)
+    if isinstance(images, list | tuple):
         for image in images:
-            yield from _read_images(image)
-    else:
-        raise _wrong(type(images).__name__)
+            _check_kind(image)
+    return chain.from_iterable(map(_read_images, images))
 
 
 def is_one_image(images: Any) -> bool:
@@ -80,15 +87,33 @@ def _read_images(value: Any) -> Iterable[Image]:
         try:
             array = _read_array(value)
         except ValueError as error:
-            raise _wrong(str(error)) from None
+            raise _wrong(value, str(error)) from None
         return array if array.ndim == 4 else [array]
-    if not isinstance(value, _KINDS):
-        raise _wrong(type(value).__name__)
+    _check_kind(value)
     return [value]
 
 
-def _wrong(kind: str) -> DataError:
-    return DataError(f"an image is given as {kind}; expected {ACCEPTED}")
+def _check_kind(value: Any) -> None:
+    """Raise `DataError` if a value is neither an image nor an array of several, by its type and its
+    shape."""
+    shape = tuple(getattr(value, "shape", ()))
+    has_colours = len(shape) in (3, 4) and 3 in (shape[-1], shape[-3])
+    if not (has_colours if _is_array(value) else isinstance(value, _KINDS)):
+        kind = type(value).__name__
+        raise _wrong(value, f"{kind} {list(shape)}" if shape else kind)
+
+
+def _wrong(value: Any, description: str = "") -> DataError:
+    """Return the error for a value that is no image, with what to do for usual ones."""
+    message = f"an image is given as {description or type(value).__name__}; expected {ACCEPTED}"
+    axes = len(getattr(value, "shape", ()))
+    if isinstance(value, list | tuple | Mapping) or axes == 1:
+        message += ". Of a batch with labels, give the images alone"
+    elif axes == 2 or (axes == 3 and 1 in (value.shape[0], value.shape[2])):
+        message += ". Convert a grey image: PIL.Image.fromarray(array).convert('RGB')"
+    elif hasattr(value, "state_dict"):
+        message += ". Weights are loaded by lockstep.load(FILE)"
+    return DataError(message)
 
 
 def _is_array(value: Any) -> bool:
@@ -165,17 +190,20 @@ def read_square(image: Image, recipe: Recipe, out: np.ndarray) -> None:
 
 
 def read_inputs(images: Image | Iterable[Image], recipe: Recipe) -> Iterator[np.ndarray]:
-    """Yield what the network sees of each image: `read_square` normalised, float32 [3, eval_crop,
-    eval_crop]. Raises `DataError` that names the first image that cannot be read."""
-    mean = np.array(recipe.mean)
-    std = np.array(recipe.std)
-    for number, image in enumerate(list_images(images)):
-        pixels = np.empty((recipe.eval_crop, recipe.eval_crop, 3), np.uint8)
-        try:
-            read_square(image, recipe, pixels)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{find_path(image) or f'images[{number}]'}: {error}") from None
-        yield np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1), np.float32)
+    """Return an iterator over what the network sees of each image: `read_square` normalised,
+    float32 [3, eval_crop, eval_crop]. Raises `DataError` as `list_images` does; the iterator names
+    the first image that cannot be read."""
+    return map(partial(_read_input, recipe), count(), list_images(images))
+
+
+def _read_input(recipe: Recipe, number: int, image: Image) -> np.ndarray:
+    pixels = np.empty((recipe.eval_crop, recipe.eval_crop, 3), np.uint8)
+    try:
+        read_square(image, recipe, pixels)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{find_path(image) or f'images[{number}]'}: {error}") from None
+    normalised = (pixels - np.array(recipe.mean)) / np.array(recipe.std)
+    return np.ascontiguousarray(normalised.transpose(2, 0, 1), np.float32)
 
 
 def read_photo(image: Image, recipe: Recipe) -> np.ndarray:
@@ -203,6 +231,8 @@ def _content(image: Image, recipe: Recipe) -> tuple[bytes | np.ndarray, int]:
     if isinstance(image, Encoded):
         data = image.read()
     elif isinstance(image, str | os.PathLike):
+        if Path(image).is_dir():
+            raise ValueError("it is a folder; give its files, such as Path(FOLDER).glob('*.jpg')")
         data = read_regular(image, IMAGE)
     else:
         assert isinstance(image, bytes | bytearray | memoryview)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from lockstep import backends
-from lockstep.inference.images import Image, is_one_image, read_inputs
+from lockstep.inference.images import Image, is_one_image, list_images, read_inputs
 from lockstep.inference.prediction import OnError, Predictor, name_classes
 from lockstep.inference.session import SessionOptions
 from lockstep.inference.source import ModelSource
@@ -131,8 +131,7 @@ class Model:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What was noticed of the weights: which checkpoint was chosen, what was assumed or left
-        out."""
+        """Notes on the weights: the chosen checkpoint, what was assumed or left out."""
         return self._about.remarks
 
     @property
@@ -213,15 +212,15 @@ class Model:
         An image is a path, the bytes of an image file, an image of Pillow, or an array or a tensor
         of any library: RGB [height, width, 3] or [3, height, width], in uint8 or in floats from 0
         to 1. An array [N, ...] is several, and so is any iterable. Images are prepared as in the
-        evaluation of the recipe.
+        evaluation of the recipe. Probabilities are the softmax of logits, which are divided by the
+        temperature of a calibrated model. `on` chooses the precision.
 
         Args:
             images: one image, or several.
             top: the number of classes.
             features: whether predictions have the features before the classifier.
             explain: whether predictions have a picture of what speaks for the likeliest class.
-            on_error: called with the name and the reason for each of several images that cannot be
-                read; the others are predicted.
+            on_error: called with the name of an unreadable image of several, and the reason.
 
         Returns:
             A `Prediction`, or an iterator that computes when its values are needed.
@@ -231,20 +230,22 @@ class Model:
             DivergedError: a logit is not a finite number.
             BackendError: the backend cannot explain, or something is not installed.
         """
+        every = list_images(images)
         predictor = self._open_predictor(features=features, explain=explain)
         if is_one_image(images):
-            [prediction] = predictor.predict(images, top)
+            [prediction] = predictor.predict(every, top)
             return prediction
-        return self._keep(predictor.predict(images, top, on_error=on_error))
+        return self._keep(predictor.predict(every, top, on_error=on_error))
 
     def logits(self, images: Image | Iterable[Image], *, on_error: OnError | None = None) -> Any:
         """Return the logits of an image, float32 [logits], or an iterator over those of several, as
-        `predict` does."""
+        `predict` does. A temperature is not applied; the precision is that of `on`."""
+        every = list_images(images)
         predictor = self._open_predictor(features=False, explain=False)
         if is_one_image(images):
-            [logits] = predictor.logits(images)
+            [logits] = predictor.logits(every)
             return logits
-        return self._keep(predictor.logits(images, on_error=on_error))
+        return self._keep(predictor.logits(every, on_error=on_error))
 
     def preprocess(self, images: Image | Iterable[Image]) -> Any:
         """Return what the network sees of an image, normalised float32 [3, size, size] as `module`
@@ -319,9 +320,8 @@ class Model:
         """Write the weights in another format; return what was written, with remarks and the
         certificate.
 
-        The certificate compares what was written with the source: both compute the same images,
-        each in its own framework if it is installed. Nothing is overwritten, and files appear only
-        when all are complete.
+        The certificate compares what was written with the source, each in its own framework if it
+        is installed. Nothing is overwritten; files appear only when all are complete.
 
         Args:
             target: a new file, folder or prefix.

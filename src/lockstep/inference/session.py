@@ -24,7 +24,7 @@ from lockstep.inference.runtimes import (
 from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution
 from lockstep.runs.events import Listener
-from lockstep.runs.recorder import Recorder
+from lockstep.runs.recorder import Recorder, check_listener
 from lockstep.system.errors import BackendError, UserError, nearest
 from lockstep.system.machine import gpu
 from lockstep.system.ranks import count_ranks, is_leading
@@ -71,6 +71,7 @@ class SessionOptions:
         changes = {name: value for name, value in settings.items() if value is not None}
         if changes.get("batch", 1) < 1:
             raise UserError(f"batch is {changes['batch']}; expected at least 1")
+        check_listener(changes.get("listener"))
         execution = execution or self.execution
         known = [NATIVE, AUTO, PROGRAM, *RUNTIMES]
         if where in backends.FRAMEWORKS:

@@ -239,7 +239,7 @@ def read_run(folder: str | Path, name: str = "") -> Run:
     >>> run.best_checkpoint.name
     'step-00000007'
     """
-    folder = as_path(folder, "runs")
+    folder = as_path(folder, "folder")
     if not (folder / "recipe.yaml").is_file():
         raise CheckpointError(
             f"{folder} is not a run's folder: it has no recipe.yaml; expected the --out of lockstep"

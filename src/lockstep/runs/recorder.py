@@ -13,7 +13,7 @@ import numpy as np
 
 from lockstep.runs.loggers import Loggers, Opening, Outcome, Picture
 from lockstep.system import heartbeat
-from lockstep.system.errors import Interrupted
+from lockstep.system.errors import Interrupted, UserError
 from lockstep.system.event_log import EvaluateEvent, LogEvent, compute_seconds, read_log
 from lockstep.system.files import write_text
 from lockstep.system.ranks import is_leading
@@ -32,6 +32,7 @@ class Recorder:
     def __init__(
         self, listener: "Listener | None", loggers: Sequence[str] = ("tensorboard",)
     ) -> None:
+        check_listener(listener)
         self._listener = listener
         self._log: TextIO | None = None
         self._names = loggers
@@ -191,6 +192,14 @@ class Recorder:
 
 def _format_line(entry: LogEvent) -> str:
     return to_json(entry) + "\n"
+
+
+def check_listener(listener: object) -> None:
+    """Raise `UserError` if a listener cannot be called."""
+    if not (listener is None or callable(listener)):
+        raise UserError(
+            f"listener is {listener!r:.100}; expected a function that takes an event, such as print"
+        )
 
 
 @contextmanager

@@ -290,10 +290,15 @@ def find_last_data(out: Path, require: Require = require_word) -> Path:
     """Return the data set of the run in a folder. Raises `DataError` if it is unknown or gone, and
     what `require` raises if no command on this machine has named it."""
     if not holds_run(out):
-        raise DataError(f"there is no run in {out}; a new run needs images: --data DATA")
+        raise DataError(
+            f"there is no run in {out}; a new run needs images: --data DATA, in Python data=DATA"
+        )
     data = read_environment(out).get("data")
     if data is None:
-        raise DataError(f"{out} does not say which images it was trained on; add --data DATA")
+        raise DataError(
+            f"{out} does not say which images it was trained on; add --data DATA, in Python"
+            " data=DATA"
+        )
     if find_url(data) is None and not Path(data).exists():
         raise DataError(
             f"{out} was trained on {data}, which does not exist; give the path of its images:"

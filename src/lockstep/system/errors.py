@@ -82,11 +82,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"Known: {', '.join(known)}."
 
 
-Role = Literal["data", "out", "recipe", "runs", "target", "weights"]
+Role = Literal["data", "folder", "out", "recipe", "runs", "target", "weights"]
 
 _EXPECTED: dict[Role, str] = {
     "data": "a path or an address of a data set; lockstep.pack(samples, FOLDER) writes one from"
     " images and labels of any dataset",
+    "folder": "the path of one run's folder; lockstep.report takes several",
     "out": "the path of a run's folder",
     "recipe": "a name, a file or a lockstep.Recipe; single fields go to changes={...}",
     "runs": "the folder of a run, or a list of them",
@@ -107,12 +108,16 @@ def as_path(value: object, role: Role) -> Path:
     """
     if isinstance(value, str | os.PathLike):
         return Path(value)
-    kind = f"a {type(value).__module__}.{type(value).__qualname__}".replace(" builtins.", " ")
-    if value is None:
-        kind = "None"
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    article = "an" if kind[0] in "aeiou" else "a"
+    kind = "None" if value is None else f"{article} {kind}"
     expected = _EXPECTED[role]
     if role == "weights" and isinstance(value, dict) and "best_checkpoint" in value:
         expected = 'a path or a name; that of a report is report["best_checkpoint"]'
+    elif role == "weights" and isinstance(value, dict):
+        expected = "a path or a name; torch.save(weights, FILE) writes a file of tensors by name"
+    elif role == "weights" and hasattr(value, "best_checkpoint"):
+        expected = "a path or a name; that of a run is run.folder"
     elif role == "weights" and hasattr(value, "state_dict"):
         expected = _OF_MODULE
     elif role == "weights" and hasattr(value, "predict") and hasattr(value, "train"):

@@ -10,7 +10,7 @@ from lockstep.data.class_order import describe_order
 from lockstep.models.optimizers import OPTIMIZERS
 from lockstep.recipes import Recipe
 from lockstep.system.defaults import DEFAULT_BACKEND
-from lockstep.system.errors import CheckpointError, as_path, nearest
+from lockstep.system.errors import CheckpointError, as_path
 from lockstep.system.files import give_names, staging, write_json
 from lockstep.weights.calibration import UNCALIBRATED
 from lockstep.weights.certificate import BOUND, REFERENCE, Certificate, certify
@@ -95,7 +95,10 @@ def _check_target(target: Path, to: str, choice: WeightsChoice) -> None:
             f"{target} is not a name for a new file; expected a name such as weights.safetensors"
         )
     if to not in TARGETS:
-        raise CheckpointError(f"there is no format {to!r} to convert to. {nearest(to, TARGETS)}")
+        raise CheckpointError(
+            f"there is no format {to!r} to convert to. Known: {', '.join(TARGETS)}."
+            " PyTorch and most of its programs read that of torchvision"
+        )
     if choice.classes is not None and not TARGETS[to].has_classes:
         others = " or ".join(name for name, format in TARGETS.items() if format.has_classes)
         raise CheckpointError(

@@ -17,8 +17,8 @@ def choose_gpu(
         return None
     if not gpus:
         message = (
-            f"device is cuda, but {framework} finds no GPU here; use --set device=cpu or see"
-            " `lockstep doctor`"
+            f"device is cuda, but {framework} finds no GPU here; use --set device=cpu, in"
+            ' Python device="cpu", or see `lockstep doctor`'
         )
         raise BackendError(f"{message}. {advice}" if advice else message)
     if local_rank >= gpus:
