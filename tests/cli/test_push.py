@@ -64,6 +64,28 @@ def test_a_folder_is_pushed_and_loaded(hub: Hub, folder: Path, answer: Run) -> N
     assert len(hub.commits) == 1
 
 
+def test_an_export_and_the_cache_are_read(
+    hub: Hub, folder: Path, answer: Run, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Without the hub, or with a wrong login, the copy in the cache is named."""
+    pytest.importorskip("onnx")
+    export = tmp_path / "an export"
+    lockstep.load(folder).export(export, to="onnx", compare=False)
+    assert answer("push", export, NAME)[0] == 0
+    photo = np.full((32, 32, 3), 99, np.uint8)
+    expected = lockstep.load(export).predict(photo)
+    assert lockstep.load(NAME).predict(photo) == expected
+    hub.refused = {"/owner/model/": 401}
+    assert lockstep.load(NAME).predict(photo) == expected
+    (message,) = [record.message for record in caplog.records if record.name == "lockstep"]
+    assert f"the copy in the cache is used, commit {'a' * 40}: there is no such" in message
+    with pytest.raises(CheckpointError, match=r"downloaded: there is no such .* hf auth login"):
+        lockstep.load("hf:owner/model@other")
+    hub.refused = {}
+    (export / "model.onnx").rename(export / "other.onnx")
+    assert "folder has none of them" in answer("push", export, NAME, "--dry-run")[1]
+
+
 def test_other_contents_are_replaced_on_request_only(hub: Hub, folder: Path, answer: Run) -> None:
     hub.files = {"README.md": b"mine", "config.json": b"{}"}
     hub.is_private = True
@@ -183,6 +205,8 @@ SPOILS: dict[str, Callable[[Path], object]] = {
     "a hidden folder": lambda folder: (folder / ".git").mkdir(),
     "of another kind": lambda folder: (folder / "id_rsa").write_text(""),
     "a run": lambda folder: (folder / "run.json").write_text("{}"),
+    "a checkpoint": lambda folder: (folder / "state.json").write_text("{}"),
+    "a run in it": lambda folder: (folder / "1" / "log.jsonl").write_text(""),
     "empty": lambda folder: list(map(Path.unlink, folder.iterdir())),
 }
 

@@ -99,6 +99,8 @@ class HubHandler(BaseHTTPRequestHandler):
             self.send_response(404)
             has_model = self.path.startswith("/owner/model/")
             self.send_header("X-Error-Code", "EntryNotFound" if has_model else "RepoNotFound")
+            if has_model:
+                self.send_header("X-Repo-Commit", "a" * 40)
             self.send_header("Content-Length", "0")
             self.end_headers()
             return

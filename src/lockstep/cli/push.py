@@ -33,6 +33,7 @@ def command(
     Lockstep does not write are refused. Other files of the repository stay.
     """
     from lockstep.system.errors import CheckpointError
+    from lockstep.weights.hub import HUB_WEIGHTS
     from lockstep.weights.upload import carry_out, plan_push
 
     push = plan_push(folder, target, public=public)
@@ -52,6 +53,11 @@ def command(
         print(
             f"note: it keeps {names}, which {folder} does not have."
             f" Delete what is of another format: hf repos delete-files {push.name} FILE"
+        )
+    if not any((folder / name).exists() for name in HUB_WEIGHTS):
+        print(
+            f"note: Lockstep reads {', '.join(HUB_WEIGHTS)} of the hub, and the folder has none of"
+            " them: download it to use it"
         )
     if not push.files:
         print("it has these files already; nothing is uploaded")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from lockstep.system.errors import CheckpointError, as_path, nearest
@@ -25,9 +25,18 @@ if TYPE_CHECKING:
 HUB = "hf:"
 """How names of models on Hugging Face's hub begin."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
-_HUB_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-_HUB_FILES = ("config.json", "preprocessor_config.json", *_HUB_WEIGHTS)
+HUB_WEIGHTS = ("model.safetensors", "pytorch_model.bin", "model.onnx")
+_HUB_FILES = ("config.json", "preprocessor_config.json", *HUB_WEIGHTS)
 """The files of a model that are downloaded: its configuration, and the first weights there are."""
+_UNSEEN = (
+    "there is no such model or revision, or this login may not see it: log in with hf auth login,"
+    " or set HF_TOKEN"
+)
+_REFUSALS = {
+    401: _UNSEEN,
+    403: "this login may not read it; its page on the hub says who may",
+    404: _UNSEEN,
+}
 _DIGEST = re.compile(r"sha256=[0-9a-fA-F]{8,64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LONGEST_NAME = 200
@@ -143,36 +152,59 @@ def explain_missing_hub(what: str) -> CheckpointError:
 
 
 def _fetch_from_hub(name: str) -> Path:
-    """Return the folder of a model of Hugging Face's hub, with its configuration and its weights.
+    """Return the folder of a model of Hugging Face's hub, with its configuration and its weights,
+    or the file of weights that need no other. If the hub cannot be asked, they are the cached ones,
+    and a warning is logged.
 
     Raises `CheckpointError`.
     """
     check_hub_name(name)
     try:
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import (
+            get_hf_file_metadata,
+            hf_hub_download,
+            hf_hub_url,
+            try_to_load_from_cache,
+        )
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError:
         raise explain_missing_hub(f"hf:{name}") from None
     repository, _, revision = name.partition("@")
+    refusal: Exception | None = None
+    paths: list[Path] = []
     with _naming_the_hub(name):
-        paths = []
+        try:
+            get_hf_file_metadata(hf_hub_url(repository, _HUB_FILES[0], revision=revision or None))
+        except EntryNotFoundError:
+            pass
+        except Exception as error:  # they have no common class
+            refusal = error
+        options: dict[str, Any] = {"local_files_only": refusal is not None}
         for file in _HUB_FILES:
             try:
-                paths.append(Path(hf_hub_download(repository, file, revision=revision or None)))
-            except LocalEntryNotFoundError:  # there is no connection
-                raise
-            except EntryNotFoundError:
+                paths.append(
+                    Path(hf_hub_download(repository, file, revision=revision or None, **options))
+                )
+            except EntryNotFoundError as error:
+                is_known = try_to_load_from_cache(repository, file, revision=revision or None)
+                if isinstance(error, LocalEntryNotFoundError) and is_known is None:
+                    raise refusal or error from None
                 continue
-            if file in _HUB_WEIGHTS:
+            if file in HUB_WEIGHTS:
                 break
-    if not any(path.name in _HUB_WEIGHTS for path in paths):
+    if not any(path.name in HUB_WEIGHTS for path in paths):
         raise CheckpointError(
-            f"hf:{name} has none of the files {' and '.join(_HUB_WEIGHTS)}; expected weights of"
-            " PyTorch. Download the file that you want, and name it"
+            f"hf:{name} has none of the files {', '.join(HUB_WEIGHTS)}; expected weights of PyTorch"
+            " or an export to ONNX. Download the file that you want, and name it"
         )
     for path in paths:
         _check_hub_digest(path)
-    return paths[0].parent
+    if refusal is not None:
+        logging.getLogger("lockstep").warning(
+            f"note: the hub cannot be asked for hf:{name}, so the copy in the cache is used, commit"
+            f" {paths[0].parent.name}: {_describe_refusal(refusal)}"
+        )
+    return paths[0] if len(paths) == 1 else paths[0].parent
 
 
 @contextmanager
@@ -181,21 +213,28 @@ def _naming_the_hub(name: str) -> Iterator[None]:
 
     Its warnings before each retry are left out.
     """
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
     logger = logging.getLogger("huggingface_hub.utils._http")
     logger.addFilter(_is_no_retry_warning)
     try:
         yield
     except Exception as error:
-        cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else None
-        reason = " ".join(str(cause or error).split()).rstrip(".")
-        raise CheckpointError(
-            f"hf:{name} cannot be downloaded: {reason:.300}. Elsewhere, hf download"
-            f" {name.partition('@')[0]} downloads it; name the folder of its files"
-        ) from None
+        reason = _describe_refusal(error)
+        if reason not in _REFUSALS.values():
+            repository = name.partition("@")[0]
+            reason += f". Elsewhere, hf download {repository} downloads it; name the folder of its"
+            reason += " files"
+        raise CheckpointError(f"hf:{name} cannot be downloaded: {reason}") from None
     finally:
         logger.removeFilter(_is_no_retry_warning)
+
+
+def _describe_refusal(error: Exception) -> str:
+    """Return why the hub's client failed, without pages and addresses of the hub."""
+    cause = error.__cause__ or error
+    status = getattr(getattr(cause, "response", None), "status_code", 0)
+    if status:
+        return _REFUSALS.get(status, f"the hub answers {status}")
+    return f"{' '.join(str(cause).split()).rstrip('.'):.300}"
 
 
 def _is_no_retry_warning(record: logging.LogRecord) -> bool:

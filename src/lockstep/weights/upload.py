@@ -6,6 +6,7 @@ A large file that was uploaded by a push that was killed is not sent again.
 
 import hashlib
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,8 @@ _ENDINGS = (
 """How the names of files end that `convert` and `export` write."""
 _PHOTOS = ("proof", "photos")
 """The folders of a proof that have photos, too; others may be private."""
-_OF_RUN = ("run.json", "log.jsonl", "checkpoints")
+_OF_RUN = ("run.json", "log.jsonl", "checkpoints", "state.json", "momentum.safetensors")
+"""Files of runs and checkpoints, which other programs cannot load."""
 _MOST_FILES = 200
 _OF_EVERY_REPOSITORY = (".gitattributes", "README.md", "LICENSE", ".gitignore")
 _SECONDS = 10
@@ -65,16 +67,12 @@ def list_files(folder: Path) -> dict[str, Path]:
             f"{folder} is no folder; expected one that lockstep convert --to transformers, --to"
             " timm or lockstep export wrote"
         )
-    for name in _OF_RUN:
-        if (folder / name).exists():
-            raise CheckpointError(
-                f"{folder} is a run, whose log names folders of this machine; write what is to be"
-                f" shared first: lockstep convert {folder} FOLDER --to transformers"
-            )
     files: dict[str, Path] = {}
     left = [folder]
     while left:
-        for entry in sorted(os.scandir(left.pop()), key=lambda entry: entry.name):
+        place = left.pop()
+        _refuse_run(place)
+        for entry in sorted(os.scandir(place), key=lambda entry: entry.name):
             path = Path(entry.path)
             is_folder = entry.is_dir(follow_symlinks=False)
             is_known = entry.name.endswith(_ENDINGS)
@@ -84,7 +82,8 @@ def list_files(folder: Path) -> dict[str, Path]:
             if entry.name.startswith(".") or not (is_folder or is_file):
                 raise CheckpointError(
                     f"{path} is a link, hidden, or no file that Lockstep writes; nothing is"
-                    " uploaded: remove it, or push another folder"
+                    " uploaded. Push a folder that lockstep convert --to transformers, --to timm or"
+                    " lockstep export wrote"
                 )
             if is_folder:
                 left.append(path)
@@ -97,6 +96,19 @@ def list_files(folder: Path) -> dict[str, Path]:
             f" {folder}"
         )
     return files
+
+
+def _refuse_run(folder: Path) -> None:
+    """Raise `CheckpointError` if a folder is a run or a checkpoint, also one within a run."""
+    if not any((folder / name).exists() for name in _OF_RUN):
+        return
+    own = folder.absolute() if folder.name in ("", "..") else folder
+    run = own.parents[1] if own.parent.name == "checkpoints" else own
+    words = ["lockstep", "convert", str(own), f"{run}-model", "--to", "transformers"]
+    raise CheckpointError(
+        f"{folder} is a run or a checkpoint, which names folders of this machine and which other"
+        f" programs cannot load; write what is to be shared first: {shlex.join(words)}"
+    )
 
 
 def plan_push(folder: Path, target: str, *, public: bool = False) -> Push:
