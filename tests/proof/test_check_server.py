@@ -26,6 +26,7 @@ class Handler(BaseHTTPRequestHandler):
 
     extensions: tuple[str, ...] = ("binary_tensor_data",)
     swaps = False
+    most_bytes = 2**30
     session: Any = None
     shapes = open_inference.Shapes(len(CLASSES), 64)
     requests: list[tuple[int, bool]]
@@ -56,9 +57,14 @@ class Handler(BaseHTTPRequestHandler):
         assert self.path == "/v2/models/cats/infer"
         length = self.headers.get(open_inference.HEADER_LENGTH)
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        request = open_inference.parse_request(
-            body, None if length is None else int(length), self.shapes
-        )
+        if len(body) > self.most_bytes:
+            return self.send(413, b"too large")
+        try:
+            request = open_inference.parse_request(
+                body, None if length is None else int(length), self.shapes
+            )
+        except open_inference.BadRequest as error:
+            return self.send(400, str(error).encode())
         assert request.images is not None
         self.requests.append((len(request), length is not None))
         photos = request.images[..., ::-1] if self.swaps else request.images
@@ -66,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
         tensors = {"classes": classes[:, None], "probabilities": shares}
         parts, size = open_inference.encode_answer(request, "cats", tensors, CLASSES)
         headers = {} if size is None else {open_inference.HEADER_LENGTH: str(size)}
-        self.send(200, b"".join(parts), **headers)
+        return self.send(200, b"".join(parts), **headers)
 
 
 @contextmanager
@@ -95,6 +101,18 @@ def test_a_server_answers_one_by_one_and_in_batches(
     assert (lines[0].split(":")[0], code) == ("3 of 3 probes", 0)
     assert [count for count, _ in requests] == [1, 1, 1, 2]
     assert {is_binary for _, is_binary in requests} == {bool(extensions)}
+
+
+def test_a_server_may_take_single_photos_and_must_take_large_ones(folder: Path) -> None:
+    single = open_inference.Shapes(len(CLASSES), 1)
+    with serve(folder, shapes=single, most_bytes=10**6) as (url, _):
+        lines, code = check_server(read_proof(folder / "proof"), url, [f"{KEY}:secret"])
+    assert lines[0].startswith("1 of 13 probes differ")
+    assert "photos/large.jpg" in lines[1]
+    assert "413" in lines[1]
+    assert "too large" in lines[1]
+    assert len(lines) == 2
+    assert code == 1
 
 
 def test_a_fault_of_a_server_is_named(folder: Path) -> None:

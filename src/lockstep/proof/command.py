@@ -92,53 +92,59 @@ def check_model(
     inputs = []
     pixels: dict[str, list[float]] = {"decoded": []}
     for number, probe in enumerate(proof.probes):
-        if read is None:
-            photo = read_photo(proof.path(number), turns=bool(about["exif"]))
-        else:
-            photo = read(proof.path(number))
+        path = proof.path(number)
+        photo = read(path) if read else read_photo(path, turns=about["exif"])
         pixels["decoded"].append(measure_pixels(photo, probe["decoded"]))
-        prepared = prepare(photo)
-        inputs.append(prepared)
+        inputs.append(prepare(photo))
         if prepare is not take_photo:
-            square = prepared[0]
+            square = inputs[-1][0]
             if square.dtype != np.uint8:
                 square = square.transpose(1, 2, 0) * about["std"] + about["mean"]
             pixels.setdefault("seen", []).append(measure_pixels(square, probe["seen"]))
-    batch = about["batch"]
-    batches = [np.repeat(prepared, batch or 1, axis=0) for prepared in inputs]
-    rows = [np.asarray(answer(repeated), np.float64)[0] for repeated in batches]
+    rows = [_ask(answer, np.repeat(photo, about["batch"] or 1, axis=0)) for photo in inputs]
+    if all(isinstance(row, Exception) for row in rows):
+        raise rows[0]
+    rows = [row if isinstance(row, Exception) else row[0] for row in rows]
     comparison = Comparison(proof, read_answers(proof, rows))
-    mixing = []
-    if batch != 1:
-        mixing = _compare_batches(proof, inputs, rows, answer)
-    lines, code = judge(comparison, pixels, mixing)
+    lines, code = judge(comparison, pixels, _compare_batches(proof, inputs, rows, answer))
     if comparison.answers.are_logits and must_normalise:
         lines.append("This is: softmax left out. The model answers logits, expected probabilities")
         code = 1
     return lines, code
 
 
+def _ask(function: Callable[..., Any], argument: Any) -> Any:
+    """Return the answer of a model, or the exception that it raises."""
+    try:
+        answer = function(argument)
+        return np.asarray(answer, np.float64) if isinstance(argument, np.ndarray) else answer
+    except Exception as error:
+        return error
+
+
 def _compare_batches(
-    proof: Proof, inputs: Sequence[np.ndarray], rows: Sequence[np.ndarray], answer: Answer
+    proof: Proof, inputs: Sequence[np.ndarray], rows: Sequence[Any], answer: Answer
 ) -> list[str]:
-    """Return sentences on photos whose answers in a batch differ from those one by one."""
-    bound = proof.document["bounds"]["logits"]
+    """Return sentences on photos whose answers in a batch differ from those one by one. A batch
+    that is refused is left out: some servers take single photos."""
     batches: dict[tuple[int, ...], list[int]] = {}
     for number, prepared in enumerate(inputs):
         batches.setdefault(prepared.shape, []).append(number)
     answers = list(rows)
     for numbers in batches.values():
         size = proof.document["input"]["batch"] or len(numbers)
-        for start in range(0, len(numbers) if len(numbers) > 1 else 0, size):
-            places = np.minimum(np.arange(start, start + size), len(numbers) - 1)
-            together = np.asarray(answer(np.concatenate([inputs[numbers[i]] for i in places])))
-            for place, row in zip(places, together, strict=True):
-                answers[numbers[place]] = row
+        for start in range(0, len(numbers) if min(size, len(numbers)) > 1 else 0, size):
+            places = (numbers[start : start + size] * size)[:size]
+            together = _ask(answer, np.concatenate([inputs[place] for place in places]))
+            if not isinstance(together, Exception):
+                for place, row in zip(places, together, strict=True):
+                    answers[place] = row
     alone = read_answers(proof, rows).logs
     sentences = []
     for number, logs in enumerate(read_answers(proof, answers).logs):
         difference = float(np.abs(logs - alone[number]).max()) / proof.unit
-        if np.isfinite(alone[number]).all() and not difference <= 2 * bound:
+        bound = 2 * proof.document["bounds"]["logits"]
+        if np.isfinite(alone[number]).all() and not difference <= bound:
             sentences.append(
                 f"{proof.name(number)}: in a batch with other photos its logits differ by"
                 f" {difference:.2g} of the largest from those alone"
@@ -160,12 +166,7 @@ def check_predictor(proof: Proof, name: str) -> tuple[list[str], int]:
             f"{name} cannot be imported ({type(error).__name__}: {error}); expected MODULE:FUNCTION"
             " in the current folder or in an installed package"
         ) from error
-    rows: list[Any] = []
-    for number in range(len(proof.probes)):
-        try:
-            rows.append(function(str(proof.path(number))))
-        except Exception as error:
-            rows.append(error)
+    rows = [_ask(function, str(proof.path(number))) for number in range(len(proof.probes))]
     return judge(Comparison(proof, read_answers(proof, rows)), {})
 
 
@@ -267,12 +268,8 @@ def check_server(proof: Proof, url: str, headers: Sequence[str]) -> tuple[list[s
     must_normalise = server.output == "probabilities"
     lines, code = check_model(proof, prepare, server.answer, must_normalise=must_normalise)
     if "encoded" in server.inputs:
-        rows: list[Any] = []
-        for number in range(len(proof.probes)):
-            try:
-                rows.append(server.answer_file(str(proof.path(number))))
-            except Exception as error:
-                rows.append(error)
+        paths = [str(proof.path(number)) for number in range(len(proof.probes))]
+        rows = [_ask(server.answer_file, path) for path in paths]
         others, its_code = judge(Comparison(proof, read_answers(proof, rows)), {})
         lines += ["Files that the server decodes:", *others]
         code = max(code, its_code)
