@@ -11,7 +11,7 @@ import numpy as np
 from lockstep.backends import FRAMEWORKS, Framework
 from lockstep.inference.card import write_card
 from lockstep.inference.comparison import (
-    BOUNDS,
+    BOUND_ELSEWHERE,
     Comparison,
     answer_photos,
     choose_backend,
@@ -167,7 +167,7 @@ def _prove(target: Target, wanted: ProgramSpec, folder: Path, precision: str) ->
     if wanted.quantised is not None and target.runtime() is not None:
         # Its answers only resemble those of the weights, and are the same elsewhere.
         run = partial(answer_photos, target, wanted, folder)
-        subject = replace(subject, run=run, bound=BOUNDS["int8, trained"])
+        subject = replace(subject, run=run, bound=BOUND_ELSEWHERE)
     # Triton takes every folder of a repository for a model.
     models = list(folder.glob("*/config.pbtxt"))
     write_proof(models[0].parent if models else folder, subject)

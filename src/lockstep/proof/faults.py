@@ -14,6 +14,7 @@ from lockstep.data.class_order import list_orders
 from lockstep.data.decoding.augment import Square, cutting, decode_into, prepare_square, resampling
 from lockstep.data.decoding.decode import decode_undamaged, is_plain_jpeg, open_by_pillow
 from lockstep.data.decoding.orientation import UPRIGHT, read_orientation, turn_image
+from lockstep.proof.record import take_log_softmax
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import centre_plan
 
@@ -112,13 +113,6 @@ def _normalise_twice(squares: np.ndarray, recipe: Recipe) -> np.ndarray:
     return ((squares - np.array(recipe.mean)) / np.array(recipe.std)).astype(np.float32)
 
 
-def compute_softmax(logits: np.ndarray) -> np.ndarray:
-    """Return probabilities, float64 [N, logits]."""
-    powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-    shares: np.ndarray = powers / powers.sum(axis=1, keepdims=True)
-    return shares
-
-
 def _sort_by(order: int) -> Callable[[np.ndarray, Sequence[str]], np.ndarray]:
     """Return a mistake in names: the outputs are named in one of the orders of other programs."""
 
@@ -166,7 +160,7 @@ SCALES: dict[str, Scaling] = {
 """Each makes other pixels, float32 [N, S, S, 3], of squares, so that the right mean and scale give
 what the network sees after the mistake."""
 ANSWERS: dict[str, Answering] = {
-    "softmax twice": lambda logits, classes: compute_softmax(logits),
+    "softmax twice": lambda logits, classes: np.exp(take_log_softmax(logits)),
     "classes shifted up by one": lambda logits, classes: np.roll(logits, 1, axis=1),
     "classes shifted down by one": lambda logits, classes: np.roll(logits, -1, axis=1),
     "classes sorted as text": _sort_by(0),

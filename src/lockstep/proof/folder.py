@@ -15,6 +15,7 @@ from lockstep import backends
 from lockstep.backends import FRAMEWORKS, Engine, QuantisingEngine
 from lockstep.proof import faults
 from lockstep.proof.photos import PHOTOS, draw_photo
+from lockstep.proof.record import take_log_softmax
 from lockstep.proof.runtimes import check_program
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
@@ -257,8 +258,7 @@ def _predict(engine: Engine, squares: np.ndarray) -> np.ndarray:
 
 def _differ(a: np.ndarray, b: np.ndarray) -> float:
     """Return the largest difference of two answers' logarithms of probabilities."""
-    logarithms = np.log(np.maximum(faults.compute_softmax(np.stack([a, b])), 1e-30))
-    return float(np.abs(logarithms[0] - logarithms[1]).max())
+    return float(np.abs(take_log_softmax(a) - take_log_softmax(b)).max())
 
 
 def _describe_faults(

@@ -6,61 +6,19 @@ below.
 """
 
 import io
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from lockstep.data.decoding.orientation import add_orientation
+from lockstep.data.decoding.orientation import UPRIGHT, add_orientation
 from lockstep.data.textures import PATTERNS, draw_texture
 
-_QUALITY = 90
 _LARGE = 1000
-"""Photos with a longer side have coarse detail and a lower quality: their files are small."""
-
-
-def _encode(image: Image.Image, form: str, **settings: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, form, **settings)
-    return file.getvalue()
-
-
-def _encode_jpeg(image: Image.Image) -> bytes:
-    quality = _QUALITY - 30 * (max(image.size) > _LARGE)
-    return _encode(image, "JPEG", quality=quality)
-
-
-def _encode_progressive(image: Image.Image) -> bytes:
-    return _encode(image, "JPEG", quality=_QUALITY, progressive=True)
-
-
-def _turn(orientation: int) -> Callable[[Image.Image], bytes]:
-    return lambda image: add_orientation(_encode_jpeg(image), orientation)
-
-
-def _encode_cmyk(image: Image.Image) -> bytes:
-    return _encode_jpeg(image.convert("CMYK"))
-
-
-def _encode_grey(image: Image.Image) -> bytes:
-    return _encode_jpeg(image.convert("L"))
-
-
-def _encode_png(image: Image.Image) -> bytes:
-    return _encode(image, "PNG")
-
-
-def _encode_palette(image: Image.Image) -> bytes:
-    return _encode_png(image.quantize(64))
-
-
-def _encode_alpha(image: Image.Image) -> bytes:
-    """Return a PNG that is transparent from the left to the right, over strong colours."""
-    transparency = np.linspace(255, 0, image.width).astype(np.uint8)
-    image.putalpha(Image.fromarray(np.tile(transparency, (image.height, 1))))
-    return _encode_png(image)
+"""Photos with a longer side have coarse detail, so that their files are small."""
 
 
 class Photo(NamedTuple):
@@ -71,24 +29,44 @@ class Photo(NamedTuple):
     """What is special about it, in words."""
     width: int
     height: int
-    encode: Callable[[Image.Image], bytes]
+    mode: str = "RGB"
+    """Pillow's name of how it is stored."""
+    orientation: int = UPRIGHT
+    """In its EXIF data, of a JPEG."""
+    settings: Mapping[str, Any] = MappingProxyType({})
+    """How Pillow encodes it."""
+
+    def encode(self, image: Image.Image) -> bytes:
+        """Return the file with a scene."""
+        if self.mode == "RGBA":  # transparent from the left to the right
+            alpha = np.linspace(255, 0, self.width).astype(np.uint8)
+            image.putalpha(Image.fromarray(np.tile(alpha, (self.height, 1))))
+        stored = image.quantize(64) if self.mode == "P" else image.convert(self.mode)
+        file = io.BytesIO()
+        if self.file.endswith(".png"):
+            stored.save(file, "PNG")
+            return file.getvalue()
+        stored.save(file, "JPEG", **({"quality": 90} | dict(self.settings)))
+        data = file.getvalue()
+        return data if self.orientation == UPRIGHT else add_orientation(data, self.orientation)
 
 
 PHOTOS = (
-    Photo("plain.jpg", "a JPEG", 320, 240, _encode_jpeg),
-    Photo("fine.jpg", "a progressive JPEG with fine lines", 640, 520, _encode_progressive),
-    Photo("tall.jpg", "a tall JPEG", 200, 460, _encode_jpeg),
-    Photo("wide.jpg", "a wide JPEG", 560, 180, _encode_jpeg),
-    Photo("large.jpg", "a large JPEG", 1600, 1200, _encode_jpeg),
-    Photo("second.jpg", "a JPEG of the same size", 320, 240, _encode_jpeg),
-    Photo("tiny.png", "a tiny PNG", 20, 14, _encode_png),
-    Photo("turned.jpg", "a JPEG turned by EXIF", 360, 240, _turn(6)),
-    Photo("upside-down.jpg", "a JPEG turned upside down by EXIF", 240, 300, _turn(3)),
-    Photo("cmyk.jpg", "a CMYK JPEG", 300, 260, _encode_cmyk),
-    Photo("grey.jpg", "a grey JPEG", 260, 300, _encode_grey),
-    Photo("alpha.png", "a PNG with transparency", 200, 160, _encode_alpha),
-    Photo("palette.png", "a PNG with a palette", 180, 220, _encode_palette),
+    Photo("plain.jpg", "a JPEG", 320, 240),
+    Photo("fine.jpg", "a progressive JPEG", 640, 520, settings={"progressive": True}),
+    Photo("tall.jpg", "a tall JPEG", 200, 460),
+    Photo("wide.jpg", "a wide JPEG", 560, 180),
+    Photo("large.jpg", "a large JPEG", 1600, 1200, settings={"quality": 60}),
+    Photo("second.jpg", "a JPEG of the same size", 320, 240),
+    Photo("tiny.png", "a tiny PNG", 20, 14),
+    Photo("turned.jpg", "a JPEG turned by EXIF", 360, 240, orientation=6),
+    Photo("upside-down.jpg", "a JPEG turned upside down by EXIF", 240, 300, orientation=3),
+    Photo("cmyk.jpg", "a CMYK JPEG", 300, 260, "CMYK"),
+    Photo("grey.jpg", "a grey JPEG", 260, 300, "L"),
+    Photo("alpha.png", "a PNG with transparency", 200, 160, "RGBA"),
+    Photo("palette.png", "a PNG with a palette", 180, 220, "P"),
 )
+"""The first ones show most mistakes."""
 
 
 @cache
