@@ -23,6 +23,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "commands": commands.describe_commands,
     "execution-fields": fields.describe_execution_fields,
     "model-fields": fields.describe_model_fields,
+    "one-step": python_api.describe_step,
     "published-accuracies": published.describe_accuracies,
     "published-speeds": published.describe_speeds,
     "python": python_api.describe_public_names,

@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from importlib import import_module
 from typing import Any, get_args, get_type_hints
 
 from schemas import make_table, read_docstrings
@@ -65,6 +66,12 @@ def describe_public_names() -> str:
 def describe_protocol() -> str:
     """Return what a backend implements: its row, its functions, and what they return."""
     return "\n\n".join(describe(kind.__name__, kind) for kind in PROTOCOL)
+
+
+def describe_step() -> str:
+    """Return what a step computes, from the docstring of the reference engine."""
+    about = import_module("lockstep.backends.reference.engine").__doc__ or ""
+    return about[about.index("A step of every engine") :]
 
 
 def describe_events(union: Any) -> Iterator[str]:

@@ -8,15 +8,14 @@ from lockstep.recipes.image_sizes import find_size, list_sizes
 from lockstep.recipes.published import ORIGINS, RECIPES
 from lockstep.recipes.published_accuracies import find_accuracies
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.schedule import peak_lr
 
-_HEADER = ("recipe", "top-1 %", "epochs", "updates", "ingredients")
+_HEADER = ("recipe", "top-1 %", "epochs", "images a step", "ingredients")
 _REFERENCE_PIXELS = 224
 
 
 def write_tables() -> str:
     """Return the tables as Markdown, one for each origin: every recipe with its published
-    accuracies, cost, optimizer and ingredients."""
+    accuracies, cost and ingredients."""
     parts = []
     for origin in ORIGINS:
         lines = [f"## {origin}", "", f"| {' | '.join(_HEADER)} |", "|---" * len(_HEADER) + "|"]
@@ -32,7 +31,7 @@ def _describe(name: str) -> tuple[str, ...]:
         f"`{name}`",
         _describe_accuracies(name),
         _describe_cost(recipe),
-        _describe_updates(recipe),
+        f"{recipe.global_batch_images:,}, {recipe.precision}",
         ", ".join(_list_ingredients(recipe)),
     )
 
@@ -60,14 +59,10 @@ def _describe_cost(recipe: Recipe) -> str:
     return f"{recipe.epochs} at {shown} ({pixels / _REFERENCE_PIXELS**2:.3g})"
 
 
-def _describe_updates(recipe: Recipe) -> str:
-    """Return the optimizer with its peak rate, the images of a step, and the precision."""
-    rate = f"{recipe.optimizer.upper()} {peak_lr(recipe):.4g}"
-    return f"{rate}, {recipe.global_batch_images:,} images, {recipe.precision}"
-
-
 def _list_ingredients(recipe: Recipe) -> Iterator[str]:
-    """Yield what a recipe adds to cross-entropy, weight decay, random crops and flips."""
+    """Yield what a recipe adds to SGD, cross-entropy, weight decay, random crops and flips."""
+    if recipe.optimizer != "sgd":
+        yield recipe.optimizer.upper()
     yield from _list_loss_rules(recipe)
     yield from (augmentation.name for augmentation in recipe.augmentations)
     if recipe.repeated_augmentation > 1:

@@ -3,6 +3,49 @@ models train in seconds.
 
 The state is float32 at the end of every step, as on every engine, so that a run can be read,
 written and resumed exactly. Between two states, everything is computed in float64.
+
+A step of every engine, on a batch with these arrays:
+
+| array of a batch | shape |
+|---|---|
+| `images`, `labels` | uint8 [N, H, W, 3], [N] |
+| MixUp, CutMix: `coefficients`, `partners` | [N]; indices within the part |
+| CutMix: `target_coefficients`, `boxes` | [N], [N, 4]: top, left, height, width |
+| dropout: `kept_features`; stochastic depth: `kept_blocks` | bool [N, features]; bool [N, blocks] |
+
+1. Split the rows into `execution.accumulation_steps` equal parts, in order. For each part:
+   1. Normalise: x = (images - mean) / std in float32. MixUp: x = c x + (1 - c) x[partners];
+      CutMix: c = 0 inside the box.
+   2. Compute logits in the recipe's precision; cast the float32 weights for convolutions and
+      products. Dropout: divide kept features by 1 - dropout, set others to 0. Stochastic depth:
+      divide the output of a block's last batch norm by 1 - rate
+      (`recipes.stochastic_depth.drop_rates`) for images that keep the block, set it to 0 for
+      others, then add the shortcut. Batch norm uses the mean and biased variance of this part on
+      this rank (of all ranks if `batch_norm` is "synchronised"); running statistics move with
+      weight `bn_momentum`, with unbiased variance. Norms in `recipes.trained_tensors.frozen_norms`
+      compute as in evaluation, and their statistics stay.
+   3. Loss of an image: cross-entropy in float32 with target (1 - s) one-hot + s / logits. MixUp
+      and CutMix: c times the loss of the label plus (1 - c) times that of the partner's, with
+      CutMix's target coefficient as c. Class weights: the sum over k of -weight[k] target[k] log
+      p[k]. "binary_cross_entropy": mean or sum over k of -(target[k] log s[k] + (1 - target[k])
+      log(1 - s[k])), s the sigmoid; `target_threshold`: 1 where a mixed target is above
+      `Recipe.binarised_above`, else 0.
+   4. Go backward from scale / parts * (mean loss of the part), no further than the lowest trained
+      tensor; add up gradients. Count hits against the image's own label.
+2. Average gradients over ranks, divide by the loss scale, set masked ones to 0. `clip_norm`:
+   multiply all by min(1, clip_norm / (norm + 1e-6)), norm over all trained tensors together.
+3. Update the tensors in `recipes.trained_tensors.rate_factors`, with rate = learning_rates[step]
+   times the factor, read on the device: v = momentum v + (g + decay w); w = w - rate v. Nesterov:
+   w = w - rate (g + decay w + momentum v), with the new v. Decay only where
+   `recipe.decays(tensor)`. Other optimizers: `Recipe.optimizer`, with corrections by
+   `recipes.schedule.find_corrections` for the step's number, skipped steps included. With dynamic
+   loss scaling, any gradient on any rank that is not finite skips the update.
+4. Grow the scale after `loss_scale_growth_steps` good steps in a row, shrink it after
+   `loss_scale_backoff_steps` bad ones. A count restarts after it changes the scale, and after a
+   step of the other kind.
+5. Average what a step changes (`changing_tensors`), statistics too: average = keep average + (1 -
+   keep) tensor, keep from `recipes.schedule.ema_decays` (1 where `ema_every_steps` skips a step).
+   Steps count from 0.
 """
 
 import time
