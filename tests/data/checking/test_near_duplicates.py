@@ -1,7 +1,7 @@
 """Training photos that show a validation photo in another way, and images that show nothing."""
 
 import io
-import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from lockstep.data.checking import examine
 from lockstep.data.checking.near_duplicates import find_candidates, hash_image
 from tests.data.cases import image_folder
 from tests.data.checking.cases import kinds, picture
-from tests.docs.pages import ROOT
 
 Change = Callable[[Image.Image], Image.Image]
 
@@ -146,17 +145,73 @@ def test_of_many_equal_hashes_a_few_are_compared(value: int) -> None:
     assert sum(map(len, candidates.values())) <= 3 * 256 * bool(value)
 
 
-def test_the_messy_folder_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "docs/how-to/check-data.md").read_text(encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    exec(page.partition("```python\n")[2].partition("```")[0], {})
-    report = examine(Path("messy"))
-    rows = re.findall(r"^\| `(train|val)/([^`]*)`.* \| `([a-z-]+)` \|$", page, re.MULTILINE)
-    planted = {kind: f"{split}/{place}" for split, place, kind in rows}
-    assert len(planted) == 20
-    places = {finding.kind: f"{finding.split}/{finding.place}" for finding in report.findings}
+PLANTED = {
+    "empty-class": "train/old",
+    "nested-folder": "train/dog/2023",
+    "hidden": "train/cat/.DS_Store",
+    "stray-file": "train/cat/Thumbs.db",
+    "duplicate": "train/cat/twice.jpg",
+    "duplicate-other-label": "train/dog/cat.jpg",
+    "in-train-and-val": "train/cat/leaked.jpg",
+    "near-duplicate": "train/cat/small.jpg",
+    "blank": "train/cat/black.jpg",
+    "cmyk": "train/cat/print.jpg",
+    "tiny": "train/cat/thumbnail.jpg",
+    "another-format": "train/cat/really.png.jpg",
+    "rotated": "train/cat/phone.jpg",
+    "truncated": "train/dog/half.jpg",
+    "empty": "train/dog/zero.jpg",
+    "not-an-image": "train/dog/error.jpg",
+    "damaged": "train/dog/flipped.png",
+}
+"""What `make_messy_folder` plants, besides problems that concern all of a class or a side."""
+
+
+def make_messy_folder(folder: Path) -> None:
+    """Write a data set with one problem of each of many kinds."""
+    random = np.random.default_rng(0)
+    for name in ("train/cat", "train/dog", "train/dog/2023", "train/old", "val/cat", "val/owl"):
+        (folder / name).mkdir(parents=True)
+    (folder / "train/classes.txt").write_text("cat")
+    cats = folder / "train/cat"
+    dogs = folder / "train/dog"
+
+    def draw() -> Image.Image:
+        coarse = Image.fromarray(random.integers(0, 256, (9, 12, 3), np.uint8))
+        return coarse.resize((160, 120), Image.Resampling.BICUBIC)
+
+    for name in ("train/cat/1", "train/cat/2", "train/dog/1", "val/cat/1", "val/owl/1"):
+        draw().save(folder / f"{name}.jpg", quality=90)
+    shutil.copy(cats / "1.jpg", cats / "twice.jpg")
+    shutil.copy(cats / "1.jpg", dogs / "cat.jpg")
+    shutil.copy(folder / "val/cat/1.jpg", cats / "leaked.jpg")
+    smaller = Image.open(folder / "val/cat/1.jpg").resize((120, 90))
+    smaller.save(cats / "small.jpg", quality=60)
+    Image.new("RGB", (160, 120)).save(cats / "black.jpg")
+    draw().convert("CMYK").save(cats / "print.jpg")
+    draw().resize((24, 18)).save(cats / "thumbnail.jpg")
+    draw().save(cats / "really.png.jpg", "PNG")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    draw().save(cats / "phone.jpg", exif=exif)
+    (cats / ".DS_Store").touch()
+    (cats / "Thumbs.db").write_text("thumbnails")
+    whole = (dogs / "1.jpg").read_bytes()
+    (dogs / "half.jpg").write_bytes(whole[: len(whole) // 2])
+    (dogs / "zero.jpg").touch()
+    (dogs / "error.jpg").write_text("<html>404</html>")
+    draw().save(dogs / "flipped.png")
+    damaged = bytearray((dogs / "flipped.png").read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (dogs / "flipped.png").write_bytes(damaged)
+
+
+def test_the_messy_folder_is_understood(tmp_path: Path) -> None:
+    """Every problem is found once, and nothing else is."""
+    make_messy_folder(tmp_path / "messy")
+    findings = examine(tmp_path / "messy").findings
+    places = {finding.kind: f"{finding.split}/{finding.place}" for finding in findings}
     of_classes = {"class-list", "unknown-classes", "classes-without-val"}
-    assert places.keys() == planted.keys()
-    result = {kind: places[kind] for kind in places.keys() - of_classes}
-    assert result == {kind: planted[kind] for kind in planted.keys() - of_classes}
-    assert len(report.findings) == 20
+    assert places.keys() == PLANTED.keys() | of_classes
+    assert {kind: places[kind] for kind in PLANTED} == PLANTED
+    assert len(findings) == len(places)
