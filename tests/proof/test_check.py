@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,16 @@ def test_answers_are_read_in_many_forms(form: str, proof: Proof) -> None:
     rows[3] = FORMS[form](proof.logits[3][::-1])
     lines, code = judge(Comparison(proof, read_answers(proof, rows)), {})
     assert (lines[0].split(" by")[0], code) == ("1 of 13 probes differ", 1)
+
+
+def test_values_of_int8_that_saturate_are_the_last_diagnosis(proof: Proof) -> None:
+    model = {**proof.document["model"], "precision": "int8"}
+    quantised = replace(proof, document={**proof.document, "model": model})
+    lowest, highest = np.quantile(proof.logits, [0.2, 0.8])
+    rows = list(np.clip(proof.logits, lowest, highest))
+    lines, code = judge(Comparison(quantised, read_answers(quantised, rows)), {})
+    assert "quantised values saturated" in lines[-1]
+    assert code == 1
 
 
 def damage(document: Any, *keys: Any, value: Any) -> None:

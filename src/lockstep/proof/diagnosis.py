@@ -23,6 +23,8 @@ _CONSISTENT = 0.4
 """A fault is named if the answers to the photos that it changes are at most this far from what it
 predicts: 0 is equal, 1 is no nearer than the right answers."""
 _EXACT = 0.1
+_DOUBTFUL = 0.15
+"""A fault that is met no better than this may be the arithmetic of an int8 model as well."""
 _TIE = 0.05
 _OTHER_DECODER = 0.05
 """By this share of the largest logit answers may differ with another JPEG decoder, if the proof
@@ -253,6 +255,8 @@ def name_faults(comparison: Comparison, failing: Iterable[int]) -> list[Diagnosi
         for (other, other_score, _, _), (gain, _) in zip(candidates, gains, strict=True):
             if gain >= 0.95 * gains[best][0] and other_score <= score + _TIE:
                 names.add(other.name)
+        if score > _DOUBTFUL and proof.document["model"]["precision"] == "int8":
+            names.add(SATURATED)
         is_exact = score <= _EXACT
         diagnoses.append(Diagnosis(sorted(names), fault.advice, is_exact, explained & left))
         left -= explained
@@ -293,10 +297,10 @@ def judge(
     for stage, sizes in pixels.items():
         for probe, size in enumerate(sizes):
             if size > bounds[stage]:
-                lines.append(
-                    f"{proof.name(probe)}: {stage} pixels differ by {size:.3g} of 255, expected at"
-                    f" most {bounds[stage]:g}"
-                )
+                how = f"differ by {size:.3g} of 255, expected at most {bounds[stage]:g}"
+                if size == math.inf:
+                    how = "are of another size"
+                lines.append(f"{proof.name(probe)}: {stage} pixels {how}")
     lines += mixing
     if mixing:
         lines.append(f"This is: {MIXES}. Photos must not change the answers to other photos.")
