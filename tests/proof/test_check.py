@@ -137,7 +137,7 @@ def test_a_fault_in_the_graph_is_named(
     onnx.save(model, tmp_path / "model.onnx")
     lines, code = check_model(proof, *open_onnx(tmp_path), must_normalise=True)
     assert code == 1
-    assert [line for line in lines if line.startswith(f"This is: {name}.")], lines
+    assert [line for line in lines if line.startswith(f"This is: {name};")], lines
 
 
 def run_check(

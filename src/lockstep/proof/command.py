@@ -108,7 +108,7 @@ def check_model(
     comparison = Comparison(proof, read_answers(proof, rows))
     lines, code = judge(comparison, pixels, _compare_batches(proof, inputs, rows, answer))
     if comparison.answers.are_logits and must_normalise:
-        lines.append("This is: softmax left out. The model answers logits, expected probabilities")
+        lines.append("This is: softmax left out; the model answers logits, expected probabilities")
         code = 1
     return lines, code
 

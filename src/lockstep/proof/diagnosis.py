@@ -303,7 +303,7 @@ def judge(
                 lines.append(f"{proof.name(probe)}: {stage} pixels {how}")
     lines += mixing
     if mixing:
-        lines.append(f"This is: {MIXES}. Photos must not change the answers to other photos.")
+        lines.append(f"This is: {MIXES}; photos must not change the answers to other photos")
     remark = []
     if failing and _is_decoder(comparison, failing):
         remark = [
@@ -370,15 +370,14 @@ def _describe_failing(
     answered = set(failing) - set(comparison.answers.problems)
     for diagnosis in name_faults(comparison, answered):
         how = "This is" if diagnosis.is_exact else "It looks like"
-        advice = diagnosis.advice[:1].upper() + diagnosis.advice[1:]
-        lines.append(f"{how}: {', or '.join(diagnosis.names)}. {advice}")
+        lines.append(f"{how}: {', or '.join(diagnosis.names)}; {diagnosis.advice}")
         if diagnosis.probes != set(failing):
             files = [proof.probes[probe]["file"] for probe in sorted(diagnosis.probes)]
             lines.append(f"  explains {', '.join(files)}")
         answered -= diagnosis.probes
     if answered and proof.document["model"]["precision"] == "int8":
         lines.append(
-            f"It looks like: {SATURATED}. Processors with AVX2 but without VNNI add pairs of"
+            f"It looks like: {SATURATED}; processors with AVX2 but without VNNI add pairs of"
             " products in 16 bits: use the runtime's option for 7-bit weights, or another processor"
         )
     elif len(answered) == len(shares):
