@@ -102,7 +102,8 @@ def pack(
         columns = Columns(image, label, images)
         counts = write(source, target, packing, progress, left_out, columns, reporter.say)
     for split, count in counts.items():
-        print(f"{split}: {format_count(count, 'image')} in {target}")
+        folder = target / split if split == "test" else target
+        print(f"{split}: {format_count(count, 'image')} in {folder}")
     if count_left_out:
         print(f"left out: {format_count(count_left_out, 'image')} that cannot be used, named above")
         raise typer.Exit(1)

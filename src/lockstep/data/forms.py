@@ -4,14 +4,15 @@ it once so that it can be trained with."""
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from lockstep.data.decoding.image_formats import explain_pointer
 from lockstep.system.errors import DataError
-from lockstep.system.regular_files import RECORDS, open_regular
+from lockstep.system.regular_files import ANY_SIZE, RECORDS, open_regular
 
 TABLE = "table"
 LIST = "list"
@@ -27,6 +28,7 @@ _SPLITS = {"train": "train|training", "val": "val|valid|validation|dev", "test":
 _WORD = re.compile(f"(?:^|[^a-z])({'|'.join(_SPLITS.values())})(?:[^a-z]|$)")
 _NUMBERED = re.compile(r"(.+)-\d{5}-of-\d{5}\b")
 _MOST_DEPTH = 3
+_MOST_POINTER_BYTES = 1024
 _MOST_FOLDERS = 20
 """In a folder of more folders, these are taken for classes, unless they are named as splits."""
 _COLUMNS = {
@@ -114,13 +116,44 @@ def _list_folders(root: Path, file: Path) -> list[str]:
     return [name for name in parts if name.lower() not in ("data", "default")]
 
 
+def refuse_pointers(paths: Iterable[Path]) -> None:
+    """Raise `DataError` if one of the files is a pointer of Git LFS."""
+    for path in paths:
+        with suppress(OSError):
+            if path.stat().st_size < _MOST_POINTER_BYTES:
+                with open_regular(path, RECORDS) as file:
+                    reason = explain_pointer(file.read(_MOST_POINTER_BYTES))
+                if reason:
+                    raise DataError(f"{path} is {reason}")
+
+
+def _refuse_json(path: Path) -> None:
+    """Raise `DataError` with the command that writes the lines of a file that is one JSON value."""
+    with open_regular(path, ANY_SIZE) as file:
+        begin = file.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n")
+    command = ""
+    if begin.startswith(b"["):
+        code = "import json, sys; [print(json.dumps(row)) for row in json.load(open(sys.argv[1]))]"
+        names = f"{shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix('.jsonl')))}"
+        command = f". Write it: python -c '{code}' {names}"
+    raise DataError(
+        f"{path} is not a list of images; expected a line for each of them, with an object of its"
+        f" path and its label, in a file that ends with .jsonl{command}"
+    )
+
+
 def find_form(path: Path) -> Form | None:
-    """Return the form of a file or a folder; None if it has none of them."""
+    """Return the form of a file or a folder; None if it has none of them. Raises `DataError` for a
+    pointer of Git LFS, and for a list as one JSON value."""
     if path.is_file():
+        refuse_pointers([path])
+        if path.suffix.lower() == ".json":
+            _refuse_json(path)
         for kind, names in (*_NAMES.items(), (LIST, r".*\.txt")):
             if re.fullmatch(names, path.name, re.IGNORECASE):
                 return Form(kind, path, (path,))
     files = sorted(_walk(path))
+    refuse_pointers(files)
     for kind, names in _NAMES.items():
         members = [file for file in files if re.fullmatch(names, file.name, re.IGNORECASE)]
         members = [file for file in members if _is_data(path, kind, file)]

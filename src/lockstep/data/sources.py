@@ -356,6 +356,9 @@ def _make_source(root: Path, names: list[str], split: str) -> Source | None:
     [(format, files)] = by_format.items()
     _check_written(root)
     check_complete(root, files)
+    from lockstep.data.forms import refuse_pointers
+
+    refuse_pointers(root / name for name in files)
     _check_lengths(root, files)
     return Source(format, root, files, split)
 

@@ -123,6 +123,24 @@ def test_tables_without_notes_of_datasets(tmp_path: Path, kind: str) -> None:
 
 
 @needs_pyarrow
+def test_classes_in_another_order_are_matched_by_name(tmp_path: Path) -> None:
+    order = NAMES[1:] + NAMES[:1]
+    notes_of_file = {"info": {"features": {"label": {"names": order, "_type": "ClassLabel"}}}}
+    numbers = [order.index(NAMES[label]) for label in LABELS]
+    write_rows(tmp_path / "in/train.parquet", slice(6))
+    other = tmp_path / "in/validation.parquet"
+    write_table(other, notes_of_file, image=IMAGES, label=numbers)
+    notes: list[str] = []
+    pack(tmp_path / "in", tmp_path / "out", WEBDATASET, note=notes.append)
+    assert read_packed(tmp_path / "out") == {"train": EXPECTED, "val": EXPECTED}
+    assert "number their classes differently, and are matched by name" in notes[0]
+    order[0] = "someone"
+    write_table(other, notes_of_file, image=IMAGES, label=numbers)
+    with pytest.raises(DataError, match=r"train\.parquet and .*\.parquet list .*: .*someone"):
+        pack(tmp_path / "in", tmp_path / "other", WEBDATASET)
+
+
+@needs_pyarrow
 def test_arrays_and_splits_in_tables(tmp_path: Path) -> None:
     pixels = np.arange(120, dtype=np.uint8).reshape(2, 5, 4, 3)
     path = write_table(
@@ -145,7 +163,9 @@ def test_arrays_and_splits_in_tables(tmp_path: Path) -> None:
         ({"label": [0, -1]}, "row 1: the label is -1"),
         ({"fine_label": [0, 1], "coarse": [0, 1]}, "2 columns .*: fine_label, coarse.*--label"),
         ({"label": [0, 1], "image2": [b"", b""]}, "2 columns that may hold the image: .*--image"),
-        ({"width": [0, 1]}, "no column that seems to hold the label"),
+        ({"width": [0, 1]}, "no column that seems to hold the label: .* Name it: --label NAME"),
+        ({"label": [None, 0]}, r"filter\(lambda row: row\['label'\] is not None\)"),
+        ({"labels": [[0, 1], [1]]}, "column labels holds no name or number .* Several labels"),
         ({"label": [0, 1], "split": ["train", "trian"]}, "'trian' is not a split"),
     ],
 )

@@ -1,14 +1,23 @@
 """What a pack refuses, and what it leaves alone then."""
 
+import io
+import json
 import os
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image, features
+from typer.testing import CliRunner
 
+from lockstep.cli import app
 from lockstep.data.index import open_index
 from lockstep.data.packing import Packing, pack
+from lockstep.data.packing.splits import find_kind
 from lockstep.data.sources import find_split
 from lockstep.system.errors import DataError
 from tests.data.cases import image_folder, jpeg
@@ -154,3 +163,45 @@ def test_images_changed_since_are_not_packed(format: str, folder: Path, tmp_path
         pack_as(source, tmp_path / "target", "recordio")
     open_index(find_split(source, "train"), anew=True)
     pack_as(source, tmp_path / "another", "recordio")
+
+
+def refuse(source: Path, target: Path) -> str:
+    """Return what the command prints, which refuses a source."""
+    result = CliRunner().invoke(app, ["data", "pack", str(source), str(target)])
+    assert result.exit_code
+    return result.output + str(result.exception)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a.parquet", "train.csv", "train.tar", "train.tar.gz", "a.tfrecord", "a.rec", "a/1.jpg"],
+)
+def test_a_pointer_of_git_lfs_is_named(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "in" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n")
+    output = refuse(tmp_path / "in", tmp_path / "out")
+    assert "a Git LFS pointer, not the file; fetch all files in its repository: git lfs pull" in (
+        output
+    )
+
+
+def test_a_list_that_is_one_value_of_json_is_answered_with_a_command(tmp_path: Path) -> None:
+    rows = [{"path": "1.jpg", "label": "a"}, {"path": "2.jpg", "label": "b"}]
+    path = tmp_path / "my list.json"
+    path.write_text(json.dumps(rows))
+    output = refuse(path, tmp_path / "out")
+    command = output.partition("Write it: python ")[2].strip()
+    subprocess.run([shlex.quote(sys.executable) + " " + command], shell=True, check=True)
+    lines = path.with_suffix(".jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == rows
+
+
+@pytest.mark.parametrize("kind", ["webp", "tif", "gif", "bmp", "pnm", "avif", "png", "jpg"])
+def test_an_image_keeps_the_ending_of_its_format(kind: str, tmp_path: Path) -> None:
+    name = {"tif": "TIFF", "jpg": "JPEG", "pnm": "PPM"}.get(kind, kind.upper())
+    if kind == "avif" and not features.check("avif"):
+        pytest.skip("this Pillow has no AVIF")
+    memory = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(memory, name)
+    assert find_kind(memory.getvalue()) == kind

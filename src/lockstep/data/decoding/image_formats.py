@@ -31,6 +31,7 @@ BOX = b"ftyp"
 """Bytes 4 to 8 of HEIC and AVIF."""
 _BRANDS = {"AVIF": (b"avif", b"avis"), "HEIF": (b"heic", b"heix", b"heim", b"heis", b"mif1")}
 """Bytes 8 to 12 of HEIC and AVIF."""
+_POINTER = b"version https://git-lfs"
 BEGINS_AS_IMAGE = re.compile(
     rb"\xff\xd8|\x89PNG|GIF8[79]a|RIFF....WEBP|BM....\0\0\0\0|II[*+]\0|MM\0[*+]"
     rb"|P[1-6]\s+(?:#[^\n]*\n\s*)*\d|....ftyp(?:avi[fs]|hei[cxms]|mif1)",
@@ -65,10 +66,18 @@ def readable_formats() -> tuple[str, ...]:
     return tuple(sorted(set(FORMAT_OF.values()) - missing))
 
 
+def explain_pointer(begin: bytes | memoryview) -> str:
+    """Return what to do if a file begins as a pointer of Git LFS, a short text that stands for it;
+    "" if it does not."""
+    if bytes(begin[: len(_POINTER)]) == _POINTER:
+        return "a Git LFS pointer, not the file; fetch all files in its repository: git lfs pull"
+    return ""
+
+
 def explain_unreadable(data: bytes | memoryview) -> str:
     """Return why the first bytes of an image are of no format that is decoded here."""
     if data[4:8] == BOX:
         for name, brands in _BRANDS.items():
             if bytes(data[8:12]) in brands and name not in readable_formats():
                 return MISSING[name]
-    return "not an image in a known format"
+    return explain_pointer(data) or "not an image in a known format"

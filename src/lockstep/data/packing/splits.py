@@ -13,6 +13,7 @@ import numpy as np
 
 from lockstep.data.containers import Bytes
 from lockstep.data.decoding.file_parts import JPEG_START
+from lockstep.data.decoding.image_formats import BOX
 from lockstep.data.images import CHANGED, Images
 from lockstep.data.index import load_index, read_quarantine
 from lockstep.data.listing import Listing, list_images, read_classes
@@ -28,8 +29,13 @@ ImageNet: a thousand files."""
 _LONGEST_NAME = 255
 """The maximum length of a file's name, in bytes."""
 _NO_COLUMN = re.compile(rb"[\n\r\t\0]")
-_KINDS = {JPEG_START: "jpg", b"\x89PNG": "png", b"": "img"}
-"""The first bytes of images, and the endings of their names."""
+_KINDS = {
+    **{JPEG_START: "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "gif", b"BM": "bmp"},
+    **{b"II*\0": "tif", b"MM\0*": "tif", b"P": "pnm", b"ftypavi": "avif", b"ftyp": "heic"},
+}
+"""The first bytes of images, and the endings of their names, by which other programs decode them.
+AVIF and HEIC have theirs after four others."""
+_OTHER = "img"
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,10 @@ class Split:
 
     def possible_names(self, number: int) -> set[str]:
         """Return all names that the sample can get, depending on its bytes."""
-        return {self.name_sample(number, begin) for begin in _KINDS}
+        name = self.name_sample(number, b"")
+        if self.names is not None:
+            return {name}
+        return {name.removesuffix(_OTHER) + kind for kind in (*_KINDS.values(), _OTHER)}
 
     def name_class(self, number: int) -> str:
         """Return the name of the class of a sample."""
@@ -157,7 +166,11 @@ def _identify_images(images: Images) -> Iterable[Any]:
 
 def find_kind(data: Bytes) -> str:
     """Return the ending of the name of an image with these bytes."""
-    return next(kind for begin, kind in _KINDS.items() if data[: len(begin)] == begin)
+    for begin, kind in _KINDS.items():
+        skipped = 4 * begin.startswith(BOX)
+        if data[skipped : skipped + len(begin)] == begin:
+            return kind
+    return _OTHER
 
 
 def check_class_names(classes: Sequence[str], format: str) -> None:

@@ -2,6 +2,7 @@
 everything is checked before an image is written."""
 
 import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ from lockstep.system.text import format_count
 
 _ENDINGS = ("", ".JPEG", ".jpg", ".jpeg", ".png")
 """What a list may leave out at the end of a path. ImageNet's lists do."""
+_PATH = re.compile("file|path|image|img|photo", re.IGNORECASE)
+_SEVERAL = "Several labels of an image are not supported"
 _NO_LABELS = (None, "", "-1", -1)
 """Labels of images without one. Of many public data sets the split `test` has only these."""
 
@@ -70,6 +73,8 @@ class _Chosen(NamedTuple):
     """The column of splits; empty if there is none."""
     folder: Path
     """Where images are that are named by their paths."""
+    names: Sequence[str] = ()
+    """The names of its classes, if it numbers them in another order than the first table."""
 
     def read(self, positions: Mapping[str, int] | None, image: str) -> Iterator[Row]:
         """Yield rows with the class of each label by the positions of names; without positions the
@@ -88,15 +93,26 @@ class _Chosen(NamedTuple):
                 continue
             try:
                 label = read_label(label)
-                if self.label not in self.table.classes:
+                if self.names and isinstance(label, int):
+                    label = self.names[number_label(label, dict.fromkeys(self.names, 0))]
+                elif self.label not in self.table.classes:
                     label = str(label)
                 if positions is not None:
                     label = number_label(label, positions)
             except ValueError as error:
-                raise DataError(
-                    f"{place}: {error}. Leave it out, or name another column: --label NAME"
-                ) from None
+                raise DataError(f"{place}: {error}. {self._advise(label)}") from None
             yield Row(split, label, image and _find_image(self, place, row), place)
+
+    def _advise(self, label: Any) -> str:
+        """Return what to do about a label that is missing, a list or wrong."""
+        if isinstance(label, list | tuple | Mapping):
+            return f"{_SEVERAL}: name another column: --label NAME"
+        if label not in _NO_LABELS or "cell" in self.table.kinds.values():
+            return "Remove its row, or name another column: --label NAME"
+        condition = f"lambda row: row[{self.label!r}] is not None"
+        if label is not None:
+            condition = f"lambda row: row[{self.label!r}] != {label!r}"
+        return f"Leave out all rows like it: dataset.filter({condition}) of the package datasets"
 
 
 def write_tables(
@@ -116,10 +132,7 @@ def write_tables(
     missing, elsewhere or listed twice.
     """
     chosen = [_choose(table, columns) for table in tables]
-    listed = {tuple(item.table.classes.get(item.label, ())) for item in chosen if item.label}
-    if len(listed) > 1:
-        raise DataError(f"{form.path}: its files list different classes. Pack them one by one")
-    classes: Sequence[str] = next(iter(listed), ())
+    chosen, classes = _match_classes(chosen, note)
     positions = {name: i for i, name in enumerate(classes)}
     labels = Counter[Any]()
     places: dict[Path, str] = {}
@@ -141,6 +154,34 @@ def write_tables(
         return write_rows(rows, target, classes, advance, left_out)
 
 
+def _match_classes(
+    chosen: Sequence[_Chosen], note: Callable[[str], None]
+) -> tuple[list[_Chosen], Sequence[str]]:
+    """Return the tables and the classes of the first one. Tables that number the same classes in
+    another order are matched by name, with a note. Raises `DataError` if they name others."""
+    matched: list[_Chosen] = []
+    first: _Chosen | None = None
+    classes: Sequence[str] = ()
+    for item in chosen:
+        names = item.table.classes.get(item.label, ())
+        if item.label and first is None:
+            first = item
+            classes = names
+        if first is not None and item.label and list(names) != list(classes):
+            pair = f"{first.table.path} and {item.table.path}"
+            different = sorted({*names} ^ {*classes})
+            if different or len({*names}) < len(names):
+                named = shorten_list(different or sorted(names), 10)
+                raise DataError(
+                    f"{pair} list different classes: {named}; expected the same names, in any"
+                    " order. Give both files the same ClassLabel, or pack each to a separate folder"
+                )
+            note(f"note: {pair} number their classes differently, and are matched by name")
+            item = item._replace(names=names)
+        matched.append(item)
+    return matched, classes
+
+
 def _choose(table: Table, columns: Columns) -> _Chosen:
     named = [
         name for name in table.list_columns("text", "array", "cell") if is_usual("image", name)
@@ -152,6 +193,13 @@ def _choose(table: Table, columns: Columns) -> _Chosen:
     labels = list(table.classes) or [name for name in numbered if name not in other]
     label = ""
     if labels or columns.label or table.split != "test":
+        lists = [name for name in table.list_columns("array") if is_usual("label", name)]
+        likely = columns.label or "".join(lists[: not labels])
+        if table.kinds.get(likely) in ("array", "image"):
+            raise DataError(
+                f"{table.path}: the column {likely} holds no name or number of each image."
+                f" {_SEVERAL}: name another column: --label NAME"
+            )
         label = _choose_column(table, "label", columns.label, labels)
     column = next(filter(partial(is_usual, "split"), table.kinds), "")
     return _Chosen(table, image, label, column, columns.images or table.path.parent)
@@ -168,13 +216,17 @@ def _choose_column(table: Table, kind: str, wanted: str, possible: Sequence[str]
     possible = list(filter(partial(is_usual, kind), possible)) or possible
     if len(possible) == 1:
         return possible[0]
-    what = "no column that seems to hold"
-    if possible:
-        names = list(possible)
-        what = f"{len(names)} columns that may hold"
+    if not possible:
+        raise DataError(
+            f"{table.path} has no column that seems to hold the {kind}: {shorten_list(names, 10)}."
+            f" Name it: --{kind} NAME"
+        )
+    # Of `id` and `file_name`, the second is a path.
+    likely = [name for name in possible if kind == "label" or _PATH.search(name)]
     raise DataError(
-        f"{table.path} has {what} the {kind}: {shorten_list(names, 10)}. Choose one: --{kind}"
-        f" {shlex.quote(names[0])}"
+        f"{table.path} has {len(possible)} columns that may hold the {kind}:"
+        f" {shorten_list(list(possible), 10)}. Choose one: --{kind}"
+        f" {shlex.quote((likely or possible)[0])}"
     )
 
 
