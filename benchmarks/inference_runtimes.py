@@ -111,7 +111,7 @@ def turn(who: str, batch: int, iterations: int, started: float, int8: Path) -> d
             exported.about,
             Execution(device="cpu"),
             most_images=batch,
-            exported=exported.model,
+            exported=exported,
         )
         work = lambda: runtime.predict(images)  # noqa: E731
     else:

@@ -70,7 +70,7 @@ def work(folder: Path) -> int:
         end_with_parent()  # ranks end with their launcher
     rank = os.environ.get("RANK", "0")
     model = folder / _MODEL
-    exported = model.read_bytes if model.exists() else None
+    exported = model.read_bytes() if model.exists() else None
     try:
         listener = tell if is_leading() else _say_nothing
         measured = measure(cell, plan, Recipe.of(task["recipe"]), execution, listener, exported)

@@ -27,6 +27,7 @@ from lockstep.data.index import Index, open_index
 from lockstep.data.loading.loaders import make_loader
 from lockstep.data.sources import find_source, find_split, holds_split
 from lockstep.inference.runtimes import NATIVE, choose_device, describe_cpu, open_runtime
+from lockstep.inference.runtimes.exported import ExportedModel
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.recipes.limits import MOST_EPOCHS
@@ -99,12 +100,12 @@ def measure(
     recipe: Recipe,
     execution: Execution,
     tell: Tell,
-    exported: Callable[[], bytes] | None = None,
+    exported: bytes | None = None,
 ) -> Measured:
     """Measure a cell on this rank. Every rank must call this. `tell` gets the number of iterations
     done, and the total.
 
-    `exported` returns the ONNX model that a runtime that is not native runs; None: it makes one of
+    `exported` is the ONNX model that a runtime that is not native runs; None: it makes one of
     the initial weights.
     """
     world = _open_world(cell, execution)
@@ -184,15 +185,17 @@ def _open_engine(
     execution: Execution,
     world: World,
     steps: int,
-    exported: Callable[[], bytes] | None,
+    exported: bytes | None,
 ) -> Iterator[Any]:
     """Yield the engine of a cell, with the recipe's initial weights. Native ones are prepared for
     this many steps."""
     state = initial_state(recipe)
     if cell.runtime != NATIVE:
         weights = Weights(recipe, state, (), Path("initial weights"), LOCKSTEP)
-        size: dict[str, Any] = {"most_images": cell.batch, "exported": exported}
-        with open_runtime(cell.runtime, weights, execution, **size) as runtime:
+        model = None if exported is None else ExportedModel(weights, exported, {})
+        with open_runtime(
+            cell.runtime, weights, execution, most_images=cell.batch, exported=model
+        ) as runtime:
             yield runtime
         return
     # The measured steps are an epoch to the engine, which compiles if that pays in an epoch.
