@@ -234,6 +234,33 @@ def test_answers_are_read_in_many_forms(form: str, proof: Proof) -> None:
     assert (lines[0].split(" by")[0], code) == ("1 of 13 probes differ", 1)
 
 
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (np.full(len(CLASSES), np.nan), "not finite"),
+        ({"dots": "nan"}, "not finite"),
+        ({"dots": [0.5]}, "could not convert"),
+        ({}, "float"),
+        ([0.5, 0.5], "reshape"),
+        ("dots", "could not convert"),
+        ([["dot", 0.5]], "no class 'dot'; expected one such as ['dots']"),
+        ({-1: 0.5}, "no class -1"),
+    ],
+    ids=str,
+)
+def test_what_is_no_answer_is_said(answer: Any, reason: str, proof: Proof) -> None:
+    rows: list[Any] = [answer, *proof.logits[1:]]
+    lines, code = judge(Comparison(proof, read_answers(proof, rows)), {})
+    assert reason in lines[1]
+    assert (len(lines), code) == (2, 1)
+
+
+def test_answers_of_two_classes_may_be_a_batch_of_one(proof: Proof) -> None:
+    two = replace(proof, classes=("cat", "dog"), logits=proof.logits[:, :2], faults=())
+    rows = [[softmax(logits).tolist()] for logits in two.logits]
+    assert judge(Comparison(two, read_answers(two, rows)), {})[1] == 0
+
+
 def test_values_of_int8_that_saturate_are_the_last_diagnosis(proof: Proof) -> None:
     model = {**proof.document["model"], "precision": "int8"}
     quantised = replace(proof, document={**proof.document, "model": model})

@@ -64,8 +64,6 @@ def read_answers(proof: Proof, rows: Sequence[Any]) -> Answers:
             if isinstance(row, Exception):
                 raise row
             values[number] = _read_row(proof, row)
-            if np.isnan(values[number]).all() or np.isinf(values[number]).any():
-                raise ValueError("the answer has numbers that are not finite, or none at all")
         except Exception as error:
             values[number] = np.nan
             problems[number] = f"{type(error).__name__}: {error!s:.300}"
@@ -94,17 +92,21 @@ def _read_row(proof: Proof, row: Any) -> np.ndarray:
     pairs: list[Any] = []
     if isinstance(row, Mapping):
         pairs = list(row.items())
-    elif isinstance(row, list | tuple) and len(row) and isinstance(row[0], Mapping | list | tuple):
+    elif isinstance(row, list | tuple):
         for item in row:
-            pair = list(item.values()) if isinstance(item, Mapping) else list(item)
-            pairs.append(pair if isinstance(pair[0], str) else pair[::-1])
-    if not pairs or np.ndim(pairs[0][1]) or len(pairs[0]) != 2:
-        return np.asarray(row, np.float64).reshape(proof.logits.shape[1])
-    values = np.full(proof.logits.shape[1], np.nan)
+            pair = list(item.values()) if isinstance(item, Mapping) else item
+            if isinstance(pair, list | tuple) and any(isinstance(part, str) for part in pair):
+                pairs.append(pair if isinstance(pair[0], str) else pair[::-1])
+    if not pairs:
+        values = np.asarray(row, np.float64).reshape(proof.logits.shape[1])
+    else:
+        values = np.full(proof.logits.shape[1], np.nan)
     for name, value in pairs:
         text = str(value).strip()
         number = float(text.rstrip("% "))
         values[_find_class(proof, name)] = number / 100 if text.endswith("%") else number
+    if len(values[np.isfinite(values)]) < (len(pairs) or len(values)):
+        raise ValueError("the answer has numbers that are not finite, or a class twice")
     return values
 
 
