@@ -34,7 +34,7 @@ def rendezvous(table: Table) -> Iterator[Callable[[int], dict[str, str]]]:
     if len(table.nodes) > 1:
         raise BackendError(
             "lockstep launch starts Horovod's ranks on one machine only; on several use horovodrun"
-            " or mpirun (docs/how-to/other-launchers.md), or leave out distributed"
+            " or mpirun (docs/how-to/schedulers.md), or leave out distributed"
         )
     processes = table.own.processes
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
