@@ -51,7 +51,7 @@ class ModelSource:
                 trust = ", if you trust who wrote it, because it can run code"
             raise CheckpointError(
                 f"{self.path} is a program ({program.target.name}), whose weights cannot be read;"
-                f" `lockstep evaluate FOLDER --runtime {PROGRAM}` runs it{trust}. Other commands"
+                f" `lockstep evaluate` and `check` run it with --runtime {PROGRAM}{trust}. Others"
                 f" take the run, or its export to onnx ({error})"
             ) from error
 
