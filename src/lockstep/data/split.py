@@ -177,7 +177,8 @@ def find_run_sources(data: Path, division: float | Fold, *, validates: bool = Tr
     notes = []
     whole_set = _find_whole_set(data)
     if whole_set is not None:
-        notes = [f"{data} is a part of {whole_set}; the run uses all of it: --data {whole_set}"]
+        whole = shlex.quote(str(whole_set))
+        notes = [f"{data} is a part of {whole_set}; the run uses all of it: --data {whole}"]
         data = whole_set
     if validates:
         return RunSources(data, [_require_split(data, split) for split in ALIASES], notes)
@@ -285,7 +286,8 @@ def whole_source(data: Path, division: float | Fold) -> Source:
     if not isinstance(division, Fold) and holds_split(data, "val"):
         raise DataError(
             f"{data} has validation images, which --split does not allow: leave out --split, or use"
-            f" --data {data / ALIASES['train'][0]} to set a share of the training images apart"
+            f" --data {shlex.quote(str(data / ALIASES['train'][0]))} to set a share of the training"
+            " images apart"
         )
     return find_split(data, "train") if holds_split(data, "train") else find_source(data)
 

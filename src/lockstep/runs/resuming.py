@@ -26,7 +26,7 @@ from lockstep.recipes.published import RECIPES
 from lockstep.recipes.recipe import GEOMETRY, eval_fields
 from lockstep.recipes.schedule import learning_rates
 from lockstep.runs.environment import read_environment
-from lockstep.runs.folder import explain_logits, holds_run, refuse_another_recipe
+from lockstep.runs.folder import explain_logits, holds_run, refuse_another_recipe, refuse_slim
 from lockstep.runs.trust import accept, list_links, list_names, require_word
 from lockstep.system.errors import CheckpointError, DataError, RecipeError, as_path
 from lockstep.weights import checkpoint
@@ -125,6 +125,7 @@ def complete_settings(
             settled, geometry = _keep_shape(there, settled, changes, counts_classes)
             origins |= geometry
     if data is None:
+        refuse_slim(out)  # first: its images may be gone, too
         data = find_last_data(out, require)
         origins["data"] = f"its images ({printable(str(data))})"
     if execution is None:

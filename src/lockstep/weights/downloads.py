@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import IO, Any
 from urllib.parse import urlsplit
 
@@ -116,8 +117,8 @@ def download(
         else:
             reason = str(getattr(error, "reason", None) or error.strerror or error)
         raise CheckpointError(
-            f"{address} cannot be downloaded: {reason}. Elsewhere, curl -fL -o {target.name}"
-            f" {address} downloads it; put the file at {target}"
+            f"{address} cannot be downloaded: {reason}. Elsewhere, curl -fL -o"
+            f" {quote(target.name)} {quote(address)} downloads it; put the file at {target}"
         ) from None
 
 

@@ -1,5 +1,6 @@
 """Open trained weights of any origin: a run, a checkpoint, or a file of another program."""
 
+import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def open_weights(
     if needs_classifier and not weights.has_classifier:
         raise CheckpointError(
             f"{weights.source} has no classifier, so it cannot classify images; train one: lockstep"
-            f" train --weights {path}"
+            f" train --weights {shlex.quote(str(path))} --data DATA --out RUN"
         )
     recipe, remarks = set_preprocessing(weights.recipe, changes)
     weights = replace(weights, recipe=recipe).add_remarks(*remarks, *_describe_not_finite(weights))

@@ -93,7 +93,7 @@ def list_files(folder: Path) -> dict[str, Path]:
         raise CheckpointError(
             f"{folder} has {len(files)} files; expected 1 to {_MOST_FILES}, for a push is one"
             " commit. Push folders in it one by one, or use the hub's command: hf upload OWNER/NAME"
-            f" {folder}"
+            f" {shlex.quote(str(folder))}"
         )
     return files
 

@@ -322,9 +322,16 @@ def test_a_written_folder_has_what_its_program_loads(
     assert processor["image_mean"] == [0.485, 0.456, 0.406]
 
 
-@pytest.mark.parametrize("model", ["wide_resnet50_2", "resnext50-32x4d", "resnet50d"])
-def test_other_networks_are_refused_and_named_timm(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("wide_resnet50_2", "expansion is 2, expected 4"),
+        ("resnext50-32x4d", "groups is 32, expected 1"),
+        ("resnet50d", "stem is deep, expected plain; shortcut_pool is True, expected False"),
+    ],
+)
+def test_other_networks_are_refused_with_the_reason_and_timm(
+    model: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = replace(MODELS[model], layers=(1, 1, 1, 1), widths=(32, 32, 32, 32))
     if MODELS[model].widths[0] == 128:
@@ -334,7 +341,7 @@ def test_other_networks_are_refused_and_named_timm(
     tensors = {t.name: np.zeros(t.shape, np.float32) for t in recipe.spec.list_tensors(3)}
     about = {"recipe": recipe.fields(), "classes": []}
     checkpoint.write_weights(tmp_path / "a.safetensors", tensors, about)
-    with pytest.raises(CheckpointError, match=r"convert to .*timm"):
+    with pytest.raises(CheckpointError, match=rf"cannot be this network: {reason}.*timm"):
         lockstep.load(tmp_path / "a.safetensors").save(tmp_path / "b", to="transformers")
     assert not (tmp_path / "b").exists()
 

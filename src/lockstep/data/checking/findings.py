@@ -31,8 +31,8 @@ class Kind:
     remedy: str
 
 
-_FETCH = "Fetch the file again, or leave the image out with the quarantine"
-_LEAVE_OUT = "Leave it out with the quarantine"
+_FETCH = "Fetch the file again, or leave the image out: --quarantine"
+_LEAVE_OUT = "Leave it out: --quarantine"
 _PACK = "lockstep data pack"
 
 
@@ -142,7 +142,7 @@ KINDS = {
         "an image of a format that is not read here", "Install what the message says"
     ),
     "not-an-image": _bad_image(
-        "not an image in a known format", "Remove it, or leave it out with the quarantine"
+        "not an image in a known format", "Remove it, or leave it out: --quarantine"
     ),
     "too-large": _bad_image(
         "more bytes or pixels than an image may have", f"Reduce it, or {_LEAVE_OUT.lower()}"

@@ -28,6 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -158,8 +159,8 @@ def _read_model(
         hint = ""
         if unknown:
             hint = (
-                f". If a layer has no effect on inference, leave it out: lockstep convert {path}"
-                f" weights.safetensors --ignore '{unknown[0]}'"
+                ". If a layer has no effect on inference, leave it out: lockstep convert"
+                f" {quote(str(path))} weights.safetensors --ignore {quote(unknown[0])}"
             )
         raise CheckpointError(f"{path} is not a ResNet that can be read: {error}{hint}") from None
     used = {*model.places.values(), *(part.name for part in model.parts)}

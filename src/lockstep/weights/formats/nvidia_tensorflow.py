@@ -283,7 +283,7 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
     spec = recipe.spec
     if spec.block != "bottleneck":
         raise CheckpointError(
-            f"NVIDIA's TensorFlow layout has bottleneck blocks only, but {recipe.model} has none"
+            "NVIDIA's TensorFlow layout has bottleneck blocks only, but this network has none"
         )
     scope = recipe.model if isinstance(recipe.model, str) else "resnet"
     if scope == "seresnext101-32x4d":

@@ -87,6 +87,8 @@ def _is_table(value: Any) -> bool:
 
 
 _SQUARE = (_is_square, "[channels, height, width] with equal height and width")
+OTHERS = "lockstep export and a file FILE.safetensors hold every network"
+"""What is suggested for a network that a format of another program cannot hold."""
 SHARE = (lambda value: is_number(value) and 0.001 <= value <= 1, "a number from 0.001 to 1")
 _CHECKS: dict[str, tuple[Check, str]] = {
     "architecture": (is_text, "the name of a model"),
@@ -367,8 +369,8 @@ def build_timm_config(recipe: Recipe, classes: tuple[str, ...]) -> dict[str, Any
     spec = recipe.spec
     architectures = [timm for timm, name in _ARCHITECTURES.items() if MODELS[name] == spec]
     if not architectures:
-        name = recipe.model if isinstance(recipe.model, str) else "with this specification"
-        raise CheckpointError(f"timm has no model {name}; expected one of its ResNets")
+        name = recipe.model if isinstance(recipe.model, str) else "with these blocks and widths"
+        raise CheckpointError(f"timm has no model {name}; expected one of its ResNets. {OTHERS}")
     share = _fit_crop_share(recipe.eval_crop, recipe.eval_resize)
     config = {
         "architecture": architectures[0],

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lockstep.models.architectures import ModelSpec
+from lockstep.models.architectures import NO_SQUEEZE, ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
@@ -27,6 +27,7 @@ from lockstep.system.strict_json import Check, is_number, is_positive
 from lockstep.weights.formats.account import split_ignored
 from lockstep.weights.formats.common import Written, check_state, name_model
 from lockstep.weights.formats.timm_config import (
+    OTHERS,
     SHARE,
     check_fields,
     one_of,
@@ -328,10 +329,19 @@ def _build_config(recipe: Recipe, classes: tuple[str, ...]) -> dict[str, Any]:
         **{"layer_type": spec.block, "hidden_act": "relu", "downsample_in_first_stage": False},
         "downsample_in_bottleneck": spec.block == "bottleneck" and spec.stride_in == "1x1",
     }
-    if _read_network(config) != spec:
+    limits = {"stem": "plain", "groups": 1, "expansion": 4, "shortcut_pool": False}
+    limits |= {"squeeze_widths": NO_SQUEEZE, "blur": "none"}
+    if spec.block == "basic":
+        limits |= {"expansion": 1, "stride_in": "3x3"}
+    differences = [
+        f"{name} is {getattr(spec, name)}, expected {limit}"
+        for name, limit in limits.items()
+        if getattr(spec, name) != limit
+    ]
+    if differences:
         raise CheckpointError(
-            f"transformers' ResNet has no model {recipe.model} (it has no groups and no wide"
-            " blocks); convert to timm, whose folder transformers loads if timm is installed"
+            f"transformers' ResNet cannot be this network: {'; '.join(differences)}. {OTHERS}; timm"
+            " has more networks with a name, and transformers loads its folder if timm is installed"
         )
     names = classes or tuple(f"LABEL_{index}" for index in range(recipe.logits))
     config["id2label"] = {str(index): name for index, name in enumerate(names)}
