@@ -173,6 +173,11 @@ def add_class(root: Path) -> None:
     image_folder(root, {f"{split}/ape/0.jpg": jpeg() for split in ("train", "val")})
 
 
+def remove_class(root: Path) -> None:
+    for split in ("train", "val"):
+        shutil.rmtree(root / split / "cat")
+
+
 def rename_class(root: Path) -> None:
     for split in ("train", "val"):
         (root / split / "cat").rename(root / split / "lynx")
@@ -186,16 +191,13 @@ def rename_class(root: Path) -> None:
         (rewrite, "train: 1 image changed (owl/2.jpg)"),
         (
             move,
-            "train: 1 image missing (cat/1.jpg); train: 1 image new (owl/9.jpg);"
-            " train: all images are there, under other names or labels: renamed?",
+            "1 image with another name or label (cat/1.jpg, now owl/9.jpg)",
         ),
-        (add_class, "train: 1 class new (ape); val: 1 class new (ape)"),
+        (remove_class, "1 class missing (cat)"),
+        (add_class, "1 class new (ape)"),
         (
             rename_class,
-            "train: 1 class missing (cat); train: 1 class new (lynx);"
-            " train: all images are there, under other names or labels: renamed?;"
-            " val: 1 class missing (cat); val: 1 class new (lynx);"
-            " val: all images are there, under other names or labels: renamed?",
+            "class cat is called lynx",
         ),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",

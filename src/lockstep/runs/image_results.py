@@ -12,7 +12,8 @@
 """
 
 import os
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ IMAGES_FILE = "images.npz"
 _NAMED = 5
 _CHECKED = 64
 Arrays = dict[str, np.ndarray]
+Places = dict[tuple[str, str], tuple[Any, ...]]
+"""The class, length and checksum of images by set and name."""
 FILE = "validation.npz"
 BEST_FILE = "best-validation.npz"
 _BYTES = ("lengths", "checksums")
@@ -193,22 +196,18 @@ def compare_images(out: Path, sets: Sets) -> str:
     """Return which images differ from those that are listed in a run's folder; "" if none does, or
     if that is not known."""
     before = _read_images(out)
-    changes: list[str] = []
+    now: Arrays = {}
+    for name, index in _name_sets(sets):
+        if f"{name}.labels" in before:
+            now |= _make_columns(name, index)
     try:
-        for name, index in _name_sets(sets):
-            if f"{name}.labels" in before:
-                own = _compare(name, before, _make_columns(name, index))
-                keys = _key_columns(before, name)
-                if own and len(index) == len(keys) == np.isin(_key_index(index), keys).sum():
-                    own.append(
-                        f"{name}: all images are there, under other names or labels: renamed?"
-                    )
-                changes += own
+        changes = _compare(before, now)
     except (IndexError, TypeError, *DAMAGE):
         return ""
     bad = len(sets.training.quarantined) + len(sets.validation.quarantined)
     if changes and bad:
-        changes.append(f"{format_count(bad, 'image')} left out: in quarantine.json, or unreadable")
+        left_out = format_count(bad, "image")
+        changes.append(f"{left_out} left out, because of quarantine.json or as unreadable")
     return "; ".join(changes)
 
 
@@ -232,8 +231,10 @@ def list_seen(out: Path, checkpoint: Path | None) -> None:
     those of the run of a checkpoint, and of all runs before that one."""
     seen = _key_trained(checkpoint)
     if len(seen):
-        high, low = (seen >> np.uint64(32), seen & np.uint64(2**32 - 1))
-        columns = {"seen.lengths": high.astype(np.uint32), "seen.checksums": low.astype(np.uint32)}
+        columns = {
+            "seen.lengths": (seen >> np.uint64(32)).astype(np.uint32),
+            "seen.checksums": seen.astype(np.uint32),  # of its lower bits
+        }
         write_arrays(out / IMAGES_FILE, columns)
 
 
@@ -316,48 +317,78 @@ def _make_columns(name: str, index: Index) -> Arrays:
     return {f"{name}.{column}": values for column, values in columns.items()}
 
 
-def _compare(name: str, before: Arrays, now: Arrays) -> list[str]:
-    """Return how the images of a set differ: a few of each kind, and how many."""
-    columns = [f"{name}.{column}" for column in ("labels", "lengths", "checksums")]
-    if not (len(before[columns[-1]]) and len(now[columns[-1]])):
+def _compare(before: Arrays, now: Arrays) -> list[str]:
+    """Return how images differ: a few of each kind, and how many. Images that have other places are
+    known by their bytes, and a class that was renamed by all of its images."""
+    names = [name for name in ("train", "val") if f"{name}.labels" in now]
+    columns = ["labels", "lengths", "checksums"]
+    has_bytes = all(len(before[f"{n}.checksums"]) and len(now[f"{n}.checksums"]) for n in names)
+    if not has_bytes:
         columns.pop()
-    classes = f"{name}.classes"
-    if all(np.array_equal(before[column], now[column]) for column in (classes, *columns)):
+    keys = [f"{name}.{column}" for name in names for column in ("classes", *columns)]
+    if all(np.array_equal(before[key], now[key]) for key in keys):
         return []
-    then_known, now_known = (_key_images(name, columns, arrays) for arrays in (before, now))
-    both = then_known.keys() & now_known.keys()
-    old_classes, new_classes = (set(arrays[classes].tolist()) for arrays in (before, now))
-    gone = old_classes - new_classes
-    added = new_classes - old_classes
-    # A class stands for its images: of a renamed folder, nobody needs the names of its files.
-    differences = {
-        ("class", "missing"): gone,
-        ("class", "new"): added,
-        ("image", "missing"): then_known.keys() - both - _find_images(then_known, gone),
-        ("image", "new"): now_known.keys() - both - _find_images(now_known, added),
-        ("image", "changed"): both - dict(then_known.items() & now_known.items()).keys(),
-    }
+    then = _key_images(names, columns, before)
+    here = _key_images(names, columns, now)
+    moved = _find_moved(then, here) if has_bytes else {}
+    gone = _list_classes(then) - _list_classes(here)
+    added = _list_classes(here) - _list_classes(then)
+    renamed: dict[str, set[str]] = {name: set() for name in gone}
+    lists: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for key, (name, *about) in then.items():
+        place = moved.get(key)
+        if name in gone:
+            renamed[name].add("" if place is None else here[place][0])
+        elif place is not None:
+            lists["", "image with another name or label"].append(f"{key[1]}, now {place[1]}")
+        elif key not in here:
+            lists[key[0], "image missing"].append(key[1])
+        elif here[key] != (name, *about):
+            lists[key[0], "image changed"].append(key[1])
+    arrived = set(moved.values())
+    for key, (name, *_) in here.items():
+        if key not in then and name not in added and key not in arrived:
+            lists[key[0], "image new"].append(key[1])
     parts = []
-    for (noun, what), names in differences.items():
-        if names:
-            shown = shorten_list(list(map(printable, sorted(names))), _NAMED)
-            parts.append(f"{name}: {format_count(len(names), noun)} {what} ({shown})")
+    for name, targets in sorted(renamed.items()):
+        if len(targets) == 1 and targets <= added:
+            parts.append(f"class {printable(name)} is called {printable(*targets)}")
+            gone.remove(name)
+            added -= targets
+    lists["", "class missing"] += gone
+    lists["", "class new"] += added
+    for (part, what), images in sorted(lists.items()):
+        noun, _, change = what.partition(" ")
+        shown = shorten_list(list(map(printable, sorted(images))), _NAMED)
+        line = f"{part}: {format_count(len(images), noun)} {change} ({shown})"
+        if images:
+            parts.append(line.removeprefix(": "))
     return parts
 
 
-def _find_images(known: dict[str, tuple[Any, ...]], classes: set[str]) -> set[str]:
-    """Return the names of the images of these classes."""
-    return {name for name, about in known.items() if about[0] in classes}
+def _find_moved(then: Places, here: Places) -> dict[tuple[str, str], tuple[str, str]]:
+    """Return where images are that have left their places, as far as their bytes are somewhere."""
+    places = {here[key][1:]: key for key in here.keys() - then.keys()}
+    left = {key: places.get(about[1:]) for key, about in then.items() if key not in here}
+    return {key: place for key, place in left.items() if place is not None}
 
 
-def _key_images(name: str, columns: list[str], arrays: Arrays) -> dict[str, tuple[Any, ...]]:
-    """Return the class and other columns of each image by its name, or by its number without."""
-    classes = arrays[f"{name}.classes"].tolist()
-    labels, *others = (arrays[column].tolist() for column in columns)
+def _list_classes(places: Places) -> set[str]:
+    """Return the classes of images."""
+    return {about[0] for about in places.values()}
+
+
+def _key_images(names: Sequence[str], columns: list[str], arrays: Arrays) -> Places:
+    """Return the class and other columns of each image by its set and its name, or by its number
+    without."""
     images = {}
-    for i, image in enumerate(Names(arrays[f"{name}.names"], arrays[f"{name}.name_ends"])):
-        about = (classes[labels[i]], *(values[i] for values in others))
-        images[os.fsdecode(image) or f"number {i}"] = about
+    for name in names:
+        classes = arrays[f"{name}.classes"].tolist()
+        labels, *others = (arrays[f"{name}.{column}"].tolist() for column in columns)
+        own = Names(arrays[f"{name}.names"], arrays[f"{name}.name_ends"])
+        for i, image in enumerate(own):
+            about = (classes[labels[i]], *(values[i] for values in others))
+            images[name, os.fsdecode(image) or f"number {i}"] = about
     return images
 
 

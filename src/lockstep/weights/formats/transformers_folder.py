@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lockstep.models.architectures import NO_SQUEEZE, ModelSpec
+from lockstep.models.architectures import ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
@@ -329,10 +329,9 @@ def _build_config(recipe: Recipe, classes: tuple[str, ...]) -> dict[str, Any]:
         **{"layer_type": spec.block, "hidden_act": "relu", "downsample_in_first_stage": False},
         "downsample_in_bottleneck": spec.block == "bottleneck" and spec.stride_in == "1x1",
     }
-    limits = {"stem": "plain", "groups": 1, "expansion": 4, "shortcut_pool": False}
-    limits |= {"squeeze_widths": NO_SQUEEZE, "blur": "none"}
+    limits: dict[str, Any] = {"groups": 1, "expansion": 4}
     if spec.block == "basic":
-        limits |= {"expansion": 1, "stride_in": "3x3"}
+        limits = {"groups": 1, "expansion": 1, "stride_in": "3x3"}
     differences = [
         f"{name} is {getattr(spec, name)}, expected {limit}"
         for name, limit in limits.items()
