@@ -212,6 +212,14 @@ def test_an_inspection_shows_what_a_file_is(
     assert [path.name for path in tmp_path.iterdir() if "certificate" in path.name] == []
 
 
+def test_an_inspection_of_tensors_alone_has_no_empty_line(answer: Run, tmp_path: Path) -> None:
+    tensors = {name: torch.from_numpy(v) for name, v in plain_state(recipe_of()).tensors.items()}
+    torch.save(tensors, tmp_path / "a.pth")
+    output = answer("convert", tmp_path / "a.pth", "--inspect")[1]
+    assert "origin" in output
+    assert "it describes the training" not in output
+
+
 def test_an_inspection_as_json_is_strict(answer: Run, tmp_path: Path) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(constant)

@@ -245,6 +245,18 @@ def test_a_file_of_another_program_is_converted(tmp_path: Path) -> None:
         converted(tmp_path / "a.safetensors", tmp_path / "c", to="nvidia-tensorflow")
 
 
+@pytest.mark.parametrize(("to", "count"), [("timm", 1), ("safetensors", 0)])
+def test_assumed_names_are_not_written_and_a_note_says_how(
+    to: str, count: int, tmp_path: Path
+) -> None:
+    save_file(initial_tensors(Recipe(model="resnet18", logits=1000)), tmp_path / "a.safetensors")
+    target = tmp_path / "b.safetensors"
+    result = converted(tmp_path / "a.safetensors", target, to=to)
+    notes = [note for note in result["remarks"] if "assumes ImageNet's for 1000 outputs" in note]
+    assert len(notes) == count
+    assert all(f"{tmp_path / 'a.safetensors'} > names.txt" in note for note in notes)
+
+
 ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("a.safetensors", {"to": "onnx"}, "there is no format 'onnx' to convert to"),
     ("a.pth", {}, r"a\.pth: the name of a safetensors file ends in \.safetensors"),

@@ -91,11 +91,17 @@ def _describe_certificate(certificate: dict[str, Any]) -> str:
     lines = [text, f"original: {certificate['compared']}"]
     through = certificate["through_target"]
     if through is not None:
-        lines.append(
-            f"prepared by {through['by']}: {through['top1_agreement']:.0%} of"
-            f" {certificate['images']} first classes are equal, and probabilities differ by at"
-            f" most {through['largest_difference']:.1e}"
+        equal = round(through["top1_agreement"] * certificate["images"])
+        line = (
+            f"prepared by {through['by']}: {equal} of {certificate['images']} first classes are"
+            f" equal, and probabilities differ by at most {through['largest_difference']:.1e}"
         )
+        if through["largest_difference"] > certificate["bound"]:
+            line += (
+                "; the weights compute the same, so only the preparation of images differs, as a"
+                " note says. They are drawn textures of odd sizes: compare some photos"
+            )
+        lines.append(line)
     return "\n".join(lines)
 
 

@@ -1,5 +1,6 @@
 """Convert weights between all formats that can be read and written."""
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -238,10 +239,19 @@ def _prove(copy: Weights, to: str, folder: Path) -> None:
 
 
 def _describe_classes(to: str, weights: Weights) -> Iterator[str]:
-    """Yield which order the outputs have, if the target does not name its classes."""
+    """Yield which order the outputs have if the target does not name its classes, and how to name
+    those that are assumed."""
     order = describe_order(weights.classes)
-    if weights.has_classifier and not (weights.classes or assume_classes(weights.recipe)):
+    assumed = assume_classes(weights.recipe)
+    if weights.has_classifier and not (weights.classes or assumed):
         yield UNNAMED
+    elif assumed and not weights.classes and TARGETS[to].prepares and TARGETS[to].has_classes:
+        code = r'import lockstep, sys; print(*lockstep.load(sys.argv[1]).classes, sep="\n")'
+        yield (
+            f"the weights name no classes, so {to} gets none; predict assumes ImageNet's for"
+            f" {weights.recipe.logits} outputs. To write these: python -c '{code}'"
+            f" {shlex.quote(str(weights.source))} > names.txt, and --classes names.txt"
+        )
     elif order and not TARGETS[to].has_classes:
         yield f"{to} holds no names of classes; the outputs are in {order}"
 

@@ -58,7 +58,8 @@ def account_for_values(
         if effect := find_effect(name, values[name], logits):
             leftover.setdefault(effect, []).append(name)
         top = name.partition(".")[0]
-        others[top] = Part(top, "without effect", "it describes the training")
+        if top:  # the whole file is called "" if it has nothing but tensors
+            others[top] = Part(top, "without effect", "it describes the training")
     plain = [name for name, value in values.items() if not isinstance(value, np.ndarray)]
     for effect, names in leftover.items():
         raise refuse_leftover(path, network, names, "with values", effect, plain)
