@@ -290,6 +290,7 @@ def damage(document: Any, *keys: Any, value: Any) -> None:
         (("expected", "float32"), "\u00e9"),
         (("model", "logits"), 2**40),
         (("model", "classes"), [1]),
+        (("model", "files"), []),
         (("bounds", "logits"), "1"),
         (("faults", 0, "probes"), [99]),
         (("faults", 0, "columns"), [2**63]),

@@ -29,6 +29,8 @@ _MOST_PIXELS = 2**24
 _MOST_PROBES = 64
 _MOST_LOGITS = 2**18
 _MOST_BATCH = 1024
+_DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What reading JSON of another form raises."""
 LEAST = 1e-30
 """Smaller probabilities are replaced by this one."""
 
@@ -110,7 +112,7 @@ def read_proof(folder: Path) -> Proof:
             _require(digest in (None, hashlib.sha256(data).hexdigest()), f"{proof.name(number)}")
     except OSError as error:
         raise CannotCheck(f"{error}; expected the folder that lockstep export wrote") from None
-    except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+    except _DAMAGED as error:
         raise CannotCheck(
             f"{folder / PROOF} is not what lockstep export writes ({error!s:.200}); export the"
             " model again"
