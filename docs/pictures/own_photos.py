@@ -3,7 +3,7 @@
     make docs-run PAGES=docs/tutorial/own-photos.md
     python docs/pictures/own_photos.py build/docs-run/docs/tutorial/own-photos
 
-The page also has pictures of `my_images.py`.
+The page also has pictures of `my_images.py`. That of the rates is in docs/how-to/learning-rate.md.
 """
 
 import shutil
@@ -16,6 +16,7 @@ from shared import keep_picture, picture_command, run
 
 def main() -> None:
     root = Path(sys.argv[1]).resolve()
+    run(root, "find", "lr", "--data", "demo/data", "--steps", "60")
     keep_picture(Image.open(root / "lr-range/lr.png"), "own-photos-lr.png")
     spoiled = root / "spoiled"
     shutil.rmtree(spoiled, ignore_errors=True)
