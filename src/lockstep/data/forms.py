@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from lockstep.data.decoding.image_formats import explain_pointer
 from lockstep.system.errors import DataError
-from lockstep.system.regular_files import ANY_SIZE, RECORDS, open_regular
+from lockstep.system.regular_files import RECORDS, open_regular
 
 TABLE = "table"
 LIST = "list"
@@ -128,17 +128,12 @@ def refuse_pointers(paths: Iterable[Path]) -> None:
 
 
 def _refuse_json(path: Path) -> None:
-    """Raise `DataError` with the command that writes the lines of a file that is one JSON value."""
-    with open_regular(path, ANY_SIZE) as file:
-        begin = file.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n")
-    command = ""
-    if begin.startswith(b"["):
-        code = "import json, sys; [print(json.dumps(row)) for row in json.load(open(sys.argv[1]))]"
-        names = f"{shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix('.jsonl')))}"
-        command = f". Write it: python -c '{code}' {names}"
+    """Raise `DataError` with the command that writes a JSON array as lines."""
+    code = "import json, sys; [print(json.dumps(row)) for row in json.load(open(sys.argv[1]))]"
+    names = f"{shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix('.jsonl')))}"
     raise DataError(
-        f"{path} is not a list of images; expected a line for each of them, with an object of its"
-        f" path and its label, in a file that ends with .jsonl{command}"
+        f"{path} is not a list of images; expected JSON lines: for each image an object of its path"
+        f" and its label. An array of them is written so by: python -c '{code}' {names}"
     )
 
 

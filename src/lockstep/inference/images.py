@@ -60,13 +60,13 @@ ACCEPTED = (
 def list_images(images: Image | Iterable[Image]) -> Iterator[Image]:
     """Return one image or all of several, arrays and tensors as uint8 [height, width, 3].
 
-    Raises `DataError` at once if `images` is not an image, or a list that holds something else;
-    other iterables raise it when they reach it.
+    Raises `DataError` at once if `images` or a part of a list is not an image; other iterables
+    raise it when they reach it.
     """
     if _is_array(images) or isinstance(images, _KINDS):
         return iter(_read_images(images))
-    is_other = isinstance(images, Mapping) or hasattr(images, "state_dict")
-    if is_other or not isinstance(images, Iterable):
+    is_module = hasattr(images, "state_dict")  # some are iterable
+    if is_module or isinstance(images, Mapping) or not isinstance(images, Iterable):
         raise _wrong(images)
     if isinstance(images, list | tuple):
         for image in images:
@@ -94,26 +94,23 @@ def _read_images(value: Any) -> Iterable[Image]:
 
 
 def _check_kind(value: Any) -> None:
-    """Raise `DataError` if a value is neither an image nor an array of several, by its type and its
-    shape."""
+    """Raise `DataError` if a value is not an image or several, by its type and shape."""
     shape = tuple(getattr(value, "shape", ()))
     has_colours = len(shape) in (3, 4) and 3 in (shape[-1], shape[-3])
     if not (has_colours if _is_array(value) else isinstance(value, _KINDS)):
-        kind = type(value).__name__
-        raise _wrong(value, f"{kind} {list(shape)}" if shape else kind)
+        raise _wrong(value, f"{type(value).__name__} {list(shape)}" if shape else "")
 
 
 def _wrong(value: Any, description: str = "") -> DataError:
     """Return the error for a value that is no image, with what to do for usual ones."""
-    message = f"an image is given as {description or type(value).__name__}; expected {ACCEPTED}"
+    advice = ""
     axes = len(getattr(value, "shape", ()))
     if isinstance(value, list | tuple | Mapping) or axes == 1:
-        message += ". Of a batch with labels, give the images alone"
+        advice = ". Of a batch with labels, give the images alone"
     elif axes == 2 or (axes == 3 and 1 in (value.shape[0], value.shape[2])):
-        message += ". Convert a grey image: PIL.Image.fromarray(array).convert('RGB')"
-    elif hasattr(value, "state_dict"):
-        message += ". Weights are loaded by lockstep.load(FILE)"
-    return DataError(message)
+        advice = ". Convert a grey image: PIL.Image.fromarray(array).convert('RGB')"
+    kind = description or type(value).__name__
+    return DataError(f"an image is given as {kind}; expected {ACCEPTED}{advice}")
 
 
 def _is_array(value: Any) -> bool:

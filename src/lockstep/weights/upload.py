@@ -177,12 +177,19 @@ def carry_out(push: Push, message: str) -> str:
 
 @contextmanager
 def _choosing_protocol(api: Any, push: Push) -> Iterator[None]:
-    """Have large files sent by plain HTTP if the hub or the storage that it names does not speak
-    Xet: the package hf_xet would repeat its requests for minutes."""
-    from huggingface_hub import constants
+    """Have large files sent by plain HTTP if the hub names no storage for Xet, or that does not
+    answer: the package hf_xet would repeat its requests for minutes."""
+    from huggingface_hub import constants, get_session, get_token
 
     before = constants.HF_HUB_DISABLE_XET
-    constants.HF_HUB_DISABLE_XET = before or not _speaks_xet(api, push)
+    revision = quote(push.revision or "main", safe="")
+    address = f"{api.endpoint}/api/models/{push.name}/xet-write-token/{revision}"
+    login = {"Authorization": f"Bearer {get_token()}"}
+    try:
+        answer = get_session().get(address, headers=login, timeout=_SECONDS)
+        get_session().get(answer.headers["X-Xet-Cas-Url"], timeout=_SECONDS)
+    except Exception:  # the client's errors have no common class
+        constants.HF_HUB_DISABLE_XET = True
     try:
         yield
     except Exception as error:
@@ -191,21 +198,6 @@ def _choosing_protocol(api: Any, push: Push) -> Iterator[None]:
         raise
     finally:
         constants.HF_HUB_DISABLE_XET = before
-
-
-def _speaks_xet(api: Any, push: Push) -> bool:
-    """Return whether the hub names a storage for Xet, and the storage answers at all."""
-    from huggingface_hub import get_session, get_token
-
-    address = f"{api.endpoint}/api/models/{push.name}/xet-write-token/"
-    address += quote(push.revision or "main", safe="")
-    login = {"Authorization": f"Bearer {get_token()}"}
-    try:
-        answer = get_session().get(address, headers=login, timeout=_SECONDS)
-        get_session().get(answer.headers["X-Xet-Cas-Url"], timeout=_SECONDS)
-    except Exception:  # the client's errors have no common class
-        return False
-    return True
 
 
 def _open_hub() -> Any:

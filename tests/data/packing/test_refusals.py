@@ -191,7 +191,7 @@ def test_a_list_that_is_one_value_of_json_is_answered_with_a_command(tmp_path: P
     path = tmp_path / "my list.json"
     path.write_text(json.dumps(rows))
     output = refuse(path, tmp_path / "out")
-    command = output.partition("Write it: python ")[2].strip()
+    command = output.partition("is written so by: python ")[2].strip()
     subprocess.run([shlex.quote(sys.executable) + " " + command], shell=True, check=True)
     lines = path.with_suffix(".jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == rows

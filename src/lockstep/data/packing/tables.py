@@ -73,8 +73,6 @@ class _Chosen(NamedTuple):
     """The column of splits; empty if there is none."""
     folder: Path
     """Where images are that are named by their paths."""
-    names: Sequence[str] = ()
-    """The names of its classes, if it numbers them in another order than the first table."""
 
     def read(self, positions: Mapping[str, int] | None, image: str) -> Iterator[Row]:
         """Yield rows with the class of each label by the positions of names; without positions the
@@ -93,12 +91,13 @@ class _Chosen(NamedTuple):
                 continue
             try:
                 label = read_label(label)
-                if self.names and isinstance(label, int):
-                    label = self.names[number_label(label, dict.fromkeys(self.names, 0))]
-                elif self.label not in self.table.classes:
+                if self.label not in self.table.classes:
                     label = str(label)
                 if positions is not None:
-                    label = number_label(label, positions)
+                    number = number_label(label, positions)
+                    if isinstance(label, int):  # files may list the classes in different orders
+                        number = positions[self.table.classes[self.label][number]]
+                    label = number
             except ValueError as error:
                 raise DataError(f"{place}: {error}. {self._advise(label)}") from None
             yield Row(split, label, image and _find_image(self, place, row), place)
@@ -107,12 +106,10 @@ class _Chosen(NamedTuple):
         """Return what to do about a label that is missing, a list or wrong."""
         if isinstance(label, list | tuple | Mapping):
             return f"{_SEVERAL}: name another column: --label NAME"
-        if label not in _NO_LABELS or "cell" in self.table.kinds.values():
+        if label not in _NO_LABELS or self.table.kinds[self.label] == "cell":
             return "Remove its row, or name another column: --label NAME"
-        condition = f"lambda row: row[{self.label!r}] is not None"
-        if label is not None:
-            condition = f"lambda row: row[{self.label!r}] != {label!r}"
-        return f"Leave out all rows like it: dataset.filter({condition}) of the package datasets"
+        rows = f"dataset.filter(lambda row: row[{self.label!r}] != {label!r})"
+        return f"Leave out all such rows, by the package datasets: {rows}"
 
 
 def write_tables(
@@ -132,7 +129,20 @@ def write_tables(
     missing, elsewhere or listed twice.
     """
     chosen = [_choose(table, columns) for table in tables]
-    chosen, classes = _match_classes(chosen, note)
+    lists: dict[Sequence[str], Path] = {}
+    for item in chosen:
+        if item.label:
+            lists.setdefault(tuple(item.table.classes.get(item.label, ())), item.table.path)
+    classes: Sequence[str] = next(iter(lists), ())
+    files = " and ".join(map(str, lists.values()))
+    different = sorted(set(chain(*lists)) - set(classes).intersection(*lists))
+    if different:
+        raise DataError(
+            f"{files} list different classes: {shorten_list(different, 10)}; expected the same"
+            " names, in any order. Give all files one ClassLabel, or pack each to its own folder"
+        )
+    if len(lists) > 1:
+        note(f"note: {files} number their classes differently, and are matched by name")
     positions = {name: i for i, name in enumerate(classes)}
     labels = Counter[Any]()
     places: dict[Path, str] = {}
@@ -152,34 +162,6 @@ def write_tables(
     advance = add_up(progress, labels.total())
     with lock_target(target, about, states):
         return write_rows(rows, target, classes, advance, left_out)
-
-
-def _match_classes(
-    chosen: Sequence[_Chosen], note: Callable[[str], None]
-) -> tuple[list[_Chosen], Sequence[str]]:
-    """Return the tables and the classes of the first one. Tables that number the same classes in
-    another order are matched by name, with a note. Raises `DataError` if they name others."""
-    matched: list[_Chosen] = []
-    first: _Chosen | None = None
-    classes: Sequence[str] = ()
-    for item in chosen:
-        names = item.table.classes.get(item.label, ())
-        if item.label and first is None:
-            first = item
-            classes = names
-        if first is not None and item.label and list(names) != list(classes):
-            pair = f"{first.table.path} and {item.table.path}"
-            different = sorted({*names} ^ {*classes})
-            if different or len({*names}) < len(names):
-                named = shorten_list(different or sorted(names), 10)
-                raise DataError(
-                    f"{pair} list different classes: {named}; expected the same names, in any"
-                    " order. Give both files the same ClassLabel, or pack each to a separate folder"
-                )
-            note(f"note: {pair} number their classes differently, and are matched by name")
-            item = item._replace(names=names)
-        matched.append(item)
-    return matched, classes
 
 
 def _choose(table: Table, columns: Columns) -> _Chosen:
