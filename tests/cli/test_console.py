@@ -166,8 +166,8 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [
             "a recipe of 4 epochs of 10 steps",
             FIRST_LINE,
-            "epoch 1 of 4: loss 2.346; moving average: top-1 95.00 % (92.4 to 96.7), top-5"
-            " 100.00 %, loss 0.3457, the best so far",
+            "epoch 1 of 4: loss 2.346; validation of the moving average: top-1 95.00 %"
+            " (92.4 to 96.7), top-5 100.00 %, loss 0.3457, the best so far",
             "epoch 2 of 4: loss 2.346; validation: top-1 91.25 % (88.1 to 93.6), top-5 100.00 %,"
             " loss 0.3457; ends after epoch 3 unless better",
         ],

@@ -180,6 +180,7 @@ def test_images_of_unknown_classes_are_left_out(
     assert "(class newt, class owl)" in remark
     assert f" --data {data} --out " in remark
     assert not any("left out" in text for text in alone["remarks"])
+    assert any("no images of class 7, which the weights know" in text for text in alone["remarks"])
 
 
 def test_images_of_imagenets_classes_are_taken_from_others(

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from lockstep.cli.terminal import is_reader_gone, print
 from lockstep.cli.unknown_options import Command
 from lockstep.system import heartbeat
-from lockstep.system.errors import LockstepError, UserError
+from lockstep.system.errors import EXIT_INTERRUPTED, LockstepError, UserError
 from lockstep.system.ranks import follow_launcher, leave_exit_code
 from lockstep.system.registry import Row, make_table
 from lockstep.system.signals import repeat_lost_interrupts
@@ -126,7 +126,10 @@ def run() -> None:
     follow_launcher()
     heartbeat.begin()
     repeat_lost_interrupts()
-    code = _run_command()
+    try:
+        code = _run_command()
+    except KeyboardInterrupt:  # another one while the command ends
+        code = _explain_interrupt()
     leave_exit_code(code)
     sys.exit(code)
 
@@ -136,7 +139,7 @@ def _run_command() -> int:
     try:
         code = int(app(standalone_mode=False) or 0)
         sys.stdout.flush()
-        return code
+        return _explain_interrupt() if code == EXIT_INTERRUPTED else code
     except _Misuse as error:
         _explain(error)
         return int(error.exit_code)
@@ -159,6 +162,12 @@ def _run_command() -> int:
         if isinstance(stop.__context__, BrokenPipeError):  # Typer's answer to it
             return _end_without_reader(stop.__context__, output)
         return stop.code if isinstance(stop.code, int) else 0
+
+
+def _explain_interrupt() -> int:
+    """Print what an end by Ctrl-C leaves, and return the exit code."""
+    _complain("interrupted; if it trained, the same command resumes from the newest checkpoint")
+    return EXIT_INTERRUPTED
 
 
 def _end_without_reader(error: BrokenPipeError, output: TextIO) -> int:

@@ -269,7 +269,8 @@ class Reporter:
             self._say_once(f"note: {note}")
         self._last_evaluated = event.get("evaluates", ["trained"])[-1]
         self._is_probing = event.get("probes", False)
-        if self._per_epoch and (self._is_verbose or not self._is_settled):
+        is_known = self._is_settled or event["step"]  # a run that resumes has its recipe
+        if self._per_epoch and (self._is_verbose or not is_known):
             self.say(self._describe_recipe(about.get("recipe", ""), event.get("changed", {})))
         self.say(_describe_images(about))
         self._show_quarantine(about, is_new=not event["step"])
@@ -369,7 +370,7 @@ class Reporter:
             return
         if self._evaluation is not None:
             average = self._evaluation["weights"] == "ema"
-            line += f"; {'moving average' if average else 'validation'}: "
+            line += f"; validation{' of the moving average' * average}: "
             line += self._describe_evaluation(self._evaluation)
             self._evaluation = None
         self.say(f"{line}; {self._left} left" if self._left else line)

@@ -70,7 +70,8 @@ def match_labels(source: Source, weights: Weights, progress: Progress | None = N
         index, left_out = _leave_out_unknown(index, classes, weights, is_imagenet=is_imagenet)
     if classes and not is_imagenet:
         index = relabel_index(index, classes)
-        return Matched(index, _describe_numbers(index, classes), is_proven=True, left_out=left_out)
+        remark = _describe_numbers(index, classes) or _describe_absent(index)
+        return Matched(index, remark, is_proven=True, left_out=left_out)
     if index.numbered:
         index = relabel_index(index, classes or index.classes)
         return Matched(index, _describe_numbers(index, classes), is_proven=True)
@@ -151,6 +152,18 @@ def _describe_numbers(index: Index, classes: tuple[str, ...]) -> str:
     if not index.numbered or classes == numbers:
         return ""
     return "labels are matched by number: the images do not name their classes"
+
+
+def _describe_absent(index: Index) -> str:
+    """Return the remark on classes that the weights know and no image is of; "" without any."""
+    absent = sorted(set(range(len(index.classes))).difference(index.rows["label"].tolist()))
+    if not absent or len(absent) == len(index.classes):
+        return ""
+    names = list_first([printable(index.classes[n]) for n in absent], _NAMED)
+    return (
+        f"there are no images of {names}, which the weights know; if a folder has another name,"
+        " rename it"
+    )
 
 
 def _describe_positions(index: Index) -> str:

@@ -158,5 +158,7 @@ def stop_before_training(stop: StopRequests, activity: str) -> None:
     """Raise `Interrupted` if a stop is requested during an activity before the first step."""
     if stop.requested:
         raise Interrupted(
-            f"stopped by {stop.name} while {activity}; nothing is trained yet", stop.exit_code
+            f"stopped by {stop.name} while {activity}; nothing is trained yet, and the same command"
+            " starts again",
+            stop.exit_code,
         )

@@ -148,8 +148,8 @@ def _set_share_apart(settings: RunSettings) -> RunSettings:
         share = load_recipe(settings.out / "recipe.yaml").validation_share
     elif share:
         notes = (
-            f"{printable(str(settings.data))} has no validation images: {100 * share:g} % of its"
-            " images are set apart, chosen by their names; --split"
+            f"{printable(str(settings.data))} has no validation images: about {100 * share:g} % of"
+            " its images are set apart, chosen by their names, as counted below; --split"
             f" {TYPICAL_SHARE} changes the share",
         )
     if not share:
