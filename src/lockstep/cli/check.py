@@ -71,7 +71,6 @@ def _run_model(folder: Path, proof: "Proof", runtime: str | None) -> tuple[list[
     from lockstep.inference.source import ModelSource
     from lockstep.proof import faults
     from lockstep.proof.command import check_model, take_photo
-    from lockstep.system.errors import CheckpointError
     from lockstep.system.regular_files import IMAGE, read_regular
     from lockstep.weights import WeightsChoice
 
@@ -81,12 +80,6 @@ def _run_model(folder: Path, proof: "Proof", runtime: str | None) -> tuple[list[
         export = source.find_export(options)
         weights = source.choose_weights(export)
         recipe = weights.recipe.replace(dct_scaling=False)
-        expected = proof.document["input"]["side"], proof.logits.shape[1]
-        if (recipe.eval_crop, recipe.logits) != expected:
-            raise CheckpointError(
-                f"{folder} has images of {recipe.eval_crop} pixels and {recipe.logits} logits, but"
-                f" its proof {expected[0]} and {expected[1]}; export it again"
-            )
         if isinstance(export, ExportedProgram):
             opening = export.open_session(weights, reporter)
         else:

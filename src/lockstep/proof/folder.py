@@ -34,8 +34,9 @@ _TELLING = 5
 _TELLING_OF_REFERENCE = 2
 """This many if the reference computes, which is slow."""
 _BATCH = 16
-_MOST_COLUMNS = 1000
-"""Answers after a mistake have at most this many logits, so that a proof stays below 1 MB."""
+_MOST_LOGITS = 1000
+_COLUMNS = 300
+"""Of more logits, answers after a mistake have this many: a proof of 4000 classes is below 1 MB."""
 
 
 @dataclass(frozen=True)
@@ -276,8 +277,8 @@ def _describe_faults(
         if rows:
             kept[name] = rows
     columns = np.arange(expected.shape[1])
-    if len(columns) > _MOST_COLUMNS:
-        columns = np.sort(np.argsort(-expected.std(axis=0), kind="stable")[:_MOST_COLUMNS])
+    if len(columns) > _MOST_LOGITS:
+        columns = np.sort(np.argsort(-expected.std(axis=0), kind="stable")[:_COLUMNS])
     described = []
     for name, rows in kept.items():
         numbers = sorted(rows)
