@@ -15,6 +15,9 @@ from PIL import Image
 import lockstep
 from lockstep.inference.images import read_square
 from lockstep.models.state import State
+from lockstep.proof.command import check_model
+from lockstep.proof.record import read_proof
+from lockstep.proof.runtimes import OPENERS
 from lockstep.recipes import Recipe
 from lockstep.weights import checkpoint, open_weights
 from lockstep.weights.calibration import TemperatureFit
@@ -45,6 +48,13 @@ def random_tensors(recipe: Recipe, seed: int) -> dict[str, np.ndarray]:
             drawn = np.exp(0.2 * drawn)
         values[tensor.name] = drawn
     return values
+
+
+def check_with_proof(folder: Path, target: str) -> None:
+    """Compare a program with its proof in its own runtime, as `check.py` does."""
+    proof = read_proof(folder / "proof")
+    lines, code = check_model(proof, *OPENERS[target](folder), must_normalise=True)
+    assert code == 0, lines
 
 
 def image_file(folder: Path, height: int, width: int, suffix: str = ".png") -> Path:

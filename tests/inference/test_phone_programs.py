@@ -19,7 +19,7 @@ from lockstep.models.quantisation import layers
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.weights import open_weights
-from tests.inference.cases import CLASSES, MEAN, STD, image_file, save_random
+from tests.inference.cases import CLASSES, MEAN, STD, check_with_proof, image_file, save_random
 from tests.soak import in_a_soak
 
 REFERENCE = Execution(backend="reference")
@@ -114,8 +114,9 @@ def test_an_export_is_compared_and_lies_next_to_what_an_app_needs(exported: Expo
     assert comparison["images"] == 8
     assert comparison["largest_difference"] < comparison["bound"] == 1e-4
     names = {path.name for path in exported.folder.iterdir()}
-    names -= {"classes.txt", "export.json", "preprocessing.py", "proof"}
+    names -= {"README.md", "classes.txt", "export.json", "preprocessing.py", "proof"}
     assert names == {FILES[exported.target]}
+    check_with_proof(exported.folder, exported.target)
 
 
 def test_it_is_evaluated_as_its_weights_are(exported: Exported, weights: Path, data: Path) -> None:

@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 import lockstep
 from lockstep.system.errors import BackendError, CheckpointError
 from tests.edges import softmax
-from tests.inference.cases import CLASSES, MEAN, STD, open_session, pictures
+from tests.inference.cases import CLASSES, MEAN, STD, check_with_proof, open_session, pictures
 
 FIELDS = {
     "Reshape": [("shape", 1, "int64", "repeated")],
@@ -102,6 +102,8 @@ def test_tritons_configuration_fits(weights: Path, bare: bool, tmp_path: Path) -
     labels = {entry.name: entry.label_filename for entry in config.output if entry.label_filename}
     assert labels == {"logits" if bare else "probabilities": "labels.txt"}
     assert (model / "labels.txt").read_text().splitlines() == list(CLASSES)
+    if not bare:
+        check_with_proof(model, "triton")
 
 
 @NEEDS_OPENVINO
@@ -115,6 +117,8 @@ def test_openvino_is_near_float64(weights: Path, options: dict[str, Any], tmp_pa
 
     export = lockstep.load(weights).export(tmp_path / "model", to="openvino", **options)
     assert "squares" in export["takes"]
+    if not options.get("bare"):
+        check_with_proof(tmp_path / "model", "openvino")
     assert export["takes"].count(f"[{options.get('batch', 'N')}, ") == 1
     result = export["comparison"]
     assert result["largest_difference"] < result["bound"]

@@ -158,7 +158,7 @@ def open_plan(folder: Path) -> tuple[Prepare, Answer]:
     raise CannotCheck(f"{folder} is checked by --url or --predictor")
 
 
-_OPENERS: dict[str, Callable[[Path], tuple[Prepare, Answer]]] = {
+OPENERS: dict[str, Callable[[Path], tuple[Prepare, Answer]]] = {
     "onnx": open_onnx,
     "triton": open_onnx,
     "openvino": open_openvino,
@@ -173,6 +173,7 @@ _OPENERS: dict[str, Callable[[Path], tuple[Prepare, Answer]]] = {
     "timm": open_timm,
     "transformers": open_transformers,
 }
+"""By target. TensorRT's has none: it is asked by `--url` or `--predictor`."""
 _OWN_IMPORT = re.compile(r"^from lockstep\.[^(\n]*(\([^)]*\))?\n", re.MULTILINE)
 _HEAD = '''"""Compare a model of the format {target} with proof.json, and name what differs.
 
@@ -201,7 +202,7 @@ if __name__ == "__main__":
 
 def check_program(target: str) -> str:
     """Return the text of `check.py` for a format."""
-    opener = _OPENERS.get(target, open_plan)
+    opener = OPENERS.get(target, open_plan)
     parts = [_HEAD.format(target=target)]
     for module in (record, diagnosis, command):
         source = inspect.getsource(module).split('"""', 2)[2]
