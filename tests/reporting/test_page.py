@@ -17,6 +17,7 @@ from lockstep.models.accuracy_interval import format_accuracy
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting.page import MISSING
 from lockstep.runs.image_results import Results, write_results
+from lockstep.runs.reading import read_run
 from lockstep.system.errors import CheckpointError, UserError
 from tests.reporting.cases import STEPS, random_scores, write_run
 from tests.reporting.conftest import NASTY
@@ -117,7 +118,8 @@ def test_several_runs_are_overlaid_and_compared(four: list[Path], tmp_path: Path
 def test_runs_on_other_images_are_marked_and_get_the_commands_that_compare_them(
     four: list[Path], recipe: Recipe, data: Path, tmp_path: Path
 ) -> None:
-    other = write_run(tmp_path / "a run", recipe=recipe, classes=["a", "b"], images=60, digest="x")
+    about: Any = {"classes": list(read_run(four[0], "").classes), "images": 60, "digest": "x"}
+    other = write_run(tmp_path / "a run", recipe=recipe, **about)
     page = write_page([*four[:2], other], tmp_path / "page.html")
     text = " ".join(page.text.split())
     assert "different images (torch, tensorflow: 400 images; a run: 60 images)" in text
@@ -157,7 +159,7 @@ def test_runs_of_data_that_grew_are_compared_on_the_images_of_both(
     text = " ".join(page.text.split())
     assert f"Top-1 on the 12 images that all were evaluated on: {', '.join(lines)}." in text
     assert "Not all runs know these classes, second does: c." in text
-    assert f"lockstep evaluate {tmp_path}/first --data '{tmp_path}/second data'" in text
+    assert f"lockstep evaluate {tmp_path}/first --data DATA" in text
     (tmp_path / "first/images.npz").write_bytes(b"damaged")
     page = write_page([tmp_path / "first", tmp_path / "second"], tmp_path / "page.html")
     assert "that all were evaluated on" not in page.text

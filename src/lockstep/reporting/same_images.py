@@ -55,8 +55,9 @@ def describe_other_images(runs: Sequence[Run]) -> tuple[str, list[str]]:
         return "", []
     largest = max(groups, key=lambda group: runs[group[0]].evaluations[-1]["images"])
     data = runs[largest[0]].environment.get("data", "")
-    # One share is the same images for all. Another run was perhaps trained on those of its share.
-    divisions = {str(run.recipe.division) for run in runs}
+    # One share is the same images for all. Another run was perhaps trained on those of its share,
+    # and images of classes that a run does not know are left out.
+    divisions = {(str(run.recipe.division), *sorted(run.classes)) for run in runs}
     shared = "DATA"
     if data and len(divisions) == 1 and not runs[0].recipe.folds:
         shared = shlex.quote(printable(data))

@@ -207,7 +207,7 @@ def compare_images(out: Path, sets: Sets) -> str:
     bad = len(sets.training.quarantined) + len(sets.validation.quarantined)
     if changes and bad:
         left_out = format_count(bad, "image")
-        changes.append(f"{left_out} left out, because of quarantine.json or as unreadable")
+        changes.append(f"of these, {left_out} may be left out by quarantine.json or as unreadable")
     return "; ".join(changes)
 
 

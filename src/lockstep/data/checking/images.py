@@ -194,9 +194,10 @@ def compare_images(parts: list[Part], share: float) -> None:
                 detail = f"{others.name}/{detail}"
         elif sides[copy] != sides[first]:
             kind = "in-train-and-val"
-            detail += where
         else:
             kind = "duplicate"
+        if sides[copy] != sides[first]:
+            detail += where
         mine.image_problems.append((i, kind, detail))
 
 
