@@ -205,7 +205,7 @@ class Layer:
         (lambda path: PUBLIC.load(None), "weights is None; expected a path or a name"),
         (lambda path: PUBLIC.train("demo", [1, 2], path), r"data is a list; .*lockstep.pack\("),
         (lambda path: PUBLIC.train({"epochs": 3}, "data", path), r"recipe is a dict; .*changes="),
-        (lambda path: PUBLIC.train("demo", path, 3), "out is a int; expected the path"),
+        (lambda path: PUBLIC.train("demo", path, 3), "out is an int; expected the path"),
         (lambda path: PUBLIC.train("demo", path, path, weights=Layer()), "torch.save"),
         (lambda path: PUBLIC.report(Layer()), "runs is a .*Layer; expected the folder of a run"),
     ],

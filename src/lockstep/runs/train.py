@@ -37,32 +37,31 @@ def train(
     trust_run: bool = False,
     progress: bool = True,
 ) -> Report:
-    """Train a recipe on the training images of `data`, evaluate it on the validation images, and
-    return the report: that of `out/report.json`, and three fields more: `top1_percent`, its 95 %
-    interval `top1_interval_percent` and the path `best_checkpoint`, which `lockstep.load` takes.
+    """Train a recipe on the training images of `data`, and evaluate it on the validation images.
 
-    - `recipe` is a name, a file or a `Recipe`; by default `my-images`, or `fine-tune` with
-      `weights`; their values are chosen from images, device and weights
-      (docs/how-to/fine-tune.md). `changes` are new values for its fields.
-    - `data` are `train` and `val` folders, or files in another storage format. `split` is the share
-      set apart for validation if there are no validation images, 0.3 by default.
-    - `out` is the run's folder. An existing run resumes bit for bit from its newest intact
-      checkpoint; what is left out (`recipe`, `data`, `execution`) is as in its last command. A
-      finished run returns its report at once.
-    - `weights` is whatever `load` accepts, or a name such as
-      "torchvision/resnet50.IMAGENET1K_V2". A new run starts from them at step 0.
-    - `resume_from` is a checkpoint of another program, such as NVIDIA's code. A new run resumes
-      where that program stopped (docs/how-to/resume-from.md).
-    - `execution` can end a call before the run (`stop_after_epochs`, `stop_after_steps`); the
-      report is then empty, and the same call resumes it.
-    - `trust_run` uses what the folder of a run names outside of itself (files, images, addresses,
-      modules), although no command on this machine has named it for this run.
-    - `progress` shows a bar on a terminal or in a notebook, unless a `listener` gets events.
+    Args:
+        recipe: a name, a file or a `Recipe`; by default `my-images`, or with `weights` `fine-tune`.
+            A run that resumes takes what you leave out (also `data`, `execution`) from its folder.
+        data: a folder with `train` and `val`, or files in another storage format.
+        out: the run's folder. A run in it resumes from its newest intact checkpoint, bit for bit.
+        changes: new values for fields of the recipe.
+        split: the share set apart for validation if there are no such images; by default 0.3.
+        weights: whatever `load` accepts; a new run starts from them (docs/how-to/fine-tune.md).
+        resume_from: a checkpoint of another program, to continue it (docs/how-to/resume-from.md).
+        execution: how the run computes, and whether this call ends early (`stop_after_epochs`).
+        listener: a function that gets events.
+        trust_run: use files, images, addresses and modules that the run's folder names.
+        progress: show a bar, unless there is a `listener`.
 
-    With several processes (torchrun), every process calls this. On ranks other than 0 the report is
-    empty, unless the run was finished before the call. Raises `UserError` for wrong arguments,
-    `DivergedError` if a loss or a score is not finite, `Interrupted` when a signal asked it to stop
-    and everything is saved.
+    Returns:
+        The report, as in `out/report.json`, with `top1_percent`, its 95 % `top1_interval_percent`,
+        and `best_checkpoint`, a path for `load`. Empty if the call ended early, and on ranks other
+        than 0 (torchrun: every process calls this) unless the run was finished before.
+
+    Raises:
+        UserError: an argument is wrong.
+        DivergedError: a loss or a score is not finite.
+        Interrupted: a signal asked the run to stop; everything is saved.
 
     >>> import lockstep
     >>> report = lockstep.train("tiny.yaml", "data", "new-run")
@@ -70,8 +69,7 @@ def train(
     >>> low < report["top1_percent"] < high, report["final"]["trained"]["images"]
     (True, 20)
     >>> model = lockstep.load(report["best_checkpoint"])
-    >>> prediction = model.predict("data/val/dots/00006.jpg", top=3)
-    >>> len(prediction.classes)
+    >>> len(model.predict("data/val/dots/00006.jpg", top=3).classes)
     3
     """
     if out is None:

@@ -7,9 +7,9 @@ V ABI, "Dynamic Linking", describes them.
 A shim loaded by LD_PRELOAD would be plainer, but it must be there before the process starts. Ranks
 of srun and mpirun know their address only after they have met, in the middle of a user's program,
 which would have to start again. The shim would also need a compiler or a built wheel, without which
-two of the four frameworks could not be launched, and every child process would inherit it. A
-setting would be plainer still: TensorFlow's server and Paddle's store have none, because the
-address is a constant in their code.
+TensorFlow and Paddle could not be launched, and every child process would inherit it. A setting
+would be plainer still: TensorFlow's server and Paddle's store have none, because the address is a
+constant in their code.
 """
 
 import ctypes
