@@ -61,11 +61,15 @@ def open_frozen_graph(folder: Path) -> tuple[Prepare, Answer]:
 
 def open_litert(folder: Path) -> tuple[Prepare, Answer]:
     """Open a program for phones in LiteRT, or in TensorFlow's interpreter."""
+    import warnings
+
     try:
         interpreters = load_package("ai_edge_litert.interpreter")
     except CannotCheck:
         interpreters = load_package("tensorflow").lite
-    interpreter = interpreters.Interpreter(model_path=str(folder / "model.tflite"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TensorFlow's interpreter says that it moves
+        interpreter = interpreters.Interpreter(model_path=str(folder / "model.tflite"))
     run = interpreter.get_signature_runner()
     return load_preparation(folder), lambda squares: run(images=squares)["probabilities"]
 
