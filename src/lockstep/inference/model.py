@@ -327,7 +327,7 @@ class Model:
             target: a new file, folder or prefix.
             to: "safetensors", "torchvision", "timm", "transformers", "keras", "nvidia-pytorch",
                 "nvidia-tensorflow", "nvidia-paddle", "nvidia-mxnet", "flax" or "torchax".
-            certificate: whether to compare, and write `TARGET.certificate.json`.
+            certificate: whether to compare, and write `TARGET.certificate.json` (and a `proof`).
 
         Raises:
             CheckpointError: the format cannot hold the weights, or they differ by more than the
@@ -369,11 +369,11 @@ class Model:
                 (docs/how-to/quantisation.md).
             batch: the number of images of every batch; by default any.
             bare: whether it takes normalised float32 NCHW images and returns logits.
-            compare: whether the program is run and compared with a backend before it gets its name.
+            compare: whether the program is compared with a backend, and gets a `proof` if not bare.
 
         Returns:
             What it takes, `comparison` (`inference.comparison.Comparison`), the top-1 before and
-            after quantisation as `int8`, and remarks.
+            after quantisation as `int8`, the folder `proof`, and remarks.
 
         Raises:
             CheckpointError: the format has no such option, or the program differs.
