@@ -4,6 +4,21 @@
 
 Each command of a part runs in a separate process. Every part has a file, `<part>.json`: what was
 measured on which machine, with which sources. Started again, the campaign measures what is missing.
+
+A machine without a network gets the few wheels that it lacks, fetched elsewhere:
+
+    pip download --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64
+        --platform manylinux_2_28_x86_64 --dest build/gpu-wheels pydantic
+    pip download --no-deps (the same options) simplejpeg crc32c tensorboardX
+    python -m pip install --no-index --no-deps --no-compile --upgrade --target /tmp/site
+        build/gpu-wheels/*.whl
+    PYTHONPATH=src:/tmp/site python -m benchmarks.gpu.campaign --minutes 9 --out DIR
+
+The conformance suite alone; the last option keeps warnings of operators without a deterministic
+kernel from failing tests:
+
+    LOCKSTEP_BACKENDS=torch LOCKSTEP_TEST_DEVICE=cuda python -m pytest tests/backends
+        -k "torch or kernels" -W default
 """
 
 import argparse
