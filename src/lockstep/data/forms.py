@@ -33,15 +33,12 @@ _MOST_FOLDERS = 20
 """In a folder of more folders, these are taken for classes, unless they are named as splits."""
 _COLUMNS = {
     "image": r"(?:file|image|img|photo)s?|(?:(?:file|image|img|photo)[_ ]?)?(?:path|name|id)",
-    "label": (
-        r"(?:label|class|category)(?:[_ ]?(?:name|id))?|labels|classes|target|species|breed|synset"
-        r"|wnid|y|predictionstring"
-    ),
+    "label": r"(?:label|class|category)(?:[_ ]?(?:name|id))?|labels|classes|target|species|breed"
+    r"|synset|wnid|y|predictionstring",
     "split": r"split|set|subset|partition",
 }
-_COLUMNS["other"] = "|".join(
-    [_COLUMNS["image"], _COLUMNS["split"], "width|height|size|index|idx|url|caption|text|__.*__"]
-)
+_OTHER = "width|height|size|index|idx|url|caption|text|__.*__"
+_COLUMNS["other"] = f"{_COLUMNS['image']}|{_COLUMNS['split']}|{_OTHER}"
 """Expressions for the usual names of columns, by what they hold; `other`: no labels."""
 
 
@@ -138,8 +135,8 @@ def _refuse_json(path: Path) -> None:
 
 
 def find_form(path: Path) -> Form | None:
-    """Return the form of a file or a folder; None if it has none of them. Raises `DataError` for a
-    pointer of Git LFS, and for a list as one JSON value."""
+    """Return the form of a file or a folder, or None. Raises `DataError` for a pointer of Git LFS,
+    and for a list as one JSON value."""
     if path.is_file():
         refuse_pointers([path])
         if path.suffix.lower() == ".json":
@@ -150,11 +147,11 @@ def find_form(path: Path) -> Form | None:
     files = sorted(_walk(path))
     refuse_pointers(files)
     for kind, names in _NAMES.items():
-        members = [file for file in files if re.fullmatch(names, file.name, re.IGNORECASE)]
-        members = [file for file in members if _is_data(path, kind, file)]
         # Of an archive next to what was unpacked from it, only that counts.
         if kind != TABLE and any(re.fullmatch(_STORED, file.name) for file in files):
-            members = []
+            continue
+        members = [file for file in files if re.fullmatch(names, file.name, re.IGNORECASE)]
+        members = [file for file in members if _is_data(path, kind, file)]
         if kind == LIST:
             members = [file for file in members if file.stem == "metadata"] or members
         if members:
@@ -183,12 +180,10 @@ def _is_data(root: Path, kind: str, path: Path) -> bool:
         return len(folders) < 2
     if not all(map(name_split, _list_folders(root, path))):
         return False
-    if kind == COMPRESSED:
-        return not folders
-    if path.stem != "metadata" and len(folders) > 1:
-        return False
-    if path.stem == "metadata" and not folders:
+    if not folders and (kind == COMPRESSED or path.stem == "metadata"):
         return True
+    if kind == COMPRESSED or (path.stem != "metadata" and len(folders) > 1):
+        return False
     words: list[str] = []
     with suppress(OSError), open_regular(path, RECORDS) as file:
         words = re.split(r"[^\w ]+", file.readline(2**16).decode("utf-8", "replace"))
@@ -205,6 +200,5 @@ def refuse_form(data: Path) -> None:
         out = path.with_name(f"{path.name.partition('.')[0]}-packed")
         raise DataError(
             f"{form.path} must be packed once, because the images of {form.files[0].name} cannot be"
-            " read in place. Pack it, and use the folder that is written: lockstep data pack"
-            f" {shlex.quote(str(path))} {shlex.quote(str(out))}"
+            f" read in place: lockstep data pack {shlex.quote(str(path))} {shlex.quote(str(out))}"
         )

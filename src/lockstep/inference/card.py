@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from textwrap import indent
@@ -42,7 +42,7 @@ _FORMULA = {"\\": "&#92;", "$": "&#36;"}
 Rows = dict[str, object]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Origin:
     """What the files around weights say of them. A digest is that of an index of images, or ""."""
 
@@ -68,7 +68,7 @@ def write_card(
     """
     origin = _find_origin(weights)
     if is_requantised:
-        origin = replace(origin, event=None)
+        origin.event = None
     name = _clean(folder.name) or "model"
     head = _describe_for_hub(name, weights, form, origin)
     front = yaml.safe_dump(head, sort_keys=False, allow_unicode=True, width=math.inf)
@@ -105,12 +105,13 @@ def _find_origin(weights: Weights) -> _Origin:
     origin = _Origin("the folder of the run is missing or damaged")
     try:
         digests = [*checkpoint.read_data_digest(file.parent).split(), "", ""]
-        origin = replace(origin, training=digests[0], validation=digests[1].strip("-"))
+        origin.training = digests[0]
+        origin.validation = digests[1].strip("-")
         read_identity(file.parent.parent.parent)  # refuses a checkpoint of another run
-        run = read_run(file.parent.parent.parent)
+        run = origin.run = read_run(file.parent.parent.parent)
     except LockstepError:
         return origin
-    origin = replace(origin, run=run, missing="the run did not evaluate what is written here")
+    origin.missing = "the run did not evaluate what is written here"
     own = (weights.recipe.spec, read_evaluation(weights.recipe), bool(weights.scales))
     quantises = run.recipe.quantisation != "none"
     if own != (run.recipe.spec, read_evaluation(run.recipe), quantises):
@@ -119,17 +120,17 @@ def _find_origin(weights: Weights) -> _Origin:
     for event in run.evaluations:
         folder = checkpoint.checkpoint_path(file.parent.parent, event["step"])
         if (folder, event["weights"]) == (file.parent, kind):
-            hits = round(event["top1_percent"] * event["images"] / 100)
-            origin = replace(origin, event=event, hits=hits, counts=None)
+            origin.event = event
+            origin.hits = round(event["top1_percent"] * event["images"] / 100)
+            origin.counts = None
             results = run.find_results(event["step"], kind)
             if results is not None and results.digest == origin.validation:
-                counts = results.scores[kind].per_class(weights.recipe.logits)
-                origin = replace(origin, counts=counts)
+                origin.counts = results.scores[kind].per_class(weights.recipe.logits)
     return origin
 
 
 def _describe_for_hub(name: str, weights: Weights, form: str, origin: _Origin) -> dict[str, Any]:
-    """Return what the hub reads. Accuracies are in it only with the digest of their images."""
+    """Return what the hub reads: accuracies only with the digest of their images."""
     task = "image-classification"
     tags = [task, "lockstep"]
     if isinstance(weights.recipe.model, str):
@@ -204,12 +205,11 @@ def _describe_training(origin: _Origin) -> Iterator[str]:
         "hours:minutes:seconds of training": str(timedelta(seconds=round(seconds))),
         "machine of the last process": machine,
     }
-    for name, part in {"training": "train", "validation": "val"}.items():
-        rows[f"{name} images"] = None
-        images = environment.get(part, {})
-        if images.keys() >= {"images", "quarantined"}:
-            bad = len(images["quarantined"])
-            rows[f"{name} images"] = f"{images['images']:,} (damaged and left out: {bad:,})"
+    for name, part in {"training images": "train", "validation images": "val"}.items():
+        rows[name] = None
+        with suppress(KeyError):
+            bad = len(environment[part]["quarantined"])
+            rows[name] = f"{environment[part]['images']:,} (damaged and left out: {bad:,})"
     yield _make_table("what", "value", rows)
 
 

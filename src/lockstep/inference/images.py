@@ -39,17 +39,8 @@ class Encoded:
     """Returns the bytes. Raises `OSError`, or `ValueError` with the reason."""
 
 
-Image = (
-    str
-    | os.PathLike[str]
-    | bytes
-    | bytearray
-    | memoryview
-    | np.ndarray
-    | Tensor
-    | PIL.Image.Image
-    | Encoded
-)
+_File = str | os.PathLike[str] | bytes | bytearray | memoryview | Encoded
+Image = _File | np.ndarray | Tensor | PIL.Image.Image
 _KINDS = (str, os.PathLike, bytes, bytearray, memoryview, PIL.Image.Image, Encoded)
 ACCEPTED = (
     "a path, the bytes of an image file, an array or tensor [height, width, 3] or [3, height,"
@@ -114,11 +105,8 @@ def _wrong(value: Any, description: str = "") -> DataError:
 
 
 def _is_array(value: Any) -> bool:
-    """Return whether a value is an array or a tensor of one image or of several, of any shape.
-
-    NumPy, PyTorch, TensorFlow, Paddle, JAX and MXNet have such values. Tables and columns of paths
-    have fewer axes.
-    """
+    """Return whether a value is an array or a tensor of one image or of several, of any library.
+    Tables and columns of paths have fewer axes."""
     if isinstance(value, np.ndarray):
         return True
     shape = getattr(value, "shape", None)
@@ -129,23 +117,17 @@ def _is_array(value: Any) -> bool:
 def _read_array(value: Any) -> np.ndarray:
     """Return an array or a tensor as uint8 RGB [height, width, 3], or [N, height, width, 3].
 
-    - Colours may come first, [3, height, width], as PyTorch has them; an array whose last axis is 3
-      has them last.
-    - Floats are from 0 to 1, as `torchvision.transforms.ToTensor` returns them.
-
-    Raises `ValueError` that describes the array if it is no image.
+    Colours come first only if the last axis is not 3. Floats are from 0 to 1. Raises `ValueError`
+    that describes the array if it is no image.
     """
     array = _copy_to_host(value)
     described = f"{array.dtype} array {list(array.shape)}"
-    if array.ndim not in (3, 4) or not array.size:
+    is_image = array.ndim in (3, 4) and array.size > 0 and 3 in (array.shape[-1], array.shape[-3])
+    if not is_image or (array.dtype.kind != "f" and array.dtype != np.uint8):
         raise ValueError(described)
-    if array.shape[-1] != 3 and array.shape[-3] == 3:
-        array = np.moveaxis(array, -3, -1)
     if array.shape[-1] != 3:
-        raise ValueError(described)
-    if array.dtype.kind != "f":
-        if array.dtype != np.uint8:
-            raise ValueError(described)
+        array = np.moveaxis(array, -3, -1)
+    if array.dtype == np.uint8:
         return array
     low, high = float(array.min()), float(array.max())
     if not 0 <= low <= high <= 1:
@@ -204,11 +186,8 @@ def _read_input(recipe: Recipe, number: int, image: Image) -> np.ndarray:
 
 
 def read_photo(image: Image, recipe: Recipe) -> np.ndarray:
-    """Return all of an image, uint8 [height, width, 3], turned by its EXIF orientation if the
-    recipe says so.
-
-    It is decoded at its whole size. Raises `OSError` and `ValueError` as `read_square` does.
-    """
+    """Return all of an image at its whole size, uint8 [height, width, 3], turned by its EXIF
+    orientation if the recipe says so. Raises errors as `read_square` does."""
     pixels, orientation = _content(image, recipe.replace(dct_scaling=False))
     assert isinstance(pixels, np.ndarray)
     check_ratio(*pixels.shape[:2])
@@ -216,11 +195,8 @@ def read_photo(image: Image, recipe: Recipe) -> np.ndarray:
 
 
 def _content(image: Image, recipe: Recipe) -> tuple[bytes | np.ndarray, int]:
-    """Return an image's pixels, uint8 [height, width, 3], and the EXIF orientation by which they
-    are still to be turned.
-
-    If a file is to be decoded in reduced size, return its bytes.
-    """
+    """Return an image's pixels, uint8 [height, width, 3], or the bytes of a file to be decoded in
+    reduced size, and the EXIF orientation by which they are still to be turned."""
     if isinstance(image, np.ndarray):
         return np.ascontiguousarray(image), UPRIGHT
     if isinstance(image, PIL.Image.Image):

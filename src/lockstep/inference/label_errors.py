@@ -120,10 +120,10 @@ def check_labels(
     recipe = Recipe()
     for run in _list_folders(runs):
         weights = open_weights(run)
-        own = weights.classes
-        sets = open_sets(data, weights.recipe.division, recorder.progress, own_classes=own)
-        _check_images(weights, sets, data, run)
         recipe = weights.recipe
+        own = weights.classes
+        sets = open_sets(data, recipe.division, recorder.progress, own_classes=own)
+        _check_images(weights, sets, data, run)
         images = len(sets.training) + len(sets.validation)
         probabilities = _predict(weights, sets.validation, execution, listener)
         known = find_trained(weights.checkpoint_file, sets.validation)
@@ -142,16 +142,14 @@ def check_labels(
             f" weights that know none of them are needed:\n  {suggest_folds(Path(runs[0]), data)}"
         )
     right = sum(int(one.total.argmax()) == one.label for one in judgements.values())
-    odds = 1.0
-    if right < TRUSTED_SHARE * len(judgements):
-        odds = ODDS
+    odds = ODDS if right < TRUSTED_SHARE * len(judgements) else 1.0
     suspects = _find_suspects(judgements, odds)
     unjudged = len(trained - judgements.keys())
     return LabelCheck(suspects, len(judgements), right, unjudged, images, odds, recipe)
 
 
 def _list_folders(sources: Sequence[str | Path]) -> list[Path]:
-    """Return the folders of runs. Raises `CheckpointError` if one is none and holds none."""
+    """Return the folders of runs. Raises `CheckpointError` if a source has none."""
     runs: list[Path] = []
     for source in map(Path, sources):
         folders = list_runs(source)
@@ -170,21 +168,18 @@ def _check_images(weights: Weights, sets: Sets, data: Path, run: Path) -> None:
     if not same_images(digest, sets.digest):
         raise DataError(
             f"{run} was trained on other images than those in {data}, or with other labels; a run"
-            " on these images is needed, so that it is known which of them it did not see:\n"
-            f"  {suggest_folds(run, data)}"
+            f" on these images is needed:\n  {suggest_folds(run, data)}"
         )
 
 
 def _predict(
     weights: Weights, index: Index, execution: Execution, listener: Listener | None
 ) -> np.ndarray:
-    """Return the probabilities of the classes for all images, float64 [N, classes]. Outputs beyond
-    the classes are left out."""
+    """Return the probabilities of the classes, without other outputs: float64 [N, classes]."""
     options = SessionOptions(execution=execution, listener=listener)
     with open_session(weights, options) as session:
-        recipe = session.weights.recipe
-        batch = options.batch
-        images = watch_images(session.recorder, "judging", index, recipe, execution, batch)
+        about = (index, session.weights.recipe, execution, options.batch)
+        images = watch_images(session.recorder, "judging", *about)
         logits, _ = collect_logits(session.predict, images)
     known = logits[:, : len(index.classes)]
     return compute_probabilities(known, weights.calibration.temperature)

@@ -42,15 +42,12 @@ from lockstep.weights.run_identity import FILE, settle_identity
 
 LOGS = "logs"
 """The folder of the ranks' output. A launcher makes it before the run begins."""
-
-
 Changed = dict[str, tuple[Any, Any]]
 """Recipe fields that differ: name -> (value in the folder, new value)."""
 
 
 def read_classes(path: Path) -> tuple[str, ...]:
-    """Return the classes of the run in a folder, in the order of its labels; none if no checkpoint
-    of it can be read."""
+    """Return the classes of a run by its labels; none if no checkpoint of it can be read."""
     checkpoints = path / "checkpoints"
     for step in reversed(checkpoint.steps(checkpoints)):
         folder = checkpoint.checkpoint_path(checkpoints, step)
@@ -79,9 +76,9 @@ def open_run_folder(
         try:
             others = list_other_things(path)
             if others:
+                names = f"({', '.join(others[:3])})"
                 raise CheckpointError(
-                    f"{path} holds other things ({', '.join(others[:3])}) and no run; use a new"
-                    " --out"
+                    f"{path} holds other things {names} and no run; use a new --out"
                 )
             path.mkdir(parents=True, exist_ok=True)
             held.enter_context(hold_run(path))
@@ -89,9 +86,8 @@ def open_run_folder(
             changed = _write_recipe(path, recipe, explain_refusal)
             settle_identity(path)
         except OSError as error:
-            raise CheckpointError(
-                f"cannot write to {path}: {error.strerror}; use another --out"
-            ) from None
+            reason = f"cannot write to {path}: {error.strerror}"
+            raise CheckpointError(f"{reason}; use another --out") from None
         yield changed
 
 
@@ -160,11 +156,9 @@ def suggest_folds(run: Path, data: str | Path) -> str:
     words = ["lockstep", "train", "--data", _name_data(data), "--folds", "5"]
     if (run / "start.json").is_file():
         start = read_start(run)["weights"]
-        words += [
-            f"--weights={name}"
-            for name, known in read_known_weights().items()
-            if known.file_name == start
-        ]
+        for name, known in read_known_weights().items():
+            if known.file_name == start:
+                words.append(f"--weights={name}")
     return shlex.join(map(printable, [*words, "--out", _name_free(run)]))
 
 
@@ -200,10 +194,10 @@ def _write_recipe(
         there = load_recipe(path / "recipe.yaml")
         name = there.based_on or name  # the one that the run was started with
         changed = difference(there, recipe)
-        reason = explain_refusal(there) if changed else None
+    if changed:
+        reason = explain_refusal(there)
         if reason is not None:
             raise _make_recipe_error(path, changed, reason)
-    if changed:
         (path / "report.json").unlink(missing_ok=True)  # this file marks the run as finished
     # Written first: this file marks the folder as a run's. Without it a killed run could not be
     # started again.
@@ -229,13 +223,11 @@ def explain_logits(run: Path, changed: Collection[str], data: str | Path) -> str
     """Return what to do if the number of classes is among the changed fields; otherwise ""."""
     if "logits" not in changed:
         return ""
-    command = suggest_run(run, data)
-    return f"For other classes, start a new run from its weights:\n  {command}"
+    return f"For other classes, start a new run from its weights:\n  {suggest_run(run, data)}"
 
 
 def _make_recipe_error(path: Path, changed: Changed, reason: str) -> RecipeError:
-    """Return the error that names every field that differs. `reason` are sentences on why it cannot
-    change."""
+    """Return the error that names every field that differs, and why it cannot change."""
     lines = []
     for name, values in changed.items():
         for place, old, new in list_changes(name, *values):
@@ -248,10 +240,6 @@ def _make_recipe_error(path: Path, changed: Changed, reason: str) -> RecipeError
 def holds_run(path: Path) -> bool:
     """Return whether a folder holds a run that has begun. A folder left by a command that then
     refused to train does not, nor one whose first checkpoint a kill cut off."""
-    checkpoints = path / "checkpoints"
-    is_fresh = (
-        checkpoints.is_dir()
-        and not checkpoint.steps(checkpoints)
-        and not (path / "log.jsonl").exists()
-    )
-    return (path / "recipe.yaml").is_file() and not is_fresh
+    folder = path / "checkpoints"
+    has_begun = (path / "log.jsonl").exists() or not folder.is_dir() or checkpoint.steps(folder)
+    return (path / "recipe.yaml").is_file() and bool(has_begun)

@@ -44,12 +44,8 @@ FILE = "validation.npz"
 BEST_FILE = "best-validation.npz"
 _BYTES = ("lengths", "checksums")
 _NONE = np.zeros(0, np.uint32)
-_COLUMNS = {
-    "losses": np.float32,
-    "ranks": np.int32,
-    "predictions": np.int32,
-    "confidences": np.float32,
-}
+_COLUMNS: dict[str, type] = {"losses": np.float32, "ranks": np.int32, "predictions": np.int32}
+_COLUMNS["confidences"] = np.float32
 DAMAGE = (ValueError, KeyError, TypeError)
 """Exceptions for files that are truncated, overwritten or of another program."""
 _MOST_ARRAYS = 64
@@ -90,11 +86,8 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
 
 
 def read_records(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a file of a run that has values for each image.
-
-    Raises `OSError` or `ValueError` if it cannot be read or expands to more than the limit of
-    records.
-    """
+    """Return the arrays of a file of a run that has values for each image. Raises `OSError` or
+    `ValueError` if it cannot be read or expands to more than the limit of records."""
     from lockstep.system.npz import NUMBERS, read_npz
 
     with open_regular(path, RECORDS) as file:
@@ -103,11 +96,8 @@ def read_records(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_results(folder: Path, file_name: str = FILE) -> Results | None:
-    """Return the results in a run's folder; None if it has none, for example because it was never
-    evaluated.
-
-    Raises `CheckpointError` if the file cannot be read.
-    """
+    """Return the results in a run's folder; None if it was never evaluated. Raises
+    `CheckpointError` if the file cannot be read."""
     path = folder / file_name
     try:
         arrays = read_records(path)
@@ -193,8 +183,7 @@ def list_images(out: Path, sets: Sets, *, is_new: bool) -> None:
 
 
 def compare_images(out: Path, sets: Sets) -> str:
-    """Return which images differ from those that are listed in a run's folder; "" if none does, or
-    if that is not known."""
+    """Return which images differ from those in a run's folder; "" if none is known to."""
     before = _read_images(out)
     now: Arrays = {}
     for name, index in _name_sets(sets):
@@ -212,8 +201,7 @@ def compare_images(out: Path, sets: Sets) -> str:
 
 
 def list_validation_images(out: Path) -> dict[tuple[str, int, int], int]:
-    """Return the numbers of a run's validation images by class, length and checksum; none if they
-    are not known."""
+    """Return the numbers of a run's validation images by class, length and checksum, if known."""
     arrays = _read_images(out)
     numbers = {}
     try:
@@ -248,30 +236,28 @@ def find_trained(checkpoint: Path | None, index: Index) -> np.ndarray:
 
 
 def count_known(out: Path) -> int:
-    """Return how many validation images of a run it was trained on, or the weights that it started
-    from, by their bytes; 0 if that is not known."""
+    """Return on how many validation images, by their bytes, a run or the weights that it started
+    from are known to be trained."""
     arrays = _read_images(out)
-    known = [_key_columns(arrays, name) for name in ("train", "seen")]
-    return int(np.isin(_key_columns(arrays, "val"), np.concatenate(known)).sum())
+    return int(np.isin(_key_columns(arrays, "val"), _key_columns(arrays, "train", "seen")).sum())
 
 
 def count_copies(sets: Sets) -> int:
-    """Return how many validation images have the bytes of a training image; 0 if that is not
-    known."""
+    """Return how many validation images are known to have the bytes of a training image."""
     return int(np.isin(_key_index(sets.validation), _key_index(sets.training)).sum())
 
 
 def _key_trained(checkpoint: Path | None) -> np.ndarray:
-    """Return the keys of all images that a checkpoint's weights were trained on, as far as known:
-    uint64, ascending."""
+    """Return the keys of the images that a checkpoint's weights are known to be trained on."""
     folder = Path() if checkpoint is None else checkpoint.resolve().parent.parent
     arrays = _read_images(folder.parent) if folder.name == "checkpoints" else {}
-    return np.unique(np.concatenate([_key_columns(arrays, name) for name in ("train", "seen")]))
+    return np.unique(_key_columns(arrays, "train", "seen"))
 
 
-def _key_columns(arrays: Arrays, name: str) -> np.ndarray:
-    """Return the keys of the images of a set in a run's file."""
-    return _key_bytes(*(arrays.get(f"{name}.{column}", _NONE) for column in _BYTES))
+def _key_columns(arrays: Arrays, *names: str) -> np.ndarray:
+    """Return the keys of the images of sets in a run's file."""
+    columns = [[arrays.get(f"{name}.{column}", _NONE) for column in _BYTES] for name in names]
+    return np.concatenate([_key_bytes(*column) for column in columns])
 
 
 def _key_index(index: Index) -> np.ndarray:
@@ -280,8 +266,7 @@ def _key_index(index: Index) -> np.ndarray:
 
 
 def _key_bytes(lengths: np.ndarray, checksums: np.ndarray) -> np.ndarray:
-    """Return a number for the length and checksum of each image: uint64; none if these are damaged
-    or not known."""
+    """Return a number for the length and checksum of each image, if they are known: uint64."""
     try:
         high, low = (column.astype(np.uint64).ravel() for column in (lengths, checksums))
         return high << np.uint64(32) | low  # with no checksums, shapes do not match
@@ -331,8 +316,9 @@ def _compare(before: Arrays, now: Arrays) -> list[str]:
     then = _key_images(names, columns, before)
     here = _key_images(names, columns, now)
     moved = _find_moved(then, here) if has_bytes else {}
-    gone = _list_classes(then) - _list_classes(here)
-    added = _list_classes(here) - _list_classes(then)
+    gone = {about[0] for about in then.values()}
+    added = {about[0] for about in here.values()} - gone
+    gone -= {about[0] for about in here.values()}
     renamed: dict[str, set[str]] = {name: set() for name in gone}
     lists: dict[tuple[str, str], list[str]] = defaultdict(list)
     for key, (name, *about) in then.items():
@@ -373,14 +359,8 @@ def _find_moved(then: Places, here: Places) -> dict[tuple[str, str], tuple[str, 
     return {key: place for key, place in left.items() if place is not None}
 
 
-def _list_classes(places: Places) -> set[str]:
-    """Return the classes of images."""
-    return {about[0] for about in places.values()}
-
-
 def _key_images(names: Sequence[str], columns: list[str], arrays: Arrays) -> Places:
-    """Return the class and other columns of each image by its set and its name, or by its number
-    without."""
+    """Return the class and other columns of each image by its set and its name or number."""
     images = {}
     for name in names:
         classes = arrays[f"{name}.classes"].tolist()

@@ -77,8 +77,7 @@ def convert(
 
 
 def _keep_velocities_of_sgd(weights: Weights) -> Weights:
-    """Return weights without the state of an optimizer whose velocities are not SGD's, which no
-    format can hold."""
+    """Return weights without the state of another optimizer than SGD, which no format can hold."""
     state = weights.state
     optimizer = weights.recipe.optimizer
     if OPTIMIZERS[optimizer].velocity == "sum" or not state.momentum:
@@ -89,11 +88,10 @@ def _keep_velocities_of_sgd(weights: Weights) -> Weights:
 
 
 def _check_target(target: Path, to: str, choice: WeightsChoice) -> None:
-    """Raise `CheckpointError` if there is no such format, or it cannot have this name or names of
-    classes."""
+    """Raise `CheckpointError` for an unknown format, or one without this name or its classes."""
     if not target.name or target.name == "..":
         raise CheckpointError(
-            f"{target} is not a name for a new file; expected a name such as weights.safetensors"
+            f"{target} is not a name for a new file; expected one such as weights.safetensors"
         )
     if to not in TARGETS:
         raise CheckpointError(
@@ -168,8 +166,7 @@ def _certificate_path(target: Path) -> Path:
 
 
 def _describe_losses(to: str, weights: Weights, *, certified: bool) -> list[str]:
-    """Return remarks on the preprocessing, the scales and the temperature that a format does not
-    hold."""
+    """Return remarks on what a format does not hold of preprocessing, scales and temperature."""
     remarks = []
     differences = TARGETS[to].list_unlike_assumed(weights.recipe)
     if differences:
@@ -195,7 +192,7 @@ def _write_certificate(
     weights: Weights, target: Path, to: str, written: Written, folder: Path, remarks: Sequence[str]
 ) -> Certificate:
     """Read back what was written into a folder, and write its certificate and proof there. Raises
-    `CheckpointError` if it does not compute as the source does."""
+    `CheckpointError` if it computes something else than the source."""
     places = {path: folder / path.relative_to(target.parent) for path in written.files}
     arrays = tuple(map(places.__getitem__, written.arrays))
     staged = replace(written, files=tuple(places.values()), arrays=arrays)
@@ -239,8 +236,7 @@ def _prove(copy: Weights, to: str, folder: Path) -> None:
 
 
 def _describe_classes(to: str, weights: Weights) -> Iterator[str]:
-    """Yield which order the outputs have if the target does not name its classes, and how to name
-    those that are assumed."""
+    """Yield the order of outputs that the target does not name, or how to name assumed classes."""
     order = describe_order(weights.classes)
     assumed = assume_classes(weights.recipe)
     if weights.has_classifier and not (weights.classes or assumed):
@@ -257,8 +253,7 @@ def _describe_classes(to: str, weights: Weights) -> Iterator[str]:
 
 
 def _give_names(folder: Path, target: Path, written: Written) -> None:
-    """Let what was written into a folder appear: the certificate first, last the file that makes
-    the others readable."""
+    """Let what was written appear: the certificate first, what makes the rest readable last."""
     readable = written.arrays[0]
     paths = [path for path in written.files if path != readable]
     certificate = _certificate_path(target)
@@ -270,15 +265,11 @@ def _give_names(folder: Path, target: Path, written: Written) -> None:
 
 
 def _explain_difference(source: Recipe, target: Recipe) -> str:
-    """Return, as a sentence, in what the network of the target's format is another than that of the
-    source."""
+    """Return, as a sentence, how the network of the target's format differs from the source's."""
     ours = source.fields()
     theirs = target.fields()
-    differences = [
-        f"{name} {theirs[name]}, not {ours[name]}"
-        for name in ("model", "padding", "bn_epsilon")
-        if ours[name] != theirs[name]
-    ]
-    if not differences:
+    names = [key for key in ("model", "padding", "bn_epsilon") if ours[key] != theirs[key]]
+    if not names:
         return ""
+    differences = [f"{name} {theirs[name]}, not {ours[name]}" for name in names]
     return f" Programs that read this format compute with {', '.join(differences)}."

@@ -85,7 +85,7 @@ def fetch_weights(name: str, *, progress: "Progress | None" = None) -> Path:
         )
     # Files of several addresses can have one name.
     folder = hashlib.sha256(address.encode()).hexdigest()[:16]
-    path = cache_folder() / folder / file_name
+    path = user_cache() / "weights" / folder / file_name
     download(address, path, sha256=fragment.removeprefix("sha256="), progress=progress)
     if not fragment:
         _unverified.add(path)
@@ -103,8 +103,8 @@ def removing_refused(path: Path) -> Iterator[None]:
             raise
         path.unlink(missing_ok=True)
         raise CheckpointError(
-            f"{error}. The file was downloaded without a digest and may be damaged or a page of"
-            " HTML. It was removed: the same command downloads it again"
+            f"{error}. The file was downloaded without a digest. It was removed: the same command"
+            " downloads it again"
         ) from None
 
 
@@ -127,14 +127,9 @@ def find_known_weights(name: str) -> KnownWeights:
     return known[name]
 
 
-def cache_folder() -> Path:
-    """Return the folder of downloaded weights. It may not exist."""
-    return user_cache() / "weights"
-
-
 def locate_cached(known: KnownWeights) -> Path:
     """Return the path of known weights in the cache, whether they are there or not."""
-    return cache_folder() / known.file_name
+    return user_cache() / "weights" / known.file_name
 
 
 def check_hub_name(name: str) -> None:
@@ -154,39 +149,33 @@ def explain_missing_hub(what: str) -> CheckpointError:
 def _fetch_from_hub(name: str) -> Path:
     """Return the folder of a model of Hugging Face's hub, with its configuration and its weights,
     or the file of weights that need no other. If the hub cannot be asked, they are the cached ones,
-    and a warning is logged.
-
-    Raises `CheckpointError`.
-    """
+    and a warning is logged. Raises `CheckpointError`."""
     check_hub_name(name)
     try:
-        from huggingface_hub import (
-            get_hf_file_metadata,
-            hf_hub_download,
-            hf_hub_url,
-            try_to_load_from_cache,
-        )
+        import huggingface_hub as client
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError:
         raise explain_missing_hub(f"hf:{name}") from None
     repository, _, revision = name.partition("@")
+    options: dict[str, Any] = {"revision": revision or None}
     refusal: Exception | None = None
     paths: list[Path] = []
     with _naming_the_hub(name):
         try:
-            get_hf_file_metadata(hf_hub_url(repository, _HUB_FILES[0], revision=revision or None))
+            client.get_hf_file_metadata(client.hf_hub_url(repository, _HUB_FILES[0], **options))
         except EntryNotFoundError:
             pass
         except Exception as error:  # they have no common class
             refusal = error
-        options: dict[str, Any] = {"local_files_only": refusal is not None}
+        is_offline = refusal is not None
         for file in _HUB_FILES:
             try:
-                paths.append(
-                    Path(hf_hub_download(repository, file, revision=revision or None, **options))
+                path = client.hf_hub_download(
+                    repository, file, local_files_only=is_offline, **options
                 )
+                paths.append(Path(path))
             except EntryNotFoundError as error:
-                is_known = try_to_load_from_cache(repository, file, revision=revision or None)
+                is_known = client.try_to_load_from_cache(repository, file, **options)
                 if isinstance(error, LocalEntryNotFoundError) and is_known is None:
                     raise refusal or error from None
                 continue
@@ -209,10 +198,8 @@ def _fetch_from_hub(name: str) -> Path:
 
 @contextmanager
 def _naming_the_hub(name: str) -> Iterator[None]:
-    """Turn the errors of the hub's client into one message. Its exceptions have no common class.
-
-    Its warnings before each retry are left out.
-    """
+    """Turn the errors of the hub's client, which have no common class, into one message. Its
+    warnings before each retry are left out."""
     logger = logging.getLogger("huggingface_hub.utils._http")
     logger.addFilter(_is_no_retry_warning)
     try:
@@ -220,9 +207,8 @@ def _naming_the_hub(name: str) -> Iterator[None]:
     except Exception as error:
         reason = _describe_refusal(error)
         if reason not in _REFUSALS.values():
-            repository = name.partition("@")[0]
-            reason += f". Elsewhere, hf download {repository} downloads it; name the folder of its"
-            reason += " files"
+            command = f"hf download {name.partition('@')[0]}"
+            reason += f". Elsewhere, {command} downloads it; name the folder of its files"
         raise CheckpointError(f"hf:{name} cannot be downloaded: {reason}") from None
     finally:
         logger.removeFilter(_is_no_retry_warning)
@@ -243,10 +229,8 @@ def _is_no_retry_warning(record: logging.LogRecord) -> bool:
 
 
 def _check_hub_digest(file: Path) -> None:
-    """Raise `CheckpointError` if a large file of the hub's cache is damaged.
-
-    The cache names the contents of large files by their SHA-256.
-    """
+    """Raise `CheckpointError` if a large file of the hub's cache, which is named by its SHA-256, is
+    damaged."""
     content = file.resolve()
     if _SHA256.fullmatch(content.name) and hash_file(content) != content.name:
         raise CheckpointError(

@@ -13,7 +13,7 @@ import stat
 import sys
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -216,14 +216,13 @@ def _hash_key(key: Any) -> str:
 def _check_usage(certificate: Any) -> None:
     """Raise `ValueError` if a certificate is not for signing code, or says nothing about it."""
     x509 = _load("x509")
-    uses = {type(extension.value): extension.value for extension in certificate.extensions}
-    purposes = uses.get(x509.ExtendedKeyUsage)
-    is_allowed = x509.KeyUsage in uses or purposes is not None
-    if x509.KeyUsage in uses:
-        is_allowed = uses[x509.KeyUsage].digital_signature
-    if purposes is not None:
-        is_allowed &= x509.oid.ExtendedKeyUsageOID.CODE_SIGNING in purposes
-    if not is_allowed:
+    answers = []
+    for extension in certificate.extensions:
+        if isinstance(extension.value, x509.KeyUsage):
+            answers.append(extension.value.digital_signature)
+        elif isinstance(extension.value, x509.ExtendedKeyUsage):
+            answers.append(x509.oid.ExtendedKeyUsageOID.CODE_SIGNING in extension.value)
+    if not (answers and all(answers)):
         raise ValueError("the signer's certificate is not for signing code")
 
 
@@ -295,31 +294,28 @@ def _verify(path: Path, key: Path, signature: Path, copy: Path | None = None) ->
     sized = {name for name in places if places[name].lstat().st_size or "shard_size" not in method}
     for change, names in ("added", sized - files.keys()), ("missing", files.keys() - places):
         if names:
-            names_in_words = list_first(sorted(map(repr, names)), 5)
             raise CheckpointError(
-                f"{path} is not what was signed: {change}: {names_in_words}; expected exactly the"
-                f" {len(files)} files that {signature} covers"
+                f"{path} is not what was signed: {change}: {list_first(sorted(map(repr, names)))};"
+                f" expected exactly the {len(files)} files that {signature} covers"
             )
     for name in sorted(files):
         if _hash_file(places[name], name, method, copy and copy / name) != files[name]:
-            raise CheckpointError(
-                f"{places[name]!s:.300} is not what was signed: its digest differs; get it again"
-                " from its source"
-            )
+            place = f"{places[name]!s:.300}"
+            raise CheckpointError(f"{place} is not what was signed; get it again from its source")
     return {"signer": f"{signer}, trusted by {key}", "files": sorted(files)}
 
 
 def _open_bundle(data: bytes, trusted: Any) -> tuple[bytes, str]:
-    """Return the signed payload of a bundle, and the signer. Raises `ValueError` if it is not
-    signed by whom a user trusts."""
+    """Return the signed payload of a bundle, and the signer. Raises `ValueError` if it is another
+    one than a user trusts."""
     bundle = parsed(data.decode())
     if not _fits(bundle, _BUNDLE):
         raise ValueError("it is not a signature of OpenSSF Model Signing by one signer")
     material = bundle["verificationMaterial"]
     if "certificate" in material:
         raise ValueError(
-            "it is keyless (Sigstore), which Lockstep cannot verify; expected a signature by a key"
-            " or a certificate. The package model-signing verifies it"
+            "it is keyless (Sigstore); expected a signature by a key or a certificate. The package"
+            " model-signing verifies it"
         )
     kinds = {"publicKey", "x509CertificateChain"} & material.keys()
     wanted = "x509CertificateChain" if isinstance(trusted, list) else "publicKey"
@@ -355,11 +351,9 @@ def _is_signed(payload: bytes, seal: bytes, key: Any) -> bool:
     old = f"DSSEV1 {len(_PAYLOAD)} {_PAYLOAD} {len(payload)} {payload!r}".encode()
     sha256 = _load("hazmat.primitives.hashes").SHA256()
     for text, algorithm in (_encode(payload), usual), (old, sha256), (old, usual):
-        try:
+        with suppress(_load("exceptions").InvalidSignature):
             key.verify(seal, text, ec.ECDSA(algorithm))
             return True
-        except _load("exceptions").InvalidSignature:
-            continue
     return False
 
 

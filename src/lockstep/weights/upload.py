@@ -30,6 +30,7 @@ _PHOTOS = ("proof", "photos")
 """The folders of a proof that have photos, too; others may be private."""
 _OF_RUN = ("run.json", "log.jsonl", "checkpoints", "state.json", "momentum.safetensors")
 """Files of runs and checkpoints, which other programs cannot load."""
+_EXPECTED = "expected a folder that convert --to transformers, --to timm or export wrote"
 _MOST_FILES = 200
 _OF_EVERY_REPOSITORY = (".gitattributes", "README.md", "LICENSE", ".gitignore")
 _SECONDS = 10
@@ -63,10 +64,7 @@ def list_files(folder: Path) -> dict[str, Path]:
     not write: links, hidden files, devices, and files with other endings.
     """
     if not folder.is_dir():
-        raise CheckpointError(
-            f"{folder} is no folder; expected one that lockstep convert --to transformers, --to"
-            " timm or lockstep export wrote"
-        )
+        raise CheckpointError(f"{folder} is no folder; {_EXPECTED}")
     files: dict[str, Path] = {}
     left = [folder]
     while left:
@@ -81,9 +79,7 @@ def list_files(folder: Path) -> dict[str, Path]:
             is_file = is_known and entry.is_file(follow_symlinks=False)
             if entry.name.startswith(".") or not (is_folder or is_file):
                 raise CheckpointError(
-                    f"{path} is a link, hidden, or no file that Lockstep writes; nothing is"
-                    " uploaded. Push a folder that lockstep convert --to transformers, --to timm or"
-                    " lockstep export wrote"
+                    f"{path} is a link, hidden, or no file that Lockstep writes; {_EXPECTED}"
                 )
             if is_folder:
                 left.append(path)
@@ -91,9 +87,8 @@ def list_files(folder: Path) -> dict[str, Path]:
                 files[path.relative_to(folder).as_posix()] = path
     if not 0 < len(files) <= _MOST_FILES:
         raise CheckpointError(
-            f"{folder} has {len(files)} files; expected 1 to {_MOST_FILES}, for a push is one"
-            " commit. Push folders in it one by one, or use the hub's command: hf upload OWNER/NAME"
-            f" {shlex.quote(str(folder))}"
+            f"{folder} has {len(files)} files; expected 1 to {_MOST_FILES} for one commit. Use the"
+            f" hub's command: hf upload OWNER/NAME {shlex.quote(str(folder))}"
         )
     return files
 
@@ -102,12 +97,9 @@ def _refuse_run(folder: Path) -> None:
     """Raise `CheckpointError` if a folder is a run or a checkpoint, also one within a run."""
     if not any((folder / name).exists() for name in _OF_RUN):
         return
-    own = folder.absolute() if folder.name in ("", "..") else folder
-    run = own.parents[1] if own.parent.name == "checkpoints" else own
-    words = ["lockstep", "convert", str(own), f"{run}-model", "--to", "transformers"]
     raise CheckpointError(
-        f"{folder} is a run or a checkpoint, which names folders of this machine and which other"
-        f" programs cannot load; write what is to be shared first: {shlex.join(words)}"
+        f"{folder} is a run or a checkpoint, which names folders of this machine; write what is to"
+        f" be shared first: lockstep convert {shlex.quote(str(folder))} MODEL --to transformers"
     )
 
 
@@ -137,8 +129,7 @@ def plan_push(folder: Path, target: str, *, public: bool = False) -> Push:
         raise CheckpointError(
             f"hf:{repository} is public: everybody would see the files; add --public if they may"
         )
-    stay = {entry.rfilename for entry in about.siblings or ()}
-    stay -= {*files, *_OF_EVERY_REPOSITORY}
+    stay = {entry.rfilename for entry in about.siblings or ()} - {*files, *_OF_EVERY_REPOSITORY}
     replaced = []
     for entry in stored:
         if _is_same(files[entry.path], entry):
@@ -150,10 +141,8 @@ def plan_push(folder: Path, target: str, *, public: bool = False) -> Push:
 
 
 def carry_out(push: Push, message: str) -> str:
-    """Upload the files of a push as one commit; return its address.
-
-    Raises `CheckpointError` if the hub cannot be reached, or refuses it.
-    """
+    """Upload the files of a push as one commit; return its address. Raises `CheckpointError` if the
+    hub cannot be reached, or refuses it."""
     api = _open_hub()
     from huggingface_hub import CommitOperationAdd
 
@@ -201,8 +190,7 @@ def _choosing_protocol(api: Any, push: Push) -> Iterator[None]:
 
 
 def _open_hub() -> Any:
-    """Return the hub's client. Raises `CheckpointError` if it is not installed, or nobody is logged
-    in."""
+    """Return the hub's client. Raises `CheckpointError` without it, or without a login."""
     try:
         from huggingface_hub import HfApi, get_token
         from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -210,8 +198,8 @@ def _open_hub() -> Any:
         raise explain_missing_hub("lockstep push") from None
     if get_token() is None:
         raise CheckpointError(
-            "nobody is logged in to the hub; expected a token with the right to write: hf auth"
-            " login, or the environment variable HF_TOKEN"
+            "nobody is logged in to the hub; expected a token that may write: hf auth login, or the"
+            " environment variable HF_TOKEN"
         )
     if not sys.stderr.isatty():
         disable_progress_bars()
@@ -243,10 +231,7 @@ def _naming_the_hub(name: str, state: str = "nothing was changed") -> Iterator[N
         text = " ".join(str(cause).split()).rstrip(".")
         reason = _REASONS.get(status, f"{text:.300}")
         if isinstance(cause, JSONDecodeError):
-            reason = (
-                "an answer is not JSON: HF_ENDPOINT must speak the hub's protocol, and check a"
-                " README.md at /api/validate-yaml"
-            )
+            reason = "an answer is not JSON: HF_ENDPOINT must speak the hub's protocol"
         if response is not None:  # what follows ? may be a signature
             address = str(response.url).partition("?")[0]
             reason += f" ({address:.200} answers {status})"

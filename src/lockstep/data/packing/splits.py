@@ -45,11 +45,9 @@ class Packing:
     format: str
     """One of `FORMATS`."""
     shards: int = 0
-    """The number of files for each split; 0 means one for RecordIO, and one for each `SHARD_BYTES`
-    for other formats."""
+    """The number of files for each split; 0: one for RecordIO, else one for each `SHARD_BYTES`."""
     resize: int = 0
-    """Larger images are reduced to this length of the shorter side, in pixels; 0 copies the bytes.
-    """
+    """Larger images are reduced to this shorter side in pixels; 0 copies the bytes."""
     quality: int = 95
     """JPEG quality of reduced images."""
     first_label: int = 0
@@ -120,11 +118,8 @@ class Split:
 
 
 def list_splits(source: Path, target: Path, packing: Packing) -> Iterator[Split]:
-    """Yield the splits of a data set, to be written to `target`.
-
-    An unfinished pack keeps the order of classes in which it was begun. Raises `DataError` if its
-    files are damaged.
-    """
+    """Yield the splits of a data set, to be written to `target`. An unfinished pack keeps its order
+    of classes. Raises `DataError` if its files are damaged."""
     classes: tuple[str, ...] | None = None
     for name, where in find_sources(source).items():
         quarantine = read_quarantine(where)
@@ -138,8 +133,7 @@ def list_splits(source: Path, target: Path, packing: Packing) -> Iterator[Split]
             bad = listing.damaged[0]
             raise DataError(
                 f"{where.root}: {len(listing.damaged)} damaged parts of files hold no usable image;"
-                f" the first is {bad.file}: {bad.reason}. Restore the file; lockstep data check"
-                " lists all of them"
+                f" the first is {bad.file}: {bad.reason}. lockstep data check lists all of them"
             )
         classes = listing.classes
         names = _keep_names(listing, packing)
@@ -174,23 +168,19 @@ def find_kind(data: Bytes) -> str:
 
 
 def check_class_names(classes: Sequence[str], format: str) -> None:
-    """Raise `DataError` if the name of a class cannot be a line of `classes.txt`, or of a folder to
-    be written."""
+    """Raise `DataError` if a class cannot be a line of `classes.txt`, or a folder to be written."""
     for label, name in enumerate(classes):
+        wrong = ""
         if not name or name != name.strip() or set(name) & set("\n\r\0"):
-            raise DataError(
-                f"class {label} is named {name!r}, which cannot be a line of {CLASSES}; rename it"
-            )
-        if format == FOLDER and (name.startswith(".") or "/" in name):
-            raise DataError(
-                f"class {label} is named {name!r}, which cannot be the name of a folder; rename it"
-                f" in {CLASSES}"
-            )
+            wrong = f"a line of {CLASSES}; rename it"
+        elif format == FOLDER and (name.startswith(".") or "/" in name):
+            wrong = f"the name of a folder; rename it in {CLASSES}"
+        if wrong:
+            raise DataError(f"class {label} is named {name!r}, which cannot be {wrong}")
 
 
 def _keep_names(listing: Listing, packing: Packing) -> tuple[str, ...] | None:
-    """Return `class/file` of every sample, or None if these names would change the order of the
-    samples."""
+    """Return `class/file` of every sample, or None if these names would change their order."""
     names = []
     before = (0, b"")
     for name, label in zip(listing.names, listing.rows["label"].tolist(), strict=True):
@@ -210,8 +200,7 @@ def _keep_names(listing: Listing, packing: Packing) -> tuple[str, ...] | None:
 
 
 def identify(splits: list[Split], packing: Packing) -> str:
-    """Return a text that is equal for the same images, compared by their names, and the same
-    packing."""
+    """Return a text that is equal for images of the same names and the same packing."""
     digest = hashlib.sha256()
     for split in splits:
         listing = split.listing

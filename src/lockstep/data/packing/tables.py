@@ -77,10 +77,7 @@ class _Chosen(NamedTuple):
     def read(self, positions: Mapping[str, int] | None, image: str) -> Iterator[Row]:
         """Yield rows with the class of each label by the positions of names; without positions the
         label as a name. An image of a split `test` without a label gets None. `image` is the column
-        of images; if it is empty, they are not read.
-
-        Raises `DataError` for other splits and labels, and images that cannot be read.
-        """
+        of images; if it is empty, they are not read. Raises `DataError`."""
         for place, row in self.table.read([*filter(None, (image, self.label, self.column))]):
             split = self.table.split
             if self.column:
@@ -138,8 +135,8 @@ def write_tables(
     different = sorted(set(chain(*lists)) - set(classes).intersection(*lists))
     if different:
         raise DataError(
-            f"{files} list different classes: {shorten_list(different, 10)}; expected the same"
-            " names, in any order. Give all files one ClassLabel, or pack each to its own folder"
+            f"{files} list different classes: {shorten_list(different, 10)}. Give all files one"
+            " ClassLabel, or pack each to its own folder"
         )
     if len(lists) > 1:
         note(f"note: {files} number their classes differently, and are matched by name")
@@ -165,18 +162,16 @@ def write_tables(
 
 
 def _choose(table: Table, columns: Columns) -> _Chosen:
-    named = [
-        name for name in table.list_columns("text", "array", "cell") if is_usual("image", name)
-    ]
-    images = table.list_columns("image") or named or table.list_columns("cell")
+    named = filter(partial(is_usual, "image"), table.list_columns("text", "array", "cell"))
+    images = table.list_columns("image") or list(named) or table.list_columns("cell")
     image = _choose_column(table, "image", columns.image, images)
     other = [image, *filter(partial(is_usual, "other"), table.kinds)]
     numbered = table.list_columns("text", "number", "cell")
     labels = list(table.classes) or [name for name in numbered if name not in other]
     label = ""
     if labels or columns.label or table.split != "test":
-        lists = [name for name in table.list_columns("array") if is_usual("label", name)]
-        likely = columns.label or "".join(lists[: not labels])
+        lists = filter(partial(is_usual, "label"), table.list_columns("array"))
+        likely = columns.label or ("" if labels else next(lists, ""))
         if table.kinds.get(likely) in ("array", "image"):
             raise DataError(
                 f"{table.path}: the column {likely} holds no name or number of each image."
@@ -188,12 +183,11 @@ def _choose(table: Table, columns: Columns) -> _Chosen:
 
 
 def _choose_column(table: Table, kind: str, wanted: str, possible: Sequence[str]) -> str:
-    """Return the column of a kind: `wanted`, else the only possible one, or the only one of them
-    with a usual name."""
+    """Return the column of a kind: `wanted`, or the only possible one, if need be by its name."""
     names = list(table.kinds)
+    if wanted and wanted in names:  # the index of pandas has no name
+        return wanted
     if wanted:
-        if wanted in names:
-            return wanted
         raise DataError(f"{table.path} has no column {wanted}. {nearest(wanted, names)}")
     possible = list(filter(partial(is_usual, kind), possible)) or possible
     if len(possible) == 1:
@@ -218,8 +212,7 @@ def _check_rows(
     labels: Counter[Any],
     places: dict[Path, str],
 ) -> None:
-    """Check the rows of a table, and count their labels. Images that are files are added to
-    `places`."""
+    """Check the rows of a table, count their labels, and add images that are files to `places`."""
     paths = item.table.list_columns("text", "cell")
     missing: list[Path] = []
     count = 0
@@ -229,8 +222,7 @@ def _check_rows(
             count += 1
             if path in places:
                 raise DataError(
-                    f"{place} lists the image of {places[path]} again: {path}; expected each image"
-                    " once. Remove one of the two"
+                    f"{place} lists the image of {places[path]} again: {path}; remove it"
                 )
             places[path] = place
             if not path.is_file():
@@ -243,12 +235,10 @@ def _check_rows(
 
 
 def read_split(word: Any, place: str) -> str:
-    """Return the split that a word names. Raises `DataError` if it names none."""
+    """Return the split that a word names. Raises `DataError` for another word."""
     split = name_split(str(word))
     if split is None:
-        raise DataError(
-            f"{place}: {word!r:.100} is not a split; expected train, val, validation or test"
-        )
+        raise DataError(f"{place}: {word!r:.100} is not a split; expected train, val or test")
     return split
 
 
