@@ -100,4 +100,4 @@ def test_the_version_is_the_same_everywhere() -> None:
     newest = re.findall(r"^## (\S+?),? ", changelog, re.MULTILINE)[0]
     assert newest == version
     groups = re.findall(r"^### (.*)$", changelog, re.MULTILINE)
-    assert groups[:5] == ["Added", "Changed", "Removed", "Fixed", "Security"]
+    assert groups[:2] == ["Added", "Security"]  # nobody has had a version before
