@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
@@ -103,40 +102,6 @@ def test_a_proof_says_what_the_reference_computes_of_pillows_pixels(
     assert proof["model"]["files"] == digests
 
 
-def change_mean(recipe: Recipe) -> Recipe:
-    return recipe.replace(mean=(0.0,) * 3, std=(255.0,) * 3)
-
-
-FAULTS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[Recipe], Recipe]]] = {
-    "colours swapped": (lambda photo: photo[..., ::-1], lambda recipe: recipe),
-    "squashed to a square": (
-        lambda photo: cv2.resize(photo, (40, 40), interpolation=cv2.INTER_LINEAR),
-        lambda recipe: recipe.replace(eval_resize=40),
-    ),
-    "no margin": (lambda photo: photo, lambda recipe: recipe.replace(eval_resize=40)),
-    "pixels from 0 to 1": (lambda photo: photo, change_mean),
-}
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_proof_says_what_a_mistake_would_answer(
-    name: str, exported: Path, tiny_recipe: Recipe, tmp_path: Path
-) -> None:
-    change_photo, change_recipe = FAULTS[name]
-    recipe = change_recipe(tiny_recipe.replace(eval_crop=40, eval_resize=48))
-    wrong = save_random(recipe, tmp_path)
-    proof = read_proof(exported)
-    [fault] = [entry for entry in proof["faults"] if entry["name"] == name]
-    assert fault["probes"][:2] == [0, 1]
-    logits = unpack(fault["logits"], "float16")
-    for number, row in zip(fault["probes"], logits, strict=True):
-        pixels = decode(exported / "proof" / proof["probes"][number]["file"])
-        photo = np.ascontiguousarray(change_photo(pixels))
-        [shares] = compute_expected(wrong, photo[None])
-        # float16 has 11 bits
-        assert softmax(row[None])[0] == pytest.approx(shares, abs=2e-3)
-
-
 def test_an_export_is_checked(answer: Run, exported: Path) -> None:
     code, output, errors = answer("check", exported)
     assert (code, errors) == (0, "")
@@ -173,33 +138,9 @@ def test_a_model_that_sees_other_colours_is_named(
     assert "colours swapped" in output
 
 
-def set_field(*keys: str, value: Any) -> Callable[[Any], None]:
-    def change(proof: Any) -> None:
-        for key in keys[:-1]:
-            proof = proof[int(key) if key.isdecimal() else key]
-        proof[keys[-1]] = value
-
-    return change
-
-
-DAMAGES: dict[str, Callable[[Any], None]] = {
-    "a path out of the folder": set_field("probes", "0", "file", value="../../../etc/passwd"),
-    "an absolute path": set_field("probes", "0", "file", value="/etc/passwd"),
-    "a number for a path": set_field("probes", "0", "file", value=3),
-    "no probes": set_field("probes", value=[]),
-    "logits without an end": set_field("model", "logits", value=10**12),
-    "few logits": set_field("expected", "float32", value="AAAA"),
-    "no base64": set_field("expected", "float32", value="%%%"),
-    "another format": set_field("format", value=2),
-    "a grid of a text": set_field("probes", "0", "seen", "grid", value="a"),
-    "a fault of a photo that is missing": set_field("faults", "0", "probes", value=[99]),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_proof_is_refused(damage: str, answer: Run, copy: Path) -> None:
+def test_a_damaged_proof_is_refused(answer: Run, copy: Path) -> None:
     proof = read_proof(copy)
-    DAMAGES[damage](proof)
+    proof["probes"][0]["file"] = "../../../etc/passwd"
     (copy / "proof/proof.json").write_text(json.dumps(proof))
     code, output, errors = answer("check", copy)
     assert (code, output) == (2, "")

@@ -23,9 +23,6 @@ _CONSISTENT = 0.4
 """A fault is named if the answers to the photos that it changes are at most this far from what it
 predicts: 0 is equal, 1 is no nearer than the right answers."""
 _EXACT = 0.1
-_DOUBTFUL = 0.15
-"""A fault that is met no better than this may be the arithmetic of an int8 model as well."""
-_TIE = 0.05
 _OTHER_DECODER = 0.05
 """By this share of the largest logit answers may differ with another JPEG decoder, if the proof
 does not say."""
@@ -34,8 +31,8 @@ _EQUAL_PIXELS = 0.01
 _ROUNDED_PIXELS = 5e-3
 """By this share of the largest logit answers may differ if another resize rounds pixels by a
 level."""
-_FLOAT16 = 2048
-"""float16 has 11 bits."""
+_RESOLVED = 2e-3
+"""Answers that differ by a smaller share may be equal: float16 has 11 bits."""
 
 
 @dataclass(frozen=True)
@@ -177,37 +174,25 @@ class Comparison:
         for logs, probe in zip(fault.logs, fault.probes, strict=True):
             row = self.answers.logs[probe, fault.columns]
             known = ~np.isnan(row)
-            vectors = [row, logs, self.proof.logs[probe, fault.columns]]
-            vectors = [vector[known] for vector in vectors]
-            if known.any() and len(fault.columns) < self.proof.logits.shape[1]:
+            if not known.any():
+                distances[probe] = 1.0
+                continue
+            vectors = [row[known], logs[known], self.proof.logs[probe, fault.columns][known]]
+            if len(fault.columns) < self.proof.logits.shape[1]:
                 # The other classes have a share of the probabilities, too.
                 vectors = list(map(take_log_softmax, vectors))
             [row, logs, right] = vectors
             change = _mean_size(logs - right)
-            resolved = _mean_size(logs) / _FLOAT16
-            if known.any() and change > 4 * resolved:
+            if change > _RESOLVED * _mean_size(logs):
                 wrong = _mean_size(_differ(row, logs, self.answers.slack))
                 size = _mean_size(_differ(row, right, self.answers.slack))
-                distance = max(wrong - resolved, 0.0) / (size + change)
-                distances[probe] = max(distance, 1 - _correlate(row, logs))
-            elif not known.any():
-                distances[probe] = 1.0
+                distances[probe] = wrong / (size + change)
         return distances
 
 
 def _mean_size(values: np.ndarray) -> float:
-    """Return the root of the mean square; 0 of no values."""
-    return float(np.sqrt(np.mean(values**2))) if values.size else 0.0
-
-
-def _correlate(row: np.ndarray, logs: np.ndarray) -> float:
-    """Return the correlation of two answers, 0 if one of them is the same for all classes: softmax
-    twice resembles any answer that is."""
-    shapes = [values - values.mean() for values in (row, logs)]
-    sizes = [float(np.sqrt((shape**2).sum())) for shape in shapes]
-    if len(row) < 3 or min(sizes) == 0:
-        return float(len(row) < 3)
-    return float((shapes[0] * shapes[1]).sum()) / (sizes[0] * sizes[1])
+    """Return the root of the mean square."""
+    return float(np.sqrt(np.mean(values**2)))
 
 
 @dataclass(frozen=True)
@@ -249,21 +234,18 @@ def name_faults(comparison: Comparison, failing: Iterable[int]) -> list[Diagnosi
     diagnoses: list[Diagnosis] = []
     while left and candidates:
         gains = []
-        for _, score, distances, _ in candidates:
-            parts = [1 - distance for probe, distance in distances.items() if probe in left]
-            gains.append((sum(parts), -score))
-        best = gains.index(max(gains))
-        fault, score, distances, explained = candidates[best]
-        if not explained & left & set(distances):
+        for _, _, distances, _ in candidates:
+            gains.append(sum(1 - distances[probe] for probe in left & distances.keys()))
+        fault, score, distances, explained = candidates[gains.index(max(gains))]
+        if not explained & left & distances.keys():
             break
         names = {fault.name, *fault.twins}
-        for (other, other_score, _, _), (gain, _) in zip(candidates, gains, strict=True):
-            if gain >= 0.95 * gains[best][0] and other_score <= score + _TIE:
+        for (other, *_), gain in zip(candidates, gains, strict=True):
+            if gain >= 0.98 * max(gains):
                 names.add(other.name)
-        if score > _DOUBTFUL and proof.document["model"]["precision"] == "int8":
+        if score > _EXACT and proof.document["model"]["precision"] == "int8":
             names.add(SATURATED)
-        is_exact = score <= _EXACT
-        diagnoses.append(Diagnosis(sorted(names), fault.advice, is_exact, explained & left))
+        diagnoses.append(Diagnosis(sorted(names), fault.advice, score <= _EXACT, explained & left))
         left -= explained
     return diagnoses
 

@@ -4,7 +4,8 @@ A mistake changes how a file is decoded, which square of a photo is seen, how pi
 or what is made of the logits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -20,9 +21,11 @@ from lockstep.recipes.order import centre_plan
 
 DECODER = "another JPEG decoder"
 TRAINING = "a batch that mixes images: batch norm is in training mode"
-Colours = float | tuple[float, ...]
-"""A number for each colour, or one for all."""
-_IMAGENET = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+OF_FEW = ("EXIF orientation", "CMYK inverted", "transparency over white", "transparency over black")
+"""Mistakes that few photos show."""
+_IMAGENET = np.array((123.675, 116.28, 103.53)), np.array((58.395, 57.12, 57.375))
+_ORDERS = ("classes sorted as text", "classes sorted as numbers")
+"""The outputs are named in an order of other programs."""
 
 
 def decode(data: bytes, recipe: Recipe) -> np.ndarray:
@@ -40,7 +43,27 @@ def cut(pixels: np.ndarray, recipe: Recipe) -> np.ndarray:
     return square
 
 
-def _cut_elsewhere(pixels: np.ndarray, recipe: Recipe, **changes: object) -> np.ndarray:
+def list_decodings(data: bytes, recipe: Recipe) -> dict[str, np.ndarray]:
+    """Return what mistakes decode of a file, uint8 [height, width, 3], by mistake; those that do
+    not concern its kind are left out."""
+    forgotten = recipe.replace(exif_orientation=not recipe.exif_orientation)
+    photos = {"EXIF orientation": decode(data, forgotten)}
+    image: Image.Image = open_by_pillow(data)
+    if image.mode == "CMYK":
+        photos["CMYK inverted"] = np.asarray(ImageChops.invert(image).convert("RGB"))
+    if image.mode == "RGBA":
+        for background in ("white", "black"):
+            canvas = Image.new("RGBA", image.size, background)
+            canvas.alpha_composite(image)
+            photos[f"transparency over {background}"] = np.asarray(canvas.convert("RGB"))
+    if is_plain_jpeg(data):  # as decoders do that round more: the others are nearer
+        pixels = np.asarray(simplejpeg.decode_jpeg(data, fastdct=True, fastupsample=True))
+        orientation = read_orientation(data) if recipe.exif_orientation else UPRIGHT
+        photos[DECODER] = turn_image(pixels, orientation)
+    return photos
+
+
+def _cut_elsewhere(pixels: np.ndarray, recipe: Recipe, changes: dict[str, Any]) -> np.ndarray:
     """Return another square of decoded pixels; `changes` are fields of `Square`."""
     square = np.empty((recipe.eval_crop, recipe.eval_crop, 3), np.uint8)
     size = pixels.shape[0], pixels.shape[1]
@@ -50,123 +73,59 @@ def _cut_elsewhere(pixels: np.ndarray, recipe: Recipe, **changes: object) -> np.
     return square
 
 
-def _swap_colours(pixels: np.ndarray, recipe: Recipe) -> np.ndarray:
-    return cut(np.ascontiguousarray(pixels[..., ::-1]), recipe)
-
-
-def _change_filter(pixels: np.ndarray, recipe: Recipe) -> np.ndarray:
-    return cut(pixels, recipe.replace(eval_antialias=not recipe.eval_antialias))
-
-
-def _change_interpolation(pixels: np.ndarray, recipe: Recipe) -> np.ndarray:
-    names = {"bilinear": "bicubic", "bicubic": "bilinear"}
-    return cut(pixels, recipe.replace(interpolation=names[recipe.interpolation]))
-
-
-def _squash(pixels: np.ndarray, recipe: Recipe) -> np.ndarray:
+def list_cuts(pixels: np.ndarray, recipe: Recipe) -> dict[str, np.ndarray]:
+    """Return the squares, uint8 [S, S, 3], that mistakes make of decoded pixels, by mistake."""
+    swapped = np.ascontiguousarray(pixels[..., ::-1])
+    squares = {"colours swapped": cut(swapped, recipe)}
     side = recipe.eval_crop
-    return _cut_elsewhere(pixels, recipe, resized=(side, side), offset=(0, 0))
+    others = {"bilinear": "bicubic", "bicubic": "bilinear"}
+    fields: dict[str, dict[str, Any]] = {
+        "antialiasing": {"eval_antialias": not recipe.eval_antialias},
+        "another interpolation": {"interpolation": others[recipe.interpolation]},
+        "no margin": {"eval_resize": side},
+    }
+    for name, changes in fields.items():
+        squares[name] = cut(pixels, recipe.replace(**changes))
+    places: dict[str, dict[str, Any]] = {
+        "squashed to a square": {"resized": (side, side), "offset": (0, 0)},
+        "corner instead of centre": {"offset": (0, 0)},
+    }
+    for name, changes in places.items():
+        squares[name] = _cut_elsewhere(pixels, recipe, changes)
+    return squares
 
 
-def _leave_no_margin(pixels: np.ndarray, recipe: Recipe) -> np.ndarray:
-    return cut(pixels, recipe.replace(eval_resize=recipe.eval_crop))
+def list_scales(squares: np.ndarray, recipe: Recipe) -> dict[str, np.ndarray]:
+    """Return pixels, float32 [N, S, S, 3], that the right mean and scale turn into what the network
+    sees after mistakes, by mistake."""
+    mean, std = np.array(recipe.mean), np.array(recipe.std)
+    wrong = {
+        "pixels not normalised": squares,
+        "pixels from 0 to 1": squares / 255,
+        "pixels from -1 to 1": squares / 127.5 - 1,
+        "ImageNet's mean and scale": (squares - _IMAGENET[0]) / _IMAGENET[1],
+        "normalised twice": ((squares - mean) / std - mean) / std,
+    }
+    pixels = {}
+    for name, values in wrong.items():
+        pixels[name] = (values * std + mean).astype(np.float32)
+    return pixels
 
 
-def _cut_corner(pixels: np.ndarray, recipe: Recipe) -> np.ndarray:
-    return _cut_elsewhere(pixels, recipe, offset=(0, 0))
+def list_answers(logits: np.ndarray, classes: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return logits [N, logits] after mistakes in what is made of the right ones, by mistake."""
+    answers = {
+        "softmax twice": np.exp(take_log_softmax(logits)),
+        "classes shifted up by one": np.roll(logits, 1, axis=1),
+        "classes shifted down by one": np.roll(logits, -1, axis=1),
+    }
+    if len(classes) == logits.shape[1]:
+        for name, order in zip(_ORDERS, list_orders(classes).values(), strict=False):
+            places = dict(zip(order, range(len(order)), strict=True))
+            answers[name] = logits[:, [places[label] for label in classes]]
+    return answers
 
 
-def _forget_orientation(data: bytes, recipe: Recipe) -> np.ndarray:
-    return decode(data, recipe.replace(exif_orientation=not recipe.exif_orientation))
-
-
-def _invert_cmyk(data: bytes, recipe: Recipe) -> np.ndarray:
-    image: Image.Image = open_by_pillow(data)
-    if image.mode != "CMYK":
-        return decode(data, recipe)
-    return np.asarray(ImageChops.invert(image).convert("RGB"))
-
-
-def _compose(data: bytes, recipe: Recipe, background: str) -> np.ndarray:
-    image: Image.Image = open_by_pillow(data)
-    if image.mode != "RGBA":
-        return decode(data, recipe)
-    canvas = Image.new("RGBA", image.size, background)
-    return np.asarray(Image.alpha_composite(canvas, image).convert("RGB"))
-
-
-def _decode_fast(data: bytes, recipe: Recipe) -> np.ndarray:
-    """Return a JPEG as decoders do that round more: the other pixels of a decoder are nearer."""
-    if not is_plain_jpeg(data):
-        return decode(data, recipe)
-    pixels = np.asarray(simplejpeg.decode_jpeg(data, fastdct=True, fastupsample=True))
-    return turn_image(pixels, read_orientation(data)) if recipe.exif_orientation else pixels
-
-
-def _normalise(squares: np.ndarray, recipe: Recipe, mean: Colours, std: Colours) -> np.ndarray:
-    """Return pixels that the right mean and scale turn into what a wrong one makes of squares."""
-    wrong = (squares - np.array(mean)) / np.array(std)
-    return (wrong * np.array(recipe.std) + np.array(recipe.mean)).astype(np.float32)
-
-
-def _normalise_twice(squares: np.ndarray, recipe: Recipe) -> np.ndarray:
-    return ((squares - np.array(recipe.mean)) / np.array(recipe.std)).astype(np.float32)
-
-
-def _sort_by(order: int) -> Callable[[np.ndarray, Sequence[str]], np.ndarray]:
-    """Return a mistake in names: the outputs are named in one of the orders of other programs."""
-
-    def rename(logits: np.ndarray, classes: Sequence[str]) -> np.ndarray:
-        orders = list(list_orders(classes).values())
-        if not orders or len(classes) != logits.shape[1]:
-            return logits
-        places = {name: number for number, name in enumerate(orders[order])}
-        return logits[:, list(map(places.__getitem__, classes))]
-
-    return rename
-
-
-Decoding = Callable[[bytes, Recipe], np.ndarray]
-Cutting = Callable[[np.ndarray, Recipe], np.ndarray]
-Scaling = Callable[[np.ndarray, Recipe], np.ndarray]
-Answering = Callable[[np.ndarray, Sequence[str]], np.ndarray]
-
-DECODINGS: dict[str, Decoding] = {
-    "EXIF orientation": _forget_orientation,
-    "CMYK inverted": _invert_cmyk,
-    "transparency over white": lambda data, recipe: _compose(data, recipe, "white"),
-    "transparency over black": lambda data, recipe: _compose(data, recipe, "black"),
-    DECODER: _decode_fast,
-}
-"""Mistakes by name: each decodes a file, uint8 [height, width, 3]."""
-OF_FEW = DECODINGS.keys() - {DECODER}
-"""Mistakes that few photos show."""
-CUTS: dict[str, Cutting] = {
-    "colours swapped": _swap_colours,
-    "antialiasing": _change_filter,
-    "another interpolation": _change_interpolation,
-    "squashed to a square": _squash,
-    "no margin": _leave_no_margin,
-    "corner instead of centre": _cut_corner,
-}
-"""Each makes a square, uint8 [S, S, 3], of decoded pixels."""
-SCALES: dict[str, Scaling] = {
-    "pixels not normalised": lambda squares, recipe: _normalise(squares, recipe, 0.0, 1.0),
-    "pixels from 0 to 1": lambda squares, recipe: _normalise(squares, recipe, 0.0, 255.0),
-    "pixels from -1 to 1": lambda squares, recipe: _normalise(squares, recipe, 127.5, 127.5),
-    "ImageNet's mean and scale": lambda squares, recipe: _normalise(squares, recipe, *_IMAGENET),
-    "normalised twice": _normalise_twice,
-}
-"""Each makes other pixels, float32 [N, S, S, 3], of squares, so that the right mean and scale give
-what the network sees after the mistake."""
-ANSWERS: dict[str, Answering] = {
-    "softmax twice": lambda logits, classes: np.exp(take_log_softmax(logits)),
-    "classes shifted up by one": lambda logits, classes: np.roll(logits, 1, axis=1),
-    "classes shifted down by one": lambda logits, classes: np.roll(logits, -1, axis=1),
-    "classes sorted as text": _sort_by(0),
-    "classes sorted as numbers": _sort_by(1),
-}
-"""Each changes logits, [N, logits]."""
 ADVICE = {
     "EXIF orientation": "turn photos by their EXIF orientation only if input.exif says so:"
     " PIL.ImageOps.exif_transpose",

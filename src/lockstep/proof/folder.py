@@ -187,7 +187,6 @@ def _compute_answers(
     """Return the expected logits of all probes, and those after each mistake."""
     telling = squares[: subject.telling]
     changed = _change_squares(recipe, contents, decoded, squares, len(telling))
-    scaled = [scale(telling, recipe) for scale in faults.SCALES.values()]
     shown = np.concatenate([squares, np.stack(list(changed.values()))])
     with _open_engine(subject, recipe) as engine:
         logits = _predict(engine, shown)
@@ -195,7 +194,7 @@ def _compute_answers(
         answers: Answers = {}
         for (name, number), row in zip(changed, logits[len(squares) :], strict=True):
             answers.setdefault(name, {})[number] = row
-        for name, pixels in zip(faults.SCALES, scaled, strict=True):
+        for name, pixels in faults.list_scales(telling, recipe).items():
             answers[name] = dict(enumerate(_predict(engine, pixels)))
         if hasattr(engine, "predict_in_training"):
             with suppress(ValueError):  # a single pixel has no statistics
@@ -208,8 +207,8 @@ def _compute_answers(
         for rows_of_fault in answers.values():
             for number, row in rows_of_fault.items():
                 rows_of_fault[number] = row + shifts[number]
-    for name, change in faults.ANSWERS.items():
-        answers[name] = dict(enumerate(change(expected[: len(telling)], subject.classes)))
+    for name, mistaken in faults.list_answers(expected, subject.classes).items():
+        answers[name] = dict(enumerate(mistaken[: len(telling)]))
     return expected, answers
 
 
@@ -221,19 +220,18 @@ def _change_squares(
     telling: int,
 ) -> dict[tuple[str, int], np.ndarray]:
     """Return the squares that differ after mistakes, by mistake and number of the probe."""
-    every = {}
-    for number, data in enumerate(contents):
-        for name, decode in faults.DECODINGS.items():
-            if name in faults.OF_FEW or number < telling:
-                every[name, number] = faults.cut(decode(data, recipe), recipe)
-    for number, pixels in enumerate(decoded[:telling]):
-        for name, cut in faults.CUTS.items():
-            every[name, number] = cut(pixels, recipe)
-    return {
-        place: square
-        for place, square in every.items()
-        if not np.array_equal(square, squares[place[1]])
-    }
+    changed = {}
+    for number, (data, pixels) in enumerate(zip(contents, decoded, strict=True)):
+        mistakes = {}
+        for name, photo in faults.list_decodings(data, recipe).items():
+            mistakes[name] = faults.cut(photo, recipe)
+        if number < telling:
+            mistakes |= faults.list_cuts(pixels, recipe)
+        for name, square in mistakes.items():
+            is_computed = number < telling or name in faults.OF_FEW
+            if is_computed and not np.array_equal(square, squares[number]):
+                changed[name, number] = square
+    return changed
 
 
 @contextmanager

@@ -108,8 +108,7 @@ def read_proof(folder: Path) -> Proof:
         proof = _parse(folder, document)
         for number, probe in enumerate(proof.probes):
             data = read_file(folder, probe["file"], _MOST_BYTES)
-            digest = probe.get("sha256")
-            _require(digest in (None, hashlib.sha256(data).hexdigest()), f"{proof.name(number)}")
+            _require(probe["sha256"] == hashlib.sha256(data).hexdigest(), proof.name(number))
     except OSError as error:
         raise CannotCheck(f"{error}; expected the folder that lockstep export wrote") from None
     except _DAMAGED as error:
@@ -179,17 +178,15 @@ def _parse(folder: Path, document: Any) -> Proof:
 
 
 def _parse_fault(entry: Any, count: int, logits: int) -> Fault:
-    probes = [int(number) for number in entry["probes"]]
+    probes = tuple(map(int, entry["probes"]))
     columns = np.array(entry.get("columns", range(logits)), np.int64)
-    _require(len(set(probes)) == len(probes) > 0, "probes of a fault")
-    _require(min(probes) >= 0 and max(probes) < count, "probes of a fault")
+    _require(len(set(probes) & set(range(count))) == len(probes) > 0, "probes of a fault")
     _require(columns.ndim == 1 and columns.min() >= 0 and columns.max() < logits, "columns")
-    values = _unpack(entry["logits"], "float16", (len(probes), len(columns)))
+    logs = take_log_softmax(_unpack(entry["logits"], "float16", (len(probes), len(columns))))
     texts = [entry["name"], entry["advice"], *entry["cannot_be_told_from"]]
     _require(all(isinstance(text, str) for text in texts), "a fault")
-    computed = int(entry.get("computed", count))
-    logs = take_log_softmax(values)
-    return Fault(texts[0], texts[1], tuple(probes), logs, columns, computed, tuple(texts[2:]))
+    computed = int(entry["computed"])
+    return Fault(texts[0], texts[1], probes, logs, columns, computed, tuple(texts[2:]))
 
 
 def _unpack(entry: Any, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
