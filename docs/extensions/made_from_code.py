@@ -7,10 +7,12 @@ the page is parsed, so headings, anchors and links of a part are like any others
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import commands
 import fields
+import nvidia_tables
 import published
 import python_api
 import schemas
@@ -23,6 +25,11 @@ PARTS: dict[str, Callable[[], str]] = {
     "commands": commands.describe_commands,
     "execution-fields": fields.describe_execution_fields,
     "model-fields": fields.describe_model_fields,
+    "nvidia-benchmarks": nvidia_tables.describe_benchmarks,
+    "nvidia-mxnet": partial(nvidia_tables.describe_system, "mxnet"),
+    "nvidia-paddle": partial(nvidia_tables.describe_system, "paddle"),
+    "nvidia-pytorch": partial(nvidia_tables.describe_system, "pytorch"),
+    "nvidia-tensorflow": partial(nvidia_tables.describe_system, "tensorflow"),
     "one-step": python_api.describe_step,
     "published-accuracies": published.describe_accuracies,
     "published-speeds": published.describe_speeds,

@@ -14,8 +14,10 @@ import pytest
 import typer
 
 import lockstep
+from docs.extensions.nvidia_tables import describe_benchmarks, describe_system
 from lockstep import cli
 from lockstep.recipes import parse_settings
+from lockstep.recipes.nvidia.table import SYSTEMS
 from tests.docs.pages import PAGES, ROOT, find_calls, read_blocks, read_commands
 
 BLOCKS = [block for page in PAGES for block in read_blocks(page)]
@@ -95,6 +97,19 @@ def test_commands_are_understood(page: Path) -> None:
         if (mistake := find_mistake(words, is_complete))
     ]
     assert mistakes == []
+
+
+def test_commands_in_nvidias_tables_are_understood() -> None:
+    """The site has these tables, the pages in the tree do not."""
+    text = "\n".join([describe_benchmarks(), *map(describe_system, SYSTEMS)])
+    calls = [
+        call
+        for code in CODE.findall(text)
+        if code.startswith("lockstep ")
+        for call in find_calls(code.replace("<n>", "N"))
+    ]
+    assert len(calls) > 100
+    assert [words for words in calls if find_mistake(words, is_complete=False)] == []
 
 
 @pytest.mark.parametrize("name", ["predict", "serve"])
