@@ -6,9 +6,9 @@ Its source is a part of `proof/check.py`, as that of `record.py` and `diagnosis.
 
 import argparse
 import importlib
-import importlib.util
 import json
 import os
+import runpy
 import sys
 import urllib.error
 import urllib.request
@@ -58,13 +58,9 @@ def take_photo(pixels: np.ndarray) -> np.ndarray:
 def load_preparation(folder: Path) -> Prepare:
     """Return `prepare` of `preprocessing.py` next to a model, which makes squares of photos."""
     path = folder / "preprocessing.py"
-    spec = importlib.util.spec_from_file_location("preprocessing", path)
-    if spec is None or spec.loader is None or not path.is_file():
+    if not path.is_file():
         raise CannotCheck(f"{path} is missing; it makes squares of photos")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["preprocessing"] = module  # its dataclasses look for it
-    spec.loader.exec_module(module)
-    prepare: Prepare = module.prepare
+    prepare: Prepare = runpy.run_path(str(path))["prepare"]
     return prepare
 
 

@@ -68,22 +68,20 @@ def read_answers(proof: Proof, rows: Sequence[Any]) -> Answers:
             values[number] = np.nan
             problems[number] = f"{type(error).__name__}: {error!s:.300}"
     is_known = ~np.isnan(values)
-    sums = np.where(is_known, values, 0.0).sum(axis=1)
-    is_partial = not is_known[is_known.any(axis=1)].all()
-    lowest = 0.0 if is_partial else 0.98
+    answered = is_known.any(axis=1)
     known = values[is_known]
+    is_partial = not is_known[answered].all()
+    sums = np.nansum(values[answered], axis=1)
     for whole in (1.0, 100.0):
-        shares = sums[is_known.any(axis=1)] / whole
-        if known.size and known.min() >= 0 and lowest <= shares.min() and shares.max() <= 1.02:
+        is_whole = (sums <= 1.02 * whole) & (is_partial | (sums >= 0.98 * whole))
+        if known.size and known.min() >= 0 and is_whole.all():
             logs = np.log(np.maximum(values / whole, LEAST))
             return Answers(logs, _find_rounding(known / whole), False, problems)
     if is_partial:
         problems = dict.fromkeys(range(len(rows)), "these are not probabilities of classes")
         return Answers(np.full(values.shape, np.nan), 0.0, True, problems)
-    logs = np.full(values.shape, np.nan)
-    answered = is_known.any(axis=1)
-    logs[answered] = take_log_softmax(values[answered])
-    return Answers(logs, 0.0, True, problems)
+    values[answered] = take_log_softmax(values[answered])
+    return Answers(values, 0.0, True, problems)
 
 
 def _read_row(proof: Proof, row: Any) -> np.ndarray:
