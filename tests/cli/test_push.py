@@ -87,16 +87,18 @@ def test_an_export_and_the_cache_are_read(
 
 
 def test_other_contents_are_replaced_on_request_only(hub: Hub, folder: Path, answer: Run) -> None:
-    hub.files = {"README.md": b"mine", "config.json": b"{}"}
+    hub.files = {"README.md": b"mine", "config.json": b"{}", "model.bin": b"other"}
     hub.is_private = True
-    code, output, errors = answer("push", folder, NAME)
+    code, output, errors = answer("push", folder, NAME, "--public")
     assert (code, hub.commits) == (2, [])
     assert "replaces config.json" in output
+    assert "note: it stays private" in output
+    assert "note: it keeps model.bin, which" in output
     assert "has 1 of these files with other contents; nothing is uploaded: --replace" in errors
     assert answer("push", folder, NAME, "--replace", "--dry-run")[0] == 0
     assert hub.commits == []
     assert answer("push", folder, NAME, "--replace")[0] == 0
-    assert hub.files == contents(folder) | {"README.md": b"mine"}
+    assert hub.files == contents(folder) | {"README.md": b"mine", "model.bin": b"other"}
 
 
 def test_a_card_is_pushed_and_your_own_one_is_kept(
@@ -152,14 +154,6 @@ def test_what_the_hub_refuses_is_explained(
     assert hub.token not in output + errors
 
 
-def test_large_files_are_sent_without_xet_if_its_storage_does_not_answer(
-    hub: Hub, folder: Path, answer: Run
-) -> None:
-    hub.storage = "http://127.0.0.1:9"
-    assert answer("push", folder, NAME)[0] == 0
-    assert (hub.uploads, hub.files) == (1, contents(folder))
-
-
 def test_a_storage_that_refuses_is_explained(hub: Hub, folder: Path, answer: Run) -> None:
     pytest.importorskip("hf_xet")
     hub.storage = hub.address + "/storage"
@@ -168,16 +162,10 @@ def test_a_storage_that_refuses_is_explained(hub: Hub, folder: Path, answer: Run
     assert "HF_HUB_DISABLE_XET=1 uploads without Xet; the repository was created" in errors
 
 
-def test_what_stays_of_a_repository_is_said(hub: Hub, folder: Path, answer: Run) -> None:
-    hub.files = {"README.md": b"mine", "preprocessor_config.json": b"{}", "model.bin": b"other"}
-    hub.is_private = True
-    code, output, _ = answer("push", folder, NAME, "--replace", "--public", "--dry-run")
-    assert code == 0
-    assert "note: it stays private" in output
-    assert "note: it keeps model.bin, which" in output
-
-
-def test_an_interrupted_push_continues(hub: Hub, folder: Path, answer: Run) -> None:
+def test_an_interrupted_push_continues_without_xet_if_its_storage_does_not_answer(
+    hub: Hub, folder: Path, answer: Run
+) -> None:
+    hub.storage = "http://127.0.0.1:9"
     hub.refused = {"/commit/": 400}
     assert answer("push", folder, NAME)[0] == 2
     assert (hub.uploads, hub.files) == (1, {})

@@ -34,7 +34,6 @@ NASTY = (
 )
 """Names that mean something in YAML, Markdown, HTML or a terminal."""
 
-
 TAGS = {"h1", "h2", "p", "code", "pre", "table", "thead", "tbody", "tr", "th", "td"}
 
 
@@ -191,13 +190,10 @@ def test_figures_of_something_else_are_left_out(dense: Path, tmp_path: Path) -> 
     text = card_of(dense, tmp_path / "set", preprocessing={"eval_crop": 40, "eval_resize": 40})
     assert "Not known: the run did not evaluate what is written here." in text
     weights = open_weights(dense)
-    for number, is_requantised in enumerate((False, True)):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        scales = {} if is_requantised else {"fc": 1.0}
+    for is_requantised, scales in (False, {"fc": 1.0}), (True, {}):
         quantised = replace(weights, scales=scales)
-        card.write_card(folder, quantised, "onnx", is_requantised=is_requantised)
-        assert read_head((folder / "README.md").read_text()).eval_results is None
+        card.write_card(tmp_path, quantised, "onnx", is_requantised=is_requantised)
+        assert read_head((tmp_path / "README.md").read_text()).eval_results is None
     copy = tmp_path / "copy"
     shutil.copytree(dense, copy)
     with np.load(copy / "validation.npz") as results:

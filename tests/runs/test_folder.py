@@ -240,7 +240,7 @@ def test_a_small_file_is_never_seen_half_written(tmp_path: Path) -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
-    for number in range(200):
+    for number in range(60):
         write_text(path, texts[number % 2])
     done.set()
     reader.join()

@@ -47,13 +47,7 @@ SERVER = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
 KEYS = [ec.generate_private_key(ec.SECP256R1()) for _ in range(3)]
 
 
-def sign_with_chain(
-    folder: Path,
-    leaf: tuple[Any, ...],
-    middle: tuple[Any, ...],
-    root: tuple[Any, ...],
-    day: int = 0,
-) -> Path:
+def sign_with_chain(folder: Path, leaf: Any, middle: Any, root: Any, day: int = 0) -> Path:
     """Sign a folder with certificates of these extensions; return the root's."""
     top = issue("root", KEYS[0], None, None, *root)
     between = issue("middle", KEYS[1], top, KEYS[0], *middle, day=day)
@@ -124,9 +118,8 @@ def test_a_chain_that_is_not_allowed_is_refused(tmp_path: Path, middle: Any, roo
 def test_other_roots_and_keys_of_certificates_are_refused(tmp_path: Path) -> None:
     folder = write_files(tmp_path / "m")
     root = sign_with_chain(folder, (SIGNS,), (CA,), (CA,))
-    root.write_bytes(
-        issue("root", KEYS[1], None, None, CA).public_bytes(serialization.Encoding.PEM)
-    )
+    stranger = issue("root", KEYS[1], None, None, CA)
+    root.write_bytes(stranger.public_bytes(serialization.Encoding.PEM))
     with pytest.raises(UserError, match="no certificate that you trust"):
         verify_signature(folder, root)
     with pytest.raises(UserError, match="you trust a publicKey"):
@@ -138,9 +131,8 @@ def test_other_roots_and_keys_of_certificates_are_refused(tmp_path: Path) -> Non
     with pytest.raises(UserError, match="you trust a x509CertificateChain"):
         verify_signature(folder, root, signature=tmp_path / "s")
     bundle = json.loads((tmp_path / "s").read_text())
-    bundle["verificationMaterial"] = json.loads((folder / "model.sig").read_text())[
-        "verificationMaterial"
-    ]
+    right = json.loads((folder / "model.sig").read_text())
+    bundle["verificationMaterial"] = right["verificationMaterial"]
     (tmp_path / "s").write_text(json.dumps(bundle))  # the right chain, another's signature
     root = sign_with_chain(folder, (SIGNS,), (CA,), (CA,))
     with pytest.raises(UserError, match=r"s cannot be used: (it was changed|no certificate)"):
