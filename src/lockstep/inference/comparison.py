@@ -96,9 +96,7 @@ def compare_program(
             f"{weights.source} computes logits that are not finite numbers, so the export cannot be"
             " compared. Nothing is written; --no-compare writes it anyway"
         )
-    batches = [photo[None] for photo in photos] if target.resizes(wanted) else [squares]
-    classes, values = _run_program(target, wanted, folder, batches)
-    answered = _take_logarithms(values, is_logits=wanted.bare)
+    classes, answered = answer_photos(target, wanted, folder, photos, squares)
     expected = _take_logarithms(logits, is_logits=True)
     largest = float(np.nan_to_num(np.abs(answered - expected), nan=np.inf).max()) / max(
         float(np.abs(logits).max()), _SMALLEST
@@ -112,30 +110,21 @@ def compare_program(
             f" of the largest logit, expected at most {bound:.0e}. Nothing is written; --no-compare"
             " writes it anyway"
         )
-    if not (np.take_along_axis(values, classes[:, None], 1)[:, 0] == values.max(axis=1)).all():
+    if not (answered[np.arange(len(classes)), classes] == answered.max(axis=1)).all():
         raise CheckpointError(
             f"the export's classes are not its most likely ones ({runtime}). Nothing is written"
         )
+    inputs = photos if target.resizes(wanted) else squares[:1]
     return {
         "runtime": str(runtime),
         "backend": backend_version,
         "images": len(photos),
-        "sizes": [list(batch.shape[1:3]) for batch in batches],
+        "sizes": [list(pixels.shape[:2]) for pixels in inputs],
         "largest_difference": largest,
         "bound": bound,
         "top1_agreement": float((classes == logits.argmax(axis=1)).mean()),
         "seconds": time.perf_counter() - began,
     }
-
-
-def _run_program(
-    target: Target, wanted: ProgramSpec, folder: Path, batches: Sequence[np.ndarray]
-) -> Answers:
-    """Return the answers of a program to batches of images."""
-    with target.open_program(wanted.inputs(), folder) as program:
-        answers = [program(batch) for batch in batches]
-    classes, values = (np.concatenate(parts) for parts in zip(*answers, strict=True))
-    return classes, values
 
 
 def answer_photos(
@@ -144,12 +133,14 @@ def answer_photos(
     folder: Path,
     photos: Sequence[np.ndarray],
     squares: np.ndarray,
-) -> np.ndarray:
-    """Return logarithms of the probabilities, float64 [N, logits], that a program answers to
-    photos, or to the squares that are seen of them, whichever it takes."""
+) -> Answers:
+    """Return the classes and the logarithms of probabilities, float64 [N, logits], that a program
+    answers to photos, or to the squares that are seen of them, whichever it takes."""
     batches = [photo[None] for photo in photos] if target.resizes(wanted) else [squares]
-    values = _run_program(target, wanted, folder, batches)[1]
-    return _take_logarithms(values, is_logits=wanted.bare)
+    with target.open_program(wanted.inputs(), folder) as program:
+        answers = [program(batch) for batch in batches]
+    classes, values = (np.concatenate(parts) for parts in zip(*answers, strict=True))
+    return classes, _take_logarithms(values, is_logits=wanted.bare)
 
 
 def find_bound(target: Target, wanted: ProgramSpec, precision: str) -> float:
