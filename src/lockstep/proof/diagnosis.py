@@ -184,13 +184,23 @@ class Comparison:
             if change > _RESOLVED * _mean_size(logs):
                 wrong = _mean_size(_differ(row, logs, self.answers.slack))
                 size = _mean_size(_differ(row, right, self.answers.slack))
-                distances[probe] = wrong / (size + change)
+                distances[probe] = max(wrong / (size + change), 1 - _correlate(row, logs))
         return distances
 
 
 def _mean_size(values: np.ndarray) -> float:
     """Return the root of the mean square."""
     return float(np.sqrt(np.mean(values**2)))
+
+
+def _correlate(row: np.ndarray, logs: np.ndarray) -> float:
+    """Return the correlation of two answers, 0 if one of them is the same for all classes: softmax
+    twice resembles any answer that is."""
+    if len(row) < 3:
+        return 1.0
+    shapes = [values - values.mean() for values in (row, logs)]
+    size = _mean_size(shapes[0]) * _mean_size(shapes[1])
+    return float(np.mean(shapes[0] * shapes[1])) / size if size else 0.0
 
 
 @dataclass(frozen=True)
