@@ -2,7 +2,7 @@
 before the first step.
 
 The time of a step was measured once by hand on an AMD EPYC with AVX2 alone, the time to compile on
-a processor twice as fast (`benchmarks/cpu_layouts.py`, benchmarks/README.md).
+a processor twice as fast (`benchmarks/cpu_layouts.py`, benchmarks/notes/layouts-and-compilers.md).
 """
 
 import os
