@@ -159,6 +159,7 @@ MAY_WAIT = {
     "fetch",
     "_evaluate",
     "predict",
+    "predict_in_training",
     "answer",
     "heat",
     "products",
