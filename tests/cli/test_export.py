@@ -33,7 +33,7 @@ def test_given_names_of_classes_are_exported(answer: Run, run_folder: Path, tmp_
         "export", run_folder, tmp_path / "other", "--to", "onnx", "--classes", names
     )
     assert (code, (tmp_path / "other").exists()) == (2, False)
-    assert f"{names} has 1 names, but the weights have 10 outputs" in errors
+    assert f"{names} has 1 name, but the weights have 10 outputs" in errors
 
 
 def test_an_unknown_format_is_wrong_use(answer: Run, run_folder: Path, tmp_path: Path) -> None:

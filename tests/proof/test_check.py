@@ -1,5 +1,6 @@
 """`check.py` next to a model: it finds planted faults, names them, and raises no false alarm."""
 
+import base64
 import json
 import math
 import shutil
@@ -181,6 +182,23 @@ def test_a_model_that_has_changed_is_named_before_it_runs(folder: Path, tmp_path
     assert first == "model.onnx has changed since the export: its SHA-256 differs"
     assert second.startswith("the model does not run here: ")
     assert code == 2
+    model = onnx.load(folder / "model.onnx")
+    model.doc_string = "other bytes, the same answers"
+    onnx.save(model, tmp_path / "copy/model.onnx")
+    text, code = run_check(tmp_path / "copy")
+    assert text.splitlines()[0] == first
+    assert text.endswith("classes equal\n")
+    assert code == 1
+
+
+def test_a_model_that_answers_everything_alike_proves_nothing(proof: Proof, tmp_path: Path) -> None:
+    document = json.loads(json.dumps(proof.document))
+    content = np.tile(proof.logits[:1], (len(proof.probes), 1)).astype("<f4").tobytes()
+    document["expected"]["float32"] = base64.b64encode(content).decode()
+    (tmp_path / "proof.json").write_text(json.dumps(document), encoding="utf-8")
+    shutil.copytree(proof.folder / "photos", tmp_path / "photos")
+    with pytest.raises(CannotCheck, match="they prove nothing"):
+        read_proof(tmp_path)
 
 
 APP = """
@@ -216,6 +234,7 @@ FORMS: dict[str, Callable[[np.ndarray], Any]] = {
     "logits": lambda logits: [logits.tolist()],
     "float16": lambda logits: softmax(logits).astype(np.float16),
     "percent": lambda logits: dict(zip(CLASSES, (100 * softmax(logits)).round(1), strict=True)),
+    "one digit": lambda logits: softmax(logits).round(1),
     "pairs": lambda logits: list(zip(CLASSES, softmax(logits), strict=True))[::-1],
     "labels": lambda logits: [
         {"label": name, "score": share}
@@ -289,6 +308,7 @@ def test_values_of_int8_that_saturate_are_the_last_diagnosis(proof: Proof) -> No
         (("model", "classes"), [1]),
         (("model", "files"), []),
         (("bounds", "logits"), "1"),
+        (("bounds", "logits"), 1e9),
         (("faults", 0, "probes"), [99]),
         (("faults", 0, "columns"), [2**63]),
         (("faults", 0, "advice"), None),

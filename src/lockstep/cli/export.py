@@ -1,5 +1,6 @@
 """`lockstep export`."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -127,7 +128,8 @@ def _show(result: dict[str, Any]) -> None:
             f" {comparison['seconds']:.1f} s"
         )
     if result["proof"] is not None:
-        print(f"proof: python {result['proof']}/check.py compares it where it runs")
+        check = shlex.quote(f"{result['proof']}/check.py")
+        print(f"proof: python {check} compares it where it runs")
     for remark in result["remarks"]:
         print(f"note: {escape_line(remark)}")
 

@@ -127,16 +127,20 @@ def _compare_batches(
     for number, prepared in enumerate(inputs):
         batches.setdefault(prepared.shape, []).append(number)
     answers = list(rows)
+    sentences = []
     for numbers in batches.values():
         size = proof.document["input"]["batch"] or len(numbers)
         for start in range(0, len(numbers) if min(size, len(numbers)) > 1 else 0, size):
             places = (numbers[start : start + size] * size)[:size]
             together = _ask(answer, np.concatenate([inputs[place] for place in places]))
-            if not isinstance(together, Exception):
+            if isinstance(together, Exception):
+                continue
+            if len(together) == len(places):
                 for place, row in zip(places, together, strict=True):
                     answers[place] = row
+            else:
+                sentences.append(f"a batch of {len(places)} photos has {len(together)} answers")
     alone = read_answers(proof, rows).logs
-    sentences = []
     for number, logs in enumerate(read_answers(proof, answers).logs):
         difference = float(np.abs(logs - alone[number]).max()) / proof.unit
         bound = 2 * proof.document["bounds"]["logits"]
@@ -289,10 +293,12 @@ def main(open_model: Callable[[Path], tuple[Prepare, Answer]]) -> int:
         elif chosen.predictor:
             lines, code = check_predictor(proof, chosen.predictor)
         else:
-            show(find_changes(proof, folder.parent))
+            changes = find_changes(proof, folder.parent)
+            show(changes)
             must_normalise = proof.document["model"]["target"] not in _OF_LOGITS
             prepare, answer = open_model(folder.parent)
             lines, code = check_model(proof, prepare, answer, must_normalise=must_normalise)
+            code = 1 if changes else code
     except CannotCheck as error:
         lines = [str(error)]
     except Exception as error:  # runtimes' errors have no common base

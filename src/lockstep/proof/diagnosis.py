@@ -73,7 +73,10 @@ def read_answers(proof: Proof, rows: Sequence[Any]) -> Answers:
     is_partial = not is_known[answered].all()
     sums = np.nansum(values[answered], axis=1)
     for whole in (1.0, 100.0):
-        is_whole = (sums <= 1.02 * whole) & (is_partial | (sums >= 0.98 * whole))
+        # Rounded probabilities add up to less or more: by a half of the last digit each.
+        slack = min(0.02 + values.shape[1] * _find_rounding(known / whole), 0.5)
+        is_whole = sums <= (1 + slack) * whole
+        is_whole &= is_partial | (sums >= (1 - slack) * whole)
         if known.size and known.min() >= 0 and is_whole.all():
             logs = np.log(np.maximum(values / whole, LEAST))
             return Answers(logs, _find_rounding(known / whole), False, problems)
@@ -220,10 +223,6 @@ def name_faults(comparison: Comparison, failing: Iterable[int]) -> list[Diagnosi
     first. What no fault explains is in none of them."""
     proof = comparison.proof
     left = set(failing)
-    mixed = {probe for probe in left if _is_of_another(comparison, probe)}
-    if 2 * len(mixed) > len(left):
-        advice = "each answer belongs to another photo: look at how answers return to requests"
-        return [Diagnosis([MIXES], advice, True, mixed)]
     candidates = []
     for fault in proof.faults:
         distances = comparison.resemble(fault)
@@ -236,6 +235,10 @@ def name_faults(comparison: Comparison, failing: Iterable[int]) -> list[Diagnosi
         if fault.name != DECODER and (score <= _EXACT or is_likely):
             candidates.append((fault, score, distances, explained))
     is_named = any(score <= _EXACT for _, score, _, _ in candidates)
+    mixed = {probe for probe in left if _is_of_another(comparison, probe)}
+    if 2 * len(mixed) > len(left) and not is_named:
+        advice = "each answer belongs to another photo: look at how answers return to requests"
+        return [Diagnosis([MIXES], advice, True, mixed)]
     if left and not is_named and _are_sorted_alike(comparison, left):
         advice = "the model's first output is the first class of classes.txt, and so on"
         return [Diagnosis(["classes in another order"], advice, True, left)]
@@ -259,10 +262,12 @@ def name_faults(comparison: Comparison, failing: Iterable[int]) -> list[Diagnosi
 
 
 def _is_of_another(comparison: Comparison, probe: int) -> bool:
-    """Return whether the answer to a photo is the right one for another."""
+    """Return whether the answer to a photo is the right one for exactly one other: of two classes,
+    or of a few that are known, it may resemble several."""
     bound = comparison.proof.document["bounds"]["logits"]
     others = range(len(comparison.proof.probes))
-    return any(comparison.measure(probe, other) <= bound for other in others if other != probe)
+    alike = [other for other in others if comparison.measure(probe, other) <= bound]
+    return len(alike) == 1
 
 
 def judge(
@@ -387,8 +392,10 @@ def _describe_failing(
     return lines
 
 
-def _are_sorted_alike(comparison: Comparison, probes: Iterable[int]) -> bool:
-    """Return whether answers have the right numbers in another order."""
+def _are_sorted_alike(comparison: Comparison, probes: set[int]) -> bool:
+    """Return whether answers have the right numbers in another order, and so other classes."""
+    if all(map(comparison.has_class, probes)):
+        return False
     for probe in probes:
         logs = np.sort(comparison.proof.logs[probe])
         differences = _differ(np.sort(comparison.answers.logs[probe]), logs, 0.0)

@@ -26,7 +26,10 @@ _LARGEST_LOGIT = 0.1
 """Differences are a share of at least this logit."""
 _MOST_BYTES = 2**24
 _MOST_PIXELS = 2**24
+_FEWEST_PROBES = 8
 _MOST_PROBES = 64
+_LARGEST_BOUND = 0.3
+"""That of int8 after training."""
 _MOST_LOGITS = 2**18
 _MOST_BATCH = 1024
 _DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
@@ -116,6 +119,9 @@ def read_proof(folder: Path) -> Proof:
             f"{folder / PROOF} is not what lockstep export writes ({error!s:.200}); export the"
             " model again"
         ) from None
+    spread = proof.logs - proof.logs[0]
+    if float(np.abs(spread).max()) <= 2 * proof.document["bounds"]["logits"] * proof.unit:
+        raise CannotCheck("the model answers all photos alike, so that they prove nothing")
     return proof
 
 
@@ -153,7 +159,7 @@ def _parse(folder: Path, document: Any) -> Proof:
     count = len(document["probes"])
     logits = model["logits"]
     _require(type(logits) is int and 0 < logits <= _MOST_LOGITS, "logits")
-    _require(0 < count <= _MOST_PROBES, "probes")
+    _require(_FEWEST_PROBES <= count <= _MOST_PROBES, "probes")
     about = document["input"]
     batch = about["batch"]
     _require(about["takes"] in ("photos", "squares") and type(about["exif"]) is bool, "input")
@@ -172,6 +178,9 @@ def _parse(folder: Path, document: Any) -> Proof:
     _require(all(isinstance(text, str) for text in texts), "a text is none")
     _require(all(type(n) in (int, float) and math.isfinite(n) for n in numbers), "a number is none")
     _require(len(model["classes"]) <= logits, "classes")
+    bounds = document["bounds"]
+    is_strict = bounds["logits"] <= _LARGEST_BOUND and max(bounds["decoded"], bounds["seen"]) <= 8
+    _require(is_strict, "bounds that allow anything")
     expected = _unpack(document["expected"], "float32", (count, logits))
     faults = tuple(_parse_fault(entry, count, logits) for entry in document["faults"])
     return Proof(folder, document, tuple(model["classes"]), expected, faults)

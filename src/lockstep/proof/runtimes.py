@@ -190,6 +190,8 @@ Exit codes: 0 if all is right, 1 if something differs, 2 if nothing can be compa
 
 import sys
 
+if sys.version_info < (3, 10):
+    sys.exit("check.py needs Python 3.10 or newer")
 try:
     import numpy
     import PIL

@@ -117,13 +117,11 @@ def verify_signature(
 def copy_verified(path: Path, key: AnyPath, folder: Path) -> Path:
     """Copy a signed path into a private folder while it is verified; return the copy.
 
-    Nothing that is not signed is copied. The certificate of a conversion comes along if it has a
-    signature. Raises errors as `verify_signature` does.
+    Nothing that is not signed is copied. The certificate of a conversion, which has preprocessing,
+    must be signed, too. Raises errors as `verify_signature` does.
     """
     for target in _list_targets(path):
-        signature = _find_signature(target)
-        if target == path or signature.exists():
-            _verify(target, Path(key), signature, folder / target.resolve().name)
+        _verify(target, Path(key), _find_signature(target), folder / target.resolve().name)
     return folder / path.resolve().name
 
 
