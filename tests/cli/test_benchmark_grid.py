@@ -180,7 +180,7 @@ def test_the_exit_code_is_1_if_no_cell_has_figures(
 
 def test_what_is_not_steady_is_said(answer: Answer, measured: list[dict[str, Any]]) -> None:
     _, output, _ = answer("benchmark", "train", "-b", 4, "-i", 3)
-    assert "n 1, batch 4: not steady: 3 iterations" in output
+    assert "n 1, batch 4: not steady: too few iterations to tell: 3;" in output
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,10 @@ MAY_NAME_THEM = {
     "system/defaults.py",
     "runs/loggers/tensorboard.py",
     "benchmark/iteration_times.py",
+    "proof/runtimes.py",
 }
-"""The table; the default; tensorboardX, which imports PyTorch; how NVIDIA's examples define a mean.
-"""
+"""The table; the default; tensorboardX, which imports PyTorch; how NVIDIA's examples define a mean;
+what `check.py` imports where a model is deployed."""
 NAME_THEM_BY_NATURE = (("weights", "formats"), ("recipes", "nvidia"))
 """Files of other programs hold their names, such as PyTorch's types; NVIDIA's examples are named
 after them."""

@@ -265,9 +265,9 @@ def test_the_manifests_follow_the_schemas_of_kubernetes(answer: Run) -> None:
 def test_the_pages_show_launches_that_are_understood() -> None:
     docs = Path(__file__).parents[2] / "docs/how-to"
     lines = []
-    for name in ("many-machines", "ray"):
+    for name in ("many-machines", "schedulers"):
         page = (docs / f"{name}.md").read_text(encoding="utf-8")
         lines += re.findall(r"^(?:node\d)?\$ (lockstep launch .*)$", page, re.MULTILINE)
-    assert len(lines) == 4
+    assert len(lines) == 5
     for line in lines:
         assert launched(shlex.split(line))[1][0] == "train"

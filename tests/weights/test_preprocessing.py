@@ -168,7 +168,7 @@ def test_what_is_not_kept_is_remarked_upon(more: dict[str, Any], remark: str) ->
             [3, 224, 256],
             "expected .channels, height, width. with equal height and width",
         ),
-        ("test_input_size", [1, 224, 224], "images have 1 channels; expected 3"),
+        ("test_input_size", [1, 224, 224], "images have 1 channel; expected 3"),
         ("input_size", "224", "input_size is '224'"),
         ("input_size", [3, 16, 16], "these values do not make a recipe: image_size"),
         ("crop_pct", "0.875", "crop_pct is '0.875'; expected a number"),

@@ -165,8 +165,9 @@ def _run_command() -> int:
 
 
 def _explain_interrupt() -> int:
-    """Print what an end by Ctrl-C leaves, and return the exit code."""
-    _complain("interrupted; if it trained, the same command resumes from the newest checkpoint")
+    """Print how a training that Ctrl-C ended resumes, and return the exit code."""
+    if sys.argv[1:2] == ["train"]:
+        _complain("interrupted; the same command resumes from the newest checkpoint")
     return EXIT_INTERRUPTED
 
 

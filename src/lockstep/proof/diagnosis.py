@@ -74,7 +74,7 @@ def read_answers(proof: Proof, rows: Sequence[Any]) -> Answers:
     sums = np.nansum(values[answered], axis=1)
     for whole in (1.0, 100.0):
         # Rounded probabilities add up to less or more: by a half of the last digit each.
-        slack = min(0.02 + values.shape[1] * _find_rounding(known / whole), 0.5)
+        slack = min(0.02 + proof.logits.shape[1] * _find_rounding(known / whole), 0.5)
         is_whole = sums <= (1 + slack) * whole
         is_whole &= is_partial | (sums >= (1 - slack) * whole)
         if known.size and known.min() >= 0 and is_whole.all():

@@ -405,7 +405,7 @@ def test_the_first_of_a_folder_is_made_its_newest(tmp_path: Path) -> None:
 
 
 def test_a_model_of_basic_blocks_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="bottleneck blocks only, but resnet18"):
+    with pytest.raises(CheckpointError, match="bottleneck blocks only, but this network has none"):
         write(tmp_path / "a", Recipe(model="resnet18"), State(0, {}, {}))
 
 

@@ -84,7 +84,7 @@ def test_options_of_timm_prepare_images_as_timm_does(
         ({"crop_mode": "border"}, "crop_mode is 'border'"),
         ({"interpolation": "lanczos"}, "interpolation is 'lanczos'"),
         ({"input_size": [3, 160, 192]}, "with equal height and width"),
-        ({"in_chans": 1, "img_size": 64}, "images have 1 channels"),
+        ({"in_chans": 1, "img_size": 64}, "images have 1 channel"),
         ({"input_img_mode": "L"}, "input_img_mode is 'L'"),
         ({"gp": "max"}, "global_pool is 'max'; expected 'avg'"),
         ({"gp": "catavgmax"}, "global_pool is 'catavgmax'"),
