@@ -15,11 +15,11 @@ from lockstep.data.class_order import list_orders
 from lockstep.data.decoding.augment import Square, cutting, decode_into, prepare_square, resampling
 from lockstep.data.decoding.decode import decode_undamaged, is_plain_jpeg, open_by_pillow
 from lockstep.data.decoding.orientation import UPRIGHT, read_orientation, turn_image
+from lockstep.proof.diagnosis import DECODER
 from lockstep.proof.record import take_log_softmax
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import centre_plan
 
-DECODER = "another JPEG decoder"
 TRAINING = "a batch that mixes images: batch norm is in training mode"
 OF_FEW = ("EXIF orientation", "CMYK inverted", "transparency over white", "transparency over black")
 """Mistakes that few photos show."""
