@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     with serve(CONTENT, f"w-{DIGEST[:8]}.pth") as server:
-        row = read_known_weights()[NAME].model_copy(update={"address": server.address})
+        row = replace(read_known_weights()[NAME], address=server.address)
         monkeypatch.setattr(remote, "read_known_weights", lambda: {NAME: row})
         yield server
 
@@ -192,7 +193,7 @@ def test_weights_are_opened_by_name_and_recognised_by_their_sha256(
     content = (tmp_path / "a.pth").read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     with serve(content, f"a-{digest[:8]}.pth") as server:
-        row = read_known_weights()[name].model_copy(update={"address": server.address})
+        row = replace(read_known_weights()[name], address=server.address)
         for module in (known_preprocessing, remote):
             monkeypatch.setattr(module, "read_known_weights", lambda: {name: row})
         for path in (name, tmp_path / "a.pth", f"{server.address}#sha256={digest}"):

@@ -175,11 +175,13 @@ def _predict_all(
 ) -> int:
     """Write the predictions of all images, give them to all `keepers`, and return how many could
     not be read."""
-    from lockstep.cli.console import Reporter
-
     failed = 0
-    with Reporter(to_stderr=True) as reporter:
-        progress = reporter.progress("predicting")
+    with ExitStack() as stack:
+        progress = None
+        if len(named) > 1:
+            from lockstep.cli.console import Reporter
+
+            progress = stack.enter_context(Reporter(to_stderr=True)).progress("predicting")
 
         def report_error(name: str, reason: str) -> None:
             nonlocal failed
@@ -192,7 +194,8 @@ def _predict_all(
                 write(form.row(prediction))
                 for keep in keepers:
                     keep(prediction)
-                progress(done + failed, len(named))
+                if progress is not None:
+                    progress(done + failed, len(named))
         write(form.end())
     return failed
 

@@ -1,5 +1,6 @@
 """`lockstep weights`: list the weights that are known by name."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -27,7 +28,7 @@ def command(
         for name, weights in known.items():
             path = locate_cached(weights)
             cached = str(path) if path.exists() else None
-            rows.append({"name": name, **weights.model_dump(), "cached": cached})
+            rows.append({"name": name, **asdict(weights), "cached": cached})
         print_json(rows)
         return
     cells = [("name", "model", "top-1 %", "resize", "crop", "licence", "downloaded")]

@@ -1,7 +1,7 @@
 """Export to ONNX: preprocessing, model and softmax as one graph, without a training framework."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -121,16 +121,11 @@ def accept_squares(model: Any, recipe: Recipe) -> None:
     _Graph(_import_onnx(), recipe, {}, {}).accept_squares(model.graph)
 
 
-def take_arrays(model: Any) -> dict[str, np.ndarray]:
-    """Take large initializers out of a model, which then has their data elsewhere; return them by
-    name."""
-    onnx = _import_onnx()
-    arrays = {}
+def place_elsewhere(model: Any, names: Collection[str]) -> None:
+    """Say in a model that the data of these initializers are elsewhere."""
     for tensor in model.graph.initializer:
-        if len(tensor.raw_data) >= _LARGE_BYTES:
-            arrays[tensor.name] = onnx.numpy_helper.to_array(tensor)
+        if tensor.name in names:
             tensor.CopyFrom(_describe_elsewhere(tensor.name, tensor.data_type, tensor.dims))
-    return arrays
 
 
 def _describe_elsewhere(name: str, kind: int, shape: Sequence[int]) -> Any:

@@ -1,12 +1,11 @@
 """Weights that are known by name: the rows of `known_weights.yaml`, such as
 `torchvision/resnet50.IMAGENET1K_V2` or `timm/resnet50.a1_in1k`."""
 
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 from urllib.parse import urlsplit
-
-from pydantic import BaseModel, ConfigDict
 
 from lockstep.system.plain_yaml import read_yaml
 
@@ -15,10 +14,9 @@ PUBLISHERS = ("torchvision/", "timm/")
 ROWS = Path(__file__).with_suffix(".yaml")
 
 
-class KnownWeights(BaseModel):
+@dataclass(frozen=True)
+class KnownWeights:
     """Weights that a publisher offers for download, trained for ImageNet's 1,000 classes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
     """The name in `lockstep.models.architectures`."""
@@ -54,7 +52,8 @@ class KnownWeights(BaseModel):
     @property
     def preprocessing(self) -> dict[str, Any]:
         """Those fields of a recipe in which the preprocessing of publishers differs."""
-        return self.model_dump(include={"image_size", "eval_resize", "eval_crop", "interpolation"})
+        names = ("image_size", "eval_resize", "eval_crop", "interpolation")
+        return {name: getattr(self, name) for name in names}
 
 
 @cache
@@ -66,5 +65,5 @@ def read_known_weights() -> dict[str, KnownWeights]:
         row = dict(zip(table["columns"], values, strict=True))
         folder = table["folders"][row.pop("folder")]
         row["address"] = folder["address"] + row.pop("file_name")
-        known[name] = KnownWeights.model_validate(folder | row)
+        known[name] = KnownWeights(**(folder | row))
     return known

@@ -1,6 +1,5 @@
 """What a benchmark asks of NumPy, threads and matrix products, and a profiler."""
 
-import cProfile
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +29,8 @@ def products(on_gpu: bool) -> Products:
 def profile(folder: Path) -> Iterator[None]:
     """Write `trace.pstats` into a folder, for `python -m pstats` or SnakeViz: the time of every
     function."""
+    import cProfile
+
     trace = cProfile.Profile()
     trace.enable()
     try:

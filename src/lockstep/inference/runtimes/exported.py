@@ -62,7 +62,7 @@ def open_exported(path: Path) -> ExportedModel | None:
     file = onnx_weights.find(path)
     if file is None:
         return None
-    graph = onnx_graph.open_graph(file)
+    graph = onnx_graph.open_graph(file, apart=True)
     metadata = graph.metadata
     if onnx_metadata.KEY not in metadata:
         return None
@@ -83,7 +83,11 @@ def open_exported(path: Path) -> ExportedModel | None:
     onnx_model.accept_squares(graph.model, recipe)
     del graph.model.graph.output[:]
     graph.model.graph.output.append(graph.onnx.ValueInfoProto(name=logits))
-    arrays = onnx_model.take_arrays(graph.model)
+    try:
+        arrays = {name: graph.read(name) for name in graph.apart}
+    except ValueError as error:
+        raise CheckpointError(f"{file} is damaged: {error}; export it again") from None
+    onnx_model.place_elsewhere(graph.model, arrays)
     return ExportedModel(about, graph.model.SerializeToString(), arrays)
 
 

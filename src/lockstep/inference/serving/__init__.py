@@ -6,15 +6,19 @@ and has a page. This module needs none of the packages of the extra `serve`; the
 """
 
 import importlib
+import logging
 import socket
 from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import replace
 
 from lockstep.backends import Framework
-from lockstep.inference.serving.access import make_access
+from lockstep.inference.serving.access import Access, make_access
 from lockstep.inference.serving.limits import Limits
 from lockstep.inference.session import SessionOptions
 from lockstep.inference.source import ModelSource
 from lockstep.system.errors import BackendError, UserError
+from lockstep.system.machine import share_of_cores
 
 HOST = "127.0.0.1"
 PACKAGES = ("starlette", "uvicorn", "prometheus-client", "python-multipart")
@@ -49,8 +53,40 @@ def serve(
     with bind_socket(host, port) as sock:
         address = str(sock.getsockname()[0])
         access = make_access(host, address, token, no_token=no_token, hosts=allow_hosts)
+        _run(source, options, sock, access, limits or Limits(), name=name, quiet=quiet)
+
+
+def _run(
+    source: ModelSource,
+    options: SessionOptions,
+    sock: socket.socket,
+    access: Access,
+    limits: Limits,
+    *,
+    name: str | None,
+    quiet: bool,
+) -> None:
+    """Serve on a bound socket. While a thread opens the model and a process imports what decoding
+    needs, this thread imports the packages for HTTP."""
+    from lockstep.inference.decoding.pool import Decoders
+    from lockstep.inference.serving.batching import Batcher
+    from lockstep.inference.serving.engine_thread import compute_in_thread
+    from lockstep.inference.serving.logs import log, open_logs
+
+    def report(failure: str) -> None:
+        log("error", logging.ERROR, message=failure)
+
+    threads = options.execution.loader_threads or share_of_cores()
+    batcher = Batcher(limits)
+    options = replace(options, batch=limits.max_batch)
+    with (
+        open_logs(),
+        closing(Decoders(threads, report)) as decoders,
+        compute_in_thread(batcher, source, options, name) as engine,
+    ):
         server = importlib.import_module(f"{__name__}.server")
-        server.run(source, options, sock, access, limits or Limits(), name=name, quiet=quiet)
+        about = engine.result()
+        server.run(about, sock, access, limits, batcher, decoders, threads=threads, quiet=quiet)
 
 
 def bind_socket(host: str, port: int) -> socket.socket:

@@ -61,9 +61,9 @@ class Batcher:
     worker's thread calls `run`, which computes until `close` is called and the queue is empty.
     """
 
-    def __init__(self, limits: Limits, watcher: Watcher | None = None) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._watcher = watcher
+        self.watcher: Watcher | None = None
         self._changed = threading.Condition()
         self._jobs: deque[_Job] = deque()
         self.waiting = 0
@@ -165,8 +165,8 @@ class Batcher:
         if self._rate:
             rate = (1 - _NEW) * self._rate + _NEW * rate
         self._rate = rate
-        if self._watcher is not None:
-            self._watcher(len(images), seconds)
+        if self.watcher is not None:
+            self.watcher(len(images), seconds)
         answers = []
         start = 0
         for job in jobs:

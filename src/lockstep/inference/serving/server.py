@@ -1,15 +1,11 @@
-"""The server: its socket, the thread with the runtime, uvicorn, and how it stops."""
+"""The server: its socket, uvicorn, and how it stops."""
 
 import ipaddress
 import logging
-import os
 import socket
 import sys
-import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -25,15 +21,11 @@ from lockstep.inference.serving.computing_routes import Parts
 from lockstep.inference.serving.connections import Server, Stopping, make_connection_class
 from lockstep.inference.serving.guard import Guard
 from lockstep.inference.serving.limits import KEEP_ALIVE_SEC, Limits
-from lockstep.inference.serving.logs import log, open_logs
+from lockstep.inference.serving.logs import log
 from lockstep.inference.serving.metrics import Metrics
-from lockstep.inference.serving.model import About, open_model
-from lockstep.inference.session import SessionOptions
-from lockstep.inference.source import ModelSource
+from lockstep.inference.serving.model import About
 from lockstep.launch.nodes import list_addresses
-from lockstep.runs.events import Event
 from lockstep.system.errors import BackendError
-from lockstep.system.machine import share_of_cores
 
 _BACKLOG = 1024
 _LARGEST_HEAD = 2**15
@@ -43,28 +35,22 @@ _GRACE_SEC = 5
 
 
 def run(
-    source: ModelSource,
-    options: SessionOptions,
+    about: About,
     sock: socket.socket,
     access: Access,
     limits: Limits,
+    batcher: Batcher,
+    decoders: Decoders,
     *,
-    name: str | None,
+    threads: int,
     quiet: bool,
 ) -> None:
     """Serve on a bound socket until a signal, or an error of the thread with the runtime, stops
     it."""
     metrics = Metrics()
+    batcher.watcher = metrics.count_batch
     stopping = Stopping(limits.drain_sec, limits.timeout_sec)
-    batcher = Batcher(limits, metrics.count_batch)
-    threads = options.execution.loader_threads or share_of_cores()
-    options = replace(options, batch=limits.max_batch, listener=options.listener or _log_note)
-    with (
-        open_logs(),
-        ThreadPoolExecutor(threads, thread_name_prefix="lockstep-parse") as pool,
-        closing(Decoders(threads, _report)) as decoders,
-        _compute_in_thread(batcher, source, options, name) as about,
-    ):
+    with ThreadPoolExecutor(threads, thread_name_prefix="lockstep-parse") as pool:
         parts = Parts(about, limits, batcher, metrics, stopping, Bodies(limits), decoders, pool)
         _describe(metrics, parts)
         app = Guard(
@@ -121,45 +107,6 @@ def _configure(app: Guard, limits: Limits) -> uvicorn.Config:
         timeout_keep_alive=KEEP_ALIVE_SEC,
         timeout_graceful_shutdown=_GRACE_SEC,
     )
-
-
-@contextmanager
-def _compute_in_thread(
-    batcher: Batcher, source: ModelSource, options: SessionOptions, name: str | None
-) -> Iterator[About]:
-    """Open the model in a separate thread, which computes until the block ends. Raises what
-    opening raises."""
-    ready: Future[About] = Future()
-
-    def work() -> None:
-        try:
-            with open_model(source, options, name) as model:
-                ready.set_result(model.about)
-                batcher.run(model)
-        except BaseException as error:
-            if ready.done():
-                log("error", logging.CRITICAL, trace=error)
-                os._exit(1)  # nothing can be computed
-            ready.set_exception(error)
-
-    # If Ctrl-C comes while the model is opened, the process does not wait for it.
-    thread = threading.Thread(target=work, name="lockstep-engine", daemon=True)
-    thread.start()
-    about = ready.result()
-    try:
-        yield about
-    finally:
-        batcher.close()
-        thread.join()
-
-
-def _report(failure: str) -> None:
-    log("error", logging.ERROR, message=failure)
-
-
-def _log_note(event: Event) -> None:
-    if event["kind"] == "note":
-        log("note", message=event["message"])
 
 
 def _describe(metrics: Metrics, parts: Parts) -> None:

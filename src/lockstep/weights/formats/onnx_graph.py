@@ -7,6 +7,7 @@ Protocol Buffers of at most 2 GiB.
 Source: onnx.proto and ExternalData.md of ONNX.
 """
 
+import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,12 @@ from lockstep.system.regular_files import WEIGHTS, open_regular
 from lockstep.system.strict_json import is_list_of, is_text, parsed
 from lockstep.weights.formats.lfs_pointers import refuse_stand_in
 from lockstep.weights.formats.onnx_photos import remove_resize
-from lockstep.weights.formats.protobuf import map_entries, read_message
+from lockstep.weights.formats.protobuf import (
+    map_entries,
+    read_message,
+    split_message,
+    write_field,
+)
 from lockstep.weights.formats.resnet_graph import ROUNDING, Graph, label_node
 
 INSTALL = "pip install onnx==1.23.2"
@@ -37,6 +43,10 @@ _HALVES = (10, 16)
 """Those of float16 and bfloat16."""
 _MOST_STEPS = 16
 """A constant is followed through at most this many nodes."""
+_GRAPH, _INITIALIZER, _NAME, _RAW_DATA = 7, 5, 8, 9
+"""Numbers of fields: of a model, of a graph, and of a constant."""
+_LARGE_BYTES = 1024
+"""Constants from this size on can be apart."""
 
 
 @dataclass(kw_only=True)
@@ -63,6 +73,8 @@ class OnnxGraph(Graph):
     ir_version: int
     unused: Sequence[Any]
     """Nodes that no output is computed from; they are not among `nodes`."""
+    apart: dict[str, memoryview]
+    """Bytes of stored constants that are not in the model, by name."""
     computed: dict[str, np.ndarray | None] = field(default_factory=dict)
     """Values that were computed from constants, by name; None for those that are not."""
 
@@ -91,6 +103,10 @@ class OnnxGraph(Graph):
         if tensor.data_location == self.onnx.TensorProto.EXTERNAL:
             return _read_external(self, tensor)
         try:
+            if name in self.apart:
+                dtype = self.onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+                array = np.frombuffer(self.apart[name], dtype).reshape(tensor.dims)
+                return np.require(array, requirements="A")
             return np.asarray(self.onnx.numpy_helper.to_array(tensor))
         except (TypeError, LookupError) as error:
             raise ValueError(f"{name!r} cannot be read: {error}") from None
@@ -159,17 +175,21 @@ class OnnxGraph(Graph):
         return self.image_type in _HALVES or bool(self.list_halves())
 
 
-def open_graph(path: Path) -> OnnxGraph:
-    """Return the graph of a file. Raises `CheckpointError` if it is damaged, and `BackendError` if
-    onnx is missing."""
+def open_graph(path: Path, *, apart: bool = False) -> OnnxGraph:
+    """Return the graph of a file, with its large constants in the model or apart from it, where
+    nobody parses or copies them.
+
+    Raises `CheckpointError` if it is damaged, and `BackendError` if onnx is missing.
+    """
     try:
         import onnx
         from google.protobuf.message import DecodeError
     except ImportError:
         raise BackendError(f"reading ONNX models needs the package onnx: {INSTALL}") from None
     data = read_message(path, "an ONNX model")
+    skeleton, large = _take_apart(data) if apart else (data, {})
     try:
-        model = onnx.load_model_from_string(data)
+        model = onnx.load_model_from_string(skeleton)
     except (DecodeError, ValueError) as error:
         raise CheckpointError(
             f"{path} is damaged or not an ONNX model: {error}. Export or copy it again."
@@ -197,6 +217,7 @@ def open_graph(path: Path) -> OnnxGraph:
         model=model,
         nodes=[node for node in nodes if names.intersection(node.output)],
         unused=[node for node in nodes if not names.intersection(node.output)],
+        apart=large,
         inputs=[value.name for value in inputs],
         outputs=outputs,
         constants={},
@@ -211,6 +232,37 @@ def open_graph(path: Path) -> OnnxGraph:
         opsets=model.opset_import,
         ir_version=model.ir_version,
     )
+
+
+def _take_apart(data: bytes) -> tuple[bytes, dict[str, memoryview]]:
+    """Return a model without the bytes of its large initializers, and these by name. A model that
+    is damaged, or names two initializers alike, stays whole."""
+    file = io.BytesIO(data)
+    whole = memoryview(data)
+    large: dict[str, memoryview] = {}
+    parts: list[Any] = []
+    names = []
+    try:
+        outer = split_message(file, 0, len(data))
+        [graph] = [field for field in outer if (field.number, field.kind) == (_GRAPH, 2)]
+        for field in split_message(file, graph.content, graph.end):
+            parts.append(whole[field.begin : field.end])
+            if field.number != _INITIALIZER:
+                continue
+            inner = list(split_message(file, field.content, field.end))
+            last = {entry.number: entry for entry in inner}  # it counts, of those with one number
+            names.append(str(whole[last[_NAME].content : last[_NAME].end], "utf-8"))
+            raw = last.get(_RAW_DATA)
+            if raw is not None and raw.end - raw.content >= _LARGE_BYTES:
+                large[names[-1]] = whole[raw.content : raw.end]
+                rest = [whole[e.begin : e.end] for e in inner if e.number != _RAW_DATA]
+                parts[-1] = write_field(_INITIALIZER, b"".join(rest))
+    except (ValueError, LookupError):
+        return data, {}
+    if len(names) > len(set(names)):
+        return data, {}
+    inside = write_field(_GRAPH, b"".join(parts))
+    return b"".join([whole[: graph.begin], inside, whole[graph.end :]]), large
 
 
 def _find_needed(makers: dict[str, Any], outputs: Iterable[str]) -> set[str]:

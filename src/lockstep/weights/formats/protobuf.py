@@ -1,9 +1,9 @@
 """Messages of Protocol Buffers: their classes from a short notation, and the fields of a file."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -59,25 +59,56 @@ def read_number(read: Any) -> int:
     raise ValueError("a number has more than 64 bits")
 
 
+class Field(NamedTuple):
+    """Where a field of a message is."""
+
+    number: int
+    kind: int
+    """Its wire type: 0 is a number, 2 is bytes with their length."""
+    begin: int
+    content: int
+    """Where its bytes begin."""
+    end: int
+
+
+def split_message(file: BinaryIO, begin: int, end: int) -> Iterator[Field]:
+    """Yield the fields of a message in a file. Raises `ValueError` if it is damaged, or has fields
+    of other wire types than 0 and 2."""
+    while begin < end:
+        file.seek(begin)
+        number, kind = divmod(read_number(file.read), 8)
+        length = read_number(file.read)
+        content = file.tell()
+        after = content + length * (kind == 2)
+        if kind not in (0, 2) or after > end:
+            raise ValueError(f"field {number} is damaged")
+        yield Field(number, kind, begin, content, after)
+        begin = after
+
+
+def write_field(number: int, content: bytes) -> bytes:
+    """Return a field, of a number of at most 15, that is bytes with their length."""
+    size = len(content)
+    head = bytearray([8 * number + 2])
+    while size > 127:
+        head.append(size & 127 | 128)
+        size >>= 7
+    return bytes([*head, size]) + content
+
+
 def find_fields(path: Path, kinds: Mapping[int, int]) -> dict[int, int]:
     """Return where the first field of each number is in a file; empty if it has others than these.
 
-    `kinds` are wire types by number: 0 is a number, 2 is bytes with their length.
+    `kinds` are wire types by number.
     """
     places: dict[int, int] = {}
     try:
         size = path.stat().st_size
         with open_regular(path, WEIGHTS) as file:
-            while file.tell() < size:
-                number, kind = divmod(read_number(file.read), 8)
-                if kinds.get(number) != kind:
+            for field in split_message(file, 0, size):
+                if kinds.get(field.number) != field.kind:
                     return {}
-                length = read_number(file.read)
-                places.setdefault(number, file.tell())
-                if kind == 2:
-                    file.seek(length, 1)
-                if file.tell() > size:
-                    return {}
+                places.setdefault(field.number, field.content)
     except (OSError, ValueError):
         return {}
     return places

@@ -244,7 +244,8 @@ def find_network(path: Path, stored: Mapping[Any, Any], choice: WeightsChoice) -
         modules = [name for name in modules if not _TRANSFORMERS_SILENT.fullmatch(name)]
     removed = "" if is_transformers else prefix  # whose networks all begin with `resnet.`
     network = Network(removed, {}, {}, [], not modules, [])
-    names, parts = network.names, network.parts
+    names = network.names
+    parts = network.parts
     for name, array in arrays.items():
         bare = _strip_name(name, prefix, children)
         if name not in plain or choice.is_ignored(bare):
