@@ -20,7 +20,7 @@ nitpicky = True
 nitpick_ignore_regex = [("py:class", ".*")]  # the types in signatures have no pages
 smartquotes = False  # the two hyphens of an option stay two
 python_maximum_signature_line_length = 80
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "fieldlist"]
 myst_heading_anchors = 4
 """Headings down to this level have anchors, with the names that GitHub gives them."""
 

@@ -86,6 +86,12 @@ def mark_short_code(app: Sphinx, tree: nodes.document) -> None:
             code["classes"].append("short")
 
 
+def write_dashes(app: Sphinx, tree: nodes.document) -> None:
+    """Replace the two hyphens that Sphinx writes between an argument and its meaning."""
+    for text in list(tree.findall(lambda node: isinstance(node, nodes.Text) and node == " -- ")):
+        text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
+
+
 def write_llms_txt(app: Sphinx, error: Exception | None) -> None:
     """Write what pages there are, for programs that read (llmstxt.org)."""
     if error or app.builder.format != "html":
@@ -113,5 +119,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Connect to Sphinx."""
     app.connect("source-read", complete_page)
     app.connect("doctree-read", mark_short_code)
+    app.connect("doctree-read", write_dashes)
     app.connect("build-finished", write_llms_txt)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
