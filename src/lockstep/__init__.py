@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
     from lockstep.data.packing.python_samples import pack
     from lockstep.data.textures import draw_data_set
+    from lockstep.inference import load
     from lockstep.inference.evaluation_result import Evaluation
     from lockstep.inference.int8 import Int8
-    from lockstep.inference.model import Model, load
+    from lockstep.inference.model import Model
     from lockstep.inference.prediction import Prediction
     from lockstep.recipes import Execution, Recipe, load_recipe
     from lockstep.recipes.augmentation import Augmentation
@@ -66,7 +67,7 @@ _HOME = {
     "UserError": "system.errors",
     "draw_data_set": "data.textures",
     "learning_rates": "recipes.schedule",
-    "load": "inference.model",
+    "load": "inference",
     "load_recipe": "recipes",
     "pack": "data.packing.python_samples",
     "read_run": "runs.reading",

@@ -11,45 +11,55 @@ from lockstep.system.text import format_count
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """The result of an evaluation. Every image counts once."""
+    """The result of an evaluation, in which every image counts once.
+
+    >>> import lockstep
+    >>> result = lockstep.load("run").evaluate("data")
+    >>> result.metrics["images"], result.per_class["images"][:3], len(result.classes)
+    (20, [2, 2, 2], 10)
+    """
 
     source: str
-    """The weights, or the export."""
+    """The path of the weights or of the export."""
     data: str
-    """What the images are called."""
+    """The images that were evaluated, such as "data/val"."""
     runtime: str
-    """What computed."""
+    """The name of the runtime that computed."""
     precision: str
+    """The precision in which it computed, such as "fp32"."""
     metrics: dict[str, Any]
-    """Numbers of all images by their keys, such as `top1_percent` and `loss`: the usual ones, the
-    recipe's `selection`, and those that the execution names."""
+    """Figures of all images by key, such as `top1_percent` and `loss`: the usual ones, the recipe's
+    `selection`, and the `metrics` of the execution."""
     interval: tuple[float, float]
-    """The 95 % interval of top-1, in percent."""
+    """The ends of the 95 % interval of top-1, in percent."""
     classes: list[str]
+    """Names of the classes of the images, in the order of `per_class`."""
     per_class: Any
-    """Numbers of images by class, as a mapping: `images`, those of them that are right (`top1`) or
-    in the first five (`top5`), and those of any class that are taken for it (`predicted`)."""
+    """A mapping of lists with a count of images for each class: all of them (`images`), those whose
+    likeliest class is right (`top1`), those with the right class in the first five (`top5`), and
+    those of any class for which the model predicts this class (`predicted`)."""
     class_summary: Any
     """Shares in percent: `recall_percent` and `precision_percent` by class, and their means."""
     class_orders: Any
-    """The accuracy in other orders of folders (`label_matching`)."""
+    """The accuracy for other orders of the class folders; empty if the order is beyond doubt."""
     published: Comparison | None
-    """The top-1 next to published ones; None if there are none."""
+    """Top-1 next to the published figures of the recipe; None if there are none."""
     quarantined: list[Any]
-    """Images that cannot be read, which are left out."""
+    """Images that cannot be read; they do not count."""
     trained_images: int
-    """How many of the images the run was trained on, by their bytes; 0 if that is not known."""
+    """The number of these images that are training images of the run, by bytes; 0 if unknown."""
     speed: Speed
+    """Images per second, the batch size and the latency."""
     remarks: list[str]
+    """Notes on the weights and on the images."""
     calibration: dict[str, Any] = field(default_factory=dict)
-    """What was stored with the checkpoint (`inference.calibrator`); empty if that was not asked
-    for."""
+    """The calibration that was stored with the checkpoint; empty unless you asked for one."""
     sets: dict[str, "Evaluation"] = field(default_factory=dict)
-    """The results of a folder of data sets by name, of which this one has the means; empty for a
-    single data set."""
+    """Results by name, for a folder of data sets: this result has their means. Empty for a single
+    data set."""
     corruption_errors: dict[str, float] = field(default_factory=dict)
-    """The errors of ImageNet-C's corruptions in percent of AlexNet's, and their mean as `mean`;
-    empty for other data."""
+    """Errors on ImageNet-C's corruptions in percent of AlexNet's, and their `mean`; empty for other
+    data."""
 
     @property
     def images(self) -> int:
@@ -63,8 +73,10 @@ class Evaluation:
 
     @property
     def top5(self) -> float | None:
-        """The share of images whose label is among the five likeliest classes, in percent; None if
-        it is not computed."""
+        """The share of images whose label is among the five likeliest classes, in percent.
+
+        None if it was not computed.
+        """
         return self.metrics.get("top5_percent")
 
     def __repr__(self) -> str:
@@ -74,7 +86,7 @@ class Evaluation:
         return f"Evaluation(top-1 {accuracy} of {images} of {self.data})"
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `lockstep evaluate --json` prints."""
+        """Return the result as plain values, as `lockstep evaluate --json` prints it."""
         values = asdict(replace(self, sets={}))
         del values["sets"]
         values |= values.pop("metrics")

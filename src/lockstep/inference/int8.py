@@ -54,18 +54,30 @@ _QUANTISED = ["Conv", "Relu", "Add", "MaxPool", "GlobalAveragePool", "Flatten", 
 
 @dataclass(frozen=True)
 class Int8:
-    """How to quantise after training: `precision` of `Model.export`."""
+    """How to quantise after training: a `precision` of `Model.export`.
+
+    >>> import lockstep
+    >>> lockstep.Int8("data", images=512, tolerance=0.5).method
+    'minmax'
+    """
 
     data: str | Path
-    """The data set. Its training images calibrate, its validation images are evaluated."""
+    """The data set. Its training images calibrate, its validation images measure the loss of top-1.
+    """
     images: int = 256
-    """Most images to calibrate on, spread evenly over the training images."""
+    """At most this many images calibrate, spread evenly over the training images."""
     method: str = "minmax"
+    """How to find the range of a value: "minmax", "entropy" or "percentile". The last two leave out
+    the rarest values. Programs for phones take only "minmax"."""
     tolerance: float = 1.0
-    """The most top-1 that may be lost, in percentage points."""
+    """The largest loss of top-1 that is accepted, in percentage points."""
 
     def check(self) -> Self:
-        """Return it. Raises `CheckpointError` for numbers that are out of range."""
+        """Return these settings if their numbers are in range.
+
+        Raises:
+            CheckpointError: `images` is less than 1, or `tolerance` is negative.
+        """
         if self.images < 1 or not self.tolerance >= 0:
             raise CheckpointError(
                 f"{self.images} calibration images and a tolerance of {self.tolerance}; expected 1"

@@ -1,4 +1,4 @@
-"""`Model`: trained weights or an export, and all that is done with them."""
+"""`Model`: trained weights or an export, and everything you do with them."""
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,8 +16,7 @@ from lockstep.inference.source import ModelSource
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import show_progress
-from lockstep.weights import Classes, Preprocessing, Weights, WeightsChoice
-from lockstep.weights.hub import locate_weights
+from lockstep.weights import Weights
 
 if TYPE_CHECKING:
     from lockstep.inference.evaluation_result import Evaluation
@@ -27,66 +26,17 @@ if TYPE_CHECKING:
     from lockstep.runs.report import Report
 
 
-def load(
-    source: str | Path,
-    *,
-    checkpoint: str | None = None,
-    ema: bool | None = None,
-    network: str | None = None,
-    classes: Classes | None = None,
-    preprocessing: Preprocessing | None = None,
-    ignore: Iterable[str] = (),
-    unknown_below: float | None = None,
-    require_signature: str | Path | None = None,
-) -> "Model":
-    """Return the model of a run, a checkpoint, an export, a file of another program
-    (docs/reference/weight-formats.md), or published weights by their name.
-
-    Args:
-        source: a path, or a name such as "torchvision/resnet50.IMAGENET1K_V2".
-        checkpoint: "newest", "best" or a step's number of a run. By default the best one, or the
-            newest one of a run that was never evaluated.
-        ema: whether the moving average is used instead of the trained weights; by default
-            whichever is better in the best checkpoint.
-        network: the network of a file that fits several, such as "resnet50-v1", or its fields as
-            YAML (docs/how-to/model.md).
-        classes: names of the classes, class 0 first, or a file that lists them; by default those
-            of the weights.
-        preprocessing: how images are prepared: fields of a recipe such as `{"image_size": 160}`,
-            or a recipe. It takes precedence over what a file says.
-        ignore: patterns of names, such as "criterion.*": parts of a file that are left out.
-        unknown_below: an image whose likeliest class is less probable than this is unknown, 0 to 1;
-            by default the threshold that is stored with the weights.
-        require_signature: a public key or certificates (PEM): only files that their owner signed
-            are loaded (docs/how-to/sign.md).
-
-    Raises:
-        CheckpointError: there are no such weights, or they are not understood to the last part.
-        DataError: `classes` does not fit the weights.
-
-    >>> import lockstep
-    >>> lockstep.load("run").origin
-    'Lockstep'
-    """
-    path = locate_weights(source)
-    ignored = tuple(ignore)
-    choice = WeightsChoice(
-        path, checkpoint, ema, network, preprocessing, ignored, classes, unknown_below
-    )
-    return Model(ModelSource(choice, require_signature))
-
-
 class Model:
     """Trained weights or an export, and where and how they compute; a context manager.
 
-    `lockstep.load` returns one. What `predict` opened stays open for further images until the
-    model is closed, or nothing refers to it.
+    `lockstep.load` returns one. The first `predict` opens a runtime, which stays open for further
+    images until you close the model or drop it.
 
     >>> import lockstep
     >>> with lockstep.load("run") as model:
-    ...     found = model.predict("data/val/dots/00006.jpg", top=3)
+    ...     prediction = model.predict("data/val/dots/00006.jpg", top=3)
     ...     [logits] = model.logits(["data/val/dots/00006.jpg"])
-    >>> len(found.classes), logits.shape
+    >>> len(prediction.classes), logits.shape
     (3, (10,))
     """
 
@@ -105,8 +55,10 @@ class Model:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes; ImageNet's if the weights name none and have its 1000 outputs.
-        Empty if they are unknown."""
+        """Names of the classes; empty if they are unknown.
+
+        Unnamed weights with 1000 outputs get ImageNet's names.
+        """
         return name_classes(self._about)[0].classes
 
     @property
@@ -116,7 +68,7 @@ class Model:
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        """How images are prepared: fields of a recipe."""
+        """How images are prepared, as fields of a recipe."""
         return self._about.recipe.preprocessing()
 
     @property
@@ -126,17 +78,17 @@ class Model:
 
     @property
     def path(self) -> Path:
-        """The checkpoint or the file that the weights are in."""
+        """The checkpoint or the file that holds the weights."""
         return self._about.source
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Notes on the weights: the chosen checkpoint, what was assumed or left out."""
+        """Notes on the weights: which checkpoint was chosen, what was assumed or left out."""
         return self._about.remarks
 
     @property
     def unknown_below(self) -> float:
-        """An image is unknown if its likeliest class is less probable than this; 0: none is."""
+        """The probability below which the likeliest class is unknown; at 0 every class is known."""
         return self._about.calibration.unknown_below
 
     @property
@@ -146,7 +98,7 @@ class Model:
 
     @property
     def features(self) -> int:
-        """The number of features that the classifier gets."""
+        """The number of features that enter the classifier."""
         return self._source.weights.recipe.spec.features
 
     def __repr__(self) -> str:
@@ -172,20 +124,23 @@ class Model:
         execution: Execution | None = None,
         listener: Listener | None = None,
     ) -> Self:
-        """Return the same model where and how it is to compute. What is not named stays.
+        """Choose where and how the model computes.
 
         Args:
-            where: a backend or a runtime (`lockstep doctor` lists both); "native" (the backend,
+            where: A backend or a runtime (`lockstep doctor` lists both); "native" (the backend,
                 also for exports), "auto" (the fastest that is installed), or "program" (an export
-                in its own runtime; it can run code, so trust who wrote it).
-            precision: by default the recipe's, or fp32 if this processor only emulates that.
+                in its own runtime, which can run code: use it only if you trust its author).
+            precision: By default the recipe's, or fp32 if this processor only emulates that.
             device: "auto", "cpu" or "cuda".
-            batch: the most images that are computed at once, 32 by default.
-            execution: everything else, such as the number of threads that decode.
-            listener: called with notes and progress as they happen.
+            batch: At most this many images are computed at once; 32 by default.
+            execution: Everything else, such as the number of threads that decode.
+            listener: A function to call with notes and progress.
+
+        Returns:
+            The same model with these settings. It keeps the present value of what you leave out.
 
         Raises:
-            BackendError: there is no such backend or runtime.
+            BackendError: There is no such backend or runtime.
             UserError: `batch` is less than 1.
         """
         options = self._options.change(
@@ -207,28 +162,28 @@ class Model:
         explain: bool = False,
         on_error: OnError | None = None,
     ) -> Any:
-        """Return the likeliest classes of an image, or an iterator over those of several.
+        """Predict the likeliest classes of one image or several.
 
-        An image is a path, the bytes of an image file, an image of Pillow, or an array or a tensor
-        of any library: RGB [height, width, 3] or [3, height, width], in uint8 or in floats from 0
-        to 1. An array [N, ...] is several, and so is any iterable. Images are prepared as in the
-        evaluation of the recipe. Probabilities are the softmax of logits, which are divided by the
-        temperature of a calibrated model. `on` chooses the precision.
+        Probabilities are the softmax of the logits. A calibrated model first divides these by its
+        temperature.
 
         Args:
-            images: one image, or several.
-            top: the number of classes.
-            features: whether predictions have the features before the classifier.
-            explain: whether predictions have a picture of what speaks for the likeliest class.
-            on_error: called with the name of an unreadable image of several, and the reason.
+            images: One image: a path, the bytes of an image file, an image of Pillow, or an array
+                or a tensor, RGB [height, width, 3] or [3, height, width], uint8 or floats from 0 to
+                1. Or several: an iterable, or an array [N, ...].
+            top: The number of classes to return.
+            features: Whether to add the features before the classifier.
+            explain: Whether to add a picture of what speaks for the likeliest class.
+            on_error: A function to call with the name of an unreadable image, and the reason. The
+                other images are predicted.
 
         Returns:
-            A `Prediction`, or an iterator that computes when its values are needed.
+            A `Prediction`, or for several images an iterator that computes as you consume it.
 
         Raises:
-            DataError: an image cannot be read, and there is no `on_error`.
-            DivergedError: a logit is not a finite number.
-            BackendError: the backend cannot explain, or something is not installed.
+            DataError: An image cannot be read, and there is no `on_error`.
+            DivergedError: A logit is not a finite number.
+            BackendError: The backend cannot explain, or something is not installed.
         """
         every = list_images(images)
         predictor = self._open_predictor(features=features, explain=explain)
@@ -238,8 +193,18 @@ class Model:
         return self._keep(predictor.predict(every, top, on_error=on_error))
 
     def logits(self, images: Image | Iterable[Image], *, on_error: OnError | None = None) -> Any:
-        """Return the logits of an image, float32 [logits], or an iterator over those of several, as
-        `predict` does. A temperature is not applied; the precision is that of `on`."""
+        """Compute the logits of one image or several, without a temperature.
+
+        Args:
+            images: One image or several, as in `predict`.
+            on_error: A function to call for an unreadable image, as in `predict`.
+
+        Returns:
+            float32 [logits], or for several images an iterator.
+
+        Raises:
+            DataError: An image cannot be read, and there is no `on_error`.
+        """
         every = list_images(images)
         predictor = self._open_predictor(features=False, explain=False)
         if is_one_image(images):
@@ -248,8 +213,17 @@ class Model:
         return self._keep(predictor.logits(every, on_error=on_error))
 
     def preprocess(self, images: Image | Iterable[Image]) -> Any:
-        """Return what the network sees of an image, normalised float32 [3, size, size] as `module`
-        takes it, or an iterator over those of several. Raises `DataError` as `predict` does."""
+        """Prepare images as the network takes them.
+
+        Args:
+            images: One image or several, as in `predict`.
+
+        Returns:
+            Normalised float32 [3, size, size], or for several images an iterator.
+
+        Raises:
+            DataError: An image cannot be read.
+        """
         inputs = read_inputs(images, self._about.recipe)
         return next(inputs) if is_one_image(images) else inputs
 
@@ -276,27 +250,29 @@ class Model:
         precision_at: float | None = None,
         progress: bool = True,
     ) -> "Evaluation":
-        """Return the accuracy, the loss and the counts of each class on the validation images of a
-        data set, or on all its images if it has none. Every image counts once.
+        """Evaluate the model on the validation images of a data set; on all if it has none.
 
-        With several processes (torchrun), every process calls this. Exports that can only compute
-        run as they are (docs/how-to/runtimes.md).
+        With several processes (torchrun), call this in every process. Every image counts once.
 
         Args:
-            data: a data set in any storage format; by default that of the run. Of a folder of
-                several, such as ImageNet-C, the result has the means.
-            labels: a mapping, or a file, that says which outputs are right for a class or an
-                image, and which ones the model chooses from (docs/how-to/test-sets.md).
-            split: the share of the images to evaluate if there are no validation images; by
-                default the share that the run set apart. 0: all.
-            calibrate: fit a temperature, and store it with the checkpoint.
-            precision_at: choose the threshold of unknown images so that this share of the others
-                is right, such as 0.99; store it and a temperature.
-            progress: show a bar on a terminal or in a notebook, if `on` named no listener.
+            data: A data set in any storage format; by default that of the run. For a folder of
+                several, such as ImageNet-C, you get the means.
+            labels: A mapping, or a file, of which outputs are right for a class or an image, and
+                which ones the model chooses from (docs/how-to/test-sets.md).
+            split: The share of the images to evaluate if there are no validation images, 0 for all.
+                By default the share that the run set apart.
+            calibrate: Whether to fit a temperature and store it with the checkpoint.
+            precision_at: The share of known images to get right, such as 0.99: chooses the
+                threshold of unknown images, and stores it with a temperature.
+            progress: Whether to show a bar on a terminal or in a notebook, unless there is a
+                listener.
+
+        Returns:
+            The accuracy, the loss, and the counts of each class.
 
         Raises:
-            DataError: images or names of classes do not fit.
-            DivergedError: a loss is not finite.
+            DataError: Images or names of classes do not fit.
+            DivergedError: A loss is not finite.
 
         >>> import lockstep
         >>> result = lockstep.load("run", checkpoint="best").evaluate("data")
@@ -317,20 +293,22 @@ class Model:
     def save(
         self, target: str | Path, *, to: str = "safetensors", certificate: bool = True
     ) -> dict[str, Any]:
-        """Write the weights in another format; return what was written, with remarks and the
-        certificate.
+        """Write the weights in another format.
 
-        The certificate compares what was written with the source, each in its own framework if it
-        is installed. Nothing is overwritten; files appear only when all are complete.
+        The certificate compares the written weights with the source, each in its own framework if
+        that is installed. Nothing is overwritten; files appear only when all are complete.
 
         Args:
-            target: a new file, folder or prefix.
+            target: A new file, folder or prefix.
             to: "safetensors", "torchvision", "timm", "transformers", "keras", "nvidia-pytorch",
                 "nvidia-tensorflow", "nvidia-paddle", "nvidia-mxnet", "flax" or "torchax".
-            certificate: whether to compare, and write `TARGET.certificate.json` (and a `proof`).
+            certificate: Whether to compare, and write `TARGET.certificate.json` (and a `proof`).
+
+        Returns:
+            The paths as `written`, the `certificate` and `remarks`, among others.
 
         Raises:
-            CheckpointError: the format cannot hold the weights, or they differ by more than the
+            CheckpointError: The format cannot hold the weights, or they differ by more than the
                 bound; then nothing is written.
 
         >>> import lockstep
@@ -354,30 +332,29 @@ class Model:
         bare: bool = False,
         compare: bool = True,
     ) -> dict[str, Any]:
-        """Write a program for a server or a phone, with softmax inside; return what was written.
+        """Write a program for a server or a phone, with softmax inside.
 
-        A program takes `images`, photos of any size, and answers as `predict` does: with `classes`
-        and `probabilities`. The folder appears only when it is complete; nothing is overwritten.
+        A program takes `images`, photos of any size, and returns `classes` and `probabilities` as
+        `predict` does. The folder appears only when it is complete; nothing is overwritten.
 
         Args:
-            folder: a new folder.
+            folder: A new folder.
             to: "savedmodel", "frozen-graph", "paddle-inference", "torchscript", "torch-export",
                 "onnx", "openvino", "tensorrt", "triton", "stablehlo", "executorch" or "litert"
                 (docs/how-to/deploy.md); by default what the installed packages can run.
-            precision: of the program: "fp32" (by default), "bf16", "fp16", "int8" for weights that
-                were trained with quantisation, or `lockstep.Int8(DATA)` to quantise now
-                (docs/how-to/quantisation.md).
-            batch: the number of images of every batch; by default any.
-            bare: whether it takes normalised float32 NCHW images and returns logits.
-            compare: whether the program is compared with a backend, and gets a `proof` if not bare.
+            precision: "fp32" (the default), "bf16", "fp16", "int8" for weights trained with
+                quantisation, or a `lockstep.Int8` to quantise now (docs/how-to/quantisation.md).
+            batch: The number of images of every batch; by default any.
+            bare: Whether the program takes normalised float32 NCHW images and returns logits.
+            compare: Whether to compare the program with a backend, and add a `proof` if not bare.
 
         Returns:
-            What it takes, `comparison` (`inference.comparison.Comparison`), the top-1 before and
-            after quantisation as `int8`, the folder `proof`, and remarks.
+            What the program `takes`, the `comparison` (`inference.comparison.Comparison`), top-1
+            before and after quantisation as `int8`, the folder `proof`, and `remarks`.
 
         Raises:
-            CheckpointError: the format has no such option, or the program differs.
-            BackendError: the framework or a package is missing.
+            CheckpointError: The format has no such option, or the program differs.
+            BackendError: The framework or a package is missing.
         """
         from lockstep.inference.export import export
 
@@ -396,8 +373,11 @@ class Model:
         """Return the framework's own module with the weights; `on` chooses the backend.
 
         For PyTorch this is an ordinary `torch.nn.Module` with torchvision's names, in evaluation
-        mode. It maps normalised float32 images [N, 3, H, W] to logits [N, logits]. It computes
-        without quantisation, also if the weights were trained with it.
+        mode. It maps normalised float32 images [N, 3, H, W] to logits [N, logits], without
+        quantisation.
+
+        Raises:
+            BackendError: The framework is not installed.
 
         >>> import lockstep, torch
         >>> lockstep.load("run").module()(torch.zeros(2, 3, 64, 64)).shape
@@ -419,24 +399,24 @@ class Model:
         limits: "Limits | None" = None,
         quiet: bool = False,
     ) -> None:
-        """Serve the model over HTTP, until SIGTERM or Ctrl-C (docs/how-to/serve.md).
+        """Serve the model over HTTP until SIGTERM or Ctrl-C (docs/how-to/serve.md).
 
         Returns when all accepted requests are answered. A second signal ends the process at once.
-        Call it in the main thread, which is the one that gets signals.
+        Call it in the main thread, because only that receives signals.
 
         Args:
-            host: the address to listen on. Others than loopback need a token, or `no_token`.
-            port: 0 takes a free one.
-            token: at least 16 characters, which clients send as `Authorization: Bearer TOKEN`.
-            no_token: let everyone who reaches the address use the server.
-            allow_hosts: more names for the server in requests, such as that of a proxy.
-            name: that of the model in addresses; by default that of its architecture.
-            limits: sizes and times (`lockstep.inference.serving.Limits`).
-            quiet: leave requests that succeed out of the log on standard error.
+            host: The address to listen on. Any other than loopback needs a token or `no_token`.
+            port: The port to listen on; 0 takes a free one.
+            token: At least 16 characters, which clients send as `Authorization: Bearer TOKEN`.
+            no_token: Whether everyone who reaches the address may use the server.
+            allow_hosts: Further host names that requests may use, such as that of a proxy.
+            name: The model's name in addresses; by default the name of its architecture.
+            limits: Sizes and times (`lockstep.inference.serving.Limits`).
+            quiet: Whether to log only failed requests, on standard error.
 
         Raises:
-            UserError: the address is in use, or the token is missing.
-            BackendError: a package of the extra `serve` is missing.
+            UserError: The address is in use, or the token is missing.
+            BackendError: A package of the extra `serve` is missing.
         """
         from lockstep.inference.serving import serve
 
@@ -463,16 +443,24 @@ class Model:
         split: float | None = None,
         progress: bool = True,
     ) -> "Report":
-        """Train a new run from the weights; return its report. The same call resumes it.
+        """Train a new run from the weights. The same call resumes it.
 
         Args:
-            data: training and validation images in any storage format.
-            out: the run's folder.
-            recipe: a name, a file or a `Recipe`; by default `fine-tune`, whose values are chosen
-                from images, device and weights (docs/how-to/fine-tune.md).
-            changes: new values for fields of the recipe.
-            split: the share set apart for validation without validation images; by default 0.3.
-            progress: show a bar, as `evaluate` does.
+            data: Training and validation images in any storage format.
+            out: The folder of the run.
+            recipe: A name, a file or a `Recipe`; by default `fine-tune`, which adapts to the
+                images, the device and the weights (docs/how-to/fine-tune.md).
+            changes: New values for fields of the recipe.
+            split: The share to set apart if there are no validation images; by default 0.3.
+            progress: Whether to show a bar, as in `evaluate`.
+
+        Returns:
+            The report, as `lockstep.train` does.
+
+        Raises:
+            UserError: An argument is wrong.
+            DivergedError: A loss or a score is not finite.
+            Interrupted: A signal asked the run to stop; everything is saved.
         """
         from lockstep.runs.train import train
 
@@ -495,6 +483,6 @@ class Model:
         self.close()
 
     def close(self) -> None:
-        """Free what `predict` opened. It is opened again when it is needed."""
+        """Free what `predict` opened. The next call opens it again."""
         self._predictors.clear()
         self._stack.close()

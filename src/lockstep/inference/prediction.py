@@ -38,21 +38,28 @@ OnError = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Prediction:
-    """The most likely classes of one image, the likeliest first."""
+    """The likeliest classes of one image, the likeliest first.
+
+    >>> import lockstep
+    >>> prediction = lockstep.load("run").predict("data/val/dots/00006.jpg", top=2)
+    >>> prediction.path.name, len(prediction.classes), sum(prediction.probabilities) <= 1
+    ('00006.jpg', 2, True)
+    """
 
     path: Path | None
-    """The image's path; None for images that were given as bytes, arrays or images of Pillow."""
+    """The path of the image; None for bytes, arrays and images of Pillow."""
     classes: tuple[str, ...]
-    """Class names, or numbers as text where the names are unknown. Names of a run are those of its
-    folders of images."""
+    """Names of the classes, or output numbers as text if the names are unknown. A run names classes
+    after the folders of its images."""
     probabilities: tuple[float, ...]
+    """The probability of each class, from 0 to 1."""
     is_unknown: bool = False
-    """Whether the likeliest class is less probable than the threshold."""
+    """Whether the likeliest class is less probable than the model's `unknown_below`."""
     features: np.ndarray | None = field(default=None, compare=False, repr=False)
-    """The features before the classifier, float32 [features], if they were asked for."""
+    """The input of the classifier, float32 [features]; None unless you asked for it."""
     explanation: np.ndarray | None = field(default=None, compare=False, repr=False)
-    """The image as the model sees it, with Grad-CAM of the likeliest class over it, if it was asked
-    for: uint8 RGB [size, size, 3]."""
+    """The image as the model sees it under Grad-CAM of the likeliest class, uint8 RGB
+    [size, size, 3]; None unless you asked for it."""
 
 
 class Predictor:

@@ -29,32 +29,42 @@ from lockstep.weights.checkpoint_choice import explain_lost_best
 
 @dataclass(frozen=True)
 class Run:
-    """What a run's folder holds."""
+    """A run's folder: what was trained, and what came of it.
+
+    The run may be finished, stopped or still training; you see how far it got.
+
+    >>> import lockstep
+    >>> run = lockstep.read_run("run")
+    >>> run.step, run.final["trained"]["top1_percent"], run.is_best(7, "trained")
+    (7, 10.0, True)
+    """
 
     folder: Path
+    """The path of the folder."""
     name: str
-    """The name of the run for people."""
+    """The name that pages and tables show."""
     recipe: Recipe
+    """The recipe of the run, complete."""
     environment: Environment
-    """Empty if the run never started, or if the file is damaged."""
+    """The contents of environment.json; empty if the run never started or the file is damaged."""
     log: Sequence[LogEvent]
+    """The events of log.jsonl, in order."""
     report: Report | None
     """The contents of report.json; None if the run is not finished."""
     results: Results | None
-    """The newest evaluation; None if there is none, or if its version of Lockstep kept no results.
-    """
+    """The scores of each image in the newest evaluation; None if the folder does not have them."""
     best_results: Results | None = None
-    """The best evaluation, of one kind of weights, if it is older than the newest one. None also if
-    the run's version of Lockstep did not keep it."""
+    """The scores of each image in the best evaluation. None if that is the newest one, or if the
+    folder does not have them."""
 
     @cached_property
     def training(self) -> list[TrainEvent]:
-        """The log's training entries, one for each interval, in the order of steps."""
+        """The training events of the log, one for each interval, in the order of steps."""
         return [event for event in self.log if event["kind"] == "train"]
 
     @cached_property
     def evaluations(self) -> list[EvaluateEvent]:
-        """The log's entries of evaluations."""
+        """The evaluation events of the log, in the order of steps."""
         return [event for event in self.log if event["kind"] == "evaluate"]
 
     @cached_property
@@ -67,9 +77,11 @@ class Run:
 
     @cached_property
     def curves(self) -> dict[str, dict[str, np.ndarray]]:
-        """The figures of the log, one float64 array for each, NaN where there is none: "train" has
-        one value for each interval, "trained" and "ema" have one for each evaluation of these
-        weights. `step` is the number of steps done."""
+        """The figures of the log by group and name, as float64 arrays; NaN where there is none.
+
+        The group "train" has a value for each interval, "trained" and "ema" one for each evaluation
+        of these weights. `step` is the number of steps done.
+        """
         groups: dict[str, list[Mapping[str, Any]]] = {}
         for event in (*self.training, *self.evaluations):
             groups.setdefault(str(event.get("weights", "train")), []).append(event)
@@ -84,23 +96,26 @@ class Run:
 
     @property
     def best_checkpoint(self) -> Path:
-        """The weights that commands use, which `lockstep.load` takes: the best ones, or the newest
-        ones if the run was never evaluated. Raises `CheckpointError` if there is no checkpoint."""
+        """The best checkpoint, a path for `lockstep.load`; the newest one without an evaluation.
+
+        Raises:
+            CheckpointError: There is no checkpoint.
+        """
         return find_best_checkpoint(self.folder)
 
     @property
     def backend(self) -> str:
-        """The framework's name; "unknown" if the run never started."""
+        """The name of the backend; "unknown" if the run never started."""
         return str(self.environment.get("execution", {}).get("backend", "unknown"))
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """The number of steps done."""
         return max((entry["step"] for entry in self.log), default=0)
 
     @property
     def steps(self) -> int | None:
-        """Steps of the whole run; None if it never started."""
+        """The number of steps of the whole run; None if it never started."""
         for event in reversed(self.log):
             if event["kind"] == "start" and "total" in event:
                 return event["total"]
@@ -125,7 +140,7 @@ class Run:
 
     @property
     def ending(self) -> str | None:
-        """What is unusual about how a finished run ended; None if nothing is."""
+        """How a finished run ended, if that is unusual; else None."""
         if self.report is None:
             return None
         place = f"step {self.report['steps']}"
@@ -143,7 +158,7 @@ class Run:
 
     @property
     def gaps(self) -> str | None:
-        """Where losses are not finite, because curves cannot show them; None if all are finite."""
+        """Where losses are not finite, which curves cannot show; None if all are finite."""
         steps = []
         for entry in self.training:
             for step, loss in enumerate(entry["losses"], start=entry["first_step"] + 1):
@@ -163,8 +178,10 @@ class Run:
 
     @property
     def final(self) -> Mapping[str, Evaluation | EvaluateEvent]:
-        """The last evaluation by weights ("trained", "ema"). For an unfinished run it is the newest
-        one."""
+        """The last evaluation by kind of weights, "trained" or "ema".
+
+        For an unfinished run it is the newest one.
+        """
         if self.report is not None:
             return self.report["final"]
         last = self.evaluations[-1]["step"] if self.evaluations else None
@@ -172,22 +189,37 @@ class Run:
 
     @cached_property
     def best(self) -> EvaluateEvent | None:
-        """The evaluation of the best checkpoint, which `predict`, `serve` and `export` use; None if
-        the run was never evaluated."""
+        """The evaluation of the best checkpoint; None if the run was never evaluated."""
         return find_best(self.evaluations, self.recipe.selection)
 
     @cached_property
     def lost_best(self) -> str:
-        """Which checkpoint commands use because the best one is gone; "" if it is there."""
+        """Which checkpoint is used because the best one is missing; "" if that is there."""
         return explain_lost_best(self.folder)
 
     def is_best(self, step: int, weights: str) -> bool:
-        """Return whether an evaluation is the best one."""
+        """Compare an evaluation with the best one.
+
+        Args:
+            step: The number of steps before the evaluation.
+            weights: The kind of weights, "trained" or "ema".
+
+        Returns:
+            Whether it is the best one.
+        """
         best = self.best
         return best is not None and (best["step"], best["weights"]) == (step, weights)
 
     def find_results(self, step: int, weights: str) -> Results | None:
-        """Return what the run has kept of an evaluation; None if it has not."""
+        """Find the scores of each image in an evaluation.
+
+        Args:
+            step: The number of steps before the evaluation.
+            weights: The kind of weights, "trained" or "ema".
+
+        Returns:
+            The scores; None if the folder does not have them.
+        """
         for results in filter(None, (self.results, self.best_results)):
             if results.step == step and weights in results.scores:
                 return results
@@ -195,31 +227,33 @@ class Run:
 
     @property
     def class_folders(self) -> tuple[str, ...]:
-        """The classes of the images, by their folders; empty if they are unknown."""
+        """The classes of the images by their folders; empty if they are unknown."""
         if self.report is not None:
             return tuple(self.report["classes"])
         return () if self.results is None else self.results.classes
 
     @property
     def classes(self) -> list[str]:
-        """The names of the classes for people; empty if they are unknown."""
+        """The names of the classes as pages show them; empty if they are unknown."""
         return list(map(printable, self.class_folders))
 
     @property
     def recipe_name(self) -> str:
-        """The name of the recipe that this run uses or is based on; "" if the run did not record
-        it."""
+        """The name of the recipe that this run uses or is based on; "" if it is unknown."""
         return printable(self.recipe.based_on)
 
     @property
     def class_count(self) -> int | None:
-        """Number of classes of the images; None if unknown."""
+        """The number of classes of the images; None if it is unknown."""
         return len(self.report["classes"]) if self.report else self.environment.get("classes")
 
     @cached_property
     def nearest_recipe(self) -> tuple[str, dict[str, tuple[Any, Any]]]:
-        """The published recipe that this run's recipe is based on, else the one with the fewest
-        different fields; and these fields as (published, of this run)."""
+        """The nearest published recipe, and the fields in which this run differs from it.
+
+        That is the recipe it is based on, or else the one with the fewest different fields. Each
+        field has the published value and this run's.
+        """
         names = [self.recipe.based_on] if self.recipe.based_on in RECIPES else list(RECIPES)
         differences = {name: difference(RECIPES[name](), self.recipe) for name in names}
         nearest = min(names, key=lambda name: len(differences[name]))
@@ -227,10 +261,17 @@ class Run:
 
 
 def read_run(folder: str | Path, name: str = "") -> Run:
-    """Return what a run's folder holds, whether it is finished, stopped or still training. Without
-    `name` it has the folder's.
+    """Read the folder of a run that is finished, stopped or still training.
 
-    Raises `CheckpointError` if the folder holds no run, or if its content cannot be read.
+    Args:
+        folder: The folder of the run.
+        name: A name for pages and tables; by default that of the folder.
+
+    Returns:
+        What the folder holds.
+
+    Raises:
+        CheckpointError: The folder holds no run, or its contents cannot be read.
 
     >>> import lockstep
     >>> run = lockstep.read_run("run")
