@@ -118,7 +118,7 @@ def test_what_is_no_file_is_named_and_the_images_are_predicted(
         f"^lockstep: {tmp_path}/pipe: .* pipe",
         f"^lockstep: {photos}/pipe.tar: .* pipe",
         f"^lockstep: {photos}/zero.jpg: .* device",
-        "^lockstep: /proc/self: a folder of the system",
+        "^lockstep: /proc/self: a system folder",
         "^lockstep: 5 of 6 images",
     )
 
@@ -134,8 +134,8 @@ def test_a_bad_line_of_a_list_is_named_by_its_number_and_the_others_are_read(
     assert [json.loads(line)["path"] for line in output.splitlines()] == list(map(str, images))
     check_lines(
         errors,
-        f"^lockstep: {names}, line 3: 5,000 bytes .* 4,095$",
-        f"^lockstep: {names}, line 4: a NUL .*find -print0",
+        f"^lockstep: {names}, line 3: the path has 5,000 bytes.* 4,095$",
+        f"^lockstep: {names}, line 4: the line contains a NUL; .*find -print0",
         "^lockstep: 2 of 4 images",
     )
 

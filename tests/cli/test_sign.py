@@ -1,5 +1,6 @@
 """`lockstep sign`, `verify-signature`, `--sign` and `--require-signature`."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -44,6 +45,14 @@ def test_a_signed_conversion_predicts_and_a_changed_one_does_not(
     code, output, errors = answer(*predict, "--require-signature", public)
     assert code == 0, errors
     assert output == answer(*predict)[1]
+    evaluate = ("evaluate", target, "--data", textures, "--json", "--backend", "reference")
+    code, output, errors = answer(*evaluate, "--require-signature", public)
+    assert (code, json.loads(output)["source"]) == (0, str(target)), errors
+    junk = tmp_path / "junk.safetensors"
+    junk.write_bytes(b"junk")
+    assert answer("sign", junk, "--key", key)[0] == 0
+    code, _, errors = answer("predict", junk, photo, "--require-signature", public)
+    assert (code, str(junk) in errors, "lockstep-verified" in errors) == (2, True, False)
     data = bytearray(target.read_bytes())
     data[-1] ^= 1
     target.write_bytes(data)

@@ -120,7 +120,7 @@ def test_folders_are_numbered_with_a_remark(save_weights: SaveWeights, textures:
         lockstep.load(save_weights(classes=(), logits=10)).evaluate(textures).to_json()["remarks"]
     )
     assert any(
-        "10 folders, in alphabetical order, are taken for the 10 outputs" in remark
+        "10 folders, in alphabetical order, stand for the 10 outputs" in remark
         for remark in remarks
     )
 

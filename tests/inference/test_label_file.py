@@ -176,16 +176,16 @@ WRONG: list[tuple[Any, str]] = [
     ({"labels": {"chair": None}}, "'chair' has the output None"),
     ({"labels": {"chair": "c20"}}, "'chair' has the output 'c20'"),
     ({"labels": {"chair": 10**400}}, "'chair' has the output 1000"),
-    ({"labels": {"chair": 1}}, "says nothing on the class 'lamp'"),
+    ({"labels": {"chair": 1}}, "has no entry for the class 'lamp'"),
     ({"labels": {"chair": [], "lamp": []}}, "no right output for any image"),
-    ({"labels": {"chair": 1, "lamp": 2}, "restrict": [1]}, "restrict leaves out the output 2"),
+    ({"labels": {"chair": 1, "lamp": 2}, "restrict": [1]}, "restrict leaves out output 2"),
     ({"labels": {"chair": 1, "lamp": 2}, "restrict": "yes"}, "restrict is 'yes'; expected true"),
     ({"labels": {"chair": 1, "lamp": 2}, "restrict": [20]}, "restrict has the output 20"),
     ({"label": {"chair": 1}}, r"has the field 'label'; expected .*\. Did you mean labels\?"),
     ({"labels": {"chair": 1}, "restict": [1]}, "has the field 'restict'.* Did you mean restrict"),
-    ({"labels": 3}, "holds no object and no list"),
-    ("text", "holds no object and no list"),
-    ([1, 2, 3], "lists 3 images by number, and .*00000004.JPEG"),
+    ({"labels": 3}, "is neither an object nor a list"),
+    ("text", "is neither an object nor a list"),
+    ([1, 2, 3], "lists 3 images by number, but .*00000004.JPEG"),
     ([1] * 11 + ["sofa"], "item 11 has the output 'sofa'"),
 ]
 
@@ -236,7 +236,7 @@ def test_a_folder_of_data_sets_has_their_means(save_weights: SaveWeights, tmp_pa
     result = model.evaluate(tmp_path / "c", labels=labels)
     assert list(result.sets) == names
     assert result.class_summary["macro_f1_percent"] == result.metrics["macro_f1_percent"]
-    assert "labels are those of the argument labels: 20 of 20 images count" in str(result.remarks)
+    assert "labels come from the argument labels: 20 of 20 images count" in str(result.remarks)
     for name, single in zip(names, singles, strict=True):
         assert result.sets[name].metrics == single.metrics
     for key in ("top1_percent", "top5_percent", "loss", "macro_f1_percent"):

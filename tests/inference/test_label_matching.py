@@ -118,7 +118,7 @@ def test_numbers_of_imagenet_are_its_outputs(
     counts = {label: n for label, n in enumerate(result["per_class"]["images"]) if n}
     assert counts == {2: 4, 10: 4, 11: 4}
     assert result["per_class"]["top1"][10] == 4
-    assert any("numbers of ImageNet's classes" in remark for remark in result["remarks"])
+    assert any("ImageNet's ids, words or numbers" in remark for remark in result["remarks"])
 
 
 def test_words_and_ids_of_imagenet_are_found_and_others_are_not() -> None:

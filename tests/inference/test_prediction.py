@@ -310,9 +310,9 @@ def test_what_is_not_an_image_is_answered_with_what_is_taken(image: Any, kind: s
     [
         (
             [torch.zeros(2, 3, 4, 4), torch.zeros(2)],
-            "Of a batch with labels, give the images alone",
+            "From a batch with labels, pass only the images",
         ),
-        ({"image": "photo.jpg"}, "given as dict; .* give the images alone"),
+        ({"image": "photo.jpg"}, "given as dict; .* pass only the images"),
         (
             [np.zeros((4, 4), np.uint8)],
             r"as ndarray \[4, 4\]; .*Convert a grey image: PIL\.Image\.fromarray",
@@ -388,5 +388,5 @@ def test_a_batch_has_at_least_one_image(save_weights: SaveWeights, tmp_path: Pat
 
 
 def test_a_folder_in_place_of_an_image_is_named(save_weights: SaveWeights, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="it is a folder; give its files"):
+    with pytest.raises(DataError, match="it is a folder; name its files"):
         list(lockstep.load(save_weights()).predict([tmp_path]))

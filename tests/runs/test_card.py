@@ -136,7 +136,7 @@ def test_the_same_run_has_the_same_card_without_its_place(dense: Path, tmp_path:
 def test_what_is_not_known_is_named(dense: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
     lockstep.load(dense).save(tmp_path / "bare.safetensors", certificate=False)
     text = card_of(tmp_path / "bare.safetensors", tmp_path / "model")
-    assert text.count("Not known: the weights are not in the folder of a run.") == 2
+    assert text.count("Not known: the weights are not in a run's folder.") == 2
     head = read_head(text)
     assert (head.eval_results, head.license, head.metrics) == (None, None, None)
     assert render(text).rows["start of the training"] == "not known"
@@ -188,7 +188,7 @@ def test_a_name_is_shown_as_it_is(
 
 def test_figures_of_something_else_are_left_out(dense: Path, tmp_path: Path) -> None:
     text = card_of(dense, tmp_path / "set", preprocessing={"eval_crop": 40, "eval_resize": 40})
-    assert "Not known: the run did not evaluate what is written here." in text
+    assert "Not known: the run did not evaluate the model as written here." in text
     weights = open_weights(dense)
     for is_requantised, scales in (False, {"fc": 1.0}), (True, {}):
         quantised = replace(weights, scales=scales)
@@ -200,7 +200,7 @@ def test_figures_of_something_else_are_left_out(dense: Path, tmp_path: Path) -> 
         arrays = dict(results) | {"digest": np.array("of other images")}
     np.savez(copy / "validation.npz", **arrays)
     text = card_of(copy, tmp_path / "other-images")
-    assert "The accuracy by class is not known" in text
+    assert "Accuracy by class is not known" in text
     identity = json.loads((copy / "run.json").read_text())
     (copy / "run.json").write_text(json.dumps(identity | {"id": "0" * 32}))
     (file,) = copy.glob("checkpoints/*/model.safetensors")

@@ -122,7 +122,10 @@ def test_images_that_a_run_was_trained_on_are_counted_whatever_they_are_called(
     assert 0 < known < len(unseen)
     result = lockstep.load(tmp_path / "run").evaluate(photos)
     assert result.to_json()["trained_images"] == known
-    assert result.remarks[0].startswith(f"the run was trained on {known} of these {len(unseen)} im")
+    assert result.remarks[0].startswith(
+        "the run, or the weights that it started from, was trained on"
+        f" {known} of these {len(unseen)} im"
+    )
     assert lockstep.load(tmp_path / "run").evaluate(photos, split=0).trained_images == len(trained)
     for number in range(4):
         shutil.copy(sets.training.path(0), photos / "stripes" / f"copy{number}.jpg")

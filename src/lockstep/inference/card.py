@@ -46,7 +46,7 @@ Rows = dict[str, object]
 class _Origin:
     """What the files around weights say of them. A digest is that of an index of images, or ""."""
 
-    missing: str = "the weights are not in the folder of a run"
+    missing: str = "the weights are not in a run's folder"
     run: Run | None = None
     training: str = ""
     validation: str = ""
@@ -77,8 +77,9 @@ def write_card(
     blocks = [
         f"---\n{front}---",
         f"# {_escape(name)}",
-        f"An image classifier in the form of {form}. Lockstep {version()} made this card: every"
-        " figure comes from the files of the training run, and what these do not say is not known.",
+        f"An image classifier in the format of {form}. Lockstep {version()} wrote this card: every"
+        " figure comes from the files of the training run. What these files do not say is listed as"
+        " not known.",
         _make_table("what", "value", about),
         "## Accuracy",
         *_describe_accuracy(weights, origin),
@@ -89,8 +90,8 @@ def write_card(
         "## Lineage",
         _make_table("from", "value", _list_lineage(weights, origin, compared)),
         "## Licence",
-        "Not known, nor is the data set's name on the Hub. To state them, add lines such as"
-        " `license: apache-2.0` and `datasets: [OWNER/NAME]` after the first line.",
+        "Not known. The data set's name on the Hub is not known either. To state them, add lines"
+        " such as `license: apache-2.0` and `datasets: [OWNER/NAME]` after the first line.",
     ]
     if origin.run is not None:
         blocks += ["## Recipe", indent(origin.run.recipe.format_yaml().rstrip(), "    ")]
@@ -111,7 +112,7 @@ def _find_origin(weights: Weights) -> _Origin:
         run = origin.run = read_run(file.parent.parent.parent)
     except LockstepError:
         return origin
-    origin.missing = "the run did not evaluate what is written here"
+    origin.missing = "the run did not evaluate the model as written here"
     own = (weights.recipe.spec, read_evaluation(weights.recipe), bool(weights.scales))
     quantises = run.recipe.quantisation != "none"
     if own != (run.recipe.spec, read_evaluation(run.recipe), quantises):
@@ -164,9 +165,9 @@ def _describe_accuracy(weights: Weights, origin: _Origin) -> Iterator[str]:
     rows["computed in"] = origin.run.recipe.evaluation_recipe().precision
     rows["after step"] = origin.event["step"]
     yield _make_table("metric", "value", rows)
-    yield "Brackets are 95 % intervals. Choosing the best checkpoint makes figures a little high."
+    yield "Brackets show 95 % intervals. Figures of the best checkpoint are slightly optimistic."
     if origin.counts is None:
-        yield "The accuracy by class is not known: the run has not kept it for these weights."
+        yield "Accuracy by class is not known: the run did not store it for these weights."
         return
     ranked = []
     for label, images in enumerate(origin.counts["images"]):

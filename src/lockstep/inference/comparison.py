@@ -40,7 +40,7 @@ _REASONS = {
     "fp32": "two programs in fp32 are each within 5e-5 of float64",
     "bf16": "bf16 rounds every layer to 8 bits",
     "fp16": "fp16 rounds every layer to 11 bits",
-    "int8": "AVX2 and VNNI gave equal integers, AMX was not measured, and rounding may decide some",
+    "int8": "AVX2 and VNNI gave equal integers; AMX was not measured; rounding may change some",
 }
 """Why an answer in a precision may differ."""
 _PIXEL_BOUND = 5e-3
@@ -112,7 +112,8 @@ def compare_program(
         )
     if not (answered[np.arange(len(classes)), classes] == answered.max(axis=1)).all():
         raise CheckpointError(
-            f"the export's classes are not its most likely ones ({runtime}). Nothing is written"
+            f"the export's classes are not those with its highest probabilities ({runtime})."
+            " Nothing is written"
         )
     inputs = photos if target.resizes(wanted) else squares[:1]
     return {

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,7 +92,7 @@ def evaluate(
         result = average_sets(str(data), results)
     if export is None:
         result.remarks.extend(source.remark_on_program(options.runtime))
-    return result
+    return replace(result, source=source.replace_path(result.source))
 
 
 def _evaluate(
@@ -114,12 +115,12 @@ def _evaluate(
     if trained:
         remarks.insert(
             0,
-            f"the run was trained on {trained:,} of these {len(matched.index):,} images, or the"
-            " weights that it started from (the bytes are the same), so the results are too good:"
-            " evaluate images that it has not seen",
+            f"the run, or the weights that it started from, was trained on {trained:,} of these"
+            f" {len(matched.index):,} images (the bytes are the same), so the results are too good:"
+            " evaluate images that were not used for training",
         )
     if calibrator is not None and recipe.eval_flips:
-        remarks.append("calibrated and evaluated without mirror images, as predict computes")
+        remarks.append("calibrated and evaluated without mirrored images, as in `lockstep predict`")
     pace = Pace()
     with _open_batches(matched.index, session, options) as (batches, total):
         watched = pace.watch(session.recorder.watch("evaluating", batches, total))

@@ -52,7 +52,7 @@ class EvaluationImages:
             remarks.append(f"{matched.left_out}; to train with them: {self.advice}")
             if not len(index):
                 raise DataError(
-                    f"{self.source.title} has no image of a class that the weights know,"
+                    f"{self.source.title} has no image of a class that the weights know;"
                     f" {remarks[-1]}"
                 )
         if self.division:
@@ -63,8 +63,8 @@ class EvaluationImages:
             if isinstance(part, float | int):
                 part = f"the share of {part:g}"
             remarks.append(
-                f"evaluates {part} that is set apart for validation,"
-                f" {len(index)} of {whole} images; --split 0 evaluates all"
+                f"evaluates {part} set apart for validation, {len(index)} of {whole} images;"
+                " --split 0 evaluates all"
             )
         if labels is not None:
             from lockstep.inference.label_file import answer_images

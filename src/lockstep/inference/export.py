@@ -247,7 +247,7 @@ def _remark_on_precision(target: Target, weights: Weights, precision: str | None
     if precision is None and trained_in in ("bf16", "fp16"):
         remark = f"computes in fp32; the weights were trained in {trained_in}"
         if target.name in _IN_MANY_PRECISIONS:
-            remark += f" (--precision {trained_in} computes in it)"
+            remark += f" (--precision {trained_in} keeps that)"
         remarks.append(remark)
     if weights.scales and not _quantises(target, precision):
         if precision == "int8":
@@ -277,12 +277,12 @@ def _remark_on_decoding(weights: Weights) -> list[str]:
     remarks = []
     if weights.recipe.exif_orientation:
         remarks.append(
-            "takes pixels: turn photos by their EXIF orientation before (in Python:"
+            "takes pixels: first turn photos by their EXIF orientation (in Python:"
             " PIL.ImageOps.exif_transpose), as `lockstep predict` does"
         )
     if weights.recipe.dct_scaling:
         remarks.append(
             "takes pixels: `lockstep predict` decodes large JPEGs at 1/2, 1/4 or 1/8 of their size"
-            " (dct_scaling), so their pixels differ a little from a whole photo's"
+            " (dct_scaling), so their pixels differ slightly from those of a full-size decode"
         )
     return remarks

@@ -44,7 +44,7 @@ Image = _File | np.ndarray | Tensor | PIL.Image.Image
 _KINDS = (str, os.PathLike, bytes, bytearray, memoryview, PIL.Image.Image, Encoded)
 ACCEPTED = (
     "a path, the bytes of an image file, an array or tensor [height, width, 3] or [3, height,"
-    " width] of RGB in uint8 or in floats from 0 to 1, an image of Pillow, or several of them"
+    " width] of RGB in uint8 or in floats from 0 to 1, a Pillow image, or several of these"
 )
 
 
@@ -97,7 +97,7 @@ def _wrong(value: Any, description: str = "") -> DataError:
     advice = ""
     axes = len(getattr(value, "shape", ()))
     if isinstance(value, list | tuple | Mapping) or axes == 1:
-        advice = ". Of a batch with labels, give the images alone"
+        advice = ". From a batch with labels, pass only the images"
     elif axes == 2 or (axes == 3 and 1 in (value.shape[0], value.shape[2])):
         advice = ". Convert a grey image: PIL.Image.fromarray(array).convert('RGB')"
     kind = description or type(value).__name__
@@ -205,7 +205,7 @@ def _content(image: Image, recipe: Recipe) -> tuple[bytes | np.ndarray, int]:
         data = image.read()
     elif isinstance(image, str | os.PathLike):
         if Path(image).is_dir():
-            raise ValueError("it is a folder; give its files, such as Path(FOLDER).glob('*.jpg')")
+            raise ValueError("it is a folder; name its files, such as Path(FOLDER).glob('*.jpg')")
         data = read_regular(image, IMAGE)
     else:
         assert isinstance(image, bytes | bytearray | memoryview)

@@ -138,8 +138,8 @@ def check_labels(
             judgement.runs += 1
     if trained and not judgements:
         raise DataError(
-            "the weights that the runs started from were trained on all images to judge; runs from"
-            f" weights that know none of them are needed:\n  {suggest_folds(Path(runs[0]), data)}"
+            "the runs started from weights that were trained on all of these images; expected"
+            f" weights that have not seen them:\n  {suggest_folds(Path(runs[0]), data)}"
         )
     right = sum(int(one.total.argmax()) == one.label for one in judgements.values())
     odds = ODDS if right < TRUSTED_SHARE * len(judgements) else 1.0
@@ -155,7 +155,7 @@ def _list_folders(sources: Sequence[str | Path]) -> list[Path]:
         folders = list_runs(source)
         if not folders:
             raise CheckpointError(
-                f"{source} is no run and holds none; expected the --out of lockstep train"
+                f"{source} is not a run and contains none; expected the --out of lockstep train"
             )
         runs += folders
     return runs
@@ -167,8 +167,8 @@ def _check_images(weights: Weights, sets: Sets, data: Path, run: Path) -> None:
     digest = read_data_digest(weights.checkpoint_file.parent)
     if not same_images(digest, sets.digest):
         raise DataError(
-            f"{run} was trained on other images than those in {data}, or with other labels; a run"
-            f" on these images is needed:\n  {suggest_folds(run, data)}"
+            f"{run} was trained on other images than those in {data}, or with other labels; train"
+            f" on these images:\n  {suggest_folds(run, data)}"
         )
 
 

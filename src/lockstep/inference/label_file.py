@@ -73,7 +73,7 @@ class Answers:
     def describe(self, source: str, images: int) -> str:
         """Return the remark on how many of the images, and of the outputs, count."""
         every = format_count(images, "image")
-        text = f"labels are those of {source}: {len(self.right)} of {every} count"
+        text = f"labels come from {source}: {len(self.right)} of {every} count"
         if self.counted.all():
             return text
         return f"{text}, and the model chooses from {self.counted.sum()} of its outputs"
@@ -155,7 +155,7 @@ def read_labels(labels: Labels, *, calibrates: bool = False) -> LabelFile:
     if isinstance(value, Mapping) and value.keys() <= set(_FIELDS):
         file = LabelFile(source, value.get("labels", {}), value.get("restrict", False))
     if not isinstance(file.labels, Mapping | list | tuple):
-        raise DataError(f"{source} holds no object and no list of labels; expected {_FORM}")
+        raise DataError(f"{source} is neither an object nor a list of labels; expected {_FORM}")
     if not isinstance(file.restrict, bool | list | tuple):
         expected = "expected true, false or a list of outputs"
         raise DataError(f"{source}: restrict is {file.restrict!r:.80}; {expected}")
@@ -187,15 +187,16 @@ def answer_images(
         counted = every if file.restrict is True else set(find(file.restrict, "restrict"))
         if not every <= counted:
             raise DataError(
-                f"{file.source}: restrict leaves out the output {min(every - counted)}, which is"
-                " right for an image; expected all right outputs"
+                f"{file.source}: restrict leaves out output {min(every - counted)}, which is right"
+                " for an image; expected all right outputs"
             )
     if part is not whole:
         right = _list_right(file, part, by_class, by_image)
     samples = np.flatnonzero(list(map(bool, right)))
     if not len(samples):
         raise DataError(
-            f"{file.source} has no right output for any image of {part.source.title}; expected some"
+            f"{file.source} has no right output for any image of {part.source.title}; expected at"
+            " least one"
         )
     classes = np.full(outputs, len(part.classes))
     for label in reversed(range(len(part.classes))):
@@ -292,14 +293,14 @@ def _match_numbers(file: LabelFile, index: Index, find: _Find) -> dict[str, _Out
         number = int(digits[1][-18:]) if digits else 0
         if not 1 <= number <= len(items):
             raise DataError(
-                f"{file.source} lists {format_count(len(items), 'image')} by number, and"
-                f" {name!r:.200} has no number from 1 to this at its end, as"
-                " ILSVRC2012_val_00000001.JPEG has"
+                f"{file.source} lists {format_count(len(items), 'image')} by number, but the name"
+                f" {name!r:.200} does not end in a number from 1 to this, as"
+                " ILSVRC2012_val_00000001.JPEG does"
             )
         if owners.setdefault(number, name) != name:
             raise DataError(
-                f"{file.source} lists images by number, and {owners[number]!r:.200} and"
-                f" {name!r:.200} have the same; expected the images that were listed"
+                f"{file.source} lists images by number, but {owners[number]!r:.200} and"
+                f" {name!r:.200} have the same number; expected the images that were listed"
             )
     return {name: find(items[n - 1], f"item {n - 1}") for n, name in owners.items()}
 
@@ -318,7 +319,7 @@ def _list_right(
         outputs = by_image.get(name, by_class[label])
         if outputs is None:
             raise DataError(
-                f"{file.source} says nothing on the class {index.classes[label]!r:.80}, which is"
+                f"{file.source} has no entry for the class {index.classes[label]!r:.80}, which is"
                 " not a class of the model; expected its outputs, or [] to leave its images out"
             )
         right.append(outputs)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 _NAMED = 5
 _BY_NUMBER = (
-    "labels are matched by number: the weights name no classes, so a folder named n is taken for"
-    " output n, counted from 0; --classes FILE names the outputs"
+    "labels are matched by number: the weights name no classes, so folder n stands for output n,"
+    " counted from 0; --classes FILE names the outputs"
 )
 
 
@@ -77,7 +77,7 @@ def match_labels(source: Source, weights: Weights, progress: Progress | None = N
         return Matched(index, _describe_numbers(index, classes), is_proven=True)
     places = class_names.find_imagenet(index.classes) if is_imagenet else None
     if places is not None and not set(index.classes) <= set(classes):
-        remark = "the folders are ids, words or numbers of ImageNet's classes, and matched as these"
+        remark = "the folders are named by ImageNet's ids, words or numbers, and matched by them"
         if not classes:
             remark = f"the weights name no classes; {remark}"
         remark += _suggest_restriction(index)
@@ -93,9 +93,9 @@ def match_labels(source: Source, weights: Weights, progress: Progress | None = N
     numbers = class_names.place_numbers(index.classes, logits)
     if numbers is None:
         raise DataError(
-            f"{source.title} has {format_count(len(index.classes), 'class')}, and the"
-            f" weights have {format_count(logits, 'output')} without names, so which class is which"
-            f" output is not known; add --classes FILE, which names all {logits} outputs, or"
+            f"{source.title} has {format_count(len(index.classes), 'class')}, and the weights have"
+            f" {format_count(logits, 'output')} without names, so it is unknown which output stands"
+            f" for which class; add --classes FILE, which names all {logits} outputs, or"
             f" {_suggest_labels(index.classes, range(logits))}"
         )
     return Matched(relabel_index(index, numbers), _BY_NUMBER, is_proven=False)
@@ -122,7 +122,7 @@ def _leave_out_unknown(
     kept = tuple(filter(known.__contains__, index.classes))
     left_out = f"left out: {count} of {what}"
     if not len(samples):
-        left_out += "; if the weights have them under other names, say which: "
+        left_out += "; if the weights use other names for them, map the names: "
         left_out += _suggest_labels(index.classes, classes)
     return relabel_index(subset(index, samples), kept), left_out
 
@@ -161,8 +161,8 @@ def _describe_absent(index: Index) -> str:
         return ""
     names = list_first([printable(index.classes[n]) for n in absent], _NAMED)
     return (
-        f"there are no images of {names}, which the weights know; if a folder has another name,"
-        " rename it"
+        f"no images of {names}, which the weights know; if a folder has another name, rename the"
+        " folder"
     )
 
 
@@ -173,7 +173,7 @@ def _describe_positions(index: Index) -> str:
     count = len(index.classes)
     return (
         "labels are matched by position: the weights name no classes, so the"
-        f" {format_count(count, 'folder')}, in {order}, are taken for the"
+        f" {format_count(count, 'folder')}, in {order}, stand for the"
         f" {format_count(count, 'output')}; --classes FILE names the outputs"
     )
 
@@ -220,6 +220,6 @@ def describe_orders(orders: list[dict[str, Any]], images: int) -> str:
     if better["counts"]:
         return f"the order of the classes fits the images: {accuracies}"
     return (
-        f"WARNING: the classes are probably in another order: {accuracies}; to evaluate in the"
-        " better one, list the folders in it: --classes FILE"
+        f"WARNING: the classes are probably in another order: {accuracies}; to use the better"
+        " order, list the folders in that order: --classes FILE"
     )

@@ -76,7 +76,7 @@ class NamedImages:
         except OSError as error:
             reason = str(error.strerror)
             if "pipe" in reason:
-                reason += f"; give its paths through standard input: {STDIN}"
+                reason += f"; send its paths to standard input: {STDIN}"
             raise DataError(f"the list {path} cannot be read: {reason}") from None
         self._add_list(path, content)
 
@@ -104,10 +104,12 @@ class NamedImages:
                 continue
             why = ""
             if _NUL in name:
-                why = "a NUL in a line; a list of paths with a NUL after each ends with one"
-                why += ", as find -print0 writes it"
+                why = (
+                    "the line contains a NUL; a list with a NUL after each path also ends with one,"
+                )
+                why += " as find -print0 writes it"
             elif len(name) > _MOST_PATH_BYTES:
-                why = f"{len(name):,} bytes are too many for a path"
+                why = f"the path has {len(name):,} bytes"
                 why += f"; expected at most {_MOST_PATH_BYTES:,}"
             if why:
                 self._add_failing(f"{source}, {unit} {number}", why)
@@ -152,7 +154,7 @@ class NamedImages:
         if status.st_dev in _list_system_devices():
             self._add_failing(
                 folder,
-                f"a folder of the system ({' or '.join(_SYSTEM_FOLDERS)}), which has no images",
+                f"a system folder ({' or '.join(_SYSTEM_FOLDERS)}), which has no images",
             )
             return
         within = (*above, (status.st_dev, status.st_ino))

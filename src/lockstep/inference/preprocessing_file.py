@@ -48,7 +48,7 @@ class NumPy:
 
 
 def prepare(photo):
-    """Return what the model takes for a photo: its path, or uint8 RGB [height, width, 3]."""
+    """Return the model's input for a photo: a path, or uint8 RGB [height, width, 3]."""
     if not isinstance(photo, np.ndarray):
         with Image.open(photo) as image:
             upright = ImageOps.exif_transpose(image) if TURNS else image
@@ -91,9 +91,9 @@ def write_preprocessing(folder: Path, recipe: Recipe, *, normalises: bool) -> No
 def _describe(recipe: Recipe, *, normalises: bool) -> str:
     """Return the preprocessing in words."""
     side = recipe.eval_crop
-    filtering = "sampled as by OpenCV, without a filter"
+    filtering = "sampled as in OpenCV, without a filter"
     if recipe.eval_antialias:
-        filtering = "filtered as by Pillow"
+        filtering = "filtered as in Pillow"
     decoding = "Decode the photo to RGB, 8 bits a colour"
     if recipe.exif_orientation:
         decoding += ", and turn it by its EXIF orientation"
@@ -102,7 +102,7 @@ def _describe(recipe: Recipe, *, normalises: bool) -> str:
         f"Resize it: the shorter side to {recipe.eval_resize} pixels, the other in proportion,"
         f" {_SIDE_ROUNDINGS[recipe.eval_side_rounding]} ({recipe.interpolation}, {filtering};"
         f" {_SAMPLINGS[recipe.eval_sampling]}).",
-        f"Cut out the centre, {side} x {side} pixels; half a pixel in its place is rounded"
+        f"Cut out the centre, {side} x {side} pixels; offsets of half a pixel are rounded"
         f" {_OFFSET_ROUNDINGS[recipe.eval_offset_rounding]}.",
     ]
     result = f"uint8 [1, {side}, {side}, 3]"
@@ -111,11 +111,11 @@ def _describe(recipe: Recipe, *, normalises: bool) -> str:
         steps += [
             f"Subtract {tuple(recipe.mean)} from red, green and blue (0 to 255), and divide by"
             f" {tuple(recipe.std)}.",
-            "Put the colours first.",
+            "Move the colour axis to the front.",
         ]
     numbered = "".join(f"{number}. {step}\n" for number, step in enumerate(steps, start=1))
     return (
-        f"Turn photos into what the model takes: {result} each.\n\n{numbered}\n    python"
+        f"Turn each photo into the model's input: {result}.\n\n{numbered}\n    python"
         " preprocessing.py PHOTO... OUTPUT.npy\n\nThe fields of `Geometry` are those of Lockstep's"
         " recipe.\n"
     )

@@ -3,6 +3,8 @@
 import shutil
 import tempfile
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING
 from lockstep.inference.runtimes import AUTO, NATIVE, PROGRAM
 from lockstep.inference.session import SessionOptions, list_export_runtimes
 from lockstep.system.defaults import DEFAULT_BACKEND
-from lockstep.system.errors import BackendError, CheckpointError
+from lockstep.system.errors import BackendError, CheckpointError, UserError
 from lockstep.system.text import format_count
 from lockstep.weights import Weights, WeightsChoice, open_weights
 from lockstep.weights.formats.lockstep_files import is_checkpoint
@@ -27,6 +29,7 @@ class ModelSource:
     def __init__(self, choice: WeightsChoice, require_signature: str | Path | None = None) -> None:
         """Take a choice. If a signature is required, what is opened is a verified copy."""
         self.is_copy = require_signature is not None
+        self._named = str(choice.source)
         if require_signature is not None:
             from lockstep.weights.signature import copy_verified
 
@@ -37,9 +40,26 @@ class ModelSource:
         self.choice = choice
         self.path = Path(choice.source)
 
+    @contextmanager
+    def _naming_source(self) -> Iterator[None]:
+        """Let errors name what the user named, and not its verified copy."""
+        try:
+            yield
+        except UserError as error:
+            error.args = (self.replace_path(str(error)),)
+            raise
+
+    def replace_path(self, text: str) -> str:
+        """Return a text that names what the user named, and not its verified copy."""
+        return text.replace(str(self.path), self._named) if self.is_copy else text
+
     @cached_property
     def weights(self) -> Weights:
         """The weights. For an export whose weights cannot be read, the error names what runs it."""
+        with self._naming_source():
+            return self._open_weights()
+
+    def _open_weights(self) -> Weights:
         try:
             return open_weights(self.choice)
         except CheckpointError as error:
@@ -48,11 +68,11 @@ class ModelSource:
                 raise
             trust = ""
             if program.target.can_run_code:
-                trust = ", if you trust who wrote it, because it can run code"
+                trust = ", if you trust its author, because it can run code"
             raise CheckpointError(
                 f"{self.path} is a program ({program.target.name}), whose weights cannot be read;"
-                f" `lockstep evaluate` and `check` run it with --runtime {PROGRAM}{trust}. Others"
-                f" take the run, or its export to onnx ({error})"
+                f" `lockstep evaluate` and `check` run it with --runtime {PROGRAM}{trust}. For"
+                f" other commands, name the run, or its export to onnx ({error})"
             ) from error
 
     @cached_property
@@ -67,7 +87,8 @@ class ModelSource:
             return None
         from lockstep.inference.runtimes.exported import open_exported
 
-        return open_exported(self.path)
+        with self._naming_source():
+            return open_exported(self.path)
 
     @cached_property
     def _program(self) -> "ExportedProgram | None":
@@ -76,7 +97,8 @@ class ModelSource:
             return None
         from lockstep.inference.programs import find_program
 
-        return find_program(self.path)
+        with self._naming_source():
+            return find_program(self.path)
 
     @cached_property
     def about(self) -> Weights:
@@ -104,7 +126,7 @@ class ModelSource:
         if not self.about.tensors:
             network = "an export"
         return {
-            "weights": str(self.path),
+            "weights": self._named,
             "network": network,
             "classes": format_count(classes or recipe.logits, "class"),
             "images": f"{recipe.eval_crop} x {recipe.eval_crop} pixels",
@@ -135,8 +157,8 @@ class ModelSource:
         if not self.choice.is_default:
             if runtime == PROGRAM:
                 raise BackendError(
-                    f"an exported program holds what it computes; leave out --runtime {PROGRAM}, or"
-                    " what changes it"
+                    f"an exported program cannot be changed; leave out --runtime {PROGRAM}, or the"
+                    " options that change the model"
                 )
             return None
         model = None if runtime == PROGRAM else self.find_exported_model(options)
@@ -170,7 +192,7 @@ class ModelSource:
             return []
         return [
             f"evaluates the weights in this export; --runtime {PROGRAM} runs the program, if you"
-            " trust who wrote it"
+            " trust its author"
         ]
 
     def choose_weights(self, export: "ExportedModel | ExportedProgram | None") -> Weights:

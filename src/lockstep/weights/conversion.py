@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from os.path import lexists
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from lockstep.system.files import give_names, staging, write_json
 from lockstep.weights.calibration import UNCALIBRATED
 from lockstep.weights.certificate import BOUND, REFERENCE, Certificate, certify
 from lockstep.weights.class_names import UNNAMED, assume_classes
-from lockstep.weights.formats import refuse_existing
 from lockstep.weights.formats.common import Written
 from lockstep.weights.inspection import group_parts
 from lockstep.weights.opened_weights import Weights
@@ -128,7 +128,12 @@ def _write(
     certificate = None
     try:
         with staging(target) as folder:
-            refuse_existing(_certificate_path(target))
+            leftover = _certificate_path(target)
+            if lexists(leftover):
+                raise CheckpointError(
+                    f"{leftover} already exists, the certificate of an earlier {target.name};"
+                    " delete both, or name a new file"
+                )
             written = TARGETS[to].write(target, weights, certified, folder)
             files = [*written.files]
             remarks = [

@@ -257,6 +257,6 @@ def test_a_body_that_gives_way_as_its_last_bytes_come_is_refused() -> None:
 
             await reading.read(Request({"type": "http", "headers": []}, receive))
 
-    with pytest.raises(Refused, match="stalled while others came") as refused:
+    with pytest.raises(Refused, match="stalled while others arrived") as refused:
         asyncio.run(read())
     assert refused.value.status == 408

@@ -320,8 +320,8 @@ def explain_refusal(name: str, precision: str, device: str) -> str:
         )
     if device == "cpu" and precision not in arithmetic().precisions:
         return (
-            f"{name} computes in {precision} only on processors that multiply it, not on this one;"
-            " use --set precision=fp32"
+            f"{name} computes in {precision} only on processors with {precision} instructions,"
+            " which this one lacks; use --set precision=fp32"
         )
     return ""
 
@@ -332,7 +332,7 @@ def import_package(name: str, runtime: str) -> Any:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:  # installed, but not for this machine
         raise BackendError(
-            f"{runtime} does not load: {error}; install it again, or use --runtime {NATIVE}"
+            f"{runtime} cannot be loaded: {error}; install it again, or use --runtime {NATIVE}"
         ) from error
 
 

@@ -83,7 +83,7 @@ def _list_candidates(weights: Weights, execution: Execution) -> list[str]:
     installed = list_installed(execution.backend)
     if NATIVE not in installed:
         raise BackendError(
-            f"{NATIVE} is missing, and the other runtimes are compared with it:"
+            f"{NATIVE}, with which the other runtimes are compared, is not installed:"
             f" {FRAMEWORKS[execution.backend].install}; or name a runtime:"
             f" {', '.join(installed or RUNTIMES)}"
         )

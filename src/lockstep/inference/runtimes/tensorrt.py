@@ -98,7 +98,8 @@ class Plan:
         status, *values = answer
         if int(status):
             raise BackendError(
-                f"CUDA failed: {status}; use a smaller batch, or see whether the GPU is in use"
+                f"CUDA failed: {status}; use a smaller batch, or check whether another program uses"
+                " the GPU"
             )
         return values[0] if values else None
 

@@ -26,7 +26,7 @@ _STYLE = "page.css"
 _SCRIPT = "page.js"
 _HTTP_REASONS = {
     404: "there is nothing at this path; the paths of docs/how-to/serve.md end without a slash",
-    405: "this path does not take this method",
+    405: "this path does not accept this method",
 }
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -37,8 +37,8 @@ def make_application(parts: Parts) -> Starlette:
 
     async def answer_full_queue(request: Request, error: Exception) -> Response:
         reason = (
-            f"{parts.batcher.admitted} images are in the server, which takes"
-            f" {parts.limits.max_queue}; send it again later"
+            f"{parts.batcher.admitted} images are in the server, which accepts at most"
+            f" {parts.limits.max_queue}; send the request again later"
         )
         return _respond_error(429, reason, parts.batcher.retry_after_sec())
 

@@ -47,7 +47,7 @@ class Bodies:
         while self.size > self._limits.all_bodies_bytes:
             stalled = min(self.coming - {reading}, key=lambda other: other.since, default=reading)
             if stalled is reading or time.monotonic() - stalled.since < STALLED_SEC:
-                reason = "too many large requests at the same time; send it again"
+                reason = "too many large requests at the same time; send the request again"
                 raise Refused(429, reason, retry_after_sec=1)
             self.size -= stalled.drop()
             self.coming.discard(stalled)
@@ -100,8 +100,8 @@ class Reading:
                     raise TimeoutError
         except TimeoutError:
             reason = (
-                f"the body was not sent in {limits.timeout_sec:g} s, or stalled while others came;"
-                " send it again"
+                f"the body did not arrive within {limits.timeout_sec:g} s, or stalled while others"
+                " arrived; send the request again"
             )
             raise Refused(408, reason) from None
         self._bodies.coming.discard(self)

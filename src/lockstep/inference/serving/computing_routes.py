@@ -86,7 +86,7 @@ class _Route:
         """Yield the ticket of a request whose body has not been read. Raises `Refused` or `Full` if
         no requests are accepted."""
         if self._parts.stopping.refuses:
-            reason = "the server is stopping; send it to another one, or again later"
+            reason = "the server is stopping; send the request to another server, or again later"
             raise Refused(503, reason, retry_after_sec=1)
         if self._parts.batcher.is_full:
             raise Full
@@ -155,12 +155,11 @@ class _Route:
             kind = "cannot be read: " if error.kind == BAD_IMAGE else ""
             raise Refused(_STATUSES[error.kind], f"{kind}{error}") from None
         except GivenUp:
-            reason = "the image takes too long to decode while others wait; reduce it"
+            reason = "the image takes too long to decode while others wait; reduce its size"
             raise Refused(503, reason) from None
         except OSError:
             reason = (
-                "the process that was decoding the image ended; send it again, or save the image"
-                " again"
+                "the process that decoded the image crashed; send the image again, or save it again"
             )
             log("error", logging.WARNING, message=reason)
             raise Refused(503, reason) from None

@@ -110,7 +110,7 @@ def parse_request(body: bytes, json_length: int | None, shapes: Shapes) -> Infer
     _expect(
         identity is None
         or (is_text(identity) and len(identity) <= _LONGEST_ID and not _HALF.search(identity)),
-        f"id is not a text of at most {_LONGEST_ID} whole characters",
+        f"id is not a string of at most {_LONGEST_ID} whole characters",
     )
     inputs = content.get("inputs")
     _expect(
@@ -169,7 +169,7 @@ def _parse_input(
     if size is None:
         values = tensor.get("data")
         _expect(isinstance(values, list), f"{name} has no data")
-        _expect(not binary, "the body has bytes after the JSON that no input names")
+        _expect(not binary, "the body has bytes after the JSON that belong to no input")
         return str(name), shape, values
     _expect(
         is_count(size) and size == len(binary),
