@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from lockstep.cli import app
+from lockstep.cli.command import describe_parameter
 
 DOCS = Path(__file__).parents[1]
 TASKS = DOCS / "reference/commands.md"
@@ -46,7 +47,7 @@ def describe_command(path: str, context: Any) -> str:
     if not getattr(command, "commands", {}) or command.invoke_without_command:
         parts.append(show_examples(path))
     options = [
-        record for parameter in command.params if (record := read_record(parameter, context))
+        record for parameter in command.params if (record := describe_parameter(parameter, context))
     ]
     if options:
         rows = [f"| `{escape(names)}` | {escape(about)} |" for names, about in options]
@@ -59,11 +60,6 @@ def describe_help(text: str) -> str:
     return EXAMPLE.sub(
         lambda match: "```console\n$ {}\n```".format(match["line"].replace("\n", " ")), text
     )
-
-
-def read_record(parameter: Any, context: Any) -> tuple[str, str] | None:
-    """Return how an argument or option is written, and its meaning; None if it is hidden."""
-    return None if parameter.hidden else parameter.get_help_record(context)
 
 
 def escape(text: str) -> str:

@@ -40,7 +40,8 @@ def parse(words: list[str]) -> dict[str, Any]:
     while hasattr(command, "commands"):
         name, *words = words
         command = command.commands[name]
-    context = command.make_context(name, list(words))
+    # With the names of the help: the command keeps them for other tests.
+    context = command.make_context(name, list(words), **ROOT.context_settings)
     return parse(context.args) if name == "launch" else context.params
 
 

@@ -4,11 +4,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from typing import Any
 
 import pytest
+import typer
 
+from lockstep.cli import COMMANDS, app
 from tests.lines import check_lines
 
 Run = Callable[..., tuple[int, str, str]]
@@ -35,7 +38,7 @@ def test_summaries_of_commands_fit_into_80_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     _, output, _ = answer(*command.split(), "--help")
-    summaries = output.partition("Commands:")[2].splitlines()[1:]
+    summaries = output.partition("Commands:")[2].partition("\n\n")[0].splitlines()[1:]
     assert len(summaries) >= 3
     assert [
         line
@@ -44,9 +47,85 @@ def test_summaries_of_commands_fit_into_80_columns(
     ] == []
 
 
+def list_commands(command: Any, name: str, parent: Any) -> Iterator[Any]:
+    """Yield the contexts of a command and of all below it that are not hidden."""
+    context = command.context_class(
+        command, info_name=name, parent=parent, terminal_width=100, **command.context_settings
+    )
+    if not command.hidden:
+        yield context
+        for own_name, own in getattr(command, "commands", {}).items():
+            yield from list_commands(own, own_name, context)
+
+
+def list_names(parameters: list[Any]) -> set[str]:
+    """Return the names of parameters as a help writes them."""
+    names = set()
+    for parameter in parameters:
+        if parameter.param_type_name == "argument":
+            names.add(parameter.metavar or parameter.name.upper())
+        elif not parameter.hidden:
+            names |= {*parameter.opts, *parameter.secondary_opts}
+    return names
+
+
+def read_rows(text: str) -> list[set[str]]:
+    """Return the names in each row of a help that describes an argument or an option."""
+    rows = re.findall(r"^  ([A-Z]+|-.*?)(?:  |$)", text, re.M)
+    return [{*re.findall(r"--?[a-z][\w-]*|^[A-Z]+", row)} for row in rows]
+
+
+def test_help_fits_a_screen_and_help_all_shows_the_rest() -> None:
+    shortened = {}
+    for context in list_commands(typer.main.get_command(app), "lockstep", None):
+        path = context.command_path
+        short = context.get_help().splitlines()
+        assert len(short) <= 30, path
+        assert max(map(len, short)) <= 100, path
+        context.meta["shows_all"] = True
+        everything = context.get_help()
+        context.meta.clear()
+        assert "<" not in everything, path  # a type of Python instead of a metavar
+        rows = read_rows(everything)
+        names = list_names(context.command.params) | {"-h", "--help"}
+        assert set().union(*rows) - {"--help-all"} == names, path
+        few = read_rows("\n".join(short))
+        left_out = len(rows) - len(few) - 1
+        if short[-1] == f"--help-all shows {left_out} more options.":
+            shortened[path] = left_out
+        elif path != "lockstep":
+            assert few == rows, path
+        required = [parameter for parameter in context.command.params if parameter.required]
+        assert list_names(required) <= set().union(*few), path
+    assert shortened["lockstep train"] > 5
+    assert shortened["lockstep serve"] > 5
+
+
+def test_the_help_of_all_commands_names_those_that_it_does_not_describe(answer: Run) -> None:
+    _, short, _ = answer("--help")
+    _, everything, _ = answer("--help-all")
+    commands = set(re.findall(r"^  ([a-z][a-z-]+)  ", everything, re.M))
+    described = set(re.findall(r"^  ([a-z][a-z-]+)  ", short, re.M))
+    assert commands == {*COMMANDS}
+    left_out = commands - described
+    _, _, named = " ".join(short.split()).rpartition(f"and {len(left_out)} more commands: ")
+    assert {*named.rstrip(".").split(", ")} == left_out != set()
+
+
+@pytest.mark.parametrize(
+    ("option", "where"),
+    [("--stop-after-epochs", "-h"), ("--stop-after-steps", "--help-all"), ("--zzz", "--help-all")],
+)
+def test_an_error_names_the_help_that_shows_the_option(
+    answer: Run, option: str, where: str
+) -> None:
+    _, _, errors = answer("train", "--out", "R", option, "x")
+    assert f"lockstep train {where}' for help." in errors
+
+
 @pytest.mark.parametrize(
     ("words", "position", "completed"),
-    [("lockstep tr", 1, "train"), ("lockstep train --rec", 2, "--recipe")],
+    [("lockstep si", 1, "sign"), ("lockstep train --trust", 2, "--trust-run")],
 )
 def test_a_shell_completes_commands_and_options(words: str, position: int, completed: str) -> None:
     environment = {

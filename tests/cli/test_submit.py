@@ -20,14 +20,16 @@ from lockstep.launch.slurm import Slurm, write_script
 
 Run = Callable[..., tuple[int, str, str]]
 TRAIN = ["train", "--recipe", "resnet50-paddle-90ep", "--data", "a folder", "--out", "RUN"]
-LAUNCH: Any = typer.main.get_command(app).commands["launch"]  # type: ignore[attr-defined]
+ROOT: Any = typer.main.get_command(app)
+LAUNCH = ROOT.commands["launch"]
 KUBERNETES = "1.33"
 """The version of Kubernetes whose schemas are used."""
 
 
 def launched(words: list[str]) -> tuple[dict[str, Any], list[str]]:
     """Return what the parser of `lockstep launch` makes of a command, and the command after --."""
-    context = LAUNCH.make_context("launch", words[words.index("launch") + 1 :])
+    arguments = words[words.index("launch") + 1 :]
+    context = LAUNCH.make_context("launch", arguments, **ROOT.context_settings)
     return context.params, context.args
 
 

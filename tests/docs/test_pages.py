@@ -55,7 +55,7 @@ def find_mistake(words: list[str], is_complete: bool = True) -> str:
         if name not in command.commands:
             return f"there is no command {name}"
         command = command.commands[name]
-    if hasattr(command, "commands") or {"-h", "--help"} & {*words}:
+    if hasattr(command, "commands") or {"-h", "--help", "--help-all"} & {*words}:
         return ""
     if command.name in STARTERS:
         end = words.index("--") if "--" in words else len(words)

@@ -10,8 +10,8 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.core import TyperGroup
 
+from lockstep.cli.command import Command, ShortHelp, needs_help_all, shows_all
 from lockstep.cli.terminal import is_reader_gone, print
-from lockstep.cli.unknown_options import Command
 from lockstep.system import heartbeat
 from lockstep.system.errors import EXIT_INTERRUPTED, LockstepError, UserError
 from lockstep.system.ranks import follow_launcher, leave_exit_code
@@ -56,6 +56,8 @@ COMMANDS = make_table(
     "submit",
 )
 """In the order of the help. The module has the function `command`, or the group `app`."""
+_RARE = ("sign", "verify-signature", "push", "sparsify", "from-nvidia", "runs", "submit")
+"""Commands that `lockstep --help` names in its last line only."""
 
 
 class _Commands(Mapping[str, Any]):
@@ -76,25 +78,39 @@ def _load_command(row: Row) -> Any:
     module = row.load()
     one = typer.Typer(rich_markup_mode=None)
     if hasattr(module, "app"):
+        for command in module.app.registered_commands:
+            command.cls = Command
         one.add_typer(module.app, name=row.name)
     else:
         settings = _PASSES_ON.get(row.name)
-        kind = None if settings else Command
-        one.command(row.name, cls=kind, context_settings=settings)(module.command)
+        one.command(row.name, cls=Command, context_settings=settings)(module.command)
     return typer.main.get_group(one).commands[row.name]
 
 
-class _Group(TyperGroup):
+class _Group(ShortHelp, TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands: Any = _Commands()
+
+    def list_rare(self) -> list[Any]:
+        return [option for option in self.params if "completion" in option.name]
+
+    def describe_rare(self) -> str:
+        return f"shell completion and {len(_RARE)} more commands: {', '.join(_RARE)}"
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        super().format_options(ctx, formatter)
+        names = COMMANDS if shows_all(ctx) else filter(lambda name: name not in _RARE, COMMANDS)
+        rows = [(name, self.commands[name].get_short_help_str(limit=80)) for name in names]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 app = typer.Typer(
     name="lockstep",
     cls=_Group,
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -186,7 +202,10 @@ def _explain(misuse: Any) -> None:
     """Print the usage and the error, or the help of a command that was given no arguments."""
     words = io.StringIO()
     misuse.show(file=words)
-    print(words.getvalue(), end="", file=sys.stderr)
+    text = words.getvalue()
+    if needs_help_all(misuse):
+        text = text.replace(" -h' for help", " --help-all' for help", 1)
+    print(text, end="", file=sys.stderr)
 
 
 def _complain(error: Exception | str) -> None:

@@ -7,33 +7,27 @@ import typer
 
 from lockstep.cli import benchmark_grid, benchmark_published, options
 from lockstep.cli.terminal import print, print_json
-from lockstep.cli.unknown_options import Command
 
 app = typer.Typer(help="Measure training, inference and loaders.", no_args_is_help=True)
 for name, summary in benchmark_grid.COMMANDS.items():
-    app.command(name, help=summary, cls=Command)(benchmark_grid.measure)
+    app.command(name, help=summary)(benchmark_grid.measure)
 app.command("cell", hidden=True)(benchmark_grid.cell)
 app.command("compare-published")(benchmark_published.command)
 
 
 @app.command("convert")
 def convert(
-    source: Annotated[Path, typer.Argument(help="A run's folder, or a benchmark report.")],
+    source: Annotated[Path, typer.Argument(help="A run, or a benchmark report.")],
     form: Annotated[
         str,
         typer.Option(
-            help=(
-                "Format: nvidia-report or timm (of a run), nvidia-benchmark (of a report), dlll (of"
-                " both)."
-            )
+            metavar="NAME",
+            help="nvidia-report or timm (for a run), nvidia-benchmark (for a report), or dlll.",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
 ) -> None:
-    """Write a run or a report in another program's format.
-
-    The formats are those of NVIDIA's examples, dllogger and timm.
-    """
+    """Write a run or a report in another program's format."""
     from lockstep.benchmark.foreign_reports import convert as write
 
     # It is not renamed into place: the target may be /dev/stdout.
@@ -42,17 +36,15 @@ def convert(
 
 Data = Annotated[
     Path,
-    typer.Argument(help="Images in any format, or a data set of which those of training are read."),
+    typer.Argument(help="Images in any format; of a data set, those of training."),
 ]
 Loaders = Annotated[
-    str, typer.Option(help="Loaders to measure, comma-separated; the first one is the baseline.")
+    str, typer.Option(metavar="A,B", help="Loaders; the first one is the baseline.")
 ]
-Threads = Annotated[
-    int, typer.Option(min=1, help="Threads of a loader; it may use this many cores.")
-]
-Batch = Annotated[int, typer.Option(min=1, help="Images in each batch.")]
-Size = Annotated[int, typer.Option(min=1, help="Height and width of the output images, in pixels.")]
-Seconds = Annotated[float, typer.Option(min=0.1, help="Length of one measurement, in seconds.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads, and cores, of each loader.")]
+Batch = Annotated[int, typer.Option(min=1, help="Images per batch.")]
+Size = Annotated[int, typer.Option(min=1, help="Height and width of the output, in pixels.")]
+Seconds = Annotated[float, typer.Option(min=0.1, help="Seconds of each measurement.")]
 Turns = Annotated[
     int, typer.Option(min=1, help="Measurements of each loader; the loaders alternate.")
 ]
@@ -71,7 +63,7 @@ def loader(
 ) -> None:
     """Measure Lockstep's loaders on your images.
 
-    Prints images per second, and processor time for each image.
+    Prints images per second, and processor time per image.
     """
     from lockstep.benchmark.loader import Work, compare
     from lockstep.cli.console import Reporter

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.cli import options
+from lockstep.cli.command import rare
 from lockstep.cli.terminal import print, print_json
 from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import UserError
@@ -28,28 +29,28 @@ is computed."""
 
 Ranks = Annotated[
     str,
-    typer.Option("-n", metavar="1,2", help="Numbers of ranks: processes that compute together."),
+    typer.Option("-n", metavar="1,2", help="Ranks: processes that compute together."),
 ]
 Batches = Annotated[
-    str, typer.Option("-b", metavar="1,2,4", help="Batch sizes: images of one rank in a step.")
+    str, typer.Option("-b", metavar="1,2,4", help="Batch sizes: images per rank and step.")
 ]
 Dtypes = Annotated[
     str,
     typer.Option(
         "--dtype",
         metavar="fp32,bf16",
-        help="Precisions: fp32, tf32, bf16, fp16; int8 with --runtime.",
+        help="fp32, tf32, bf16 and fp16; int8 with --runtime.",
     ),
 ]
 Backends = Annotated[
-    str, typer.Option("--backend", metavar="A,B", help="Frameworks: see `lockstep doctor`.")
+    str, typer.Option("--backend", metavar="A,B", help="Frameworks; `lockstep doctor` lists them.")
 ]
 Runtimes = Annotated[
     str,
     typer.Option(
         "--runtime",
         metavar="A,B",
-        help="What infers: native (the frameworks) and others; see `lockstep doctor`.",
+        help="native (the frameworks) and runtimes of `lockstep doctor`.",
     ),
 ]
 Models = Annotated[
@@ -57,44 +58,37 @@ Models = Annotated[
 ]
 Compilers = Annotated[
     str,
-    typer.Option(
-        "--compile", metavar="off,on", help="Compiler, XLA or torch.compile: auto, on, off."
-    ),
+    rare("--compile", metavar="off,on", help="torch.compile or XLA: auto, on and off."),
 ]
 Layouts = Annotated[
     str,
-    typer.Option(
-        "--layout", metavar="nhwc,nchw", help="Layouts: auto, nhwc, nchw. PyTorch supports all."
-    ),
+    rare("--layout", metavar="nhwc,nchw", help="auto, nhwc and nchw; PyTorch supports all."),
 ]
 Data = Annotated[
     str,
-    typer.Option(
-        help="Images in any storage format, or synthetic: one batch, reused in every step."
-    ),
+    typer.Option(metavar="PATH", help="Images in any format, or synthetic: one batch, reused."),
 ]
 Iterations = Annotated[
     int,
-    typer.Option(
-        "-i", help="Iterations of an epoch: training steps or batches of inference.", min=1
-    ),
+    typer.Option("-i", help="Iterations per epoch: training steps or inference batches.", min=1),
 ]
-Epochs = Annotated[int, typer.Option("-e", help="Epochs that are measured.", min=1)]
-Warmup = Annotated[int, typer.Option("-w", help="Warm-up epochs before the measured ones.", min=0)]
+Epochs = Annotated[int, rare("-e", help="Measured epochs.", min=1)]
+Warmup = Annotated[int, rare("-w", help="Warm-up epochs before the measured ones.", min=0)]
 Examples = Annotated[
     int | None,
-    typer.Option("--num-examples", help="Use this many images of the data; by default all.", min=1),
+    rare("--num-examples", help="Use N images of the data; by default all.", min=1),
 ]
 Out = Annotated[
     Path | None,
     typer.Option(
-        "-o", help="Report file (JSON). Cells with a result in it are not measured again."
+        "-o", metavar="FILE", help="Report (JSON). Cells that it has are not measured again."
     ),
 ]
 Compare = Annotated[
-    Path | None, typer.Option("--compare", help="Another report, shown next to this one.")
+    Path | None,
+    typer.Option("--compare", metavar="FILE", help="Another report, to show next to this one."),
 ]
-OnlyInference = Annotated[bool, typer.Option("--only-inference", help="Do not measure training.")]
+OnlyInference = Annotated[bool, rare("--only-inference", help="Do not measure training.")]
 
 
 def measure(

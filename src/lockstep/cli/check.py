@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 Runtime = Annotated[
     str | None,
     typer.Option(
+        metavar="NAME",
         help=(
-            "native, onnxruntime, openvino, tensorrt or auto; program runs an export in its own"
-            " runtime, which can run code: trust who wrote it. By default as `lockstep evaluate`."
+            "native, onnxruntime, openvino, tensorrt, auto, or program (runs an export's own code:"
+            " trust its author). By default as `lockstep evaluate`."
         ),
-        show_default=False,
     ),
 ]
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="A folder with a proof, such as an export.")],
+    folder: Annotated[Path, typer.Argument(help="A folder with a proof/, such as an export.")],
     runtime: Runtime = None,
 ) -> None:
     """Check a model with the probe photos of its proof.
 
-    Runs Lockstep's own code, never the check.py of the folder. Exit code 1: something differs.
+    Runs Lockstep's own code, never the folder's check.py. Exit code 1: something differs.
     """
     from lockstep.proof.record import CannotCheck, find_changes, read_proof
     from lockstep.system.errors import CheckpointError

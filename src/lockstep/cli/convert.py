@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.cli import options
+from lockstep.cli.command import rare
 from lockstep.cli.terminal import escape_line, print, print_json
 
 if TYPE_CHECKING:
@@ -17,17 +18,17 @@ def command(
     source: options.WeightsArgument,
     target: Annotated[
         Path | None,
-        typer.Argument(
-            help="A new file, folder, or for NVIDIA's formats a prefix such as model.ckpt-0."
-        ),
+        typer.Argument(help="A new file or folder; for NVIDIA's formats, a prefix."),
     ] = None,
     to: Annotated[
         str,
         typer.Option(
+            metavar="FORMAT",
             help=(
-                "Format: safetensors, torchvision, timm, transformers, keras, nvidia-pytorch,"
-                " nvidia-tensorflow, nvidia-paddle, nvidia-mxnet, flax or torchax."
-            )
+                "safetensors (default), torchvision, timm, transformers, keras, flax, torchax,"
+                " nvidia-pytorch, nvidia-tensorflow, nvidia-paddle or nvidia-mxnet."
+            ),
+            show_default=False,
         ),
     ] = "safetensors",
     checkpoint: options.Checkpoint = None,
@@ -37,9 +38,7 @@ def command(
     ignore: options.Ignore = None,
     certificate: Annotated[
         bool,
-        typer.Option(
-            help="Check that source and target compute the same, and write TARGET.certificate.json."
-        ),
+        rare(help="Compare SOURCE and TARGET; write TARGET.certificate.json."),
     ] = True,
     assignments: options.SetPreprocessing = None,
     like: options.AsRecipe = None,
@@ -50,7 +49,10 @@ def command(
     require_signature: options.RequireSignature = None,
     key: options.Sign = None,
 ) -> None:
-    """Write weights in another format, with a certificate."""
+    """Write weights in another format, with a certificate.
+
+    Example: lockstep convert run weights --to timm
+    """
     if inspected:
         if target is not None or classes is not None or ema or assignments or like is not None:
             raise typer.BadParameter(

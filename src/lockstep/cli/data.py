@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Index, inspect, check and convert data sets.", no_args_is_help=True)
 
 Data = Annotated[
-    Path,
-    typer.Argument(help="A data set with training and validation images, or a folder of images."),
+    Path, typer.Argument(help="A data set: training and validation images, or a folder of images.")
 ]
 _SHOWN = 5
 """A table lists at most this many findings of a kind."""
@@ -42,46 +41,36 @@ def pack(
     source: Annotated[Path, typer.Argument(help="The data set to read, in any form.")],
     target: Annotated[Path, typer.Argument(help="The folder to write to.")],
     format: Annotated[
-        str, typer.Option(help="Storage format: recordio, tfrecord, webdataset or folder.")
+        str, typer.Option(metavar="NAME", help="recordio, tfrecord, webdataset or folder.")
     ] = "webdataset",
     shards: Annotated[
-        int,
-        typer.Option(min=0, help="Files for each split; 0: one for RecordIO, otherwise by size."),
+        int, typer.Option(min=0, help="Files per split; 0: one for RecordIO, else by size.")
     ] = 0,
-    workers: Annotated[int, typer.Option(min=0, help="Threads; 0: one for each core.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Threads; 0: one per core.")] = 0,
     resize: Annotated[
-        int,
-        typer.Option(min=0, help="Reduce the shorter side to this many pixels; 0: copy the bytes."),
+        int, typer.Option(min=0, help="Reduce the shorter side to N pixels; 0: copy unchanged.")
     ] = 0,
     quality: Annotated[
-        int, typer.Option(min=1, max=100, help="JPEG quality of reduced images.")
+        int, typer.Option(min=1, max=100, help="JPEG quality of reduced images, 1 to 100.")
     ] = 95,
     first_label: Annotated[
-        int, typer.Option(min=0, help="The label of the first class in the source's files.")
+        int, typer.Option(min=0, help="Label of the first class in the source's files.")
     ] = 0,
     image: Annotated[
-        str, typer.Option(metavar="COLUMN", help="The column of images in a table or a list.")
+        str, typer.Option(metavar="COLUMN", help="Column of images in a table or list.")
     ] = "",
     label: Annotated[
-        str, typer.Option(metavar="COLUMN", help="The column of labels in a table or a list.")
+        str, typer.Option(metavar="COLUMN", help="Column of labels in a table or list.")
     ] = "",
     images: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="The folder that holds the images of a list; by default the list's.",
-        ),
+        typer.Option(metavar="FOLDER", help="Folder of a list's images; by default the list's."),
     ] = None,
 ) -> None:
     """Write a data set in another storage format.
 
-    SOURCE may also be Parquet, a folder of save_to_disk, a list of images (CSV, JSON lines,
-    metadata.csv), or compressed tars and TFRecords. Those are packed once, before a training.
-
-    The images and their order stay the same. Images that are not reduced are copied byte for byte.
-
-    Truncated images and images beyond the limits of decoding are left out and named. The exit code
-    is then 1.
+    SOURCE may also be Parquet, a folder of save_to_disk, a list of images (CSV, JSON lines), or
+    compressed tars and TFRecords. Leaves out unusable images and names them; exit code 1 then.
     """
     from lockstep.cli.console import Reporter
     from lockstep.data.images import printable
@@ -112,12 +101,11 @@ def pack(
 @app.command("stage")
 def stage(
     data: Data,
-    to: Annotated[Path, typer.Option(help="A folder on a disk of this machine.")],
+    to: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder on a disk of this machine.")],
 ) -> None:
     """Copy a data set to a disk of this machine, with its index.
 
-    Files that are there already are not copied again. Train with the copy: runs take it for the
-    same data set.
+    Copies only files that are missing. For a run, the copy is the same data set.
     """
     from lockstep.cli.console import Reporter
     from lockstep.data.staged_copy import stage
@@ -134,7 +122,7 @@ def stage(
 def index(data: Data) -> None:
     """Decode every image once and save what training needs to know.
 
-    An existing index is replaced.
+    Replaces an existing index.
     """
     for split, index in _indexes(data, anew=True):
         print(
@@ -188,39 +176,40 @@ def check(
     context: typer.Context,
     data: Data,
     logits: Annotated[
-        int, typer.Option(min=0, help="Outputs of the model for these labels; 0: as the data says.")
+        int, typer.Option(min=0, help="Outputs of the model for these labels; 0: as in the data.")
     ] = 0,
     smallest: Annotated[
-        int, typer.Option(min=1, help="Report images as tiny if their shorter side is below this.")
+        int, typer.Option(min=1, help="Report images whose shorter side is below N pixels.")
     ] = 32,
     split: Annotated[
         float | None,
         typer.Option(
-            help="Share that `train` sets apart, 0.3 by default: copies of training images in it"
-            " are reported."
+            metavar="SHARE",
+            help="Report copies of training images in this validation share (default: 0.3).",
         ),
     ] = None,
     quarantine: Annotated[
-        bool, typer.Option("--quarantine", help="List unusable images in quarantine.json.")
+        bool,
+        typer.Option(
+            "--quarantine", help="List unusable images in quarantine.json: training skips them."
+        ),
     ] = False,
     labels: Annotated[
         list[str] | None,
         typer.Option(
             metavar="RUN",
-            help=(
-                "Look for wrong labels instead: by this run or the runs in this folder, which judge"
-                " images that they did not train on; may be repeated."
-            ),
+            help="Find wrong labels instead, with runs that trained on other images; repeatable.",
         ),
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="With --labels: the PNG of the images with doubtful labels.")
+        Path,
+        typer.Option(metavar="FILE", help="With --labels: PNG of images with doubtful labels."),
     ] = Path("labels.png"),
     as_json: options.AsJson = False,
 ) -> None:
     """Read all images and look for problems that would spoil training.
 
-    The exit code is 1 if something is found.
+    Exit code 1 if there are any.
     """
     from lockstep.cli.console import Reporter
     from lockstep.data.checking import KINDS, examine
@@ -342,25 +331,25 @@ def show(
         str | None,
         typer.Option(
             metavar="SOURCE",
-            help="Show the images as a fine-tuning of these weights has them: `train --weights`.",
+            help="Show images as `train --weights SOURCE` prepares them.",
         ),
     ] = None,
     model: options.Model = None,
     ignore: options.Ignore = None,
-    out: Annotated[Path, typer.Option(help="The PNG to write, or a page of HTML.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="PNG or HTML page to write.")] = Path(
         "sheet.png"
     ),
-    images: Annotated[int, typer.Option(min=1, max=1000, help="Number of images.")] = 32,
+    images: Annotated[int, typer.Option(min=1, max=1000, help="Show N images, at most 1000.")] = 32,
     split: Annotated[
-        str, typer.Option(help="train (as training sees it) or val (as an evaluation does).")
+        str, typer.Option(metavar="NAME", help="train or val, each as a run sees it.")
     ] = "train",
-    epoch: Annotated[int, typer.Option(min=1, help="Epoch of the training.")] = 1,
-    step: Annotated[int, typer.Option(min=1, help="Step of the epoch to begin at.")] = 1,
+    epoch: Annotated[int, typer.Option(min=1, help="Epoch of the training, from 1.")] = 1,
+    step: Annotated[int, typer.Option(min=1, help="First step to show, from 1.")] = 1,
     assignments: options.Set = None,
 ) -> None:
     """Draw a contact sheet of images as the model sees them.
 
-    The images are cropped, flipped, resized and mixed, as in the steps of a run.
+    Images are cropped, flipped, resized and mixed as in a run.
     """
     from lockstep.data.contact_sheet import contact_sheet, write_sheet
     from lockstep.recipes.image_sizes import find_size
@@ -458,14 +447,12 @@ def _choose_recipe(
 
 @app.command("sort-val")
 def sort_val(
-    folder: Annotated[Path, typer.Argument(help="The folder of validation images.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of validation images.")],
     labels: Annotated[
         Path,
         typer.Option(
-            help=(
-                "A file with a line for each image: its name and class, or only the class, in the"
-                " order of sorted names."
-            )
+            metavar="FILE",
+            help="A line per image: name and class, or the class only, in the order of names.",
         ),
     ],
 ) -> None:

@@ -15,11 +15,13 @@ IMAGES = 1100
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="Folder for images and run.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for images and run.")] = Path(
+        "demo"
+    ),
     images: Annotated[
         int,
         typer.Option(
-            help="Training images to draw; validation gets a fifth as many.", min=5 * len(KINDS)
+            help="Training images to draw; a fifth as many for validation.", min=5 * len(KINDS)
         ),
     ] = IMAGES,
     backend: options.Backend = DEFAULT_BACKEND,

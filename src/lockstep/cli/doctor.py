@@ -18,13 +18,13 @@ from lockstep.system.defaults import DEFAULT_BACKEND
 
 def command(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Runs to examine: did they have all images?")
+        list[Path] | None, typer.Argument(help="Runs: did they train on all images?")
     ] = None,
 ) -> None:
     """Show what is installed here, and how to get the rest.
 
-    With RUNS, name the images that a run left out because a disk or a network failed, or that its
-    data set has besides. The exit code is then 1.
+    With RUNS, names images that a run missed because a disk or a network failed, and counts those
+    that only its data set has. Exit code 1 if there are any.
     """
     if runs:
         _examine(runs)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.cli import options
+from lockstep.cli.command import rare
 from lockstep.cli.terminal import escape_line, print, print_json
 from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.ranks import is_leading
@@ -19,50 +20,31 @@ if TYPE_CHECKING:
 
 Data = Annotated[
     Path | None,
-    typer.Option(
-        help=(
-            "Validation images in any storage format, or a folder of images; by default those of"
-            " the run."
-        )
-    ),
+    typer.Option(metavar="PATH", help="Images in any format; by default the run's validation set."),
 ]
 Labels = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE",
-        help=(
-            "JSON: which outputs are right for a class or an image, and which ones the model"
-            " chooses from, as test sets such as ImageNet-A and ReaL need it."
-        ),
+        metavar="FILE", help="Right answers of a test set, such as ReaL (docs/how-to/test-sets.md)."
     ),
 ]
 Split = Annotated[
     float | None,
-    typer.Option(
-        help=(
-            "Share of the images to evaluate if the data has no validation part; by default the"
-            " run's. 0: all."
-        )
+    rare(
+        metavar="SHARE",
+        help="Share to evaluate without a validation set; by default the run's. 0: all.",
     ),
 ]
 Calibrate = Annotated[
     bool,
     typer.Option(
-        "--calibrate",
-        help=(
-            "Fit a temperature to the images and store it with the checkpoint: predict, serve and"
-            " export then show probabilities that can be believed."
-        ),
+        "--calibrate", help="Fit and store a temperature, which calibrates probabilities."
     ),
 ]
 PrecisionAt = Annotated[
     float | None,
     typer.Option(
-        metavar="SHARE",
-        help=(
-            "Choose the threshold below which predict and serve say unknown, so that this share of"
-            " the other images is right, such as 0.99; store it and a temperature."
-        ),
+        metavar="SHARE", help="Store the threshold above which this share is right, such as 0.99."
     ),
 ]
 Runtime = Annotated[
@@ -70,9 +52,8 @@ Runtime = Annotated[
     typer.Option(
         metavar="NAME",
         help=(
-            "What infers: native (the framework; the default), auto (the fastest installed),"
-            " program (an export's own runtime; it can run code, so trust its writer), or see"
-            " `lockstep doctor`."
+            "native (default), auto (the fastest), a runtime of `lockstep doctor`, or program (runs"
+            " an export's own code: trust its author)."
         ),
     ),
 ]
@@ -100,7 +81,10 @@ def command(
     like: options.AsRecipe = None,
     require_signature: options.RequireSignature = None,
 ) -> None:
-    """Evaluate weights or an exported model, each image once."""
+    """Evaluate weights or an exported model, each image once.
+
+    Example: lockstep evaluate run --data photos
+    """
     from lockstep.cli.console import Reporter
 
     settings, preprocessing = options.read_inference_options(

@@ -7,57 +7,51 @@ from typing import Annotated, Any
 import typer
 
 from lockstep.cli import options
+from lockstep.cli.command import rare
 from lockstep.cli.terminal import escape_line, print
 from lockstep.system.text import format_count
 
 To = Annotated[
     str | None,
     typer.Option(
+        metavar="FORMAT",
         help=(
-            "Format: savedmodel, frozen-graph, paddle-inference, torchscript, torch-export, onnx,"
-            " openvino, tensorrt, triton or stablehlo; for phones executorch or litert. By"
-            " default the first of onnx, torch-export, savedmodel, paddle-inference and stablehlo"
-            " that the installed packages can run."
-        )
+            "onnx, torch-export, savedmodel, paddle-inference or stablehlo (default: the first that"
+            " runs here); torchscript, frozen-graph, openvino, tensorrt or triton; for phones"
+            " executorch or litert."
+        ),
     ),
 ]
 Precision = Annotated[
     str | None,
     typer.Option(
+        metavar="NAME",
         help=(
-            "fp32 (default); bf16 or fp16 of a SavedModel or frozen graph; fp16 or int8 of ONNX and"
-            " what is made of it; int8 of executorch and litert."
+            "fp32 (default); fp16 or int8 for ONNX-based formats; fp16 or bf16 for savedmodel and"
+            " frozen-graph; int8 for executorch and litert."
         ),
         show_default=False,
     ),
 ]
 Batch = Annotated[
     str,
-    typer.Option(
-        help="Images of every batch: a number, or dynamic. For ONNX and what is made of it."
-    ),
+    typer.Option(metavar="N", help="Images per batch, or dynamic; for ONNX-based formats."),
 ]
 Bare = Annotated[
     bool,
-    typer.Option(
-        "--bare",
-        help="Without preprocessing and softmax: from normalised float32 NCHW images to logits.",
-    ),
+    rare("--bare", help="Leave out preprocessing and softmax: float32 NCHW to logits."),
 ]
-Compare = Annotated[
-    bool,
-    typer.Option(help="Run the program and compare it with the weights before it gets its name."),
-]
+Compare = Annotated[bool, rare(help="Run the program and compare it with the weights.")]
 Data = Annotated[
     Path | None,
-    typer.Option(help="For int8: images to calibrate on (its training part) and to evaluate on."),
+    typer.Option(metavar="PATH", help="For int8: images to calibrate and to evaluate on."),
 ]
-Images = Annotated[int, typer.Option(help="Most images to calibrate on.", min=1)]
+Images = Annotated[int, rare(help="Calibrate on at most N images.", min=1)]
 Method = Annotated[
-    str, typer.Option(help="How to find ranges for int8: minmax, entropy or percentile.")
+    str, rare(metavar="NAME", help="Ranges for int8: minmax, entropy or percentile.")
 ]
 Tolerance = Annotated[
-    float, typer.Option(help="The most top-1 that int8 may lose, in percentage points.")
+    float, rare(metavar="POINTS", help="Most top-1 that int8 may lose, in percentage points.")
 ]
 
 
@@ -83,7 +77,10 @@ def command(
     require_signature: options.RequireSignature = None,
     key: options.Sign = None,
 ) -> None:
-    """Write a program for a server or a phone."""
+    """Write a program for a server or a phone.
+
+    Example: lockstep export run folder --to onnx
+    """
     from lockstep import Int8
     from lockstep.cli.console import Reporter
 

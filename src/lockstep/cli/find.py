@@ -9,7 +9,6 @@ import typer
 
 from lockstep.cli import options
 from lockstep.cli.terminal import print, print_json
-from lockstep.cli.unknown_options import Command
 from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import UserError
 from lockstep.system.files import write_json
@@ -37,28 +36,29 @@ def step(folder: Path) -> None:
     raise typer.Exit(work(folder))
 
 
-Model = Annotated[str | None, typer.Option(help="Another model, such as resnext101-32x4d.")]
-Precision = Annotated[str | None, typer.Option(help="Another precision: fp32, tf32, bf16 or fp16.")]
+Model = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Another model, such as resnext101-32x4d.")
+]
+Precision = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Another precision: fp32, tf32, bf16 or fp16.")
+]
 Recompute = Annotated[
     str | None,
     typer.Option(
-        help="What is computed twice to save memory: off or blocks (docs/how-to/memory.md)."
+        metavar="NAME", help="Compute twice to save memory: off or blocks (docs/how-to/memory.md)."
     ),
 ]
 Memory = Annotated[
     float | None,
     typer.Option(
-        help=(
-            "Memory that a process may allocate on a CPU, in GB (10^9 bytes); by default what is"
-            " free now."
-        ),
+        help="Most memory of a process on a CPU, in GB (10^9 bytes); by default what is free.",
         min=0.01,
     ),
 ]
-Start = Annotated[int, typer.Option(help="The first batch that is tried, in images.", min=1)]
+Start = Annotated[int, typer.Option(help="First batch to try, in images.", min=1)]
 
 
-@app.command("batch", cls=Command)
+@app.command("batch")
 def batch(
     recipe: options.Recipe = "resnet50-paddle-90ep",
     model: Model = None,
@@ -72,7 +72,7 @@ def batch(
 ) -> None:
     """Find the largest batch whose training step fits into memory.
 
-    Each try is a process that takes two steps. Prints how the recipe's own batch is trained.
+    Each try is a process that takes two steps. Prints how to train the recipe's batch.
     """
     from lockstep.benchmark.largest_batch import find_batch
     from lockstep.recipes import load_recipe
@@ -110,20 +110,16 @@ def batch(
         print(line)
 
 
-Data = Annotated[
-    Path, typer.Option(help="Training images, in any storage format (docs/reference/data.md).")
-]
+Data = Annotated[Path, typer.Option(metavar="PATH", help="Training images, in any format.")]
 Weights = Annotated[
     str | None,
-    typer.Option(
-        metavar="SOURCE", help="Start from these weights, as `lockstep train --weights` does."
-    ),
+    typer.Option(metavar="SOURCE", help="Start from a run, a file or a name (`lockstep weights`)."),
 ]
 Split = Annotated[
-    float | None, typer.Option(help="Share of the images that a run would use for validation.")
+    float | None, typer.Option(metavar="SHARE", help="Share that a run would use for validation.")
 ]
-Steps = Annotated[int, typer.Option(help="Steps at most.", min=20, max=1000)]
-Out = Annotated[Path, typer.Option(help="Folder for lr.png and lr.json.")]
+Steps = Annotated[int, typer.Option(help="At most N steps, 20 to 1000.", min=20, max=1000)]
+Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for lr.png and lr.json.")]
 
 
 @app.command("lr")
@@ -136,15 +132,14 @@ def lr(
     split: Split = None,
     backend: options.Backend = DEFAULT_BACKEND,
     steps: Steps = 200,
-    low: Annotated[float, typer.Option("--from", help="The first learning rate.")] = 1e-6,
-    high: Annotated[float, typer.Option("--to", help="The last learning rate.")] = 10.0,
+    low: Annotated[float, typer.Option("--from", help="First learning rate.")] = 1e-6,
+    high: Annotated[float, typer.Option("--to", help="Last learning rate.")] = 10.0,
     out: Out = Path("lr-range"),
     assignments: options.Set = None,
 ) -> None:
     """Find a learning rate by the range test (arXiv:1506.01186).
 
-    Trains a few steps while the rate rises, until the loss diverges. Keeps the curve, and nothing
-    of the training.
+    Trains a few steps while the rate rises, until the loss diverges. Keeps only the curve.
     """
     from lockstep.cli.console import Reporter
     from lockstep.recipes.rate_range import describe_range

@@ -16,22 +16,22 @@ def command(
     system: Annotated[
         str | None,
         typer.Option(
-            help="Example: pytorch, tensorflow, paddle or mxnet; by default found from the command."
+            metavar="NAME", help="pytorch, tensorflow, paddle or mxnet; by default recognised."
         ),
     ] = None,
     revision: Annotated[
-        str | None, typer.Option(help="Year of MXNet's scripts: 2019 (default) or 2022.")
+        str | None, typer.Option(metavar="YEAR", help="Of MXNet's scripts: 2019 (default) or 2022.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON: command, recipe, what is not carried.")
+        bool, typer.Option("--json", help="Print JSON: the command, the recipe and what is lost.")
     ] = False,
 ) -> None:
     """Translate a command of NVIDIA's examples; run nothing.
 
-    Example: lockstep from-nvidia -- python main.py --arch resnext101-32x4d -b 128 --amp /imagenet
+    Prints the equivalent command, and on standard error what it does not carry. With -h in the
+    command, lists the options of its script and their equivalents.
 
-    The equivalent command is on standard output. What it does not carry is on standard error. If
-    the command has -h, the options of its script are printed, with their equivalents.
+    Example: lockstep from-nvidia -- python main.py --arch resnext101-32x4d -b 128 --amp /imagenet
     """
     from lockstep.recipes.nvidia.command_line import read_command
     from lockstep.recipes.nvidia.equivalents import describe_script

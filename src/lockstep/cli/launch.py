@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.cli import options
+from lockstep.cli.command import rare
 from lockstep.cli.terminal import print, print_table
 from lockstep.launch import ssh
 from lockstep.launch.job import Job, read_time
@@ -33,96 +34,74 @@ DEFAULT_PATIENCE = 120.0
 Processes = Annotated[
     int, typer.Option("-n", help="Processes on each machine, one for each GPU.", min=1)
 ]
-Backend = Annotated[str | None, typer.Option(help="Framework; by default that of the command.")]
+Backend = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Framework; by default the command's.")
+]
 
 
 def command(
     context: typer.Context,
     processes: Processes,
     backend: Backend = None,
-    distributed: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "Library that adds up over ranks: native or horovod; by default that of the"
-                " command."
-            )
-        ),
-    ] = None,
+    distributed: options.Distributed = None,
     nodes: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of machines (nodes). Default: those of the Slurm step, else 1.", min=1
-        ),
+        int | None, typer.Option(help="Machines (nodes); by default Slurm's, else 1.", min=1)
     ] = None,
     node_rank: Annotated[
         int | None,
-        typer.Option(help="Number of this machine, from 0. Default: that of Slurm.", min=0),
+        typer.Option(help="Number of this machine, from 0; by default Slurm's.", min=0),
     ] = None,
     rendezvous: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Where the machines meet: node 0's address. Default: that of Slurm.",
-        ),
+        typer.Option(metavar="HOST:PORT", help="Address of node 0; by default Slurm's."),
     ] = None,
     bind: Annotated[
         str | None,
-        typer.Option(
-            metavar="ADDRESS|INTERFACE",
-            help=(
-                "Where this machine listens, and nowhere else. Default: its address on the way to"
-                " node 0."
-            ),
+        rare(
+            metavar="ADDRESS|INTERFACE", help="Listen only here; by default on the way to node 0."
         ),
     ] = None,
     secret_file: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="The secret that all machines share; - reads it from standard input.",
-        ),
+        typer.Option(metavar="FILE", help="Shared secret of all machines; - reads it from stdin."),
     ] = None,
     hosts: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST,...",
-            help="Other machines. They are started over ssh, and this one is node 0.",
+            metavar="HOST,...", help="Start these machines over ssh too; this one is node 0."
         ),
     ] = None,
     patience: Annotated[
         float,
         typer.Option(
-            help="Seconds without a sign of life or a batch after which ranks are ended.",
+            metavar="SECONDS",
+            help="End all ranks when one is silent for this long.",
             min=LEAST_PATIENCE,
         ),
     ] = DEFAULT_PATIENCE,
     restarts: Annotated[
-        int,
-        typer.Option(help="Start all ranks again after a failure, at most this many times.", min=0),
+        int, typer.Option(help="After a failure, start all ranks again, at most N times.", min=0)
     ] = 0,
     scheduler: Annotated[
         str | None,
-        typer.Option("--on", metavar="ray", help="Place the launchers on a cluster of Ray."),
+        typer.Option("--on", metavar="ray", help="Launch on the nodes of Ray's cluster."),
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="With --on ray: the head of the cluster. Default: this one's."
-        ),
+        rare(metavar="HOST:PORT", help="With --on ray: its head; by default this cluster's."),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(help="With --on ray: GPUs on each machine. Default: -n.", min=0)
+        int | None, rare(help="With --on ray: GPUs on each machine; by default -n.", min=0)
     ] = None,
     is_dry: Annotated[
-        bool, typer.Option("--dry-run", help="Print the table of ranks, and start none.")
+        bool, typer.Option("--dry-run", help="Print the table of ranks; start none.")
     ] = False,
 ) -> None:
     """Run a command in several processes, one for each GPU.
 
-    Example: lockstep launch -n 2 -- train --recipe demo --data DATA --out RUN
+    Several machines: docs/how-to/many-machines.md
 
-    On several machines: docs/how-to/many-machines.md
+    Example: lockstep launch -n 2 -- train --recipe demo --data DATA --out RUN
     """
     from lockstep import backends
 

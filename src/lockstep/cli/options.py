@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from lockstep.cli.command import rare
 from lockstep.cli.terminal import print, show_download
 from lockstep.system.errors import (
     EXIT_SAVED_AND_STOPPED,
@@ -28,15 +29,14 @@ if TYPE_CHECKING:
     from lockstep.runs.resuming import RunSettings
     from lockstep.weights import WeightsChoice
 
-Backend = Annotated[str, typer.Option(help="Framework: see `lockstep doctor`.")]
+Backend = Annotated[
+    str, typer.Option(metavar="NAME", help="Framework; `lockstep doctor` lists them.")
+]
 UnknownBelow = Annotated[
     float | None,
     typer.Option(
-        metavar="PROBABILITY",
-        help=(
-            "An image whose likeliest class is less probable is unknown; by default the"
-            " checkpoint's threshold (`evaluate --precision-at`). 0: none."
-        ),
+        metavar="P",
+        help="Say unknown below this probability; by default the checkpoint's. 0: never.",
     ),
 ]
 Runtime = Annotated[
@@ -44,61 +44,43 @@ Runtime = Annotated[
     typer.Option(
         "--runtime",
         metavar="NAME",
-        help=(
-            "What infers: native (the framework; the default), auto (the fastest installed), or see"
-            " `lockstep doctor`."
-        ),
+        help="native (default), auto (the fastest) or a runtime of `lockstep doctor`.",
     ),
 ]
 RequireSignature = Annotated[
     Path | None,
-    typer.Option(
-        metavar="KEY",
-        help="Load only what the owner of this public key, or of a certificate, signed (PEM).",
-    ),
+    rare(metavar="KEY", help="Load only what this public key, or certificate (PEM), signed."),
 ]
 Sign = Annotated[
     Path | None,
-    typer.Option(
-        "--sign",
-        exists=True,
-        metavar="KEY",
-        help="Sign what was written with this private key, as lockstep sign does.",
-    ),
+    rare("--sign", exists=True, metavar="KEY", help="Sign the result, as `lockstep sign` does."),
 ]
 Loader = Annotated[
-    str | None, typer.Option(help="Loader of the images: host, dali, dali-gpu or synthetic.")
+    str | None, rare(metavar="NAME", help="Image loader: host, dali, dali-gpu or synthetic.")
 ]
 Distributed = Annotated[
-    str | None, typer.Option(help="Library that adds up over ranks: native or horovod.")
+    str | None, rare(metavar="NAME", help="Library that sums over ranks: native or horovod.")
 ]
 _set = partial(typer.Option, "--set", metavar="FIELD=VALUE")
-_HOW = "Set how images are prepared (image_size=160, mean=[0,0,0], ...)"
-Set = Annotated[
-    list[str] | None, _set(help="Change a field of the recipe or execution; may be repeated.")
-]
+Set = Annotated[list[str] | None, _set(help="Set a field (`lockstep recipes fields`); repeatable.")]
 SetForWeights = Annotated[
     list[str] | None,
-    _set(help=f"{_HOW}, the precision, or a field of the execution; may be repeated."),
+    _set(help="Set preprocessing (image_size=160), precision or execution; repeatable."),
 ]
 SetPreprocessing = Annotated[
-    list[str] | None, _set(help=f"{_HOW}; stored in what is written. May be repeated.")
+    list[str] | None,
+    _set(help="Set and store preprocessing, such as image_size=160; repeatable."),
 ]
 AsRecipe = Annotated[
     str | None,
-    typer.Option(
-        "--recipe",
-        metavar="NAME|FILE|RUN",
-        help="Prepare images as in the evaluation of this recipe; --set takes precedence.",
+    rare(
+        "--recipe", metavar="RECIPE", help="Prepare images as this recipe; --set takes precedence."
     ),
 ]
 Checkpoint = Annotated[
     str | None,
     typer.Option(
-        help=(
-            "Checkpoint of a run: newest, best or a step's number. By default the best, or the"
-            " newest if the run was never evaluated."
-        )
+        metavar="NAME", help="newest, best or a step; by default best if the run was evaluated."
     ),
 ]
 
@@ -115,38 +97,25 @@ def _check_model(text: str | None) -> str | None:
 
 Model = Annotated[
     str | None,
-    typer.Option(
+    rare(
         metavar="NAME|FIELDS",
         callback=_check_model,
-        help=(
-            "The network of a file: a name such as resnet50-v1, or its fields"
-            " (docs/how-to/model.md)."
-        ),
+        help="Network of the weights, such as resnet50-v1 (docs/how-to/model.md).",
     ),
 ]
 Ignore = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="GLOB",
-        help=(
-            "Leave out what a file has next to its network, by name, such as 'criterion.*'; may be"
-            " repeated."
-        ),
-    ),
+    rare(metavar="GLOB", help="Ignore a file's tensors, such as 'criterion.*'; repeatable."),
 ]
-Batch = Annotated[int, typer.Option(help="Images in a batch, on each rank.", min=1)]
-Recipe = Annotated[str, typer.Option(help="A published recipe or a YAML file.")]
+Batch = Annotated[int, rare(help="Images per batch, on each rank.", min=1)]
+RECIPE = "A published recipe, a YAML file or a run"
+Recipe = Annotated[str, typer.Option(metavar="RECIPE", help=f"{RECIPE}.")]
 RecipeOrNone = Annotated[
     str | None,
-    typer.Option(
-        "--recipe", help="A published recipe, a YAML file or a run's folder; by default as train."
-    ),
+    typer.Option("--recipe", metavar="RECIPE", help=f"{RECIPE}; by default what train chooses."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-WEIGHTS = (
-    "A run's folder, a checkpoint, weights of another program, or the name of published weights"
-    " (docs/reference/weight-formats.md)."
-)
+WEIGHTS = "A run, a checkpoint, a file of weights or a name (`lockstep weights`)"
 
 
 def find_weights(name: str) -> Path:
@@ -192,7 +161,7 @@ def sign_target(target: Path, key: Path | None) -> None:
         print(f"wrote {path}")
 
 
-WeightsArgument = Annotated[str, typer.Argument(help=WEIGHTS, show_default=False)]
+WeightsArgument = Annotated[str, typer.Argument(help=f"{WEIGHTS}.", show_default=False)]
 
 
 def choose_start(
@@ -218,22 +187,15 @@ def choose_start(
 
 Ema = Annotated[
     bool | None,
-    typer.Option(
+    rare(
         "--ema/--no-ema",
-        help=(
-            "Use the moving average of the weights, or not. By default what is better in the best"
-            " checkpoint."
-        ),
+        help="Use the moving average of the weights; by default whichever was better.",
     ),
 ]
 Classes = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE",
-        help=(
-            "Names of the classes, class 0 first: one on each line, or a .json. By default the"
-            " weights' names."
-        ),
+        metavar="FILE", help="Class names, one per line or .json; by default the weights' names."
     ),
 ]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.cli import options
+from lockstep.cli.command import rare
 from lockstep.cli.terminal import escape_line, print
 from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import DataError, LockstepError, UserError
@@ -24,49 +25,40 @@ if TYPE_CHECKING:
 
     Keep = Callable[[Prediction], None]
 
-_IMAGES = (
-    "Image files, folders, quoted patterns ('*.jpg'), lists of paths (@names.txt), files of packed"
-    " images, or - for standard input: an image, or paths."
-)
-
-
-Top = Annotated[int, typer.Option(help="Classes to show for each image.", min=1)]
+Top = Annotated[int, typer.Option(help="Show this many classes per image.", min=1)]
 Form = Annotated[
     str | None,
     typer.Option(
         "--format",
-        help="table, csv, jsonl or json; by default that of --output's ending, or a table.",
+        metavar="FORMAT",
+        help="table (default), csv, jsonl or json; also set by the ending of --output.",
     ),
 ]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="The same as --format json: one list of all images.")
+AsJson = Annotated[bool, rare("--json", help="The same as --format json.")]
+Output = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write to this file, completely or not at all.")
 ]
-Output = Annotated[Path | None, typer.Option(help="Write to this file, completely or not at all.")]
 Embeddings = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE.npz",
-        help=(
-            "Write the features before the classifier, and the paths, to this file; predictions are"
-            " then shown only with --format or --output."
-        ),
-    ),
+    rare(metavar="FILE.npz", help="Write features instead; --format or --output adds predictions."),
 ]
 Explain = Annotated[
     Path | None,
-    typer.Option(
-        metavar="PNG|FOLDER",
-        help=(
-            "Draw what speaks for the likeliest class (Grad-CAM): a .png of one image, or a new"
-            " folder."
-        ),
-    ),
+    typer.Option(metavar="PNG|FOLDER", help="Draw what speaks for the likeliest class (Grad-CAM)."),
 ]
 
 
 def command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help=options.WEIGHTS, show_default=False)],
-    images: Annotated[list[str] | None, typer.Argument(metavar="IMAGES", help=_IMAGES)] = None,
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help=f"{options.WEIGHTS}.", show_default=False)
+    ],
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="IMAGES",
+            help="Files, folders, '*.jpg', lists (@names.txt), packed images, or - for stdin.",
+        ),
+    ] = None,
     source: Annotated[str | None, typer.Option("--run", hidden=True)] = None,
     top: Top = 5,
     checkpoint: options.Checkpoint = None,
@@ -89,7 +81,7 @@ def command(
 ) -> None:
     """Show likely classes of images and their probabilities.
 
-    Exit code 1 if an image could not be read.
+    Example: lockstep predict run photo.jpg photos/
     """
     from lockstep.cli.predict_forms import choose_form
     from lockstep.inference.runtimes import start_import

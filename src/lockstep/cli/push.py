@@ -10,27 +10,33 @@ from lockstep.cli.terminal import escape_line, print
 
 def command(
     folder: Annotated[
-        Path, typer.Argument(help="A folder that convert --to transformers, timm or export wrote.")
+        Path,
+        typer.Argument(
+            help="Folder that `convert --to transformers`, `--to timm` or `export` wrote."
+        ),
     ],
-    target: Annotated[str, typer.Argument(help="hf:OWNER/NAME, or hf:OWNER/NAME@REVISION.")],
+    target: Annotated[str, typer.Argument(help="hf:OWNER/NAME or hf:OWNER/NAME@REVISION.")],
     public: Annotated[
-        bool, typer.Option("--public", help="A new repository is public. By default it is private.")
+        bool,
+        typer.Option("--public", help="Make a new repository public; by default it is private."),
     ] = False,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Replace files with other contents. History keeps the old."),
+        typer.Option(
+            "--replace", help="Replace files that differ; the history keeps the old ones."
+        ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be uploaded, and upload nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be uploaded; upload nothing.")
     ] = False,
     message: Annotated[
-        str, typer.Option(help="The message of the commit.")
+        str, typer.Option(metavar="TEXT", help="Commit message.")
     ] = "Upload weights with Lockstep",
 ) -> None:
     """Upload a folder to Hugging Face's hub, as one commit.
 
-    The token is that of `hf auth login`, or HF_TOKEN. Links, hidden files, runs, and files that
-    Lockstep does not write are refused. Other files of the repository stay.
+    Uses the token of `hf auth login` or HF_TOKEN. Refuses links, hidden files, runs and files that
+    Lockstep does not write; other files of the repository stay.
     """
     from lockstep.system.errors import CheckpointError
     from lockstep.weights.hub import HUB_WEIGHTS

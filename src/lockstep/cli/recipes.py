@@ -15,15 +15,19 @@ from lockstep.system.errors import RecipeError, nearest
 if TYPE_CHECKING:
     from lockstep.recipes.field_validation import Settings
 
-app = typer.Typer(help="The published recipes.", invoke_without_command=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="List, show and compare published recipes.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
 
 
 @app.callback()
 def list_recipes(context: typer.Context) -> None:
     """List the published recipes, by who published them.
 
-    `show` prints one, `diff` compares two, `table` lists published accuracies, `fields` describes
-    what can be set.
+    `show` prints one, `diff` compares two, `table` lists published accuracies, and `fields`
+    describes what you can set.
     """
     from lockstep.recipes.published import ORIGINS, RECIPES
 
@@ -38,12 +42,11 @@ def list_recipes(context: typer.Context) -> None:
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="A recipe's name, a YAML file or a run's folder.")],
+    name: Annotated[str, typer.Argument(help="A published recipe, a YAML file or a run.")],
 ) -> None:
     """Print a recipe, its source and published accuracies.
 
-    Every field is printed as YAML. For a finished run's folder, its top-1 is put next to the
-    published ones.
+    Prints every field as YAML, and for a finished run its top-1 next to the published ones.
     """
     from lockstep.recipes import load_recipe
     from lockstep.recipes.published import RECIPES
@@ -103,8 +106,7 @@ def table(
 ) -> None:
     """Print the published accuracies, by who published them.
 
-    With hardware, precision, epochs and hours of training. A hyphen stands for what the document
-    does not say.
+    Shows hardware, precision, epochs and hours of training; a hyphen if they are not published.
     """
     from lockstep.recipes.published import RECIPES
     from lockstep.recipes.published_accuracies import read_accuracies
@@ -145,7 +147,7 @@ def fields(
 ) -> None:
     """Describe every field that --set can change, with its default.
 
-    With a name, only what has this name.
+    With NAME, describes only what has this name.
     """
     sections = list(_list_sections())
     known = [section.name for section in sections]
@@ -232,8 +234,8 @@ def _fill_line(text: str, first: str, others: str) -> None:
 
 @app.command("diff")
 def diff(
-    a: Annotated[str, typer.Argument(help="A recipe's name, a YAML file or a run's folder.")],
-    b: Annotated[str, typer.Argument(help="Another recipe, to compare with the first.")],
+    a: Annotated[str, typer.Argument(help="A published recipe, a YAML file or a run.")],
+    b: Annotated[str, typer.Argument(help="Another one, to compare with the first.")],
 ) -> None:
     """Show the fields that differ between two recipes, by subject."""
     from rich.table import Column, Table

@@ -12,13 +12,12 @@ def command(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...",
-            help="Folders of runs, finished or not; or the file of one `lockstep benchmark -o`.",
+            metavar="RUN", help="Runs, finished or not; or one file of `lockstep benchmark -o`."
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(
-        "report.html"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="The page to write.")
+    ] = Path("report.html"),
     plots: Annotated[
         Path | None,
         typer.Option(
@@ -29,14 +28,14 @@ def command(
         bool,
         typer.Option(
             "--explain",
-            help="Show which parts of mistaken images speak for the wrong class (Grad-CAM).",
+            help="Show what speaks for the wrong class in mistaken images (Grad-CAM).",
         ),
     ] = False,
 ) -> None:
     """Write one HTML page about runs, or about a benchmark.
 
-    It shows curves, accuracy, confusion, calibration, mistakes, speed and recipe; of a benchmark
-    the roofline and all cells.
+    Shows curves, accuracy, confusion, calibration, mistakes, speed and recipe; for a benchmark, the
+    roofline and all cells.
     """
     if any(run.is_file() for run in runs):
         from lockstep.benchmark.page import write_page

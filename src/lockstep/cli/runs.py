@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from lockstep.cli.terminal import escape_line, print
-from lockstep.cli.unknown_options import Command
 
 app = typer.Typer(help="Look after finished runs.", no_args_is_help=True)
 
@@ -16,16 +15,16 @@ def _group() -> None:
     """Look after finished runs."""
 
 
-@app.command("slim", cls=Command)
+@app.command("slim")
 def slim(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of finished runs.")],
     newest: Annotated[
         bool, typer.Option("--keep-newest", help="Keep the newest checkpoint too.")
     ] = False,
 ) -> None:
-    """Keep the best checkpoint alone, without velocities.
+    """Keep only the best checkpoint, without velocities.
 
-    Predicting, serving, evaluating, converting and reports work as before. The run cannot resume.
+    You can still predict, serve, evaluate, convert and report, but not resume.
     """
     from lockstep.runs.slim import slim_run
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from lockstep.cli import options
+from lockstep.cli.command import rare
 from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import UserError
 from lockstep.system.regular_files import SETTINGS, read_regular_text
@@ -17,59 +18,47 @@ TOKEN = "LOCKSTEP_SERVE_TOKEN"
 
 def command(
     source: Annotated[
-        str,
-        typer.Argument(metavar="RUN", help=f"{options.WEIGHTS[:-1]}, or an exported ONNX model."),
+        str, typer.Argument(metavar="RUN", help=f"{options.WEIGHTS}, or an ONNX export.")
     ],
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Others than 127.0.0.1 need a token.")
+        str,
+        typer.Option(metavar="ADDRESS", help="Listen here; all but 127.0.0.1 need a token."),
     ] = "127.0.0.1",
     token_file: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help=f"File with the token that clients must send; or set {TOKEN}."
-        ),
+        typer.Option(metavar="FILE", help=f"File with the token of clients; or set {TOKEN}."),
     ] = None,
     no_token: Annotated[
-        bool,
-        typer.Option("--no-token", help="Let everyone who reaches the address use the server."),
+        bool, typer.Option("--no-token", help="Serve everyone who reaches the address.")
     ] = False,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME",
-            help="Another name for the server in requests, such as a proxy's; may be repeated.",
+            metavar="NAME", help="Accept this host name too, such as a proxy's; repeatable."
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Name of the model in addresses; by default its architecture's."),
+        rare(metavar="NAME", help="Name of the model in addresses; by default its architecture."),
     ] = None,
-    max_batch: Annotated[
-        int, typer.Option(help="Largest batch, and most images of a request.", min=1)
-    ] = 32,
+    max_batch: Annotated[int, rare(help="Largest batch, and most images per request.", min=1)] = 32,
     max_wait_ms: Annotated[
-        float, typer.Option(help="Longest wait of a batch for images in progress.", min=0)
+        float, rare(help="Longest wait of a batch for images in progress.", min=0)
     ] = 2.0,
     max_queue: Annotated[
-        int, typer.Option(help="Most images in the server at once; others get 429.", min=1)
+        int, rare(help="Most images in the server at once; others get 429.", min=1)
     ] = 256,
-    max_body_mb: Annotated[
-        int, typer.Option(help="Largest body of a request, in MiB.", min=1)
-    ] = 32,
-    max_megapixels: Annotated[
-        float, typer.Option(help="Largest image, in million pixels.", min=1)
-    ] = 50.0,
-    max_connections: Annotated[int, typer.Option(help="Most open connections.", min=1)] = 512,
+    max_body_mb: Annotated[int, rare(help="Largest body of a request, in MiB.", min=1)] = 32,
+    max_megapixels: Annotated[float, rare(help="Largest image, in megapixels.", min=1)] = 50.0,
+    max_connections: Annotated[int, rare(help="Most open connections.", min=1)] = 512,
     timeout_sec: Annotated[
-        float, typer.Option(help="Time to send a body, and to wait for its result.", min=1)
+        float, rare(help="Time to send a body, and to wait for its result.", min=1)
     ] = 30.0,
     drain_sec: Annotated[
-        float, typer.Option(help="Time to accept requests after a signal to stop.", min=0)
+        float, rare(help="Time to accept requests after a signal to stop.", min=0)
     ] = 1.0,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="Leave requests that succeed out of the log.")
-    ] = False,
+    quiet: Annotated[bool, rare("--quiet", help="Log only requests that fail.")] = False,
     checkpoint: options.Checkpoint = None,
     ema: options.Ema = None,
     model: options.Model = None,
@@ -82,10 +71,9 @@ def command(
     like: options.AsRecipe = None,
     require_signature: options.RequireSignature = None,
 ) -> None:
-    """Serve a model over HTTP, with a page.
+    """Serve a model over HTTP, with a page to drop images on.
 
-    Takes images at /predict, and requests of Triton's clients (docs/how-to/serve.md). On SIGTERM or
-    Ctrl-C, finishes accepted requests and exits with code 0.
+    Answers /predict and Triton's clients. On SIGTERM or Ctrl-C, finishes accepted requests.
     """
     from lockstep.inference.serving import Limits
 

@@ -9,15 +9,13 @@ from lockstep.cli.terminal import print
 
 
 def command(
-    path: Annotated[Path, typer.Argument(help="A folder or a file of convert or export.")],
+    path: Annotated[Path, typer.Argument(help="A folder or file that convert or export wrote.")],
     key: Annotated[
-        Path, typer.Option(help="Private key (PEM, ECDSA) that only you can read.", metavar="FILE")
+        Path, typer.Option(help="Private key (ECDSA, PEM), readable only by you.", metavar="FILE")
     ],
     certificate_chain: Annotated[
         Path | None,
-        typer.Option(
-            help="Certificate of the key, and those between it and the root (PEM).", metavar="FILE"
-        ),
+        typer.Option(help="The key's certificate and its chain to the root (PEM).", metavar="FILE"),
     ] = None,
     signature: Annotated[
         Path | None,
@@ -26,8 +24,8 @@ def command(
 ) -> None:
     """Sign weights in the format of OpenSSF Model Signing.
 
-    Keyless signing (Sigstore) is missing. The environment variable LOCKSTEP_SIGN_PASSWORD has the
-    password of an encrypted key, which is asked for on a terminal.
+    The password of an encrypted key comes from the terminal or LOCKSTEP_SIGN_PASSWORD. Keyless
+    signing (Sigstore) is not supported.
     """
     from lockstep import sign
 

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 def command(
     source: options.WeightsArgument,
     target: Annotated[
-        Path | None, typer.Argument(help="A new .safetensors file for the pruned weights.")
+        Path | None, typer.Argument(help="New .safetensors file for the pruned weights.")
     ] = None,
     algorithm: Annotated[
-        str, typer.Option(help="What is kept: mask_1d, mask_2d_greedy or mask_2d_best.")
+        str, typer.Option(metavar="NAME", help="mask_1d, mask_2d_greedy or mask_2d_best.")
     ] = "mask_1d",
     is_check: Annotated[
         bool,
         typer.Option(
             "--check",
-            help="Count the zeros of every group of four in SOURCE; exit code 1 if it is not 2:4.",
+            help="Count the zeros of SOURCE; exit code 1 if it is not 2:4 sparse.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --check: print JSON.")] = False,

@@ -9,6 +9,7 @@ import typer
 import yaml
 
 from lockstep.cli import options
+from lockstep.cli.command import rare
 from lockstep.cli.launch import (
     DEFAULT_PATIENCE,
     LEAST_PATIENCE,
@@ -24,20 +25,22 @@ from lockstep.system.errors import UserError
 app = typer.Typer(help="Hand a command to a scheduler.", no_args_is_help=True)
 
 _PASSES_ON = {"allow_extra_args": True, "ignore_unknown_options": False}
-Nodes = Annotated[int, typer.Option(help="Number of machines (nodes).", min=1)]
+Nodes = Annotated[int, typer.Option(help="Machines (nodes).", min=1)]
 Time = Annotated[
     str | None, typer.Option(metavar="H:MM:SS", help="Time limit, such as 4:00:00 or 2-00:00:00.")
 ]
-Name = Annotated[str, typer.Option(help="The name of the job.")]
+Name = Annotated[str, typer.Option(metavar="NAME", help="Name of the job.")]
 Gpus = Annotated[
-    int | None, typer.Option(help="GPUs on each machine. Default: -n; 0 for none.", min=0)
+    int | None, typer.Option(help="GPUs on each machine; by default -n. 0: none.", min=0)
 ]
 Patience = Annotated[
     float,
-    typer.Option(help="Passed on to lockstep launch, as is --restarts.", min=LEAST_PATIENCE),
+    rare(metavar="SECONDS", help="As for `lockstep launch`.", min=LEAST_PATIENCE),
 ]
-Restarts = Annotated[int, typer.Option(help="Starts of all ranks after a failure of one.", min=0)]
-Now = Annotated[bool, typer.Option("--now", help="Hand it in instead of printing it.")]
+Restarts = Annotated[
+    int, typer.Option(help="After a failure, start all ranks again, at most N times.", min=0)
+]
+Now = Annotated[bool, typer.Option("--now", help="Hand the job in instead of printing it.")]
 
 
 @app.command("slurm", context_settings=_PASSES_ON)
@@ -49,26 +52,26 @@ def slurm(
     name: Name = "lockstep",
     gpus: Gpus = None,
     cpus: Annotated[
-        int | None, typer.Option(help="Processors on each machine. Default: Slurm's.", min=1)
+        int | None, rare(help="Processors on each machine; by default Slurm's.", min=1)
     ] = None,
     tasks: Annotated[
-        str, typer.Option(help="What a task is: node (a launcher on each machine) or rank.")
+        str, rare(metavar="NAME", help="A task is a node (with a launcher) or a rank.")
     ] = "node",
     saving: Annotated[
-        int, typer.Option(help="Seconds before the end of the time to save and stop.", min=1)
+        int, rare(help="Save and stop N seconds before the time limit.", min=1)
     ] = 300,
     recipes: Annotated[
         str | None,
-        typer.Option(metavar="RECIPE,...", help="An array of jobs: one for each recipe."),
+        typer.Option(metavar="RECIPE,...", help="Array of jobs: one for each recipe."),
     ] = None,
     runs: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="The folder of the runs of --recipes."),
+        typer.Option(metavar="FOLDER", help="Folder for the runs of --recipes."),
     ] = None,
     sbatch: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="OPTION", help="Of sbatch, such as --sbatch=--qos=low; may be repeated."
+            metavar="OPTION", help="Option of sbatch, such as --sbatch=--qos=low; repeatable."
         ),
     ] = None,
     backend: Backend = None,
@@ -113,7 +116,7 @@ def ray(
     nodes: Nodes = 1,
     address: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Of the cluster's dashboard. Default: RAY_ADDRESS."),
+        typer.Option(metavar="URL", help="Dashboard of the cluster; by default RAY_ADDRESS."),
     ] = None,
     gpus: Gpus = None,
     backend: Backend = None,
@@ -137,17 +140,17 @@ def ray(
 def kubernetes(
     context: typer.Context,
     processes: Processes,
-    image: Annotated[str, typer.Option(help="A container image with Lockstep.")],
+    image: Annotated[str, typer.Option(metavar="IMAGE", help="Container image with Lockstep.")],
     nodes: Nodes = 1,
     form: Annotated[
-        str, typer.Option(help="job (indexed), jobset, trainjob or pytorchjob.")
+        str, typer.Option(metavar="NAME", help="job (indexed), jobset, trainjob or pytorchjob.")
     ] = "job",
     volumes: Annotated[
         list[str] | None,
         typer.Option(
             "--volume",
             metavar="CLAIM:/PATH",
-            help="A claim that all Pods mount, such as data:/data; may be repeated.",
+            help="Claim that all Pods mount, such as data:/data; repeatable.",
         ),
     ] = None,
     time: Time = None,

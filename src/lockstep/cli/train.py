@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.cli import options
+from lockstep.cli.command import rare
 from lockstep.cli.terminal import print
 from lockstep.system.ranks import is_leading
 
@@ -21,33 +22,21 @@ if TYPE_CHECKING:
 
 def command(
     out: Annotated[
-        Path,
-        typer.Option(help="Folder of the run. An existing run resumes and needs no other option."),
+        Path, typer.Option(metavar="FOLDER", help="Folder of the run; an existing run resumes.")
     ],
     recipe: Annotated[
         str | None,
-        typer.Option(
-            help=(
-                "A published recipe (`lockstep recipes`), a YAML file or a run's folder; by default"
-                " that of the existing "
-                "run, else one that suits the images, the device and --weights"
-                " (docs/how-to/my-images.md)."
-            )
-        ),
+        typer.Option(metavar="RECIPE", help=f"{options.RECIPE}; by default one that fits."),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(
-            help="Training and validation images, in any storage format (docs/reference/data.md)."
-        ),
+        typer.Option(metavar="PATH", help="Training and validation images, in any format."),
     ] = None,
     split: Annotated[
         float | None,
         typer.Option(
-            help=(
-                "Share of the images to use for validation if the data set has no validation"
-                " images; 0.3 by default."
-            )
+            metavar="SHARE",
+            help="Share to validate on if there is no validation set (default: 0.3).",
         ),
     ] = None,
     folds: Annotated[
@@ -56,20 +45,13 @@ def command(
             metavar="K",
             min=2,
             max=1000,
-            help=(
-                "Cross-validation: train K runs in OUT/fold-1 to OUT/fold-K, each validated on"
-                " another part of the training images."
-            ),
+            help="Cross-validate: train K runs, OUT/fold-1 to OUT/fold-K.",
         ),
     ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
-            metavar="SOURCE",
-            help=(
-                "Start a new run from the weights of a run, checkpoint or file, or from published"
-                " ones: `lockstep weights`."
-            ),
+            metavar="SOURCE", help="Start from a run, a file or a name (`lockstep weights`)."
         ),
     ] = None,
     model: options.Model = None,
@@ -77,97 +59,77 @@ def command(
     resume_from: Annotated[
         Path | None,
         typer.Option(
-            help=(
-                "Resume from a checkpoint of another program, such as NVIDIA's code"
-                " (docs/how-to/resume-from.md)."
-            )
+            metavar="PATH", help="Resume from another program's checkpoint, such as NVIDIA's."
         ),
     ] = None,
     backend: Annotated[
-        str | None, typer.Option(help="Framework: see `lockstep doctor`; torch by default.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Framework; `lockstep doctor` lists them (default: torch)."
+        ),
     ] = None,
     loader: options.Loader = None,
     compile: Annotated[
         str | None,
-        typer.Option(help="Compile the step with torch.compile or XLA: auto, on or off."),
+        rare(metavar="MODE", help="Compile with torch.compile or XLA: auto, on or off."),
     ] = None,
     distributed: options.Distributed = None,
     model_prefix: Annotated[
         str | None,
-        typer.Option(
-            help=(
-                "Also write every epoch's weights for MXNet: PREFIX-symbol.json,"
-                " PREFIX-0001.params."
-            )
-        ),
+        rare(metavar="PREFIX", help="Also write every epoch's weights for MXNet."),
     ] = None,
     keep_global_batch: Annotated[
-        bool,
-        typer.Option(
-            "--keep-global-batch",
-            help="Resume on fewer ranks in as many parts: each accumulates more.",
-        ),
+        bool, rare("--keep-global-batch", help="Resume on fewer ranks; each accumulates more.")
     ] = False,
     train_only: Annotated[
-        bool, typer.Option("--train-only", help="Never evaluate; validation images may be missing.")
+        bool, rare("--train-only", help="Never evaluate; validation images may be missing.")
     ] = False,
     stop_after_epochs: Annotated[
-        int | None,
-        typer.Option(
-            help="Stop after this many more epochs of the schedule; the same command resumes."
-        ),
+        int | None, typer.Option(help="Stop after N more epochs; the same command resumes.")
     ] = None,
     stop_after_steps: Annotated[
-        int | None,
-        typer.Option(
-            help="Stop after this many more steps of the schedule; the same command resumes."
-        ),
+        int | None, rare(help="Stop after N more steps; the same command resumes.")
     ] = None,
     early_stopping_epochs: Annotated[
-        int | None,
-        typer.Option(help="End the run once this many epochs have not improved the validation."),
+        int | None, typer.Option(help="End the run after N epochs without improvement.")
     ] = None,
     tensorboard: Annotated[
         bool | None,
-        typer.Option(
+        rare(
             "--tensorboard/--no-tensorboard",
-            help="Write events for TensorBoard into the run's folder (default: yes).",
+            help="Write TensorBoard events into the run's folder (default: yes).",
         ),
     ] = None,
     loggers: Annotated[
         list[str] | None,
         typer.Option(
-            "--logger", help="Also log to mlflow, wandb, dlll or nvidia-report; may be repeated."
+            "--logger",
+            metavar="NAME",
+            help="Also log to mlflow, wandb, dlll or nvidia-report; repeatable.",
         ),
     ] = None,
     profile: Annotated[
         str | None,
-        typer.Option(
-            metavar="N[:M]",
-            help="Profile M steps (default 1) from step N on; write the trace to the run's folder.",
+        rare(
+            metavar="N[:M]", help="Profile M steps (default: 1) from step N; see the run's folder."
         ),
     ] = None,
     trust_run: Annotated[
         bool,
-        typer.Option(
-            "--trust-run",
-            help=(
-                "Use what the run's folder names outside of itself: files, images, addresses and"
-                " modules that no command on this machine has named for this run."
-            ),
+        rare(
+            "--trust-run", help="Use files, addresses and modules that only the run's folder names."
         ),
     ] = False,
     verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose", help="Print a line for every interval of steps, and details (default: no)."
-        ),
+        bool, rare("--verbose", help="Print a line per interval of steps, and details.")
     ] = False,
     assignments: options.Set = None,
 ) -> None:
     """Train or resume a run; evaluate and save checkpoints.
 
-    To resume a run where it stopped, give the same command again, or --out alone.
+    To resume a run, repeat its command, or give --out alone.
+
+    Example: lockstep train --data photos --out run
     """
     from lockstep.runs.resuming import complete_settings
     from lockstep.runs.train import run_training

@@ -10,18 +10,18 @@ from lockstep.cli import options
 from lockstep.cli.terminal import format_number, make_console, print, print_json
 
 Backends = Annotated[
-    str | None, typer.Option(metavar="A,B", help="Frameworks; by default all that are installed.")
+    str | None, typer.Option(metavar="A,B", help="Frameworks; by default all installed ones.")
 ]
-Model = Annotated[str | None, typer.Option(help="Model to use instead of the recipe's.")]
+Model = Annotated[str | None, typer.Option(metavar="NAME", help="Model instead of the recipe's.")]
 Steps = Annotated[
-    int | None, typer.Option(help="Steps of the free run; default 20, or 3 with --full.", min=3)
+    int | None, typer.Option(help="Steps of the free run; by default 20, or 3 with --full.", min=3)
 ]
-Precision = Annotated[str, typer.Option(help="Precision: fp32, tf32, bf16 or fp16.")]
+Precision = Annotated[str, typer.Option(metavar="NAME", help="fp32, tf32, bf16 or fp16.")]
 Full = Annotated[
-    bool, typer.Option("--full", help="Use the full-size model, not a narrow variant at 64 px.")
+    bool, typer.Option("--full", help="Use the full-size model instead of a narrow one at 64 px.")
 ]
 Plot = Annotated[
-    Path | None, typer.Option(help="Draw the loss curves into this file (png, svg, pdf).")
+    Path | None, typer.Option(metavar="FILE", help="Draw the loss curves (.png, .svg or .pdf).")
 ]
 
 
@@ -37,8 +37,8 @@ def command(
 ) -> None:
     """Show that all backends compute the same numbers.
 
-    Each one is compared with a reference in NumPy. The exit code is 1 if a difference is larger
-    than rounding explains.
+    Compares each one with a reference in NumPy. Exit code 1 if a difference is larger than rounding
+    explains.
     """
     from lockstep import verify
     from lockstep.cli.console import Reporter

@@ -10,7 +10,7 @@ from lockstep.system.text import format_count
 
 
 def command(
-    path: Annotated[Path, typer.Argument(help="A signed folder or file.")],
+    path: Annotated[Path, typer.Argument(help="Signed folder or file.")],
     key: Annotated[
         Path,
         typer.Option(
@@ -21,12 +21,13 @@ def command(
         ),
     ],
     signature: Annotated[
-        Path | None, typer.Option(help="By default PATH/model.sig or PATH.sig.", metavar="FILE")
+        Path | None,
+        typer.Option(help="Signature; by default PATH/model.sig or PATH.sig.", metavar="FILE"),
     ] = None,
 ) -> None:
     """Verify a signature, and all files that it covers.
 
-    The format is that of OpenSSF Model Signing. Keyless signatures (Sigstore) are refused.
+    Reads signatures of OpenSSF Model Signing, except keyless ones (Sigstore).
     """
     from lockstep import verify_signature
 

@@ -15,9 +15,8 @@ def command(
 ) -> None:
     """List weights that commands download by name.
 
-    --weights NAME of `train`, and the weights of `evaluate`, `predict`, `export`, `serve` and
-    `convert`. The accuracies are the publishers' on ImageNet. hf:OWNER/MODEL and https:// addresses
-    name others.
+    For example `lockstep train --weights NAME` or `lockstep predict NAME`; hf:OWNER/MODEL and
+    https:// addresses work too. Accuracies are the publishers' on ImageNet.
     """
     from lockstep.weights.hub import locate_cached
     from lockstep.weights.known_weights import read_known_weights
