@@ -83,12 +83,16 @@ def bad(count: int) -> dict[str, Any]:
     }
 
 
+note = "note: {}".format
+NINE = dict.fromkeys("abcdefghi", 1)
+MANY = START | {"notes": [*"abcde"], "details": ["x"]}
 bad_line = "  photos/dots/{}.jpg: empty file".format
 SHOWN = "top-1 91.25 % (88.1 to 93.6), top-5 100.00 %, loss 0.3457 on 400 images"
 ON_TIME = {"elapsed_sec": 1.0}
 FIRST_LINE = "60 training and 20 validation images on CPU, 2 threads"
 FIGURES = {"loss": 2.346, "images_per_sec": 99.5, "images": 995, "lr": 0.004}
 VERBOSE = (
+    "all notes and details",
     "what early stopping waits for",
     "epochs and the time left",
     "the time left after a stop",
@@ -99,8 +103,10 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "a start": ([START], [FIRST_LINE]),
     "notes and bad images of folds, once": (
         [begun(train=bad(1)) | {"notes": ["[x] is slow"]}] * 2,
-        ["note: [x] is slow", FIRST_LINE, "1 bad image is left out:", bad_line(0), FIRST_LINE],
+        ["note: [x] is slow", FIRST_LINE, "1 bad image left out:", bad_line(0), FIRST_LINE],
     ),
+    "four notes": ([MANY], [*map(note, "abcd"), "  ... and 1 more, all in log.jsonl", FIRST_LINE]),
+    "all notes and details": ([MANY], [*map(note, "abcdex"), FIRST_LINE]),
     "what early stopping waits for": (
         [
             WHOLE | ON_TIME | {"selection": "top1", "early_stopping_epochs": 2, "best": None},
@@ -112,13 +118,13 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
             EVALUATION | {"step": 40, "top1_percent": 96.0},
         ],
         [
-            "a recipe of 4 epochs of 10 steps",
+            "recipe: 4 epochs of 10 steps",
             FIRST_LINE,
             f"step 10: {SHOWN}, the best so far",
             "step 10 (moving average): top-1 95.00 % (92.4 to 96.7), top-5 100.00 %, loss 0.3457"
             " on 400 images, the best so far",
-            f"step 20: {SHOWN}; the best is 95.00 % at step 10 (moving average); ends after epoch 3"
-            " unless better",
+            f"step 20: {SHOWN}; the best is 95.00 % at step 10 (moving average); stops after epoch"
+            " 3 unless it improves",
             "epoch 3 of 4, step 25 of 40: loss 2.346, 99.5 images/s, lr 0.004, at most 5 s left",
             f"step 30: {SHOWN}; the best is 95.00 % at step 10 (moving average)",
             "step 40: top-1 96.00 % (93.6 to 97.5), top-5 100.00 %, loss 0.3457 on 400 images, the"
@@ -141,7 +147,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
             event("warning", message="wandb [x] failed"),
         ],
         [
-            "a recipe of 4 epochs of 10 steps",
+            "recipe: 4 epochs of 10 steps",
             FIRST_LINE,
             "epoch 1 of 4: loss 2.346; validation: top-1 91.25 % (88.1 to 93.6), top-5 100.00 %,"
             " loss 0.3457, the best so far; 30 s left",
@@ -164,12 +170,12 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
             EVALUATION | {"step": 20, "weights": "ema", "top1_percent": 90.0},
         ],
         [
-            "a recipe of 4 epochs of 10 steps",
+            "recipe: 4 epochs of 10 steps",
             FIRST_LINE,
             "epoch 1 of 4: loss 2.346; validation of the moving average: top-1 95.00 %"
             " (92.4 to 96.7), top-5 100.00 %, loss 0.3457, the best so far",
             "epoch 2 of 4: loss 2.346; validation: top-1 91.25 % (88.1 to 93.6), top-5 100.00 %,"
-            " loss 0.3457; ends after epoch 3 unless better",
+            " loss 0.3457; stops after epoch 3 unless it improves",
         ],
     ),
     "a linear probe, whose evaluation is not shown twice": (
@@ -202,7 +208,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         ],
         [
             FIRST_LINE,
-            "3 bad images are left out:",
+            "3 bad images left out:",
             *map(bad_line, range(2)),
             "  val/a/[b].jpg: not an image",
         ],
@@ -211,7 +217,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [begun(train=bad(2)) | {"step": 16}],
         [
             FIRST_LINE,
-            "2 bad images are left out, listed in environment.json",
+            "2 bad images left out, listed in environment.json",
             "resuming after step 16 of 40",
         ],
     ),
@@ -219,7 +225,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [begun(train=bad(13))],
         [
             FIRST_LINE,
-            "13 bad images are left out:",
+            "13 bad images left out:",
             *map(bad_line, range(10)),
             "  ... and 3 more, all in environment.json",
         ],
@@ -229,31 +235,25 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         ["recipe demo with epochs=4, lr=0.1: 4 epochs of 10 steps", FIRST_LINE],
     ),
     "a start of a recipe with many changes": (
+        [WHOLE | {"changed": NINE, "environment": ABOUT | {"recipe": "own"}}],
         [
-            WHOLE
-            | {"changed": dict.fromkeys("abcdefghi", 1), "environment": ABOUT | {"recipe": "demo"}}
-        ],
-        [
-            (
-                "recipe demo with a=1, b=1, c=1, d=1, e=1, f=1 and 3 other fields: 4 epochs of 10"
-                " steps"
-            ),
+            "recipe own with a=1, b=1, c=1, d=1, e=1, f=1 and 3 other fields: 4 epochs of 10 steps",
             FIRST_LINE,
         ],
     ),
     "a start of a recipe without a name": (
         [WHOLE | {"total": 10}],
-        ["a recipe of 1 epoch of 10 steps", FIRST_LINE],
+        ["recipe: 1 epoch of 10 steps", FIRST_LINE],
     ),
     "a resumed run": (
         [
             event(
                 "settings",
                 out="runs/[a]",
-                origins={"recipe": "its recipe (demo)", "execution": "backend=mxnet"},
+                origins={"recipe": "the run's recipe (demo)", "execution": "backend=mxnet"},
             )
         ],
-        ["resuming runs/[a] with its recipe (demo); backend=mxnet"],
+        ["resuming runs/[a] with the run's recipe (demo), backend=mxnet"],
     ),
     # From step 2 on, where the first interval ends: 98 s for 8 steps until step 10, so 368 s for
     # 30; 6 s for the last one.
@@ -313,7 +313,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
             ),
         ],
         [
-            "a recipe of 4 epochs of 10 steps",
+            "recipe: 4 epochs of 10 steps",
             FIRST_LINE,
             "epoch 1 of 4, step 2 of 40: loss 2.000, 0.3 images/s, lr 0.1, 19 min left",
             "epoch 1 of 4, step 4 of 40: loss 2.000, 9.0 images/s, lr 0.1, 36 s left",
@@ -355,7 +355,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [event("finish", report=REPORT | {"steps": 0, "stopped_early": "so"}, out="runs/[a]")],
         [
             "stopped early at step 0: so",
-            "to train the classifier on augmented images: the same command with --set"
+            "to train the classifier on augmented images: repeat the command with --set"
             " flip_probability=0.5 and another --out",
             *[line.replace("step 40", "step 0") for line in SUMMARY],
         ],
@@ -404,7 +404,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     ),
     "what was chosen and why": (
         [event("settled", lines=["my-images: 2 logits", "  for 9 images"]), WHOLE],
-        ["my-images: 2 logits", "  for 9 images", "a recipe of 4 epochs of 10 steps", FIRST_LINE],
+        ["my-images: 2 logits", "  for 9 images", "recipe: 4 epochs of 10 steps", FIRST_LINE],
     ),
     "a trace": (
         [event("trace", first_step=3, last_step=4, path="a/[b]")],

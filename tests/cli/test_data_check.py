@@ -92,7 +92,7 @@ def test_what_is_in_quarantine_is_left_out_of_training(
     )
     assert code == 0
     assert "57 training and 21 validation images" in output
-    assert "3 bad images are left out" in output
+    assert "3 bad images left out" in output
 
 
 @pytest.mark.parametrize(

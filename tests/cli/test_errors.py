@@ -56,7 +56,7 @@ train --data DATA/train --split 1 --out OUT | validation_share: .* less than 1, 
 train --data DATA --set epochs=0 --out OUT | epochs: .* greater than or equal to 1, not 0
 train --recipe demo --data DATA --out FILE
   | cannot write to .*file.txt: File exists; use another --out
-train --recipe demo --data DATA --out DATA | holds other things .*train, val.* and no run
+train --recipe demo --data DATA --out DATA | holds other files .*train, val.* but no run
 train --out OUT | there is no run in .*; a new run needs images: --data DATA
 train --recipe demo --out OUT | there is no run in .*; a new run needs images: --data DATA
 demo --out FILE | file.txt

@@ -24,9 +24,9 @@ def test_a_run_without_validation_is_trained_in_parts_and_evaluated_later(
     code, output, errors = answer(*arguments, "--train-only", "--stop-after-steps", 3)
     assert (code, errors) == (0, "")
     assert re.search("^60 training images on .*, never evaluated$", output, re.MULTILINE)
-    assert "note: this command stops after step 3 of 4; the same command resumes there\n" in output
+    assert "note: this command stops after step 3 of 4; repeat it to resume there\n" in output
     assert output.endswith(
-        f"stopped after step 3 of 4 as requested; saved in {run}. The same command resumes there;"
+        f"stopped after step 3 of 4 as requested; saved in {run}. Repeat the command to resume;"
         f" to train to the end: lockstep train --out '{run}'\n"
     )
     assert str(read_run(run).trouble).startswith("not finished: at step 3 of 4; lockstep evaluate")
@@ -41,7 +41,7 @@ def test_a_run_without_validation_is_trained_in_parts_and_evaluated_later(
     assert "this run is finished (step 4)" in output
     page = tmp_path / "page.html"
     assert answer("report", run, "-o", page)[0] == 0
-    assert "finished at step 4 of 4, and not evaluated there" in page.read_text()
+    assert "finished at step 4 of 4 without an evaluation there" in page.read_text()
 
     shutil.copytree(textures / "val", data / "val", ignore=shutil.ignore_patterns(".*"))
     assert answer("train", "--out", run, "--set", "train_only=false")[0] == 0

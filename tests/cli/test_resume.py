@@ -60,7 +60,7 @@ def test_the_folder_alone_resumes_its_run_and_prints_what_was_taken_from_it(
     code, output, errors = answer("train", "--out", run)
     assert (code, errors) == (0, "")
     assert output == (
-        f"resuming {run} with its recipe (demo); its images ({tmp_path}); "
+        f"resuming {run} with the run's recipe (demo), images {tmp_path}, "
         "backend=reference, loader_threads=3, loggers=[mlflow]\n"
     )
     ((settings, _),) = opened
@@ -73,7 +73,10 @@ def test_options_come_before_what_the_folder_says(answer: Run, opened: Opened, r
     options = ["--set", "epochs=9", "--set", "loader_threads=1", "--tensorboard"]
     options += ["--data", "elsewhere"]
     code, output, _ = answer("train", "--out", run, *options)
-    assert (code, output) == (0, f"resuming {run} with its recipe (demo); backend=reference\n")
+    assert (code, output) == (
+        0,
+        f"resuming {run} with the run's recipe (demo), backend=reference\n",
+    )
     ((settings, _),) = opened
     assert settings.recipe is not None
     assert (settings.recipe.epochs, settings.data) == (9, Path("elsewhere"))
@@ -141,5 +144,5 @@ def test_what_the_run_starts_from_is_passed_on(
 def test_weights_exclude_checkpoints(answer: Run, new_run: list[object], tmp_path: Path) -> None:
     code, _, errors = answer(*new_run, "--resume-from", tmp_path / "a", "--weights", tmp_path / "a")
     assert (code, errors.count("\n")) == (2, 1)
-    assert errors.startswith("lockstep: --weights and --resume-from are both given")
+    assert errors.startswith("lockstep: --weights and --resume-from exclude each other")
     assert not (tmp_path / "new").exists()

@@ -151,7 +151,7 @@ def test_a_sparse_run_killed_several_times_gives_bit_identical_weights(
     backend: str, arguments: list[object], dense: Path, tmp_path: Path
 ) -> None:
     arguments += ["--backend", backend, *set_fields(sparsity="mask_1d", ema_decay=0.9, epochs=3)]
-    output = run_command(*arguments, "--weights", dense, "--out", tmp_path / "whole")
+    output = run_command(*arguments, "--verbose", "--weights", dense, "--out", tmp_path / "whole")
     assert "note: starts from the weights of step-00000007" in output
     killed = tmp_path / "killed"
     for step in (0, 1, 8) if SOAK else (1,):

@@ -81,9 +81,9 @@ def list_evaluations(run: Path) -> list[int]:
 
 
 def read_notes(events: list[Event]) -> list[str]:
-    """Return the notes of the first start among events."""
-    notes: list[str] = next(event["notes"] for event in events if event["kind"] == "start")
-    return notes
+    """Return the notes and details of the first start among events."""
+    begun = next(event for event in events if event["kind"] == "start")
+    return [*begun["notes"], *begun["details"]]
 
 
 def newest_step(run: Path) -> int:

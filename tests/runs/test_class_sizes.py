@@ -24,7 +24,7 @@ def test_a_stopped_run_counts_again(textures: Path, tiny_recipe: Recipe, tmp_pat
 
     weights = load_recipe(stopped / "recipe.yaml").class_weights
     assert sorted(weights) == pytest.approx([55 / (10 * 6)] * 9 + [55 / 10])
-    with pytest.raises(RecipeError, match=r"class_weights: \[0\.9.* there, none now"):
+    with pytest.raises(RecipeError, match=r"class_weights: \[0\.9.* in that run, none here"):
         lockstep.train(recipe.replace(class_weights="none"), data, stopped)
 
     lockstep.train(recipe, data, stopped)

@@ -104,7 +104,7 @@ def test_a_named_recipe_gets_the_folders_logits(
     pause = Execution(stop_after_steps=1, loggers=())
     events = train_and_listen("demo", few_images, run, changes=changes, execution=pause)
     assert lockstep.load_recipe(run).logits == 4
-    assert any("a logit a class, 4 in all" in note for note in read_notes(events))
+    assert any("one logit per class, 4" in note for note in read_notes(events))
     again = train_and_listen("demo", few_images, run, changes=changes, execution=pause)
     assert not any("logits" in note for note in read_notes(again))
 
@@ -173,7 +173,7 @@ def test_classes_known_by_name_keep_their_outputs(weights: Path, tmp_path: Path)
     events = start(tmp_path / "data", tmp_path / "run", weights)
     notes = read_notes(events)
     assert any("3 kept (dots, rays, stripes), 1 new (grid), 1 gone (checks)" in n for n in notes)
-    assert any("which begins at the outputs that are kept" in note for note in notes)
+    assert any("which begins at the kept outputs" in note for note in notes)
     unnamed = {"recipe": lockstep.load_recipe(weights).fields(), "classes": (*OTHERS, "zigzag")}
     checkpoint.write_weights(tmp_path / "w.safetensors", read_state(weights).tensors, unnamed)
     start(tmp_path / "data", tmp_path / "alone", tmp_path / "w.safetensors")
@@ -193,7 +193,7 @@ def test_a_better_probe_replaces_kept_outputs(weights: Path, tmp_path: Path) -> 
     about = {"recipe": lockstep.load_recipe(weights).fields(), "classes": swapped}
     checkpoint.write_weights(tmp_path / "w.safetensors", tensors, about)
     notes = read_notes(start(tmp_path / "data", tmp_path / "run", tmp_path / "w.safetensors"))
-    assert any("without the kept outputs is right on more images" in note for note in notes)
+    assert any("the kept outputs are not used" in note for note in notes)
     features, labels = compute_features(weights, tmp_path / "data")
     weight, _ = fit_classifier(features, labels, 4, 0.005 / 4)
     started = read_state(tmp_path / "run", 0).tensors

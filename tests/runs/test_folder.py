@@ -100,11 +100,11 @@ def test_another_recipe_is_refused_with_its_fields(tiny_recipe: Recipe, tmp_path
     lines = str(error.value).splitlines()
     assert lines[0] == f"{tmp_path / 'run'} holds a run of another recipe:"
     assert {
-        "  epochs: 2 there, 7 now",
-        "  lr: 0.05 there, 0.5 now",
-        "  mean: [123.675, 116.28, 103.53] there, [1.0, 2.0, 3.0] now",
-        "  augmentations[1].magnitude: 9.0 there, 7.0 now",
-        "  image_sizes: [] there, [[0, 32], [1, 64]] now",
+        "  epochs: 2 in that run, 7 here",
+        "  lr: 0.05 in that run, 0.5 here",
+        "  mean: [123.675, 116.28, 103.53] in that run, [1.0, 2.0, 3.0] here",
+        "  augmentations[1].magnitude: 9.0 in that run, 7.0 here",
+        "  image_sizes: [] in that run, [[0, 32], [1, 64]] here",
     } < set(lines)
     assert load_recipe(tmp_path / "run") == before
 
@@ -135,7 +135,7 @@ def test_a_folder_named_like_a_published_recipe_is_still_a_folder(
 def test_a_folder_of_other_things_is_refused(tiny_recipe: Recipe, tmp_path: Path) -> None:
     for name in ("thesis.tex", "photos", "a.txt", "b.txt"):
         (tmp_path / name).mkdir()
-    message = r"holds other things \(a\.txt, b\.txt, photos\) and no run"
+    message = r"holds other files \(a\.txt, b\.txt, photos\) but no run"
     with pytest.raises(CheckpointError, match=message):
         open_run_folder(tmp_path, tiny_recipe).__enter__()
     result = sorted(path.name for path in tmp_path.iterdir())

@@ -35,7 +35,7 @@ def test_all_folds_together_have_the_interval_of_all_images() -> None:
     )
     known = describe_folds({**summary, "trained_images": 35})
     assert known.startswith(describe_folds(summary))
-    assert "too high: 35 of them" in known
+    assert "too high because 35 of them" in known
 
 
 def train(
@@ -99,5 +99,5 @@ def test_other_folders_are_refused(tiny_recipe: Recipe, textures: Path, tmp_path
         with pytest.raises(RecipeError, match=f"would overwrite the same {name}; unset it"):
             train(tmp_path / "cv", tiny_recipe, textures, print, Execution.of({name: "file"}))
     (tmp_path / "recipe.yaml").write_text(tiny_recipe.format_yaml())
-    with pytest.raises(UserError, match="holds a run; cross-validation needs a folder"):
+    with pytest.raises(UserError, match="holds a run; cross-validation needs another folder"):
         train(tmp_path, tiny_recipe, textures, print)

@@ -145,7 +145,7 @@ def test_images_that_a_run_was_trained_on_are_counted_whatever_they_are_called(
     known = sum(image in trained for image in shown)
     text = "\n".join(notes)
     assert 0 < copies < known < len(shown)
-    assert f"'{copies} of {len(shown)} validation images have the same bytes as tra" in text
+    assert f"'{copies} of {len(shown)} validation images are copies of training im" in text
     assert f"were trained on {known} of {len(shown)} validation images" in text
 
 
@@ -200,7 +200,7 @@ def rename_class(root: Path) -> None:
         (add_class, "1 class new (ape)"),
         (
             rename_class,
-            "class cat is called lynx",
+            "class cat was renamed lynx",
         ),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",

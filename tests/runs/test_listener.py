@@ -23,7 +23,7 @@ def test_events_have_the_types_that_are_public_and_raising_stops_a_run_that_resu
 
     with pytest.raises(ZeroDivisionError, match="pruned") as stopped:
         lockstep.train(tiny_recipe, textures, run, execution=EXECUTION, listener=prune)
-    assert "raised this at an event of kind evaluate" in stopped.value.__notes__[0]
+    assert "raised this error on an event of kind evaluate" in stopped.value.__notes__[0]
     lockstep.train(tiny_recipe, textures, run, execution=EXECUTION, listener=events.append)
     assert_same_run(run, uninterrupted)
 

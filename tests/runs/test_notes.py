@@ -50,7 +50,7 @@ def test_determinism_has_its_command(on_gpu: bool, deterministic: bool, expected
 def test_a_single_class_is_noted_without_advice_on_folds() -> None:
     one = facts(1, validation=[9])
     [note] = note_single_class(one)
-    assert note.startswith("all images are of one class, class 0: there is nothing to classify")
+    assert note.startswith("all images are of one class, class 0, so every accuracy is 100 %")
     assert list_unusual_settings(SENSIBLE.replace(logits=1).rename("my-images"), one) == []
 
 
@@ -67,17 +67,17 @@ UNUSUAL = """
 {logits: 1000} | {} | the images have 10 classes, but the model has 1000 logits: --set logits=10
 {logits: 12} | {} | the images have 10 classes, but the model has 12 logits: --set logits=10
 {sampling: balanced, class_weights: [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]}
-  | {} | sampling=balanced and class_weights favour rare classes twice: leave out one of them
+  | {} | sampling=balanced and class_weights both favour rare classes: use only one
 {eval_crop: 320, eval_resize: 330}
-  | {} | the size of evaluation, 320 px, is more than 1.4 times training's, 224 px
-{eval_crop: 160} | {} | the size of evaluation, 160 px, is less than 3/4 of training's, 224 px
+  | {} | the evaluation size, 320 px, is more than 1.4 times the training size, 224 px
+{eval_crop: 160} | {} | the evaluation size, 160 px, is less than 3/4 of the training size, 224 px
 {image_sizes: [[0, 160], [90, 224]], epochs: 90}
-  | {} | image_sizes has 224 px from epoch 90 on, but the run has 90 epochs
+  | {} | image_sizes has 224 px from epoch 90 on, but the run ends after 90: set more epochs
 {epochs: 3}
-  | {} | the warm-up of 5 epochs is not shorter than the run of 3: the learning rate never
+  | {} | the warm-up of 5 epochs lasts the whole run of 3, so the learning rate never
   decreases; --set warmup_epochs=0.3
-{epochs: 1, warmup_epochs: 1} | {} | the warm-up of 1 epoch is not shorter than the run of 1
-{epochs: 5} | {} | the warm-up of 5 epochs is not shorter than the run of 5
+{epochs: 1, warmup_epochs: 1} | {} | the warm-up of 1 epoch lasts the whole run of 1
+{epochs: 5} | {} | the warm-up of 5 epochs lasts the whole run of 5
 {lr_decay: step, lr_step_epochs: [1], warmup_epochs: 2.0}
   | {steps: 1} | the learning rate never reaches its peak of 0.032: the highest is 0.016
 {}
@@ -158,4 +158,4 @@ def test_classes_whose_names_look_alike_are_noted() -> None:
 def test_few_own_validation_images_are_noted(recipe: Recipe, images: int, is_noted: bool) -> None:
     facts = RunFacts(["cat", "dog"], np.array([50, 50]), np.array([9, images - 9]), 12)
     notes = [note for note in list_unusual_settings(recipe, facts) if "--folds 5" in note]
-    assert [note.split()[1] for note in notes] == [str(images)] * is_noted
+    assert [note.split()[0] for note in notes] == [str(images)] * is_noted

@@ -68,7 +68,7 @@ def test_a_run_resumes_and_is_adopted(old: Path, losses: dict[str, Any], tmp_pat
     assert {step: number for step, (number, _) in saved.items()} == {4: "", 8: identity.id}
     starts = read_entries(run, "start")
     assert [start.get("run") for start in starts] == [None, identity.id]
-    assert f"the run had no id; it is run {identity.id} from here on" in starts[-1]["notes"]
+    assert f"the run did not have an id: it gets {identity.id}" in starts[-1]["details"]
     assert report["run"] == identity.id
 
 

@@ -139,5 +139,5 @@ def test_own_images_need_no_recipe(tiny_recipe: Recipe, textures: Path, tmp_path
     assert lockstep.load(run).evaluate(textures).to_json()["images"] == 20
     page = lockstep.report(run, tmp_path / "page.html").read_text()
     assert 'data-image="' in page
-    with pytest.raises(RecipeError, match=r"validation_share: 0\.25 there, 0\.5 now"):
+    with pytest.raises(RecipeError, match=r"validation_share: 0\.25 in that run, 0\.5 here"):
         lockstep.train(data=data, out=run, split=0.5)

@@ -50,7 +50,7 @@ NAMES = {
     "nvidia-paddle": "ResNet50/0/resnet_50_paddle",
     "nvidia-mxnet": "model-0001.params",
 }
-NO_AVERAGE = "there is no moving average: it starts at the weights"
+NO_AVERAGE = "the checkpoint has no moving average: it starts at the weights"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -229,7 +229,7 @@ def test_a_checkpoint_of_another_model_is_refused_before_there_is_a_folder(
 def test_a_run_does_not_start_from_weights_and_a_checkpoint(
     whole: Path, images: Path, recipe: Recipe, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match="--weights and --resume-from are both given"):
+    with pytest.raises(UserError, match="--weights and --resume-from exclude each other"):
         lockstep.train(recipe, images, tmp_path / "run", weights=whole, resume_from=whole)
     assert not (tmp_path / "run").exists()
 
@@ -243,7 +243,7 @@ def test_a_loss_scale_is_the_checkpoints(scaler: dict[str, float], recipe: Recip
     start = Start("a.pth", "", begun.tensors, (), weights)
     first, notes = build_first_state(recipe, begun.tensors, start, per_epoch=2)
     assert (first.step, first.scaler) == (4, scaler)
-    assert ("there is no loss scale: it starts at the recipe's" in notes) == (not scaler)
+    assert ("the checkpoint has no loss scale: it starts at the recipe's" in notes) == (not scaler)
 
 
 def test_the_loss_scale_of_a_checkpoint_of_paddle_is_opened(recipe: Recipe, tmp_path: Path) -> None:

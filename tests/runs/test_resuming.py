@@ -53,8 +53,8 @@ def test_missing_settings_are_the_runs(run: Path, tiny_recipe: Recipe, tmp_path:
         "a trace and a part are of one command"
     )
     assert settings.origins == {
-        "recipe": "its recipe (my recipe)",
-        "data": f"its images ({tmp_path / 'images'})",
+        "recipe": "the run's recipe (my recipe)",
+        "data": f"images {tmp_path / 'images'}",
         "execution": "backend=tensorflow, loader_threads=3",
     }
 
@@ -111,7 +111,7 @@ def test_an_earlier_version_is_resumed(run: Path, tiny_recipe: Recipe, tmp_path:
     )
     settings = complete_settings(run)
     assert (settings.recipe, settings.recipe.based_on) == (tiny_recipe, "")
-    assert settings.origins["recipe"] == "its recipe"
+    assert settings.origins["recipe"] == "the run's recipe"
     assert settings.execution == Execution(backend="paddle")
 
 
@@ -208,7 +208,7 @@ def test_a_run_keeps_its_evaluation_if_a_recipe_of_its_name_has_another(run: Pat
     settings = complete_settings(run, "resnet50-tensorflow-90ep", changes={"epochs": 100})
     assert settings.recipe == published.replace(**geometry, epochs=100)
     fields = "eval_side_rounding=down, eval_offset_rounding=even, eval_sampling=half_pixel"
-    assert settings.origins["evaluation"] == f"its evaluation ({fields})"
+    assert settings.origins["evaluation"] == f"evaluation settings {fields}"
     chosen = complete_settings(
         run, "resnet50-tensorflow-90ep", changes={"eval_sampling": "asymmetric", "antialias": True}
     )
@@ -248,7 +248,7 @@ def test_a_schedule_that_begins_with_the_same_rates_is_continued(
 
 def test_a_cosine_is_continued_only_while_it_warms_up(run: Path, tiny_recipe: Recipe) -> None:
     assert explain(tiny_recipe, run, PER_EPOCH, epochs=4) is None
-    assert "step 8 had " in str(explain(tiny_recipe, run, PER_EPOCH + 2, epochs=4))
+    assert "step 8 was " in str(explain(tiny_recipe, run, PER_EPOCH + 2, epochs=4))
 
 
 def test_a_refused_schedule_says_what_to_type(run: Path, tiny_recipe: Recipe) -> None:
@@ -258,8 +258,8 @@ def test_a_refused_schedule_says_what_to_type(run: Path, tiny_recipe: Recipe) ->
     # 0.01 + 27/28 * 0.04.
     assert refusal.splitlines() == [
         (
-            "It has done step 14, and the new schedule changes rates of those done: step 1 had"
-            " 0.0464286, and would have 0.0485714."
+            "That run is at step 14, but the new schedule changes learning rates before it: that of"
+            " step 1 was 0.0464286 and would be 0.0485714."
         ),
         "To start a new run from its weights, at step 0:",
         (
@@ -271,7 +271,7 @@ def test_a_refused_schedule_says_what_to_type(run: Path, tiny_recipe: Recipe) ->
 
 def test_fewer_steps_than_are_done_are_refused(run: Path, tiny_recipe: Recipe) -> None:
     refusal = explain(tiny_recipe, run, 14, epochs=1)
-    assert refusal == "It has done step 14, but epochs=1 ends at step 7."
+    assert refusal == "That run is at step 14, but epochs=1 ends at step 7."
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_another_recipe_is_named_before_anything_that_does_not_fit_it(
     execution = Execution(backend="reference", accumulation_steps=3)
     with pytest.raises(RecipeError, match="holds a run of another recipe:\n") as refused:
         lockstep.train("resnet50-paddle-90ep", textures, run, execution=execution)
-    assert "global_batch_images: 8 there, 2048 now" in str(refused.value)
+    assert "global_batch_images: 8 in that run, 2048 here" in str(refused.value)
 
 
 def test_more_epochs_continue_exactly(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> None:
@@ -312,10 +312,10 @@ def test_more_epochs_continue_exactly(tiny_recipe: Recipe, textures: Path, tmp_p
     assert events[0] == {
         "kind": "settings",
         "out": str(run),
-        "origins": {"data": f"its images ({textures.resolve()})"},
+        "origins": {"data": f"images {textures.resolve()}"},
     }
     start = next(event for event in events if event["kind"] == "start")
-    assert "epochs is 2 from here on; until here it was 1" in start["notes"]
+    assert "epochs changes from 1 to 2" in start["notes"]
     assert list_evaluations(run) == [7, 14]
     events.clear()
     assert lockstep.train(out=run, listener=events.append)["final"] == report["final"]

@@ -65,7 +65,7 @@ def test_a_training_that_ends_below_its_start_says_so_and_keeps_it(
     shown = build_views([opened])[0]  # the report begins with the weights that predict uses
     hits = sum(row.top1 for row in shown.classes)
     assert (shown.step, 100 * hits / first["images"]) == (0, pytest.approx(first["top1_percent"]))
-    assert any("has not improved the weights" in message for message in messages)
+    assert any("did not improve the starting weights" in message for message in messages)
 
 
 @pytest.mark.parametrize("way", ["other classes", "another classifier", "train_only", "random"])

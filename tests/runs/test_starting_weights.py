@@ -142,10 +142,8 @@ def test_notes_on_starting_weights_come_once(
     run = tmp_path / "run"
     train_until(stop_at("train", 4), recipe, textures, run, weights=dense)
     (start,) = read_entries(run, "start")
-    assert start["notes"] == [
-        f"starts from the weights of step-00000007 of {dense.name}",
-        "the weights have padding symmetric, not same",
-    ]
+    assert start["details"] == [f"starts from the weights of step-00000007 of {dense.name}"]
+    assert start["notes"] == ["the weights have padding symmetric, not same"]
     assert read_notes(train_and_listen(recipe, textures, run, weights=dense)) == []
 
 
@@ -208,8 +206,7 @@ def test_without_a_recipe_the_weights_decide_the_model_and_its_preprocessing(
     assert first.tobytes() == initial["conv1.weight"].tobytes()
     lines = next(event for event in events if event["kind"] == "settled")["lines"]
     assert lines[2:] == [
-        "  as the given weights need it: model resnet18, mean [9.0, 8.0, 7.0], interpolation"
-        " bicubic"
+        "  required by the weights: model resnet18, mean [9.0, 8.0, 7.0], interpolation bicubic"
     ]
 
 
@@ -232,7 +229,7 @@ def test_a_digest_is_of_names_types_shapes_and_values() -> None:
 @pytest.mark.parametrize(
     ("own", "rows", "note"),
     [
-        (("0", "1", "10", "2"), [0, 1, 3, 2], "put into the order of the run's classes"),
+        (("0", "1", "10", "2"), [0, 1, 3, 2], "reordered by class name"),
         (("0", "1", "2", "10"), [0, 1, 2, 3], ""),
         (("w", "x", "y", "z"), [0, 1, 2, 3], "name their classes differently"),
         ((), [0, 1, 2, 3], "matched by position to the 4 classes"),

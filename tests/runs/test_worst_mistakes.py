@@ -37,7 +37,7 @@ def test_the_pictures_are_those_of_the_mistakes(textures: Path, tiny_recipe: Rec
     with HostLoader(index, antialias=True) as loader:
         (batch,) = loader.batches([plan])
     assert [picture.name for picture in pictures] == ["mistakes/01", "mistakes/02"]
-    caption = f"{index.classes[0]} taken for {index.classes[7]}"
+    caption = f"{index.classes[0]} predicted as {index.classes[7]}"
     assert [picture.caption for picture in pictures] == [caption, caption]
     assert np.array_equal(pictures[0].pixels, batch.images[11])
     assert np.array_equal(pictures[1].pixels, batch.images[3])
@@ -47,7 +47,7 @@ def test_a_class_without_a_name_is_numbered(textures: Path, tiny_recipe: Recipe)
     index = open_index(textures / "val")
     some = scores([1.0] * 20, [1] + [0] * 19, [1000] * 20)
     (picture,) = load_worst_mistakes(index, tiny_recipe, some)
-    assert picture.caption == f"{index.classes[0]} taken for 1000"
+    assert picture.caption == f"{index.classes[0]} predicted as 1000"
 
 
 def test_without_mistakes_there_are_no_pictures(textures: Path, tiny_recipe: Recipe) -> None:

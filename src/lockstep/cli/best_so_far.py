@@ -62,7 +62,7 @@ class Outlook:
             return text
         if event["step"] == self.best["step"] or event["step"] >= last * self.per_epoch:
             return text
-        return f"{text}; ends after epoch {last} unless better"
+        return f"{text}; stops after epoch {last} unless it improves"
 
     def name_best(self) -> str:
         """Return the best value as the progress bar shows it; "" if there is none."""

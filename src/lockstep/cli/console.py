@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _WITHIN_EPOCH = ("evaluate", "progress", "save")
 """Events between the last step of an epoch and its line."""
+_SHOWN_NOTES = 4
 _SILENCE_SEC = 300
 """Without a terminal, an epoch that takes longer has a line this often."""
 
@@ -74,7 +75,7 @@ def _advise_on_ending(step: int, out: str) -> str:
     """Return how to train on, for a run that stopped early at a step."""
     if step == 0:  # after its linear probe
         return (
-            "to train the classifier on augmented images: the same command with --set"
+            "to train the classifier on augmented images: repeat the command with --set"
             " flip_probability=0.5 and another --out"
         )
     return (
@@ -126,9 +127,9 @@ class Reporter:
     """A listener for training and models (`Model.on`); a context manager.
 
     An epoch has one line, with its evaluation. With `is_verbose`, every interval and every
-    evaluation has one, and what is seldom asked for is shown, too. With `to_stderr`, standard
-    output is left to results; if these go to the terminal, there is no bar between them. With
-    `is_quiet`, no event is shown.
+    evaluation has one, and details are shown too. With `to_stderr`, standard output is left to
+    results; if these go to the terminal, there is no bar between them. With `is_quiet`, no event is
+    shown.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class Reporter:
         self._second = 0.0
         """When the newest line of an epoch was made."""
         self._said: set[str] = set()
-        """Lines of which one is enough for all folds of a cross-validation."""
+        """Lines that all folds of a cross-validation share."""
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -251,7 +252,7 @@ class Reporter:
         self.say(f"linear probe: {accuracy} after {format_time_left(event['seconds'])}")
 
     def _show_settings(self, event: "events.SettingsEvent") -> None:
-        self.say(f"resuming {event['out']} with {'; '.join(event['origins'].values())}")
+        self.say(f"resuming {event['out']} with {', '.join(event['origins'].values())}")
 
     def _show_start(self, event: StartEvent) -> None:
         self._total = event["total"]
@@ -265,8 +266,11 @@ class Reporter:
         self._outlook = Outlook.read(event)
         for message in event["damaged"]:
             self.say(f"skipped a corrupt checkpoint: {message}")
-        for note in event["notes"]:
+        shown = sys.maxsize if self._is_verbose else _SHOWN_NOTES
+        for note in [*event["notes"][:shown], *(event.get("details", []) * self._is_verbose)]:
             self._say_once(f"note: {note}")
+        if len(event["notes"]) > shown:
+            self._say_once(f"  ... and {len(event['notes']) - shown} more, all in log.jsonl")
         self._last_evaluated = event.get("evaluates", ["trained"])[-1]
         self._is_probing = event.get("probes", False)
         is_known = self._is_settled or event["step"]  # a run that resumes has its recipe
@@ -290,9 +294,8 @@ class Reporter:
                 f"  {escape_line(root + '/' + bad['file'])}: {bad['reason']}" for bad in images
             ]
         if lines:
-            verb = "is" if len(lines) == 1 else "are"
             end = ":" if is_new else ", listed in environment.json"
-            self._say_once(f"{format_count(len(lines), 'bad image')} {verb} left out{end}")
+            self._say_once(f"{format_count(len(lines), 'bad image')} left out{end}")
         if not is_new:
             return
         if len(lines) > 10:
@@ -303,7 +306,7 @@ class Reporter:
     def _describe_recipe(self, name: str, changed: dict[str, Any]) -> str:
         length = f"{format_count(self._epochs, 'epoch')} of {format_count(self._per_epoch, 'step')}"
         if not name:
-            return f"a recipe of {length}"
+            return f"recipe: {length}"
         text = f"recipe {printable(name)}"
         if changed:
             some = [
@@ -411,7 +414,7 @@ class Reporter:
     def _show_pause(self, event: "events.PauseEvent") -> None:
         self.say(
             f"stopped after step {event['step']} of {event['total']} as requested; saved in"
-            f" {event['out']}. The same command resumes there; to train to the end: lockstep train"
+            f" {event['out']}. Repeat the command to resume; to train to the end: lockstep train"
             f" --out {shlex.quote(event['out'])}"
         )
 

@@ -16,7 +16,7 @@ from lockstep.runs.environment import (
 )
 from lockstep.runs.evaluate import evaluate, lacks_evaluation
 from lockstep.runs.initial_state import load_state
-from lockstep.runs.notes import collect_notes
+from lockstep.runs.notes import collect_notes, note_determinism_cost
 from lockstep.runs.save import write_for_mxnet
 from lockstep.runs.trust import list_links, list_names, remember
 from lockstep.system.files import write_json
@@ -49,7 +49,9 @@ def _open_log(run: RunContext, step: int, damaged: list[str], evaluates_again: b
     names = list_names(run.execution.fields(), run.sets.name, run.recipe)
     remember(run.out, (*names, *list_links(run.out)))
     if identity is not None and identity.adopted_step == step >= 0:
-        run.notes.append(f"the run had no id; it is run {identity.id} from here on")
+        run.details.append(f"the run did not have an id: it gets {identity.id}")
+    if step == 0:
+        run.details += note_determinism_cost(run.recipe, run.execution, run.world)
     if run.leads:
         run.notes += list_changed_plug_ins(run.out, run.recipe)
         about = {name: environment[name] for name in ("recipe", "device", "ranks", "data")}
@@ -70,6 +72,7 @@ def _open_log(run: RunContext, step: int, damaged: list[str], evaluates_again: b
             "steps_per_epoch": run.steps_per_epoch,
             "damaged": damaged,
             "notes": collect_notes(run, step),
+            "details": run.details,
             "changed": _find_changed_fields(run.recipe),
             "environment": environment,
             "selection": run.recipe.selection,

@@ -47,6 +47,8 @@ class RunContext:
     """`time.perf_counter` when this process began a linear probe; None if it fitted none."""
     notes: list[str] = field(default_factory=list)
     """Notes for the user on how the run begins."""
+    details: list[str] = field(default_factory=list)
+    """What few users need to know of how it begins."""
     copy: Callable[[], None] = lambda: None
     """Asks for a copy of the folder in an object store."""
     scales: "Scales" = field(default_factory=dict)
@@ -158,7 +160,6 @@ def stop_before_training(stop: StopRequests, activity: str) -> None:
     """Raise `Interrupted` if a stop is requested during an activity before the first step."""
     if stop.requested:
         raise Interrupted(
-            f"stopped by {stop.name} while {activity}; nothing is trained yet, and the same command"
-            " starts again",
+            f"stopped by {stop.name} while {activity}; nothing is trained yet: repeat the command",
             stop.exit_code,
         )

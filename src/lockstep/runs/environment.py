@@ -96,10 +96,10 @@ def list_changed_plug_ins(path: Path, recipe: Recipe) -> list[str]:
     try:
         before = read_environment(path).get("plug_ins", {})
     except CheckpointError:
-        return ["the run's environment.json was damaged; it is written again from this command"]
+        return ["the run's environment.json was damaged; this command rewrites it"]
     return [
-        f"{about['file']} has changed since this run began last, so {name} may do something else to"
-        " the images from here on"
+        f"{about['file']} has changed since this run last began, so {name} may augment images"
+        " differently"
         for name, about in describe_plug_ins(recipe).items()
         if name in before and before[name]["sha256"] != about["sha256"]
     ]

@@ -58,7 +58,7 @@ def _evaluate_weights(run: RunContext, step: int, weights: str) -> None:
     figures = measure(scores, len(run.sets.training.classes), names)
     problem = scores.describe_nonfinite()
     if problem is not None and step == 0:  # training may mend the weights that it starts from
-        run.recorder.warn("the weights that the run starts from give losses that are not finite")
+        run.recorder.warn("the starting weights give losses that are not finite")
         return
     if problem is not None:
         problem = f"the validation loss is not finite at step {step}: {problem}"

@@ -121,8 +121,8 @@ def _write_report(run: RunContext, step: int, stopped_early: str | None) -> Repo
     best = report["best"]
     if best is not None and best["step"] == 0 and step > 0:
         run.recorder.note(
-            "training has not improved the weights that the run started from, which are kept as its"
-            f" best checkpoint: {describe_best(best, run.recipe.selection)}"
+            "training did not improve the starting weights, which remain the best checkpoint:"
+            f" {describe_best(best, run.recipe.selection)}"
         )
     return report
 

@@ -78,7 +78,7 @@ def open_run_folder(
             if others:
                 names = f"({', '.join(others[:3])})"
                 raise CheckpointError(
-                    f"{path} holds other things {names} and no run; use a new --out"
+                    f"{path} holds other files {names} but no run; use a new --out"
                 )
             path.mkdir(parents=True, exist_ok=True)
             held.enter_context(hold_run(path))
@@ -232,8 +232,8 @@ def _make_recipe_error(path: Path, changed: Changed, reason: str) -> RecipeError
     for name, values in changed.items():
         for place, old, new in list_changes(name, *values):
             there, now = (shorten_text(format_value(value)) for value in (old, new))
-            lines.append(f"  {place}: {there} there, {now} now")
-    advice = f"{reason}\nUse another --out, or its recipe.".lstrip()
+            lines.append(f"  {place}: {there} in that run, {now} here")
+    advice = f"{reason}\nUse another --out, or that run's recipe.".lstrip()
     return RecipeError(f"{path} holds a run of another recipe:\n" + "\n".join([*lines, advice]))
 
 

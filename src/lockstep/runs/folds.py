@@ -75,15 +75,15 @@ def train_folds(
     `Interrupted` when a signal asked it to stop and everything is saved.
     """
     if count_ranks() > 1:
-        raise UserError("--folds trains on one rank; without it, several ranks can train a run")
+        raise UserError("--folds trains on one rank, but there are several; start one")
     if holds_run(out):
-        raise UserError(f"{out} holds a run; cross-validation needs a folder for its runs: --out")
+        raise UserError(f"{out} holds a run; cross-validation needs another folder: --out")
     reports: list[Report] = []
     with StopRequests() as stop:
         for number in range(1, folds + 1):
             settings = complete(fold_folder(out, number), {"folds": folds, "fold": number})
             if settings.execution.train_only:
-                raise RecipeError("--folds needs evaluations, but train_only is set")
+                raise RecipeError("--folds needs evaluations, but train_only is set; unset it")
             for name in OUTSIDE_FIELDS:
                 if getattr(settings.execution, name):
                     raise RecipeError(
@@ -136,8 +136,8 @@ def describe_folds(summary: FoldsReport) -> str:
     trained = ""
     if summary["trained_images"]:
         trained = (
-            f", too high: {summary['trained_images']} of them were trained on, by the same runs or"
-            " by the weights that these started from"
+            f", too high because {summary['trained_images']} of them were also training images, of"
+            " these runs or of their starting weights"
         )
     return (
         f"{summary['folds']} folds: mean {metric.title} {show(summary['mean'])},"

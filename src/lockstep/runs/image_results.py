@@ -112,12 +112,12 @@ def read_results(folder: Path, file_name: str = FILE) -> Results | None:
                     _check_column(columns[name], kind, labels.size)
                 likely = columns["confidences"]
                 if (likely < 0).any() or (likely > 1.01).any():  # NaN is of a diverged run
-                    raise ValueError("a confidence is not from 0 to 1")
+                    raise ValueError("a confidence is outside 0 to 1")
                 scores[weights] = Scores(labels=labels, **columns)
         step, digest = arrays["step"], arrays["digest"]
         names = arrays.get("classes", np.zeros(0, str))
         if (step.shape, digest.shape, names.ndim) != ((), (), 1) or step.dtype != np.int64:
-            raise ValueError("step, digest or classes are of another shape or type")
+            raise ValueError("step, digest or classes have another shape or type")
         return Results(int(step), str(digest), scores, tuple(map(str, names.tolist())))
     except FileNotFoundError:
         return None
@@ -131,7 +131,7 @@ def read_results(folder: Path, file_name: str = FILE) -> Results | None:
 def _check_column(values: np.ndarray, kind: type, images: int) -> None:
     """Raise `ValueError` unless there is a number for each image, and no index is below 0."""
     if values.shape != (images,) or values.dtype != kind:
-        raise ValueError(f"a column is not one {kind.__name__} for each label")
+        raise ValueError(f"a column does not have one {kind.__name__} per label")
     if kind is np.int32 and values.min(initial=0) < 0:
         raise ValueError("an index is below 0")
 
@@ -165,7 +165,7 @@ def load_worst_mistakes(
     for number, (sample, pixels) in enumerate(zip(samples, images, strict=True), start=1):
         label = int(scores.labels[sample])
         prediction = int(scores.predictions[sample])
-        caption = f"{names[label]} taken for {names.get(prediction, str(prediction))}"
+        caption = f"{names[label]} predicted as {names.get(prediction, str(prediction))}"
         pictures.append(Picture(f"mistakes/{number:02d}", caption, pixels))
     return pictures
 
@@ -196,7 +196,7 @@ def compare_images(out: Path, sets: Sets) -> str:
     bad = len(sets.training.quarantined) + len(sets.validation.quarantined)
     if changes and bad:
         left_out = format_count(bad, "image")
-        changes.append(f"of these, {left_out} may be left out by quarantine.json or as unreadable")
+        changes.append(f"{left_out} of these may be left out as unreadable or by quarantine.json")
     return "; ".join(changes)
 
 
@@ -338,7 +338,7 @@ def _compare(before: Arrays, now: Arrays) -> list[str]:
     parts = []
     for name, targets in sorted(renamed.items()):
         if len(targets) == 1 and targets <= added:
-            parts.append(f"class {printable(name)} is called {printable(*targets)}")
+            parts.append(f"class {printable(name)} was renamed {printable(*targets)}")
             gone.remove(name)
             added -= targets
     lists["", "class missing"] += gone

@@ -53,7 +53,7 @@ def _require_same_images(run: RunContext) -> None:
     if not run.world.same(int.from_bytes(digest[:7], "big")):
         raise DataError(
             f"ranks find different images in {run.sets.name}; expected the same on every machine."
-            " Start again when nothing writes to the data set"
+            " Start again once nothing writes to the data set"
         )
 
 
@@ -80,6 +80,7 @@ def _write_first_checkpoint(run: RunContext, start: "Start | None") -> None:
         run.recipe, values, start, run.steps_per_epoch
     )
     run.notes += notes + more_notes
+    run.details += start.details
     list_seen(run.out, start.checkpoint_file)
     if run.recipe.quantisation != "none":
         from lockstep.runs.input_statistics import calibrate

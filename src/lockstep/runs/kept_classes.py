@@ -45,7 +45,7 @@ class NamedClassifier(NamedTuple):
             parts.append(f"{len(names)} {what}")
             if names:
                 parts[-1] += f" ({list_first(names, _NAMED)})"
-        return f"outputs of the weights, by the names of classes: {', '.join(parts)}"
+        return f"classifier outputs by class name: {', '.join(parts)}"
 
     def fill(self, places: np.ndarray, others: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the tensors of a classifier: the rows of the classes that are known, and those of

@@ -85,8 +85,8 @@ def _fit(run: RunContext, engine: Engine, start: Start) -> Start:
     features = _load_features(run, engine, start.tensors, images)
     if not np.isfinite(features).all():
         raise CheckpointError(
-            f"the weights {start.name} give features of the training images that are not finite,"
-            " so they cannot be trained: give other weights, or check their preprocessing"
+            f"the weights {start.name} give features of the training images that are not finite, so"
+            " they cannot be trained: use other weights, or check their preprocessing"
         )
     probe = _Probe(run, features, images.labels(np.arange(len(images))))
     classes = make_printable_names(run.sets.training.classes)
@@ -99,13 +99,13 @@ def _fit(run: RunContext, engine: Engine, start: Start) -> Start:
     weight, bias = probe.fit(np.arange(len(images)), "fitting the linear probe", first)
     note = f"the classifier starts from a linear probe of {len(images):,} training images"
     if first is not None:
-        note += ", which begins at the outputs that are kept"
-    notes.append(note)
+        note += ", which begins at the kept outputs"
     classifier = {"fc.weight": weight.astype(np.float32), "fc.bias": bias.astype(np.float32)}
     return replace(
         start,
         tensors=start.tensors | classifier,
         notes=(*start.notes, *notes),
+        details=(*start.details, note),
         classes=classes,
         is_probe=True,
     )
@@ -131,7 +131,7 @@ def _find_first(
     hits = probe.count_left_out_hits(first, len(probe.labels), folds)
     if probe.count_left_out_hits(None, hits, folds) <= hits:
         return first, notes
-    notes.append("a linear probe without the kept outputs is right on more images, so it is used")
+    notes.append("the kept outputs are not used: a linear probe without them is right more often")
     return None, notes
 
 

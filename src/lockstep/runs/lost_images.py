@@ -33,8 +33,8 @@ def list_lost_images(run: Path) -> list[str]:
     more = _count_images(run, validates=validation.get("images", 0) > 0) - count
     if more > 0:
         lines.append(
-            f"its data set has {format_count(more, 'image')} more than the run had: they were added"
-            " since, or were not found then"
+            f"the data set has {format_count(more, 'image')} more than the run had: they are new,"
+            " or were not found then"
         )
     return lines
 

@@ -60,28 +60,24 @@ def collect_notes(run: RunContext, step: int) -> list[str]:
     traced = run.execution.traced_steps
     if traced and not set(traced) & set(range(step, run.total_steps)):
         notes.append(
-            f"steps {traced.start} to {traced.stop - 1} are not traced: this run has steps {step}"
-            f" to {run.total_steps - 1}"
+            f"steps {traced.start} to {traced.stop - 1} are not traced: this command trains steps"
+            f" {step} to {run.total_steps - 1}"
         )
     end = find_last_step(step, run.total_steps, run.steps_per_epoch, run.execution)
     if end < run.total_steps:
         notes.append(
-            f"this command stops after step {end} of {run.total_steps}; the same command resumes"
-            " there"
+            f"this command stops after step {end} of {run.total_steps}; repeat it to resume there"
         )
     emulated = find_emulation(
         run.recipe.precision, on_gpu=run.world.on_gpu, backend=run.execution.backend
     )
     facts = _collect_facts(run)
-    settings = [*note_single_class(facts), *run.notes]
+    settings = [*note_single_class(facts), *_note_known_images(run), *run.notes]
     if emulated is not None:
         instead = f"--set precision={emulated.instead}"
         settings.append(f"{emulated}; {emulated.instead} is not: {instead}")
-    if step == 0:  # once in a run
-        settings += note_determinism_cost(run.recipe, run.execution, run.world)
-        if not checkpoint.steps(run.checkpoints):  # weights to start from are checkpoint 0
-            settings += suggest_weights(run.recipe, len(run.sets.training))
-    settings += _note_known_images(run)
+    if step == 0 and not checkpoint.steps(run.checkpoints):  # it starts from random weights
+        settings += suggest_weights(run.recipe, len(run.sets.training))
     settings += list_unusual_settings(run.recipe, facts)
     return [note for note in settings if note not in run.recorder.notes] + notes
 
@@ -93,15 +89,15 @@ def _note_known_images(run: RunContext) -> Iterator[str]:
     copies = count_copies(run.sets)
     if copies:
         yield (
-            f"{copies:,} of {len(validation):,} validation images have the same bytes as training"
-            " images, so the accuracy is too high; lockstep data check"
-            f" {shlex.quote(name_folder(run.sets.data))} lists them"
+            f"{copies:,} of {len(validation):,} validation images are copies of training images,"
+            " so the accuracy is too high; to list them: lockstep data check"
+            f" {shlex.quote(name_folder(run.sets.data))}"
         )
     known = 0 if run.start is None else find_trained(run.start.checkpoint_file, validation).sum()
     if known:
         yield (
-            f"the weights that it starts from were trained on {known:,} of {len(validation):,}"
-            " validation images (the bytes are the same), so the accuracy is too high"
+            f"the starting weights were trained on {known:,} of {len(validation):,} validation"
+            " images (same bytes), so the accuracy is too high; use other validation images"
         )
 
 
@@ -173,17 +169,16 @@ def note_determinism_cost(recipe: Recipe, execution: Execution, world: World) ->
         if value != getattr(defaults, name):
             command += f" --set {name}={value}"
     return [
-        "GPU kernels give the same bits every time (deterministic=true), so that a resumed run is"
-        " the same run; faster ones may exist: --set deterministic=false. To measure it, with and"
-        f" without that: {command} --dtype {recipe.precision}"
+        "GPU kernels are deterministic, so that a resumed run is bit-identical; others may be"
+        " faster: --set deterministic=false. To compare, run this with and without that:"
+        f" {command} --dtype {recipe.precision}"
     ]
 
 
 def _check_balance(recipe: Recipe) -> Iterator[str]:
     if recipe.sampling != "plain" and recipe.class_weights != "none":
         yield (
-            f"sampling={recipe.sampling} and class_weights favour rare classes twice: leave out one"
-            " of them"
+            f"sampling={recipe.sampling} and class_weights both favour rare classes: use only one"
         )
 
 
@@ -200,20 +195,20 @@ def _check_sizes(recipe: Recipe) -> Iterator[str]:
     for epoch, size in recipe.image_sizes[-1:]:
         if epoch >= recipe.epochs:
             yield (
-                f"image_sizes has {size} px from epoch {epoch} on, but the run has {recipe.epochs}"
-                " epochs"
+                f"image_sizes has {size} px from epoch {epoch} on, but the run ends after"
+                f" {recipe.epochs}: set more epochs, or other sizes"
             )
     trained = recipe.image_size
     evaluated = recipe.eval_crop
     change = ""
     if evaluated > LARGEST_GROWTH * trained:
-        change = "more than 1.4 times training's"
+        change = "more than 1.4 times"
     if evaluated < SMALLEST_SHARE * trained:
-        change = "less than 3/4 of training's"
+        change = "less than 3/4 of"
     if change:
         yield (
-            f"the size of evaluation, {evaluated} px, is {change}, {trained} px: set image_size"
-            " without eval_resize and eval_crop, which then follow it"
+            f"the evaluation size, {evaluated} px, is {change} the training size, {trained} px:"
+            " set only image_size; eval_resize and eval_crop then follow it"
         )
 
 
@@ -222,15 +217,16 @@ def _check_rates(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
     peak = peak_lr(recipe)
     if warmup >= recipe.epochs:
         yield (
-            f"the warm-up of {warmup:g} epoch{'s' * (warmup != 1)} is not shorter than the run of"
-            f" {recipe.epochs}: the learning rate never decreases; --set"
+            f"the warm-up of {warmup:g} epoch{'s' * (warmup != 1)} lasts the whole run of"
+            f" {recipe.epochs}, so the learning rate never decreases; --set"
             f" warmup_epochs={recipe.epochs / 10:g}"
         )
         return
     highest = learning_rates(recipe, facts.steps_per_epoch).max()
     if highest < _NEAR_PEAK * peak:
         yield (
-            f"the learning rate never reaches its peak of {peak:.4g}: the highest is {highest:.4g}"
+            f"the learning rate never reaches its peak of {peak:.4g}: the highest is {highest:.4g};"
+            " check lr_decay_from, lr_step_epochs and warmup_epochs"
         )
 
 
@@ -238,8 +234,8 @@ def note_single_class(facts: RunFacts) -> Iterator[str]:
     """Yield the first note of a run with one class: its top-1 of 100 % means nothing."""
     if len(facts.classes) == 1:
         yield (
-            f"all images are of one class, {facts.classes[0]}: there is nothing to classify, and"
-            " every accuracy is 100 %; put the images of each class in a folder"
+            f"all images are of one class, {facts.classes[0]}, so every accuracy is 100 %; put the"
+            " images of each class in a folder"
         )
 
 
@@ -265,8 +261,8 @@ def _check_validation(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
         and len(facts.classes) > 1
     ):
         yield (
-            f"with {format_count(images, 'validation image')}, accuracies are rough, as the"
-            " intervals show: --folds 5 judges every image, by five runs in another --out"
+            f"{format_count(images, 'validation image')} give only rough accuracies, as the"
+            " intervals show; to validate on all images by five runs in another --out: --folds 5"
         )
 
 
@@ -279,5 +275,5 @@ def _note_similar_names(classes: Sequence[str]) -> Iterator[str]:
         if len(names) > 1:
             yield (
                 f"the names of {len(names)} classes differ only in capital letters or spaces:"
-                f" {', '.join(names)}; if they are one class, put its images into one folder"
+                f" {', '.join(names)}; if they are one class, merge the folders"
             )

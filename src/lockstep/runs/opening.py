@@ -86,7 +86,7 @@ def open_run(
         run.notes += [*settings.notes, *sets.notes, *notes]
         for name, (before, after) in changed.items():
             old, new = (format_value(value) for value in (before, after))
-            run.notes.append(f"{name} is {new} from here on; until here it was {old}")
+            run.notes.append(f"{name} changes from {old} to {new}")
         yield run
 
 
@@ -165,8 +165,8 @@ def _count_classes(recipe: Recipe, sets: Sets) -> tuple[Recipe, list[str]]:
     if recipe.logits <= classes + 1:
         return recipe, []
     note = (
-        f"the model has a logit a class, {classes} in all, not the recipe's {recipe.logits}: --set"
-        f" logits={recipe.logits} keeps those"
+        f"the model has one logit per class, {classes}, not the recipe's {recipe.logits}; to keep"
+        f" those: --set logits={recipe.logits}"
     )
     return recipe.replace(logits=classes), [note]
 

@@ -151,9 +151,9 @@ class Run:
             parts.append(f"stopped early at {place}: {self.report['stopped_early']}")
         if times := self.report.get("restarts", 0):
             count = format_count(times, "time")
-            parts.append(f"its ranks were started again {count} after a failure")
+            parts.append(f"the ranks were restarted {count} after a failure")
         if not self.report["final"]:
-            parts.append(f"finished at {place}, and not evaluated there")
+            parts.append(f"finished at {place} without an evaluation there")
         return "; ".join(parts) or None
 
     @property

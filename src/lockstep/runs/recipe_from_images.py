@@ -82,7 +82,7 @@ def _explain_weights_fields(recipe: Recipe, weights: Recipe, names: list[str]) -
         if is_decided and (name == "model" or value != usual[name]):
             shown = "without a name" if isinstance(value, dict) else value
             values.append(f"{name} {shown}")
-    return [f"  as the given weights need it: {', '.join(values)}"] if values else []
+    return [f"  required by the weights: {', '.join(values)}"] if values else []
 
 
 def collect_facts(

@@ -114,8 +114,8 @@ class Recorder:
             self._listener(event)
         except Exception as error:
             error.add_note(
-                f"The listener raised this at an event of kind {event['kind']}, and the work"
-                " stopped there. A run resumes from its newest checkpoint by the same call."
+                f"The listener raised this error on an event of kind {event['kind']}, which stopped"
+                " the work. To resume a run from its newest checkpoint, repeat the call."
             )
             raise
 

@@ -113,7 +113,7 @@ def complete_settings(
     kept: dict[str, Any] = {}
     if recipe is None and there is not None:
         based_on = f" ({printable(there.based_on)})" if there.based_on else ""
-        origins["recipe"] = f"its recipe{based_on}"
+        origins["recipe"] = f"the run's recipe{based_on}"
         if execution is None:
             kept = {name: value for name, value in last_execution(out).items() if name not in how}
     require(out, list_names(kept))
@@ -127,7 +127,7 @@ def complete_settings(
     if data is None:
         refuse_slim(out)  # first: its images may be gone, too
         data = find_last_data(out, require)
-        origins["data"] = f"its images ({printable(str(data))})"
+        origins["data"] = f"images {printable(str(data))}"
     if execution is None:
         execution = Execution.of(kept | dict(how))
         origins |= _list_unusual(kept)
@@ -149,8 +149,7 @@ def _set_share_apart(settings: RunSettings) -> RunSettings:
     elif share:
         notes = (
             f"{printable(str(settings.data))} has no validation images: about {100 * share:g} % of"
-            " its images are set apart, chosen by their names, as counted below; --split"
-            f" {TYPICAL_SHARE} changes the share",
+            f" its images, chosen by name, are set apart; --split {TYPICAL_SHARE} changes that",
         )
     if not share:
         return settings
@@ -242,7 +241,7 @@ def _keep_shape(
     if not kept or changed.keys() - kept.keys() - set(RESUMABLE):
         return new, {}
     geometry = ", ".join(f"{name}={value}" for name, value in kept.items())
-    return new.replace(**kept), {"evaluation": f"its evaluation ({geometry})"}
+    return new.replace(**kept), {"evaluation": f"evaluation settings {geometry}"}
 
 
 def last_execution(out: Path) -> dict[str, Any]:
@@ -324,7 +323,7 @@ def explain_refusal(
     done = max(checkpoint.steps(out / "checkpoints"), default=0)
     if new.epochs * per_epoch < done:
         return (
-            f"It has done step {done}, but epochs={new.epochs} ends at step"
+            f"That run is at step {done}, but epochs={new.epochs} ends at step"
             f" {new.epochs * per_epoch}."
         )
     before, after = (learning_rates(recipe, per_epoch)[:done] for recipe in (there, new))
@@ -336,8 +335,8 @@ def explain_refusal(
         f"{name}={json.dumps(value, allow_nan=False)}" for name, (_, value) in changed.items()
     ]
     return (
-        f"It has done step {done}, and the new schedule changes rates of those done: step {step}"
-        f" had {before[step]:.6g}, and would have {after[step]:.6g}.\nTo start a new run from its"
-        f" weights, at step 0:\n  lockstep train --recipe {run} --weights {run} --data DATA --out"
-        " ANOTHER " + " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
+        f"That run is at step {done}, but the new schedule changes learning rates before it: that"
+        f" of step {step} was {before[step]:.6g} and would be {after[step]:.6g}.\nTo start a new"
+        f" run from its weights, at step 0:\n  lockstep train --recipe {run} --weights {run} --data"
+        " DATA --out ANOTHER " + " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
     )

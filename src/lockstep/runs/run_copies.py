@@ -96,7 +96,7 @@ def keep_copies(
             failure = thread.failures.pop()
         except IndexError:
             return
-        warn(f"the copy in {url} is not complete: {failure}. The run in {folder} is")
+        warn(f"the copy in {url} is not complete: {failure}. The run in {folder} is complete")
 
     def request() -> None:
         thread.wanted.set()
@@ -142,8 +142,8 @@ class _Copy:
     def refuse(self, folder: Path, reason: str) -> CheckpointError:
         """Return the error that folder and copy do not belong together."""
         return CheckpointError(
-            f"{self.url} holds the copy of another run than {folder}: {reason}. Nothing was"
-            f" changed. Give each run its own address: --set {FIELD}=..."
+            f"{self.url} holds a copy of another run, not of {folder}: {reason}. Nothing was"
+            f" changed. Give each run a separate address: --set {FIELD}=..."
         )
 
 
@@ -179,15 +179,13 @@ def _check_owner(copy: _Copy, folder: Path) -> bool:
     copy is another run's, or if neither continues the other."""
     own = read_identity(folder)
     if own is not None and copy.identity is not None and copy.identity.id != own.id:
-        raise copy.refuse(folder, f"it is of run {copy.identity.id}, the folder of run {own.id}")
+        raise copy.refuse(folder, f"the copy is of {copy.identity.id}, the folder of {own.id}")
     history = list_digests(folder) if own is None else own.history
     newest = max(checkpoint.steps(folder / _CHECKPOINTS), default=-1)
     older = min(newest, copy.newest)
     if older >= 0 and (older not in history or history[older] != copy.history.get(older)):
         raise copy.refuse(
-            folder,
-            f"they do not have the same checkpoint of step {older}, as when a run's folder was"
-            " copied and both went on",
+            folder, f"their checkpoints of step {older} differ, as if both trained on after a copy"
         )
     return copy.newest > newest
 
@@ -201,7 +199,7 @@ def _claim(store: ObjectStore, folder: Path) -> str:
         return ""
     store.write_file(FILE, folder / FILE, is_new=True)
     _check_owner(_read_copy(store), folder)  # another run may have been first
-    return f"the copy in {store.url} had no id; it belongs to this run now" if copy.steps else ""
+    return f"the copy in {store.url} did not have an id: it gets this run's" if copy.steps else ""
 
 
 def copy_run(folder: Path, store: ObjectStore) -> None:
@@ -210,7 +208,7 @@ def copy_run(folder: Path, store: ObjectStore) -> None:
     store belongs to another run, or if the run does not continue its newest checkpoint."""
     copy = _read_copy(store)
     if _check_owner(copy, folder):
-        raise copy.refuse(folder, f"it has gone on to step {copy.newest}")
+        raise copy.refuse(folder, f"the copy is already at step {copy.newest}")
     stored = copy.items.keys()
     for file in _list_files(folder):
         store.write_file(file.name, file)
@@ -289,8 +287,8 @@ def _is_wanted(copy: _Copy, folder: Path, is_trusted: bool) -> bool:
         return True  # also without checkpoints: the folder takes the copy's id
     raise copy.refuse(
         folder,
-        f"it is of run {owner.id} in {owner.out:.200}; to fetch that run into this folder, add"
-        " --trust-run",
+        f"the copy is of run {owner.id} in {owner.out:.200}; to fetch that run into this folder,"
+        " add --trust-run",
     )
 
 

@@ -21,7 +21,7 @@ def save(run: RunContext) -> None:
         return
     state = run.engine.read()
     if not all(np.isfinite(value).all() for value in state.tensors.values()):
-        problem = f"the weights are not finite numbers after step {state.step}"
+        problem = f"the weights are not finite after step {state.step}"
         run.diverge(state.step, problem)
     run.recorder.flush()
     path = write_checkpoint(run, state)

@@ -81,6 +81,8 @@ class Start:
     """Names of the batch norms that are folded into convolutions."""
     checkpoint_file: Path | None = None
     """The file of the checkpoint if the weights are those of a run."""
+    details: tuple[str, ...] = ()
+    """What few users need to know, such as where the classifier comes from."""
 
     @property
     def option(self) -> str:
@@ -139,8 +141,8 @@ def find_start(
     `UserError` if it is both."""
     if weights is not None and resume_from is not None:
         raise UserError(
-            "--weights and --resume-from are both given: a run starts from weights, or resumes from"
-            " a checkpoint"
+            "--weights and --resume-from exclude each other: a run starts from weights, or resumes"
+            " from a checkpoint"
         )
     start = weights or resume_from
     return StartSource(start, resumes=weights is None, model=model) if start else None
@@ -171,10 +173,12 @@ def fit_start(source: StartSource | None, recipe: Recipe, run: Path) -> Start | 
         )
     verb = "resumes from" if source.resumes else "starts from the weights of"
     name = weights.source.name
-    notes = [*weights.remarks, f"{verb} {name}"]
+    notes = [*weights.remarks]
+    detail = f"{verb} {name}"
     if weights.source.parent.name == "checkpoints":
         name = weights.source.parent.parent.name
-        notes = [f"{name}: {remark}" for remark in weights.remarks] + [f"{notes[-1]} of {name}"]
+        notes = [f"{name}: {remark}" for remark in weights.remarks]
+        detail += f" of {name}"
     changed = difference(weights.recipe, recipe)
     for name in INVISIBLE_FIELDS:
         if name in changed:
@@ -196,6 +200,7 @@ def fit_start(source: StartSource | None, recipe: Recipe, run: Path) -> Start | 
         hash_tensors(hashed),
         fitted,
         tuple(notes),
+        details=(detail,),
         classes=weights.classes if fitted is tensors else None,
         named=named,
         resumed=weights if source.resumes else None,
@@ -253,11 +258,9 @@ def _fit_classifier(
             f" {recipe.logits}, so training cannot resume from it: set logits, or start from its"
             " weights with --weights"
         )
-    problem = "no classifier"
-    if outputs:
+    if not (recipe.linear_probe or is_named):
         problem = f"{format_count(outputs, 'logit')}, not {recipe.logits}"
-    more = "" if recipe.linear_probe or is_named else f": {_INITIAL}"
-    notes.append(f"the weights have {problem}{more}")
+        notes.append(f"the weights have {problem if outputs else 'no classifier'}: {_INITIAL}")
     return tensors | _draw_classifier(recipe)
 
 
@@ -306,7 +309,7 @@ def write_start(
         description["is_probe"] = True
     if start.classes == ():
         notes.append(
-            "the weights name no classes: their outputs are matched by position to the"
+            "the weights do not name their classes: outputs are matched by position to the"
             f" {format_count(len(classes), 'class')} of the images"
         )
     if start.classes and not description["is_classifier"] and start.resumed is None:
@@ -353,7 +356,7 @@ def _keep_classes(start: Start, recipe: Recipe, classes: tuple[str, ...]) -> Sta
         return start if start.classes else replace(start, notes=(*start.notes, _INITIAL))
     note = named.describe(classes, places)
     if knows_all and len(classes) == len(named.classes):
-        note = "the outputs of the weights are put into the order of the run's classes, by name"
+        note = "classifier outputs are reordered by class name"
     return replace(
         start,
         tensors=start.tensors | named.fill(places, _draw_classifier(recipe)),
@@ -400,13 +403,13 @@ def build_first_state(
     is_scaled = recipe.loss_scaling == "dynamic"
     notes = [f"step {step} of {total} is done, epoch {step / per_epoch:g} of {recipe.epochs}"]
     if not state.momentum and not any("velocities" in remark for remark in source.remarks):
-        notes.append("there are no velocities: they start at 0")
+        notes.append("the checkpoint has no velocities: they start at 0")
     if recipe.ema_decay and not state.ema:
-        notes.append("there is no moving average: it starts at the weights")
+        notes.append("the checkpoint has no moving average: it starts at the weights")
     if state.ema and not recipe.ema_decay:
-        notes.append("the moving average was left out: the recipe has none")
+        notes.append("the moving average is ignored: the recipe has none")
     if is_scaled and not state.scaler:
-        notes.append("there is no loss scale: it starts at the recipe's")
+        notes.append("the checkpoint has no loss scale: it starts at the recipe's")
     momentum = _convert_to_float32(state.momentum) or initial.momentum
     average = state.ema if recipe.ema_decay and state.ema else initial.ema
     scaler = state.scaler if is_scaled else {}

@@ -114,7 +114,7 @@ def explain_early_stop(run: RunContext, log: Sequence[LogEvent], step: int) -> s
 
         if starts_from_probe(run.out):
             return (
-                "no training improves a linear probe on fixed features of images without"
+                "training cannot improve a linear probe on fixed features of images without"
                 " augmentation"
             )
     evaluations = [entry for entry in log if entry["kind"] == "evaluate" and entry["step"] <= step]

@@ -40,6 +40,9 @@ class StartEvent(TypedDict):
     damaged: list[str]
     """Why newer checkpoints were skipped."""
     notes: list[str]
+    """What the user may want to change."""
+    details: NotRequired[list[str]]
+    """What few users need to know of how the run begins."""
     changed: dict[str, Any]
     """The recipe's fields that differ from the published recipe, with their values in this run."""
     environment: dict[str, Any]

@@ -61,5 +61,5 @@ def noting(monkeypatch: pytest.MonkeyPatch) -> Notebook:
 def picture() -> Picture:
     """Eight by six pixels, all different."""
     return Picture(
-        "mistakes/01", "dots taken for rays", np.arange(144, dtype=np.uint8).reshape(6, 8, 3)
+        "mistakes/01", "dots predicted as rays", np.arange(144, dtype=np.uint8).reshape(6, 8, 3)
     )

@@ -68,7 +68,7 @@ def test_a_logger_that_fails_is_warned_of_once_and_gets_nothing_more(
         several.figures("train", {"loss": 1.0}, step)
         several.images("mistakes", [picture], step)
     several.close("finished")
-    assert warned == ["noting failed and gets nothing more of this run: OSError: the disk is full"]
+    assert warned == ["noting failed and is off from this step on: OSError: the disk is full"]
     assert noting.calls[-1][0] == call
     assert len(noting.select(call)) == 1
     assert list((tmp_path / "tensorboard").iterdir())  # the other loggers continue

@@ -59,7 +59,7 @@ def test_a_run_resumes_with_each_step_once(client: Any, picture: Picture, tmp_pa
     result = [(metric.step, metric.value) for metric in history]
     assert result == [(step, 1 / step) for step in (2, 4, 6, 8)]
     (artifact,) = client.list_artifacts(run.info.run_id, "mistakes")
-    assert artifact.path == "mistakes/01_dots_taken_for_rays.png"
+    assert artifact.path == "mistakes/01_dots_predicted_as_rays.png"
     image = Image.open(client.download_artifacts(run.info.run_id, artifact.path, str(tmp_path)))
     assert np.array_equal(np.asarray(image), picture.pixels)
 
@@ -77,4 +77,4 @@ def test_a_run_that_is_gone_is_warned_of(client: Any, tmp_path: Path) -> None:
     (tmp_path / "run" / "loggers.json").write_text('{"mlflow": {"key": "0123", "sent": {}}}')
     open_loggers(tmp_path / "run", 2, warned).figures("train", {"loss": 1.0}, 4)
     assert len(warned) == 1
-    assert "mlflow failed and gets nothing more of this run" in warned[0]
+    assert "mlflow failed and is off from this step on" in warned[0]

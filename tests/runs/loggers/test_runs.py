@@ -76,7 +76,7 @@ def test_the_worst_mistakes_are_shown_at_the_end(
                 tags.append(value.tag)
                 assert (value.image.height, value.image.width) == (32, 32)
     assert [tag[:11] for tag in tags] == names
-    assert all("_taken_for_" in tag for tag in tags)
+    assert all("_predicted_as_" in tag for tag in tags)
 
 
 def test_images_that_cannot_be_read_any_more_do_not_end_a_finished_run(
@@ -129,7 +129,7 @@ def test_a_logger_that_fails_does_not_end_the_training(
         ),
     )
     assert report["steps"] == 7
-    assert warned == ["wandb failed and gets nothing more of this run: OSError: the disk is full"]
+    assert warned == ["wandb failed and is off from this step on: OSError: the disk is full"]
 
 
 def test_a_missing_package_is_an_error_before_the_first_step(

@@ -17,6 +17,6 @@ def test_an_image_is_in_the_events_pixel_for_pixel(picture: Picture, tmp_path: P
     logger.close("finished")
     (event,) = [event for event in tensorboard_events(tmp_path) if event.summary.value]
     (value,) = event.summary.value
-    assert (event.step, value.tag) == (14, "mistakes/01_dots_taken_for_rays")
+    assert (event.step, value.tag) == (14, "mistakes/01_dots_predicted_as_rays")
     image = Image.open(io.BytesIO(value.image.encoded_image_string))
     assert np.array_equal(np.asarray(image), picture.pixels)

@@ -99,4 +99,4 @@ def test_a_run_keeps_its_id_and_has_each_step_once(picture: Picture, tmp_path: P
     steps = [[(row["_step"], row.get("train/loss")) for row in history(file)] for file in files]
     assert steps == [[(2, 1 / 2), (4, 1 / 4), (6, 1 / 6)], [(8, 1 / 8)]]
     assert history(files[1])[0]["val_trained/loss"] == 2.0
-    assert history(files[1])[0]["mistakes/01/caption"] == "dots taken for rays"
+    assert history(files[1])[0]["mistakes/01/caption"] == "dots predicted as rays"

@@ -205,7 +205,7 @@ class Loggers:
         except Exception as error:
             self._open.pop(name, None)
             self._warn(
-                f"{name} failed and gets nothing more of this run: {type(error).__name__}: {error}"
+                f"{name} failed and is off from this step on: {type(error).__name__}: {error}"
             )
 
 
@@ -222,6 +222,6 @@ def _read_known(file: Path) -> dict[str, Known]:
         known = None
     if not matches(known, dict[str, Known]):
         raise CheckpointError(
-            f"{file} is damaged; restore it, or remove it so that the loggers begin a new run"
+            f"{file} is damaged; restore it, or remove it to let the loggers begin a new run"
         )
     return cast(dict[str, Known], known)

@@ -451,7 +451,7 @@ def _read_lines(path: Path) -> dict[str, deque[str]]:
     contents = [_parse_line(line) for line in lines]
     if None in contents or not PREFIX.startswith(truncated[: len(PREFIX)]):
         raise UserError(
-            f"{path} has other lines than dllogger's; remove it, or give another --set"
+            f"{path} has lines that are not dllogger's; remove it, or give another --set"
             " dlll_file=FILE"
         )
     for line, content in zip(lines, contents, strict=True):

@@ -161,6 +161,6 @@ def _check(path: Path) -> None:
         there = None
     if not isinstance(there, dict) or "metrics" not in there:
         raise UserError(
-            f"{path} is not a report of this kind; remove it, or give another --set"
+            f"{path} is not NVIDIA's report; remove it, or give another --set"
             " nvidia_report_file=FILE"
         )
