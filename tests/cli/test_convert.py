@@ -80,7 +80,7 @@ def test_the_certificate_is_the_last_line(
         f"^wrote {target}.certificate.json$",
         "^note: left out.*: step 7$",
         rf"^certificate: .* 0 .*0\.0001.* 87 of 87 .* reference {np.__version__}$",
-        "^original: Lockstep wrote the source, and computes it$",
+        "^original: Lockstep itself wrote the source$",
     )
     result = json.loads((tmp_path / "weights.safetensors.certificate.json").read_text())["holds"]
     assert result is True
@@ -89,7 +89,7 @@ def test_the_certificate_is_the_last_line(
 def test_a_nameless_model_has_no_certificate(answer: Run, run_folder: Path, tmp_path: Path) -> None:
     code, output, _ = answer("convert", run_folder, tmp_path / "model", "--to", "nvidia-paddle")
     assert code == 0
-    assert "note: there is no certificate: nvidia-paddle cannot" in output
+    assert "note: no certificate was written: nvidia-paddle cannot" in output
 
 
 def test_without_a_target_the_command_says_what_is_missing(answer: Run, run_folder: Path) -> None:

@@ -126,7 +126,7 @@ def test_nothing_becomes_public_by_default(hub: Hub, folder: Path, answer: Run) 
     hub.files = {}
     code, _, errors = answer("push", folder, NAME)
     assert (code, hub.files) == (2, {})
-    assert "hf:owner/model is public: everybody would see the files; add --public" in errors
+    assert "hf:owner/model is public: everyone could see the files; add --public" in errors
     hub.files = None
     assert answer("push", folder, NAME, "--public")[0] == 0
     assert not hub.is_private
@@ -137,8 +137,8 @@ def test_nothing_becomes_public_by_default(hub: Hub, folder: Path, answer: Run) 
     [
         ("whoami", 401, "does not accept the login; log in again with hf auth login"),
         ("repos/create", 403, "the token may not write there"),
-        ("/commit/", 412, "somebody else has changed the repository meanwhile"),
-        ("/commit/", 400, "the repository was created, and has no file of this push: the same"),
+        ("/commit/", 412, "someone else changed the repository in the meantime"),
+        ("/commit/", 400, "the repository was created, but has no file of this push: the same"),
         ("whoami", 500, "answers 500); nothing was changed: the same command tries again"),
         ("validate-yaml", 404, "/api/validate-yaml answers 404); the repository was created"),
     ],
@@ -211,7 +211,7 @@ def test_what_lockstep_does_not_write_is_not_pushed(spoil: str, tmp_path: Path) 
         (tmp_path / "1").rmdir()
     SPOILS[spoil](tmp_path)
     with pytest.raises(
-        CheckpointError, match=r"no file that Lockstep writes|is a run|has 0 files.*hf upload"
+        CheckpointError, match=r"not a file that Lockstep writes|is a run|has 0 files.*hf upload"
     ):
         upload.list_files(tmp_path)
 

@@ -122,8 +122,8 @@ def test_confidences_that_are_no_numbers_are_in_no_bin() -> None:
 REASONS = {
     "all right": "all 200 validation images are right",
     "few": "19 validation images, fewer than 20",
-    "logits say nothing": "none from 0.05 to 20 has the smallest loss",
-    "one near miss": "none from 0.05 to 20 has the smallest loss",
+    "logits say nothing": "the loss has no minimum from 0.05 to 20",
+    "one near miss": "the loss has no minimum from 0.05 to 20",
     # 150 images of 0.62 are right in 60 %, 50 of 0.9975 in 94 %: (3.4 + 2.9) / 200 = 3.1 %
     "worse": "changes the calibration error on the 200 images from 3.1 to 3.2 %",
 }
@@ -172,7 +172,7 @@ def test_the_threshold_with_the_precision_and_most_answers_is_chosen(wanted: flo
 
 
 def test_a_precision_that_no_threshold_reaches_is_an_error() -> None:
-    expected = r"reaches a precision of 99 %.*can reach is 66\.66 %: ask for 0\.6666"
+    expected = r"reaches a precision of 99 %.*highest possible is 66\.66 %: ask for 0\.6666"
     with pytest.raises(DataError, match=expected):
         choose_threshold(np.array([0.9, 0.8, 0.7]), np.array([False, True, True]), 0.99)
 
@@ -223,7 +223,7 @@ def test_others_have_no_temperature(saved: Path, tiny_recipe: Recipe, tmp_path: 
     shutil.copy(saved / FILE, other)
     weights = open_weights(other)
     assert weights.calibration == UNCALIBRATED
-    assert [remark for remark in weights.remarks if "is of other weights" in remark]
+    assert [remark for remark in weights.remarks if "belongs to other weights" in remark]
 
 
 @pytest.mark.parametrize(

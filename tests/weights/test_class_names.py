@@ -131,7 +131,7 @@ def test_classes_with_the_same_name_get_their_numbers(tmp_path: Path) -> None:
         ("a.json", b'["cat",\n"dog"', "a.json is not JSON: .*line 2"),
         ("a.json", b'"cat"', "a.json: expected a list of names, or an object"),
         ("a.json", b"{}", "a.json has no names"),
-        ("a.json", b'["cat", 7]', "a.json: class 1 is 7; expected a name in one line"),
+        ("a.json", b'["cat", 7]', "a.json: class 1 is 7; expected a name on one line"),
         ("a.json", b'["cat", " "]', "a.json: class 1 is ' '"),
         ("a.json", b'["cat\\nowl"]', "a.json: class 0 is"),
         (

@@ -150,13 +150,13 @@ RUNS: list[tuple[str, str, list[str], tuple[str, ...]]] = [
         "nvidia-paddle",
         "7/model",
         ["model.pdparams", "model.pdopt"],
-        ("this is another", "have 10: --num-of-class"),
+        ("not this one", "have 10: --num-of-class"),
     ),
     (
         "nvidia-mxnet",
         "model-0090.params",
         ["model-symbol.json", "model-0090.momentum.params", "model-0090.params"],
-        ("this is another", "have 10: --num-classes", "step 7 cannot be stored", "loss scaling"),
+        ("not this one", "have 10: --num-classes", "step 7 cannot be stored", "loss scaling"),
     ),
 ]
 

@@ -51,7 +51,7 @@ def test_a_config_of_timm_is_evaluated_at_its_sizes_for_tests() -> None:
     }
     assert classes == ()
     assert len(remarks) == 1
-    assert "evaluation is at 224 px with crop_pct 0.965" in remarks[0]
+    assert "evaluates at 224 px with crop_pct 0.965" in remarks[0]
 
 
 def test_the_older_layout_without_pretrained_cfg_is_the_same() -> None:
@@ -215,10 +215,10 @@ def test_unknown_preprocessing_is_refused(name: str, value: Any, message: str) -
         ("problem_type", "multi_label_classification", "each output of the model would be a"),
         ("problem_type", "regression", "problem_type is 'regression'"),
         ("label_names", "cat", "label_names is 'cat'; expected a list of names"),
-        ("label_names", ["cat", 7], "the name of class 1 is 7; expected a text"),
+        ("label_names", ["cat", 7], "the name of class 1 is 7; expected a string"),
         ("label_names", {"first": "cat"}, "label_names has the index 'first'"),
         ("label_names", {"1000": "cat"}, "label_names has a class 1000, but num_classes is 1000"),
-        ("label_descriptions", ["a cat"], "label_descriptions is .*; expected a table of texts"),
+        ("label_descriptions", ["a cat"], "label_descriptions is .*; expected a table of strings"),
         ("pretrained_cfg", [], "pretrained_cfg is .*; expected a table of fields"),
     ],
 )

@@ -158,7 +158,7 @@ def test_a_download_that_its_reader_refuses_is_removed(
 ) -> None:
     use_narrow_models(monkeypatch)
     server.content = PAGE
-    with pytest.raises(CheckpointError, match="It was removed: the same command downloads it"):
+    with pytest.raises(CheckpointError, match="and was removed; the same command downloads it"):
         open_weights(server.address)
     zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
     server.content = (tmp_path / "a.pth").read_bytes()
@@ -230,8 +230,8 @@ def test_without_a_hub_there_is_one_message() -> None:
     )
     assert done.stderr == ""
     assert done.stdout == (
-        "hf:a/b cannot be downloaded: [Errno 111] Connection refused. Elsewhere, hf download a/b"
-        " downloads it; name the folder of its files\n"
+        "hf:a/b cannot be downloaded: [Errno 111] Connection refused. To download it"
+        " elsewhere: hf download a/b; name the folder of its files\n"
     )
 
 

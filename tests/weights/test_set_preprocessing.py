@@ -197,7 +197,9 @@ def test_the_certificate_of_another_file_of_the_same_name_is_not_used(tmp_path: 
     assert "certificate" not in " ".join(open_weights(tmp_path / "other.pth").remarks)
     zip_file(path, plain_state(recipe_of()))
     weights = open_weights(path)
-    assert "b.pth.certificate.json is of other files with these names, so" in weights.remarks[0]
+    assert (
+        "b.pth.certificate.json belongs to other files with these names, so" in weights.remarks[0]
+    )
     assert weights.recipe.eval_crop == 224
     assert "torchvision-v1 is assumed" in weights.remarks[1]
 
@@ -299,7 +301,7 @@ def test_an_exports_assumptions_are_read(to: str, bare: bool, file: str, tmp_pat
 
 
 def test_a_folder_of_timm_reports_that_its_weights_were_evaluated_otherwise(tmp_path: Path) -> None:
-    note = "timm's resize filters when shrinking; the converted weights' did not"
+    note = "timm's resize filters when shrinking; that of the converted weights did not"
     for is_filtered in (False, True):
         folder = tmp_path / str(is_filtered) / "b"
         folder.parent.mkdir()

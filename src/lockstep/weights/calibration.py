@@ -172,7 +172,7 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> tuple[Temperature
         return None, f"all {images} validation images are right"
     temperature = _minimise_loss(logits, labels)
     if temperature is None:
-        return None, f"none from {1 / RANGE:g} to {RANGE:g} has the smallest loss"
+        return None, f"the loss has no minimum from {1 / RANGE:g} to {RANGE:g}"
     fit = _measure_fit(logits, labels, temperature)
     before = fit["error_percent_before"]
     after = fit["error_percent_after"]
@@ -282,7 +282,7 @@ def choose_threshold(confidences: np.ndarray, hits: np.ndarray, precision: float
         advice = f"ask for {best:g} or less" if best else "train a better model first"
         raise DataError(
             f"no threshold reaches a precision of {100 * precision:g} %; on these {len(hits)}"
-            f" images the highest that one can reach is {100 * best:g} %: {advice}"
+            f" images the highest possible is {100 * best:g} %: {advice}"
         )
     count = int(reached[-1]) + 1
     unknown_below = 0.0
@@ -328,7 +328,7 @@ def read_calibration(file: Path) -> tuple[Calibration, tuple[str, ...]]:
     if entry is None:
         return UNCALIBRATED, ()
     if not isinstance(entry, dict) or entry.get("sha256") != read_digest(file):
-        return UNCALIBRATED, (f"{path} is of other weights, and was left out",)
+        return UNCALIBRATED, (f"{path} belongs to other weights and was ignored",)
     return parse_calibration(entry, path), ()
 
 

@@ -170,9 +170,9 @@ def _measure(
     others = np.load(folder / "target.npy").astype(np.float64)
     if not np.isfinite(logits).all():
         raise CheckpointError(
-            f"{source.source} computes logits that are not finite, so there can be no certificate;"
-            " lockstep convert --inspect shows which weights are odd, and --no-certificate"
-            " converts them"
+            f"{source.source} computes logits that are not finite, so a certificate is impossible;"
+            " lockstep convert --inspect shows which weights are odd, and --no-certificate converts"
+            " them"
         )
     through = None
     if "through" in recipes:
@@ -235,9 +235,9 @@ def _compare_with_original(
     """Return in words how the source compares with what its program computes, and the comparison.
     Raises `CheckpointError` if they are not the same."""
     original = source.original or rebuild_module(source.origin, source.recipe, source.tensors)
-    missing = "nothing here computes what it wrote"
+    missing = "no program installed here can compute it"
     if source.origin == LOCKSTEP:
-        return "Lockstep wrote the source, and computes it", None
+        return "Lockstep itself wrote the source", None
     if original is not None:
         missing = find_missing(original)
     if original is None or missing:

@@ -232,7 +232,7 @@ def _check_names(names: Iterable[Any], source: str) -> tuple[str, ...]:
         raise DataError(f"{source} has no names; expected one for each class")
     for number, name in enumerate(names):
         if not isinstance(name, str) or not name.strip() or "\n" in name.strip():
-            raise DataError(f"{source}: class {number} is {name!r}; expected a name in one line")
+            raise DataError(f"{source}: class {number} is {name!r}; expected a name on one line")
     names = tuple(name.strip() for name in names)
     counts = Counter(names)
     return tuple(

@@ -68,10 +68,10 @@ def convert(
     certified = certificate and can_read_back
     result = _write(weights, target, to, certified=certified, complete=complete)
     if not certificate and not TARGETS[to].has_metadata:
-        result["remarks"].append("there is no certificate, and the format has no place to say so")
+        result["remarks"].append("no certificate was written, and the format cannot record that")
     elif certificate and not can_read_back:
         result["remarks"].append(
-            f"there is no certificate: {to} cannot be read back for a model that has no name"
+            f"no certificate was written: {to} cannot be read back for a model without a name"
         )
     return result
 
@@ -82,7 +82,7 @@ def _keep_velocities_of_sgd(weights: Weights) -> Weights:
     optimizer = weights.recipe.optimizer
     if OPTIMIZERS[optimizer].velocity == "sum" or not state.momentum:
         return weights
-    remark = f"the state of the optimizer {optimizer} was left out: the format has none"
+    remark = f"the state of the optimizer {optimizer} was left out: the format cannot hold it"
     state = replace(state, momentum={}, second_moments={})
     return replace(weights, state=state, remarks=(*weights.remarks, remark))
 
@@ -95,8 +95,8 @@ def _check_target(target: Path, to: str, choice: WeightsChoice) -> None:
         )
     if to not in TARGETS:
         raise CheckpointError(
-            f"there is no format {to!r} to convert to. Known: {', '.join(TARGETS)}."
-            " PyTorch and most of its programs read that of torchvision"
+            f"there is no format {to!r} to convert to. Known: {', '.join(TARGETS)}. PyTorch and"
+            " most of its programs read torchvision"
         )
     if choice.classes is not None and not TARGETS[to].has_classes:
         others = " or ".join(name for name, format in TARGETS.items() if format.has_classes)

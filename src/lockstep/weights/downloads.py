@@ -117,8 +117,8 @@ def download(
         else:
             reason = str(getattr(error, "reason", None) or error.strerror or error)
         raise CheckpointError(
-            f"{address} cannot be downloaded: {reason}. Elsewhere, curl -fL -o"
-            f" {quote(target.name)} {quote(address)} downloads it; put the file at {target}"
+            f"{address} cannot be downloaded: {reason}. To download it elsewhere: curl -fL -o"
+            f" {quote(target.name)} {quote(address)}; put the file at {target}"
         ) from None
 
 
@@ -181,7 +181,7 @@ def _receive(
         if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not start:
             raise
         error.close()
-        raise _OtherPart("the part is of another file, or longer than the file") from None
+        raise _OtherPart("the part belongs to another file, or is longer than the file") from None
     with closing(response):
         total = _read_total(response, start, validator)
         if total is not None and total > WEIGHTS.most_bytes:
@@ -235,7 +235,7 @@ def _copy(
     file.flush()
     os.fsync(file.fileno())
     if total is not None and done != total:
-        raise _Broken(f"{done:,} of {total:,} bytes came")
+        raise _Broken(f"{done:,} of {total:,} bytes arrived")
 
 
 def _validator_path(part: Path) -> Path:

@@ -103,7 +103,7 @@ def removing_refused(path: Path) -> Iterator[None]:
             raise
         path.unlink(missing_ok=True)
         raise CheckpointError(
-            f"{error}. The file was downloaded without a digest. It was removed: the same command"
+            f"{error}. The file was downloaded without a digest and was removed; the same command"
             " downloads it again"
         ) from None
 
@@ -135,7 +135,7 @@ def locate_cached(known: KnownWeights) -> Path:
 def check_hub_name(name: str) -> None:
     """Raise `CheckpointError` if a name without `hf:` cannot be that of a model."""
     if not _HUB_NAME.fullmatch(name):
-        raise CheckpointError(f"hf:{name:.100} is no model; expected hf:OWNER/MODEL[@REVISION]")
+        raise CheckpointError(f"hf:{name:.100} is not a model; expected hf:OWNER/MODEL[@REVISION]")
 
 
 def explain_missing_hub(what: str) -> CheckpointError:
@@ -208,7 +208,7 @@ def _naming_the_hub(name: str) -> Iterator[None]:
         reason = _describe_refusal(error)
         if reason not in _REFUSALS.values():
             command = f"hf download {name.partition('@')[0]}"
-            reason += f". Elsewhere, {command} downloads it; name the folder of its files"
+            reason += f". To download it elsewhere: {command}; name the folder of its files"
         raise CheckpointError(f"hf:{name} cannot be downloaded: {reason}") from None
     finally:
         logger.removeFilter(_is_no_retry_warning)

@@ -98,8 +98,8 @@ def _check_ignored(weights: Weights, choice: WeightsChoice) -> None:
     for pattern in choice.ignore:
         if not any(map(WeightsChoice(ignore=(pattern,)).is_ignored, ends)):
             raise CheckpointError(
-                f"--ignore {pattern!r} leaves out nothing: {weights.source} has no part of this"
-                " name; correct the name, or leave out the option"
+                f"--ignore {pattern!r} matches nothing: {weights.source} has no part of this name;"
+                " correct the name, or leave out the option"
             )
 
 
@@ -115,7 +115,9 @@ def _complete_preprocessing(weights: Weights, settings: Changes) -> Weights:
     elif weights.origin == "timm":  # its configuration has no place for this
         source, guesses, _ = read_certified_preprocessing(weights.source.parent)
         if source and source["eval_antialias"] != weights.recipe.eval_antialias:
-            remarks = ("timm's resize filters when shrinking; the converted weights' did not",)
+            remarks = (
+                "timm's resize filters when shrinking; that of the converted weights did not",
+            )
     assumed: Changes = {}
     if not weights.has_preprocessing:
         from lockstep.weights.known_preprocessing import assume_preprocessing
@@ -162,8 +164,8 @@ def _describe_not_finite(weights: Weights) -> tuple[str, ...]:
     total = sum(value.size for value in weights.tensors.values())
     return (
         f"{sum(counts.values()):,} of {total:,} values are NaN or infinite, in {len(affected)} of"
-        f" {len(counts)} tensors; the first is {affected[0]}, with {counts[affected[0]]:,}: what is"
-        " computed with them may not be finite",
+        f" {len(counts)} tensors; the first is {affected[0]}, with {counts[affected[0]]:,}: results"
+        " may not be finite",
     )
 
 

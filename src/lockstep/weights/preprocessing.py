@@ -90,7 +90,7 @@ def read_certified_preprocessing(place: Path) -> tuple[Changes, tuple[str, ...],
             continue
         if any(digests[file] != certified[file] for file in shared):
             remarks.append(
-                f"{name} is of other files with these names, so its preprocessing is not used"
+                f"{name} belongs to other files with these names, so its preprocessing is not used"
             )
             continue
         changes = certificate["preprocessing"]

@@ -99,7 +99,7 @@ def _refuse_program(path: Path) -> None:
         for file in filter(Path.exists, [*files, *path.glob(f"*{ending}")] if path.name else []):
             raise CheckpointError(
                 f"{file} is part of a program for {runtime}, not weights; name the weights that it"
-                " was made of, in Paddle those of paddle.save(model.state_dict(), 'a.pdparams')"
+                " was made from, in Paddle those of paddle.save(model.state_dict(), 'a.pdparams')"
             )
 
 

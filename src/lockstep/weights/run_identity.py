@@ -49,12 +49,12 @@ def parse_identity(data: bytes) -> RunIdentity:
     saved = fields.get("history", {})
     is_id = is_text(number) and _ID.fullmatch(number)
     if not (is_id and is_text(out) and type(adopted) is int):
-        raise ValueError("it has no id of a run")
+        raise ValueError("it has no run id")
     history: dict[int, str] = {}
     for step, digest in saved.items() if isinstance(saved, dict) else ():
         is_digest = is_text(digest) and _DIGEST.fullmatch(digest)
         if not (is_digest and re.fullmatch("[0-9]{1,15}", step)):
-            raise ValueError("its history is not one of checkpoints")
+            raise ValueError("its history does not list checkpoints")
         history[int(step)] = digest
     return RunIdentity(number, out, adopted, history)
 
@@ -89,9 +89,9 @@ def read_identity(folder: Path) -> RunIdentity | None:
     for step, (number, _) in saved.items():
         if number != identity.id and (number or step > identity.adopted_step):
             raise CheckpointError(
-                f"{folder} holds checkpoints of two runs: that of step {step} is of run"
-                f" {number or 'without an id'}, the folder of run {identity.id}. Move the"
-                " checkpoints of the other run away"
+                f"{folder} holds checkpoints of two runs: step {step} belongs to run"
+                f" {number or 'without an id'}, the folder to run {identity.id}. Move the other"
+                " run's checkpoints away"
             )
     return replace(identity, history={**identity.history, **list_digests(folder)})
 

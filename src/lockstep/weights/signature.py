@@ -150,7 +150,7 @@ def _load(module: str) -> Any:
     try:
         return importlib.import_module(f"cryptography.{module}")
     except ImportError:
-        raise BackendError(f"signatures need cryptography, which is missing; {INSTALL}") from None
+        raise BackendError(f"signatures need cryptography: {INSTALL}") from None
 
 
 def _read_private_key(path: Path) -> Any:
@@ -158,7 +158,7 @@ def _read_private_key(path: Path) -> Any:
         descriptor, status = regular_files.open_descriptor(path, regular_files.SETTINGS)
         with os.fdopen(descriptor, "rb") as file:
             if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise ValueError("a private key must be yours, and closed to others: chmod 600")
+                raise ValueError("others can read or own it; make it yours alone: chmod 600")
             data = file.read()
         password = os.environ.get(PASSWORD)
         if b"ENCRYPTED" not in data:
@@ -171,7 +171,7 @@ def _read_private_key(path: Path) -> Any:
         try:
             key = load(data, password and password.encode())
         except Exception:  # its message could quote the file
-            raise ValueError("it is no private key in PEM, or the password is wrong") from None
+            raise ValueError("it is not a PEM private key, or the password is wrong") from None
         _find_hash(key.public_key())
         return key
 
@@ -231,7 +231,7 @@ def _check_chain(chain: list[Any], trusted: list[Any]) -> None:
 
     def check_issuer(_: Any, __: Any, value: Any) -> None:
         if not getattr(value, "ca", True) or not getattr(value, "key_cert_sign", True):
-            raise ValueError("an issuer may not issue certificates")
+            raise ValueError("an issuer's certificate does not allow issuing certificates")
 
     _check_usage(chain[0])
     roots = [one for one in trusted if one.issuer == one.subject]
@@ -332,7 +332,7 @@ def _open_bundle(data: bytes, trusted: Any) -> tuple[bytes, str]:
         key = chain[0].public_key()
         signer = chain[0].subject.rfc4514_string()
     elif material[wanted].get("hint", "") not in ("", _hash_key(key)):
-        raise ValueError("it was made with another key than the trusted one")
+        raise ValueError("it was made with a key other than the trusted one")
     envelope = bundle["dsseEnvelope"]
     payload = b64decode(envelope["payload"], validate=True)
     if not _is_signed(payload, b64decode(envelope["signatures"][0]["sig"], validate=True), key):
@@ -378,7 +378,7 @@ def _read_statement(payload: bytes) -> tuple[dict[str, dict[str, str]], dict[str
     statement = parsed(payload.decode())
     subjects = statement["subject"] if _fits(statement, _STATEMENT) else []
     if not (subjects and _fits(subjects, [_SUBJECT] * len(subjects))):
-        raise ValueError("it signs something else than a statement of in-toto, version 1")
+        raise ValueError("it signs something other than an in-toto statement, version 1")
     digests = [subject["digest"]["sha256"] for subject in subjects]
     kind = statement.get("predicateType")
     if kind == _FIRST_PREDICATE:
@@ -413,7 +413,7 @@ def _group_digests(resources: list[Any], method: dict[str, Any]) -> dict[str, di
         name = resource["name"]
         parts = files.setdefault(name.rsplit(":", 2)[0] if shard_bytes else name, {})
         if name in parts or resource["algorithm"] != algorithm:
-            raise ValueError(f"{name!r:.100} is in it twice, or not as {algorithm}")
+            raise ValueError(f"{name!r:.100} is listed twice, or not as {algorithm}")
         parts[name] = resource["digest"].lower()
     return files
 

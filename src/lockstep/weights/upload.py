@@ -39,7 +39,7 @@ _REASONS = {
     401: "the hub does not accept the login; log in again with hf auth login, or set HF_TOKEN",
     403: "the token may not write there; create one that may, or name an OWNER that is you",
     404: "there is no such repository, revision or service, or the token may not see it",
-    412: "somebody else has changed the repository meanwhile; run the command again",
+    412: "someone else changed the repository in the meantime; run the command again",
 }
 
 
@@ -64,7 +64,7 @@ def list_files(folder: Path) -> dict[str, Path]:
     not write: links, hidden files, devices, and files with other endings.
     """
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is no folder; {_EXPECTED}")
+        raise CheckpointError(f"{folder} is not a folder; {_EXPECTED}")
     files: dict[str, Path] = {}
     left = [folder]
     while left:
@@ -79,7 +79,7 @@ def list_files(folder: Path) -> dict[str, Path]:
             is_file = is_known and entry.is_file(follow_symlinks=False)
             if entry.name.startswith(".") or not (is_folder or is_file):
                 raise CheckpointError(
-                    f"{path} is a link, hidden, or no file that Lockstep writes; {_EXPECTED}"
+                    f"{path} is a link, hidden, or not a file that Lockstep writes; {_EXPECTED}"
                 )
             if is_folder:
                 left.append(path)
@@ -98,8 +98,8 @@ def _refuse_run(folder: Path) -> None:
     if not any((folder / name).exists() for name in _OF_RUN):
         return
     raise CheckpointError(
-        f"{folder} is a run or a checkpoint, which names folders of this machine; write what is to"
-        f" be shared first: lockstep convert {shlex.quote(str(folder))} MODEL --to transformers"
+        f"{folder} is a run or a checkpoint, which names folders of this machine; first write what"
+        f" to share: lockstep convert {shlex.quote(str(folder))} MODEL --to transformers"
     )
 
 
@@ -127,7 +127,7 @@ def plan_push(folder: Path, target: str, *, public: bool = False) -> Push:
         stored = api.get_paths_info(repository, list(files), revision=revision or None)
     if not (about.private or public):
         raise CheckpointError(
-            f"hf:{repository} is public: everybody would see the files; add --public if they may"
+            f"hf:{repository} is public: everyone could see the files; add --public to allow that"
         )
     stay = {entry.rfilename for entry in about.siblings or ()} - {*files, *_OF_EVERY_REPOSITORY}
     replaced = []
@@ -150,7 +150,7 @@ def carry_out(push: Push, message: str) -> str:
     if push.parent is None:
         with _naming_the_hub(push.name):
             api.create_repo(push.name, private=not push.is_public, exist_ok=True)
-        state = "the repository was created, and has no file of this push"
+        state = "the repository was created, but has no file of this push"
     with _naming_the_hub(push.name, state), _choosing_protocol(api, push):
         if push.parent is None and push.revision is not None:
             api.create_branch(push.name, branch=push.revision, exist_ok=True)

@@ -227,7 +227,7 @@ def test_what_is_written_has_flax_names_and_layouts(model: str, tmp_path: Path) 
         written = flax_file.write_flax(tmp_path / f"a.{ending}", recipe_of(model), state)
         assert written.remarks == (
             "Flax's example has only the models resnet18, resnet34, resnet50, resnet101,"
-            " resnet152; this is another",
+            " resnet152, not this one",
         )
     arrays = flax_file.load(tmp_path / "a.msgpack")
     for stored in (
@@ -245,7 +245,7 @@ def test_what_is_written_has_flax_names_and_layouts(model: str, tmp_path: Path) 
 def test_what_differs_from_the_example_is_remarked_upon(tmp_path: Path) -> None:
     recipe = recipe_of().replace(padding="symmetric", bn_epsilon=1e-3)
     written = flax_file.write_flax(tmp_path / "a.npz", recipe, state_of(recipe))
-    assert_remarked(written.remarks, "this is another", "trained with symmetric padding")
+    assert_remarked(written.remarks, "not this one", "trained with symmetric padding")
     assert_remarked(written.remarks, "trained with 0.001", "velocities, step 7")
 
 

@@ -238,7 +238,7 @@ GARBAGE: dict[str, tuple[str, str]] = {
     ),
     "numbers for text": (
         '{"nodes": [{"op": "Pooling", "name": "a", "inputs": [], "attrs": {"kernel": 3}}]}',
-        "TypeError, kernel of node 0 is 3, expected text",
+        "TypeError, kernel of node 0 is 3, expected a string",
     ),
 }
 

@@ -215,7 +215,7 @@ def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Pa
         tmp_path / "odd", recipe, State(7, state_of(recipe).tensors, {}, {}, {"scale": 8.0})
     )
     assert list_names(done.files) == ["odd-symbol.json", "odd-0000.params"]
-    assert_remarked(done.remarks, "this is another", "SAME padding", "have 10: --num-classes")
+    assert_remarked(done.remarks, "not this one", "SAME padding", "have 10: --num-classes")
     assert_remarked(done.remarks, "step 7 cannot be stored", "loss scaling")
     assert len(done.remarks) == 5
     assert sorted(list_names(tmp_path.iterdir())) == ["odd-0000.params", "odd-symbol.json"]

@@ -347,7 +347,7 @@ def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Pa
     recipe = recipe_of(RESNET, 10).replace(padding="same")
     done = write(tmp_path / "odd.pdparams", recipe, State(7, state_of(recipe).tensors, {}))
     assert done.files == (tmp_path / "odd.pdparams",)
-    assert_remarked(done.remarks, "fourth input channel", "this is another", "SAME padding")
+    assert_remarked(done.remarks, "fourth input channel", "not this one", "SAME padding")
     assert_remarked(done.remarks, "have 10: --num", "no velocities", "step 7 cannot be stored")
     assert list_names(tmp_path.iterdir()) == ["odd.pdparams"]
 

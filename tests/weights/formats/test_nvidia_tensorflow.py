@@ -394,7 +394,7 @@ def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Pa
     (tmp_path / "checkpoint").write_text("")
     done = write(tmp_path / "odd", recipe, state)
     assert list_names(done.files) == ["odd.index", "odd.data-00000-of-00001"]
-    assert_remarked(done.remarks, "this is another", "symmetric padding", "have 10")
+    assert_remarked(done.remarks, "not this one", "symmetric padding", "have 10")
     assert_remarked(done.remarks, "no velocities", "loss scaling", "left as it is")
     assert (tmp_path / "checkpoint").read_text() == ""
 

@@ -361,7 +361,7 @@ def test_other_outputs_are_named(nodes: list[Any], reason: str, tmp_path: Path) 
             read(save(edited, tmp_path))
         return
     weights = read(save(edited, tmp_path))
-    assert f"its output 'p' is read, and not '{nodes[-1].output[0]}'" in weights.remarks
+    assert f"reads its output 'p', not '{nodes[-1].output[0]}'" in weights.remarks
     assert is_same_answer(compute(edited, prepare(weights)), compute_as_read(weights))
     del edited.graph.output[0]
     with pytest.raises(CheckpointError, match="follows the"):

@@ -328,7 +328,7 @@ REFUSED = {
         "but a ResNet of these blocks and widths has|expected four stages",
     ),
     "two paddings": (another_padding, "its windows are padded in 2 ways"),
-    "a padding that is no text": (pad_with_a_number, "has the auto_pad 3, expected a text"),
+    "a padding that is no text": (pad_with_a_number, "has the auto_pad 3, expected a string"),
     "a resize": (resize, "is used by Resize 'float images'; a ResNet has a convolution"),
     "a division by 0": (divide_by_zero, "divides or multiplies images by 0"),
     "a lying shape": (lying, "is not a ResNet that can be read"),

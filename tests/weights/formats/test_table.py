@@ -238,12 +238,12 @@ def test_a_described_network_alone_is_looked_for(name: str, tmp_path: Path) -> N
         open_case(name, tmp_path, {}, model=replace(RESNET, layers=(2, 1, 2, 1)))
     with pytest.raises(CheckpointError, match="is not a complete ResNet"):
         open_case(name, tmp_path, {}, model="resnet50")
-    with pytest.raises(CheckpointError, match="has no such network as the described model"):
+    with pytest.raises(CheckpointError, match="has no network the described model"):
         open_case(name, tmp_path, {}, model=MODERN)
 
 
 def test_tensorflow_has_no_basic_blocks(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="has no such network as the described model"):
+    with pytest.raises(CheckpointError, match="has no network the described model"):
         open_case("tensorflow", tmp_path, {}, model=BASIC)
 
 

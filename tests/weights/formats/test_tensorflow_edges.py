@@ -208,7 +208,7 @@ def test_of_several_signatures_the_one_for_servers_is_read(tmp_path: Path) -> No
     signatures = {"another": module.scaled, "serving_default": module.probabilities}
     tf.saved_model.save(module, str(tmp_path / "saved"), signatures)
     weights = read(tmp_path / "saved" / "saved_model.pb")
-    assert "its signature 'serving_default' is read, and not another" in weights.remarks
+    assert "reads its signature 'serving_default', not another" in weights.remarks
     expected = module.probabilities(tf.constant(IMAGES))["probabilities"]
     assert is_same_answer(np.asarray(expected), compute_as_read(weights))
     signatures = {"serving_default": module.scaled, "another": module.probabilities}

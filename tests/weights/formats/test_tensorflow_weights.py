@@ -272,7 +272,7 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
         without_notes,
         "'images:0' is used by Gather 'GatherV2:0' and .*; a ResNet has a convolution",
     ),
-    "a circle": (circle, "its nodes form a circle"),
+    "a circle": (circle, "its nodes form a cycle"),
     "nothing": (
         lambda graph: graph.ClearField("node") or graph.node.add(name="a", op="Const"),
         "it has no input of numbers",

@@ -239,7 +239,7 @@ BOMBS: dict[str, tuple[bytes, str]] = {
     ),
     "a key": (
         old_container([1], np.zeros(6)).replace(b"X\x01\x00\x00\x007", nest_twice()),
-        "not a list of texts",
+        "not a list of strings",
     ),
     "a function": (
         make_file(b"ctorch._tensor\n_rebuild_from_type_v2\n(", nest_twice(), b"NNNtR"),
@@ -251,7 +251,7 @@ BOMBS: dict[str, tuple[bytes, str]] = {
     ),
     "sets": (
         make_file(NUMBERS, b"](", b"c__builtin__\nset\nh\x07\x85R" * 50, b"e"),
-        "makes more bytes than it has",
+        "unpacks to more bytes than it has",
     ),
 }
 

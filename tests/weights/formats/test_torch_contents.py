@@ -198,7 +198,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a loss": (
         add_loss,
-        r"is a Lightning checkpoint with a loss of its own: it is PyTorch's basic with tensors"
+        r"is a Lightning checkpoint with its own loss: it is PyTorch's basic with tensors"
         r" .*: criterion\.weight;.*--ignore 'criterion\.weight'$",
     ),
     "MoCo": (
@@ -235,7 +235,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "Transformers": (
         lambda: name_values("resnet.embedder.embedder.convolution.weight"),
-        r"is a network of transformers that is no ResNet of Lockstep: it is not .* saves it\.",
+        r"is a transformers network that is not a ResNet of Lockstep: it is not .* saves it\.",
     ),
     "a DenseNet": (
         lambda: name_values("features.denseblock1.denselayer1.norm1.weight", "classifier.weight"),

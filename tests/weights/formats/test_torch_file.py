@@ -144,7 +144,7 @@ ASKED: dict[str, tuple[Any, str]] = {
     "a download": (Ask(torch.hub.load, "a/b", "c"), r"torch\.hub\.load"),
     "a module": (
         torch.nn.Linear(1, 1),
-        r"torch\.nn\.modules\.linear\.Linear|an object that is no storage",
+        r"torch\.nn\.modules\.linear\.Linear|an object that is not a storage",
     ),
     "a subclass by any function": (
         Ask(torch._tensor._rebuild_from_type_v2, os.system, torch.Tensor, ("touch done",), {}),

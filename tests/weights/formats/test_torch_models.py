@@ -83,7 +83,7 @@ def test_a_prefix_of_all_names_is_taken_off_and_reported(
     assert restored.state.ema.keys() == plain.state.tensors.keys()
     assert restored.origin == plain.origin
     taken_off = prefix.removeprefix("module.")
-    check_lines(restored.remarks[:1], f"'{taken_off}', which was taken off")
+    check_lines(restored.remarks[:1], f"'{taken_off}', which was removed")
     assert restored.remarks[1:] == plain.remarks
 
 
@@ -172,7 +172,7 @@ def test_ffcvs_blur_is_read(tmp_path: Path) -> None:
 def test_another_blur_is_refused(tmp_path: Path) -> None:
     tensors = name_as_ffcv(module_of("blurred").state_dict())
     tensors["module.layer2.0.conv2.blur_filter"][0, 0, 1, 1] = 1
-    with pytest.raises(CheckpointError, match="blur_filter is another filter than"):
+    with pytest.raises(CheckpointError, match="blur_filter is a filter other than"):
         read_again(tensors, tmp_path)
 
 

@@ -157,7 +157,7 @@ def test_what_nvidias_code_needs_to_know_is_remarked(tmp_path: Path) -> None:
         r"^a\.pth is for --resume on one GPU; .* module\.$",
         r"^a\.weights\.pth is for --pretrained-from-file$",
         "^epoch 0 is stored, .*--resume.* step 7 is not$",
-        "resnet50, resnext101-32x4d, se-resnext101-32x4d; this is another$",
+        "resnet50, resnext101-32x4d, se-resnext101-32x4d, not this one$",
         "1000 outputs; .* 5: --num_classes$",
         "^no velocities .*--resume",
     )
@@ -295,7 +295,9 @@ def test_a_moving_average_of_another_model_is_left_out(tmp_path: Path) -> None:
     average = module_of("basic").state_dict()
     weights = read_trained(module_of(), None, tmp_path, model_ema=average)
     assert weights.state.ema == {}
-    remark = "the moving average (model_ema) has other tensors than the weights and was left out"
+    remark = (
+        "the moving average (model_ema) does not have the tensors of the weights and was left out"
+    )
     assert remark in weights.remarks
 
 

@@ -97,7 +97,7 @@ def _build_model(folder: Path, shape: tuple[int, ...]) -> Any:
     values: dict[str, Any] = {}
     for row in layers[:-1]:
         if row["class_name"] not in LAYERS:
-            raise ValueError(f"a layer {row['class_name']} is not rebuilt")
+            raise ValueError(f"a layer {row['class_name']} is not supported")
         if row["class_name"] == "InputLayer":
             values[row["name"]] = keras.Input(shape)
             continue

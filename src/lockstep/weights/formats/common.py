@@ -14,7 +14,7 @@ from lockstep.system.files import appearing
 from lockstep.weights.formats import dtype_name, numbers, refuse_existing, refuse_many
 from lockstep.weights.formats.account import refuse_leftover
 
-FOURTH_CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
+FOURTH_CHANNEL = "the stem has a fourth input channel, which receives only zeros; it was left out"
 
 COUNTERS = (
     "num_batches_tracked of every batch norm was added, since PyTorch's modules expect it; it"

@@ -84,8 +84,8 @@ _PASSING = ("input", "inputlayer", "flatten", "identity", *INNER_MODELS, "toplev
 """Classes that change nothing, in small letters without `_`."""
 _ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError, RecipeError)
 _UNDESCRIBED = (
-    "it holds only weights: they are taken for those of keras.applications' network, with nothing"
-    " more between its layers, and softmax after its classifier"
+    "it holds only weights: its network is assumed to be that of keras.applications, without"
+    " further layers, and with softmax after the classifier"
 )
 _OLD = (
     "its names are those of Keras until 2018, so it is assumed that its batch norms add"

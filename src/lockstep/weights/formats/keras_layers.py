@@ -469,5 +469,5 @@ def _keep_settings(call: Call) -> dict[str, Any]:
     settings = {name: call.config[name] for name in _SETTINGS & call.config.keys()}
     for name, value in settings.items():
         if not isinstance(value, bool | int | float | str | list | None):
-            raise ValueError(f"{name} of {call.label} {call.name!r} is not rebuilt")
+            raise ValueError(f"{name} of {call.label} {call.name!r} is not supported")
     return settings

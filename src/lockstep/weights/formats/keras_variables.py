@@ -198,8 +198,7 @@ def _unpack(path: Path, size: int) -> tuple[io.BytesIO, Any]:
             parts = member.filename.replace("\\", "/").split("/")
             if parts[0] == "" or ".." in parts or ":" in parts[0]:
                 raise ValueError(
-                    f"the archive has a member {member.filename!r} outside of itself; expected"
-                    " relative names"
+                    f"the member {member.filename!r} leaves the archive; expected relative names"
                 )
         weights = archive.getinfo(_WEIGHTS)
         config = archive.getinfo(_CONFIG)
@@ -210,7 +209,7 @@ def _unpack(path: Path, size: int) -> tuple[io.BytesIO, Any]:
         most = _MOST_GROWTH * weights.compress_size + 2**20
         if weights.file_size > most or config.file_size > _MOST_CONFIG:
             raise ValueError(
-                "its members unpack to far more bytes than weights take; it may be malicious"
+                "its members unpack to far more bytes than weights need; it may be malicious"
             )
         description = parsed(_read_member(archive, config).getvalue()) or {}
         return _read_member(archive, weights), description

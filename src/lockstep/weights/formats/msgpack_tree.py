@@ -110,7 +110,7 @@ class _Reader(ByteReader):
         if 0xA0 <= first <= 0xBF:
             return str(self.take(first - 0xA0), "utf-8")
         if first not in _TEXTS:
-            raise ValueError(f"there is byte {first:#x} instead of a text")
+            raise ValueError(f"there is byte {first:#x} instead of a string")
         return str(self.take(self.number(_TEXTS[first])), "utf-8")
 
     def _read_entries(self, size: int, level: int) -> Iterator[tuple[str, Any]]:

@@ -163,7 +163,7 @@ def translate(path: Path, text: bytes, arrays: Mapping[str, np.ndarray]) -> Symb
     for operator in operators:
         if operator.op_type.startswith(_UNKNOWN):
             raise ValueError(
-                f"{label_node(operator)} has no place in a ResNet, so its answers would be others"
+                f"{label_node(operator)} has no place in a ResNet, so results would differ"
             )
     unset = needed - arrays.keys()
     images = [node for node in nodes if node.kind == "null" and node.name in unset]
@@ -210,7 +210,7 @@ def _read_nodes(nodes: list[dict[str, Any]]) -> Iterator[Node]:
             attributes |= node.get(key, {})
         for key, value in attributes.items():
             if not isinstance(value, str):
-                raise TypeError(f"{key} of node {number} is {value!r}, expected text")
+                raise TypeError(f"{key} of node {number} is {value!r}, expected a string")
         name = str(node["name"])
         if name in names and node["op"] != "null":  # of a layer that is used twice
             name = f"{name} (node {number})"

@@ -127,7 +127,7 @@ def follow_head(graph: Graph, value: str, features: int, rank: int, inner: set[s
     if not walk.unknown:
         return head
     others = [name for name, scores in outputs.items() if scores.kind == "derived"]
-    about = f"its output {output!r} is read, and not {', '.join(map(repr, others))}"
+    about = f"reads its output {output!r}, not {', '.join(map(repr, others))}"
     return replace(head, remarks=(*head.remarks, about))
 
 
@@ -190,7 +190,7 @@ class _Walk:
         """Return the outputs of the graph that a value leads to, with what they are."""
         self._steps -= 1
         if self._steps < 0:
-            raise ValueError("its nodes form a circle")
+            raise ValueError("its nodes form a cycle")
         outputs = {value: scores} if value in self._graph.outputs else {}
         for node in self._graph.users.get(value, ()):
             if node.op_type == "Shape":
@@ -220,8 +220,8 @@ class _Walk:
         if after is not None:
             return after
         problem = (
-            f"{label_node(node)} follows {_describe(scores)}; a ResNet has only a linear"
-            " classifier and softmax there, so its answers would be others"
+            f"{label_node(node)} follows {_describe(scores)}; a ResNet has only a linear classifier"
+            " and softmax there, so results would differ"
         )
         is_result = scores.kind in _SOFTMAX.values() and kind not in _LINEAR
         if not is_result and not _REDUCTION.fullmatch(kind):
@@ -357,8 +357,9 @@ class _Walk:
             if scores.width == 1:
                 return replace(scores, kind="sigmoid")
             raise ValueError(
-                f"{label_node(node)} gives each of its {scores.width} outputs a probability alone,"
-                " as for several labels an image; Lockstep computes softmax, one label an image"
+                f"{label_node(node)} gives each of its {scores.width} outputs an independent"
+                " probability, for several labels per image; Lockstep computes softmax, one label"
+                " per image"
             )
         return None
 

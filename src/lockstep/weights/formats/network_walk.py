@@ -146,7 +146,7 @@ class _Walk:
         """Return the nodes that compute with a value, behind nodes that change nothing."""
         self._steps -= 1
         if self._steps < 0:
-            raise ValueError("its nodes form a circle")
+            raise ValueError("its nodes form a cycle")
         self._inner.add(value)
         users = []
         for node in self._graph.users.get(value, ()):
@@ -165,7 +165,7 @@ class _Walk:
                 names = " or ".join(expected)
             raise ValueError(
                 f"{value!r:.80} is used by {_join_labels(users)}; a ResNet has {names} there, so"
-                " its answers would be others"
+                " results would differ"
             )
         return users[0]
 
@@ -191,9 +191,9 @@ class _Walk:
         zeros = [] if sizes is None else [int(size) for size in np.ravel(sizes)]
         is_zero = number is None or not number.any()
         if len(zeros) != 8 or any(zeros[i] for i in (0, 1, 4, 5)) or mode != b"constant":
-            raise ValueError(f"{label_node(node)} pads otherwise than a ResNet's windows")
+            raise ValueError(f"{label_node(node)} pads differently from a ResNet's windows")
         if not is_zero or graph.attribute(node, "value", 0) or min(zeros) < 0 or node.input[3:]:
-            raise ValueError(f"{label_node(node)} pads with other numbers than 0")
+            raise ValueError(f"{label_node(node)} pads with numbers other than 0")
         return [zeros[2], zeros[3], zeros[6], zeros[7]]
 
     # Images
@@ -219,9 +219,7 @@ class _Walk:
         transposes = [node for node in nodes if node.op_type == "Transpose"]
         for node in transposes:
             if len(transposes) > 1 or list(self._graph.attribute(node, "perm", [])) != [0, 3, 1, 2]:
-                raise ValueError(
-                    f"{label_node(node)} transposes images otherwise than from NHWC to NCHW"
-                )
+                raise ValueError(f"{label_node(node)} transposes images, but not from NHWC to NCHW")
         self._takes_channels_last = bool(transposes)
         for i, node in enumerate(nodes):
             if node.op_type != "Transpose":
@@ -236,7 +234,7 @@ class _Walk:
         if kind in ("Gather", "Slice"):
             places = find_places(self._graph, node, 4, channel, 3)
             if places is None or sorted(places.tolist()) != [0, 1, 2]:
-                raise ValueError(f"{label_node(node)} takes other parts of images than 3 colours")
+                raise ValueError(f"{label_node(node)} selects parts of images other than 3 colours")
             self._mean, self._std = self._mean[places], self._std[places]
             self._order = self._order[places]
             reason = "into the order of the stem's input channels"
@@ -337,7 +335,7 @@ class _Walk:
         if list(self._order) != [0, 1, 2]:
             self._remarks.append(
                 "it changes the order of colours, and its mean does not say which order its images"
-                f" have: {assumed} is assumed; if it is the other one, its answers are wrong"
+                f" have: {assumed} is assumed; if the order is the other one, results are wrong"
             )
 
     def _read_unit(self, node: Any, before: list[int]) -> tuple[Unit, str]:
@@ -385,7 +383,7 @@ class _Walk:
         same."""
         kind = self._graph.attribute(node, "auto_pad", b"NOTSET")
         if not isinstance(kind, bytes):
-            raise ValueError(f"{label_node(node)} has the auto_pad {kind!r:.60}, expected a text")
+            raise ValueError(f"{label_node(node)} has the auto_pad {kind!r:.60}, expected a string")
         pads = list(self._graph.attribute(node, "pads", _NO_PADS))
         if any(before):
             if kind == b"SAME_UPPER":
@@ -429,7 +427,7 @@ class _Walk:
         if len(users) != 2 or len(branches) != 2 or len(sums) != 1:
             raise ValueError(
                 f"{value!r:.80} is used by {_join_labels(users)}; a ResNet has two branches there"
-                " that one Add joins, or an average pool at its end, so its answers would be others"
+                " that one Add joins, or an average pool at its end, so results would differ"
             )
         (shortcut, _), (main, add) = sorted(branches, key=lambda branch: len(branch[0]))
         if len(shortcut) > 1 or len(main) not in (2, 3):

@@ -349,8 +349,8 @@ def _name_arrays(
 def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
     if recipe.model not in _MODELS:
         yield (
-            f"of the models here, the original's code has {', '.join(_MODELS)}; this is another,"
-            " with its own graph"
+            f"of the models here, the original's code has {', '.join(_MODELS)}, not this one, which"
+            " has its own graph"
         )
     # How much SAME pads depends on the size of the images, which a graph does not fix.
     for remark in common.describe_other_padding(recipe):

@@ -320,10 +320,10 @@ def _make_scaler(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
 def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
     yield (
         "the stem has a fourth input channel of zeros, as the original's --image-shape 4,224,224"
-        " needs it"
+        " requires"
     )
     if recipe.model != _MODEL:
-        yield f"the original's code has only the model {_MODEL}; this is another"
+        yield f"the original's code has only the model {_MODEL}, not this one"
     for remark in common.describe_other_padding(recipe):
         yield f"the original's graph pads symmetrically; {remark}"
     if recipe.logits != _LOGITS:

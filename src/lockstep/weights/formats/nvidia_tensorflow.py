@@ -304,7 +304,7 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
 
 def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
     if recipe.model not in _OF_MODEL:
-        yield f"the original's code has only the models {', '.join(_OF_MODEL)}; this is another"
+        yield f"the original's code has only the models {', '.join(_OF_MODEL)}, not this one"
     if recipe.padding != "same":
         yield (
             "the original's graph pads as TensorFlow's SAME; these weights were trained with"

@@ -52,7 +52,7 @@ def check_resize(model: Any, recipe: Recipe) -> None:
     parts = _split_resize(model.graph, external)
     is_bare = not parts[0] and model.graph.input[0].name != onnx_metadata.IMAGES
     if parts not in (expected, ([], ["Cast"])) and not is_bare:
-        raise ValueError("its images pass through other nodes than its metadata describes")
+        raise ValueError("its images pass through nodes other than those in its metadata")
 
 
 def remove_resize(model: Any) -> None:

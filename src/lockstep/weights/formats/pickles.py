@@ -48,9 +48,9 @@ def naming_refusal(path: Path, kind: str, remedy: str) -> Iterator[None]:
             yield
         except Refused as error:
             raise CheckpointError(
-                f"{path} asks for {error}, which weights do not need: it may be malicious. Nothing"
-                " of it was run. Expected arrays of numbers; get the file from a source you trust,"
-                f" and save it again with {remedy}."
+                f"{path} asks for {error}, which weights do not need: it may be malicious. None of"
+                " it was executed. Expected arrays of numbers; get the file from a source you"
+                f" trust, and save it again with {remedy}."
             ) from None
 
 
@@ -236,7 +236,7 @@ class _Machine:
         if isinstance(value, bytes | str | set | dict | list):
             self.spare -= len(value)
             if self.spare < 0:
-                raise ValueError("it makes more bytes than it has")
+                raise ValueError("it unpacks to more bytes than it has")
         self.push(value)
 
     def build(self, _: Any) -> None:

@@ -297,8 +297,8 @@ class Network:
         count = sum(not unit.norm for unit in self.units)
         if count:
             yield (
-                f"{count} of {len(self.units)} batch norms are folded into their"
-                " convolutions, and the identity stands for them"
+                f"{count} of {len(self.units)} batch norms are folded into their convolutions;"
+                " identities replace them"
             )
         if any(unit.norm and unit.bias is not None for unit in self.units):
             yield (

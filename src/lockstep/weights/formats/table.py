@@ -155,8 +155,8 @@ def _match(
             matchings.append(matching)
     if not matchings:
         raise CheckpointError(
-            f"{table.path} is {format.program}'s, which has no such network as"
-            f" {' or '.join(choice.list_models())}; expected another --model"
+            f"{table.path} is a file of {format.program}, which has no network"
+            f" {' or '.join(choice.list_models())}; name another --model"
         )
     return common.choose_model(matchings, table.path, format.program, listed)
 

@@ -231,7 +231,7 @@ def _read_field(file: BinaryIO, tag: bytes) -> bytes:
         raise ValueError("it is another field")
     length = read_number(file.read)
     if length > 1000:
-        raise ValueError("it is a long text")
+        raise ValueError("it is a long string")
     return file.read(length)
 
 
@@ -394,7 +394,7 @@ def decode_text(node: Node) -> str:
     """Return the constant text of a node. Raises `ValueError` if it is none."""
     tensor = _get_tensor(node)
     if node.op != "Const" or tensor.dtype != _STRING or len(tensor.string_val) != 1:
-        raise ValueError(f"{node.name!r:.80} is not a text")
+        raise ValueError(f"{node.name!r:.80} is not a string")
     try:
         return bytes(tensor.string_val[0]).decode()
     except UnicodeDecodeError:

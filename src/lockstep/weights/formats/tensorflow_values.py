@@ -162,7 +162,7 @@ class Values:
         try:
             names = list(TopologicalSorter(needs).static_order())
         except CycleError:
-            raise ValueError("its nodes form a circle") from None
+            raise ValueError("its nodes form a cycle") from None
         return [self._makers[name] for name in names if name in self._makers]
 
 

@@ -142,7 +142,7 @@ def _check_resize(nodes: Nodes, recipe: Recipe) -> None:
     if np.abs(pixels - square.astype(np.float64)).mean() > _MOST_DIFFERENCE:
         raise ValueError(
             f"the nodes before {last.op} {last.name!r:.80} do not resize and crop images as its"
-            f" {PREPROCESSING} says, so its answers would be others; export it again"
+            f" {PREPROCESSING} says, so its results would differ; export it again"
         )
 
 
@@ -160,7 +160,7 @@ def _name_signatures(graph: FlatGraph) -> Iterator[str]:
     """Yield a remark on the signatures that are not read."""
     chosen, *others = graph.signatures or ("",)
     if others:
-        yield f"its signature {chosen!r:.60} is read, and not {', '.join(others)[:200]}"
+        yield f"reads its signature {chosen!r:.60}, not {', '.join(others)[:200]}"
 
 
 def _is_nvidias(resnet: Network, sources: set[tuple[str, str]]) -> bool:
@@ -255,7 +255,7 @@ def _rename(value: str, names: dict[str, str]) -> str:
     """Return a value's name in the rebuilt graph."""
     node, _, place = value.partition(":")
     if not place.isdecimal():
-        raise ValueError(f"{value!r:.80} is not rebuilt")
+        raise ValueError(f"{value!r:.80} is not supported")
     return f"{names[node]}:{place}"
 
 
@@ -267,7 +267,7 @@ def _rebuild(graph: FlatGraph, node: Node, name: str, names: dict[str, str]) -> 
     if node.op == "ReadVariableOp":
         return _build_node(name, "Identity", inputs, {"T": message("Value")(type=_FLOAT)})
     if node.op not in _OPERATORS:
-        raise ValueError(f"{node.op} {node.name!r:.80} is not rebuilt")
+        raise ValueError(f"{node.op} {node.name!r:.80} is not supported")
     # Private attributes name devices and other nodes.
     attributes = {key: value for key, value in node.attributes.items() if not key.startswith("_")}
     return _build_node(name, node.op, inputs, attributes)

@@ -118,7 +118,7 @@ _CHECKS: dict[str, tuple[Check, str]] = {
         one_of("single_label_classification"),
         "'single_label_classification': each output of the model would be a sigmoid, or a number",
     ),
-    "label_descriptions": (_is_table, "a table of texts"),
+    "label_descriptions": (_is_table, "a table of strings"),
 }
 """Fields that have a meaning, each with what a message expects of it."""
 
@@ -307,8 +307,8 @@ def _describe_rest(
         yield f"config.json does not say, so timm's default is assumed: {', '.join(assumed)}"
     if trained != tested:
         yield (
-            f"evaluation is at {tested} px with crop_pct {share:g}, the sizes for tests, as in"
-            f" timm's validation; training was at {trained} px"
+            f"evaluates at {tested} px with crop_pct {share:g}, the sizes for tests, as timm's"
+            f" validation does; training was at {trained} px"
         )
     dropped = sorted({*_TRAINING_ARGS}.intersection(own.get("model_args", {})))
     if dropped:
@@ -340,7 +340,7 @@ def read_classes(
             problem = f"the index {key!r:.60}; expected a whole number of at least 0"
             raise CheckpointError(f"{field} has {problem}")
         if not is_text(name):
-            problem = f"the name of class {key} is {name!r:.60}; expected a text"
+            problem = f"the name of class {key} is {name!r:.60}; expected a string"
             raise CheckpointError(f"{field}: {problem}")
         if int(key) >= logits:
             problem = f"a class {int(key)}, but num_classes is {logits}"

@@ -85,10 +85,10 @@ _TRANSFORMERS_SILENT = re.compile(
 """Modules without tensors of transformers' ResNets."""
 
 _NETWORKS = {
-    "a network of transformers that is no ResNet of Lockstep": (
+    "a transformers network that is not a ResNet of Lockstep": (
         r"embedder\.embedder\.convolution|encoder\.stages\.\d+\.layers\."
     ),
-    "a MoCo checkpoint, whose fc is no classifier": r"encoder_q\.",
+    "a MoCo checkpoint, whose fc is not a classifier": r"encoder_q\.",
     "a checkpoint of self-supervised training": (
         r"^(module\.)?(projector|projection|projection_head|predictor|prototypes|online_encoder)\."
     ),
@@ -170,7 +170,8 @@ def find_weights(path: Path, value: Any, choice: WeightsChoice) -> Contents:
     place = weights or average
     if place is None and parts:
         raise CheckpointError(
-            f"{path} has no weights besides what --ignore leaves out; leave out fewer parts"
+            f"{path} has no weights other than those that --ignore leaves out; leave out fewer"
+            " parts"
         )
     if place is None:
         kind = "dict" if isinstance(value, dict) else type(value).__name__
@@ -234,7 +235,7 @@ def find_network(path: Path, stored: Mapping[Any, Any], choice: WeightsChoice) -
             originals[bare] = array
     if not plain:
         raise CheckpointError(
-            f"{path} has no tensors besides what --ignore leaves out; leave out fewer of them"
+            f"{path} has no tensors other than those that --ignore leaves out; leave out fewer"
         )
     prefix, copies = _find_prefix(path, plain.values())
     children = _CHILDREN if f"{prefix}4.0.conv1.weight" in plain.values() else {}
@@ -419,7 +420,7 @@ def name_kind(
     lines = "\n".join(names)
     kind = next((program for value, program in _PROGRAMS.items() if value in values), "")
     if kind and _LOSS.search(lines):
-        kind += " with a loss of its own"
+        kind += " with its own loss"
     networks = _NETWORKS
     if "is not a complete ResNet" in str(error):
         networks = _NETWORKS | _WITHOUT_RESNET

@@ -112,7 +112,7 @@ def load(path: Path, *, without: Without | None = None) -> Any:
                 writer = _find_writer(archive.namelist())
                 if writer is not None:
                     raise CheckpointError(
-                        f"{path} is a program ({writer}), not weights. Nothing of it was run."
+                        f"{path} is a program ({writer}), not weights. None of it was executed."
                         " Expected a dict of tensors; use the weights that it was made from, or"
                         " save them with torch.save(model.state_dict(), path)."
                     )
@@ -221,8 +221,7 @@ def _read_stream(stream: io.BytesIO, size: int) -> Any:
     first = interpret(stream, Rules(NUMPY))
     if not isinstance(first, int) or first != _MAGIC_NUMBER:
         raise ValueError(
-            "it does not begin with PyTorch's magic number, so that another program may have"
-            " written it"
+            "it does not begin with PyTorch's magic number, so another program may have written it"
         )
     version = interpret(stream, plain)
     if version != _VERSION:
@@ -239,7 +238,7 @@ def _read_stream(stream: io.BytesIO, size: int) -> Any:
     interpret(stream, _skip_tensors(rules(size, note)))
     keys = interpret(stream, plain)
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-        raise ValueError("the keys of its storages are not a list of texts")
+        raise ValueError("the keys of its storages are not a list of strings")
     if len(set(keys)) != len(keys):
         raise ValueError("one of the keys of its storages occurs twice")
     stored: dict[str, np.ndarray] = {}

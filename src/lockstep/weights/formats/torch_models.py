@@ -130,7 +130,7 @@ def read_state_dict(
     except CheckpointError as error:
         raise torch_contents.name_kind(path, error, arrays, root) from None
     if prefix := network.prefix:
-        remarks.insert(0, f"names of tensors begin with {prefix!r:.60}, which was taken off")
+        remarks.insert(0, f"tensor names begin with {prefix!r:.60}, which was removed")
     places = list(network.names)
     expected = {t: name for t, name in matching.map_tensors().items() if t.name in places}
     trained = [tensor for tensor in expected if tensor.is_trained]
@@ -210,7 +210,7 @@ def _check_blur_filters(path: Path, stored: Mapping[Any, Any]) -> dict[str, comm
             continue
         if values.shape[1:] != (1, 3, 3) or (numbers(values) != line[:, None] * line).any():
             raise CheckpointError(
-                f"{path}: {name} is another filter than (1, 2, 1) x (1, 2, 1) / 16, which Lockstep"
+                f"{path}: {name} is a filter other than (1, 2, 1) x (1, 2, 1) / 16, which Lockstep"
                 " does not have"
             )
         shapes[name] = values.shape
@@ -263,8 +263,8 @@ def _read_average(
     )
     if not fits:
         return {}, (
-            f"the moving average ({contents.average}) has other tensors than the weights and was"
-            " left out",
+            f"the moving average ({contents.average}) does not have the tensors of the weights and"
+            " was left out",
         )
     table = Table.of(path, torch_contents.list_named_arrays(stored))
     return fetch(table, _LAYOUT, {t: names[t.name] for t in expected}), ()

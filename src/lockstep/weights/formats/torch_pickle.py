@@ -102,7 +102,7 @@ class _Tensors:
         """Return the storage that a persistent identifier names."""
         if not isinstance(identifier, tuple) or not identifier or identifier[0] != "storage":
             raise pickles.Refused(
-                "an object that is no storage of numbers, such as the class of a model"
+                "an object that is not a storage of numbers, such as a model's class"
             )
         kind, key, _, count, *view = identifier[1:]
         stored = _KINDS.get(_STORAGES.get(pickles.check_type(str, kind).rpartition(".")[2], ""))
@@ -167,7 +167,7 @@ class _Tensors:
 
 def _check_natural(value: Any) -> int:
     if not isinstance(value, int) or not 0 <= value < 2**48:
-        raise ValueError("an offset or a number of numbers is impossible")
+        raise ValueError("an offset or a size is impossible")
     return value
 
 

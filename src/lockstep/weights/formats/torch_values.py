@@ -137,7 +137,7 @@ def read_changes(path: Path, root: Values, values: Values) -> tuple[Changes, lis
         for option in _OF_TORCHVISION.keys() & args.keys():
             changes[_OF_TORCHVISION[option]] = args[option]
         if str(args.get("backend", "pil")).lower() != "pil":
-            remarks.append("its program resized tensors; here images are rounded as Pillow does")
+            remarks.append("its program resized tensors; Lockstep rounds like Pillow")
     others = dict(values)
     for name in filter(lambda name: script and name.startswith(f"{ARGS}."), values):
         del others[name]

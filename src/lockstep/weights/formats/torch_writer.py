@@ -162,7 +162,7 @@ def _describe_checkpoint(
     step = f"; step {state.step} is not" if state.step else ""
     yield f"epoch {epochs} is stored, at which --resume begins{step}"
     if recipe.model not in _OF_NVIDIA:
-        yield f"the original's code has only the models {', '.join(_OF_NVIDIA)}; this is another"
+        yield f"the original's code has only the models {', '.join(_OF_NVIDIA)}, not this one"
     yield from describe_model(recipe, "the original's model")
     if recipe.logits != _LOGITS:
         outputs = f"{_LOGITS} outputs; these weights have {recipe.logits}"

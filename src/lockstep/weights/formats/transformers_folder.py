@@ -109,8 +109,8 @@ _CONFIG_CHECKS: dict[str, tuple[Check, str]] = {
 _PROCESSOR_CHECKS: dict[str, tuple[Check, str]] = {
     "size": (
         _is_shorter_side,
-        "shortest_edge, a whole number above 0: other sizes stretch images; to say yourself how"
-        " images are prepared: --ignore image_processor_type, or feature_extractor_type",
+        "shortest_edge, a whole number above 0: other sizes stretch images; to set the"
+        " preprocessing yourself: --ignore image_processor_type, or feature_extractor_type",
     ),
     "crop_size": (_is_square, "equal height and width, whole numbers above 0"),
     "crop_pct": SHARE,
@@ -258,10 +258,10 @@ def _read_processor(fields: Mapping[str, Any]) -> Changes:
         crop = _list_sides(full["crop_size"])[0]
     else:
         raise CheckpointError(
-            f"{kind} with size {full['size']!r:.60} stretches images, or prepares them in another"
-            f" way that Lockstep does not have; expected {' or '.join(_CROPPING)} with"
-            f" do_center_crop, or ConvNextImageProcessor below {_STRETCHING} pixels; to say"
-            f" yourself how images are prepared: --ignore {place}"
+            f"{kind} with size {full['size']!r:.60} stretches images, or prepares them in a way"
+            f" that Lockstep does not have; expected {' or '.join(_CROPPING)} with do_center_crop,"
+            f" or ConvNextImageProcessor below {_STRETCHING} pixels; to set the preprocessing"
+            f" yourself: --ignore {place}"
         )
     # As transformers, images from 0 to 255 are scaled first.
     scale = full["rescale_factor"] if full.get("do_rescale", True) else 1
