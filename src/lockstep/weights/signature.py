@@ -336,7 +336,7 @@ def _open_bundle(data: bytes, trusted: Any) -> tuple[bytes, str]:
     envelope = bundle["dsseEnvelope"]
     payload = b64decode(envelope["payload"], validate=True)
     if not _is_signed(payload, b64decode(envelope["signatures"][0]["sig"], validate=True), key):
-        raise ValueError("it was changed, or made with another key than the trusted one")
+        raise ValueError("it was changed, or made with a key other than the trusted one")
     return payload, signer
 
 
