@@ -81,6 +81,7 @@ def test_help_fits_a_screen_and_help_all_shows_the_rest() -> None:
         path = context.command_path
         short = context.get_help().splitlines()
         assert len(short) <= 30, path
+        assert "--help-all" in context.command.get_params(context)[-1].opts, path
         assert max(map(len, short)) <= 100, path
         context.meta["shows_all"] = True
         everything = context.get_help()

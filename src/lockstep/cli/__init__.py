@@ -8,9 +8,8 @@ from functools import cache
 from typing import Annotated, Any, TextIO
 
 import typer
-from typer.core import TyperGroup
 
-from lockstep.cli.command import Command, ShortHelp, needs_help_all, shows_all
+from lockstep.cli.command import Command, Group, needs_help_all, shows_all
 from lockstep.cli.terminal import is_reader_gone, print
 from lockstep.system import heartbeat
 from lockstep.system.errors import EXIT_INTERRUPTED, LockstepError, UserError
@@ -80,14 +79,14 @@ def _load_command(row: Row) -> Any:
     if hasattr(module, "app"):
         for command in module.app.registered_commands:
             command.cls = Command
-        one.add_typer(module.app, name=row.name)
+        one.add_typer(module.app, name=row.name, cls=Group)
     else:
         settings = _PASSES_ON.get(row.name)
         one.command(row.name, cls=Command, context_settings=settings)(module.command)
     return typer.main.get_group(one).commands[row.name]
 
 
-class _Group(ShortHelp, TyperGroup):
+class _Group(Group):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands: Any = _Commands()
@@ -98,8 +97,7 @@ class _Group(ShortHelp, TyperGroup):
     def describe_rare(self) -> str:
         return f"shell completion and {len(_RARE)} more commands: {', '.join(_RARE)}"
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        super().format_options(ctx, formatter)
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
         names = COMMANDS if shows_all(ctx) else filter(lambda name: name not in _RARE, COMMANDS)
         rows = [(name, self.commands[name].get_short_help_str(limit=80)) for name in names]
         with formatter.section("Commands"):

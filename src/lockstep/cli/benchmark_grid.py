@@ -76,7 +76,7 @@ Epochs = Annotated[int, rare("-e", help="Measured epochs.", min=1)]
 Warmup = Annotated[int, rare("-w", help="Warm-up epochs before the measured ones.", min=0)]
 Examples = Annotated[
     int | None,
-    rare("--num-examples", help="Use N images of the data; by default all.", min=1),
+    rare("--num-examples", help="Use N images of the data (default: all).", min=1),
 ]
 Out = Annotated[
     Path | None,

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from lockstep.system.errors import UserError
 
@@ -40,12 +40,11 @@ class ShortHelp:
         return f"{count} more options" if count else ""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, with `--help`, and `--help-all` if it shows more."""
+        """Return the parameters, with `--help` and `--help-all`, hidden if it shows no more."""
         parameters = super().get_params(ctx)  # type: ignore[misc]
-        if self.describe_rare():
-            self._help_all = self._help_all or _make_help_all(parameters[-1])
-            parameters = [*parameters, self._help_all]
-        return parameters
+        if self._help_all is None:
+            self._help_all = _make_help_all(parameters[-1], hidden=not self.describe_rare())
+        return [*parameters, self._help_all]
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the words of the usage, without the braces of some versions of Typer."""
@@ -72,6 +71,15 @@ class ShortHelp:
         if rare_ones and not shows_all(ctx):
             formatter.write_paragraph()
             formatter.write_text(f"--help-all shows {rare_ones}.")
+
+
+class Group(ShortHelp, TyperGroup):
+    """A group of commands with the same help."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write what options mean, and the commands."""
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
 
 
 class Command(ShortHelp, TyperCommand):
@@ -125,10 +133,11 @@ def needs_help_all(misuse: Any) -> bool:
     return getattr(misuse, "param", None) in rare_ones
 
 
-def _make_help_all(shown: Any) -> Any:
+def _make_help_all(shown: Any, *, hidden: bool) -> Any:
     """Return the option `--help-all`, made of `--help`."""
     option = copy(shown)
     option.name = "help_all"
+    option.hidden = hidden
     option.opts = ["--help-all"]
     option.help = "Show this message with all options and exit."
 

@@ -38,7 +38,7 @@ def command(
     ignore: options.Ignore = None,
     certificate: Annotated[
         bool,
-        rare(help="Compare SOURCE and TARGET; write TARGET.certificate.json."),
+        rare(help="Compare SOURCE with TARGET, and write TARGET.certificate.json."),
     ] = True,
     assignments: options.SetPreprocessing = None,
     like: options.AsRecipe = None,

@@ -64,13 +64,13 @@ def pack(
     ] = "",
     images: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Folder of a list's images; by default the list's."),
+        typer.Option(metavar="FOLDER", help="Folder of a list's images (default: the list's)."),
     ] = None,
 ) -> None:
     """Write a data set in another storage format.
 
     SOURCE may also be Parquet, a folder of save_to_disk, a list of images (CSV, JSON lines), or
-    compressed tars and TFRecords. Leaves out unusable images and names them; exit code 1 then.
+    compressed tars and TFRecords. Unusable images are left out and named (exit code 1).
     """
     from lockstep.cli.console import Reporter
     from lockstep.data.images import printable
@@ -105,7 +105,7 @@ def stage(
 ) -> None:
     """Copy a data set to a disk of this machine, with its index.
 
-    Copies only files that are missing. For a run, the copy is the same data set.
+    Copies only files that are missing. Runs treat the copy as the same data set.
     """
     from lockstep.cli.console import Reporter
     from lockstep.data.staged_copy import stage
@@ -452,7 +452,7 @@ def sort_val(
         Path,
         typer.Option(
             metavar="FILE",
-            help="A line per image: name and class, or the class only, in the order of names.",
+            help="File with a line per image: its name and class, or only the class in name order.",
         ),
     ],
 ) -> None:

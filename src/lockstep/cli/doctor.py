@@ -18,7 +18,7 @@ from lockstep.system.defaults import DEFAULT_BACKEND
 
 def command(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Runs: did they train on all images?")
+        list[Path] | None, typer.Argument(help="Runs to check for missed images.")
     ] = None,
 ) -> None:
     """Show what is installed here, and how to get the rest.

@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 Data = Annotated[
     Path | None,
-    typer.Option(metavar="PATH", help="Images in any format; by default the run's validation set."),
+    typer.Option(metavar="PATH", help="Images in any format (default: the run's validation set)."),
 ]
 Labels = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Right answers of a test set, such as ReaL (docs/how-to/test-sets.md)."
+        metavar="FILE", help="Correct labels of a test set such as ReaL (docs/how-to/test-sets.md)."
     ),
 ]
 Split = Annotated[
     float | None,
     rare(
         metavar="SHARE",
-        help="Share to evaluate without a validation set; by default the run's. 0: all.",
+        help="Share to evaluate if there is no validation set (default: the run's; 0: all).",
     ),
 ]
 Calibrate = Annotated[

@@ -48,10 +48,10 @@ Data = Annotated[
 ]
 Images = Annotated[int, rare(help="Calibrate on at most N images.", min=1)]
 Method = Annotated[
-    str, rare(metavar="NAME", help="Ranges for int8: minmax, entropy or percentile.")
+    str, rare(metavar="NAME", help="How to choose int8 ranges: minmax, entropy or percentile.")
 ]
 Tolerance = Annotated[
-    float, rare(metavar="POINTS", help="Most top-1 that int8 may lose, in percentage points.")
+    float, rare(metavar="POINTS", help="Largest loss of top-1 with int8, in percentage points.")
 ]
 
 

@@ -51,7 +51,7 @@ Recompute = Annotated[
 Memory = Annotated[
     float | None,
     typer.Option(
-        help="Most memory of a process on a CPU, in GB (10^9 bytes); by default what is free.",
+        help="Memory limit of a process on a CPU, in GB (default: what is free).",
         min=0.01,
     ),
 ]

@@ -16,11 +16,12 @@ def command(
     system: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="pytorch, tensorflow, paddle or mxnet; by default recognised."
+            metavar="NAME", help="pytorch, tensorflow, paddle or mxnet (default: recognised)."
         ),
     ] = None,
     revision: Annotated[
-        str | None, typer.Option(metavar="YEAR", help="Of MXNet's scripts: 2019 (default) or 2022.")
+        str | None,
+        typer.Option(metavar="YEAR", help="Year of MXNet's scripts: 2019 (default) or 2022."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON: the command, the recipe and what is lost.")

@@ -32,10 +32,10 @@ LEAST_PATIENCE = 5.0
 DEFAULT_PATIENCE = 120.0
 """Seconds."""
 Processes = Annotated[
-    int, typer.Option("-n", help="Processes on each machine, one for each GPU.", min=1)
+    int, typer.Option("-n", help="Processes per machine, one for each GPU.", min=1)
 ]
 Backend = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Framework; by default the command's.")
+    str | None, typer.Option(metavar="NAME", help="Framework (default: the command's).")
 ]
 
 
@@ -45,53 +45,54 @@ def command(
     backend: Backend = None,
     distributed: options.Distributed = None,
     nodes: Annotated[
-        int | None, typer.Option(help="Machines (nodes); by default Slurm's, else 1.", min=1)
+        int | None, typer.Option(help="Machines, called nodes (default: Slurm's, else 1).", min=1)
     ] = None,
     node_rank: Annotated[
         int | None,
-        typer.Option(help="Number of this machine, from 0; by default Slurm's.", min=0),
+        typer.Option(help="Number of this machine, from 0 (default: Slurm's).", min=0),
     ] = None,
     rendezvous: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Address of node 0; by default Slurm's."),
+        typer.Option(metavar="HOST:PORT", help="Address of node 0 (default: Slurm's)."),
     ] = None,
     bind: Annotated[
         str | None,
         rare(
-            metavar="ADDRESS|INTERFACE", help="Listen only here; by default on the way to node 0."
+            metavar="ADDRESS|INTERFACE",
+            help="Listen only here (default: the address that reaches node 0).",
         ),
     ] = None,
     secret_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Shared secret of all machines; - reads it from stdin."),
+        typer.Option(metavar="FILE", help="Secret that all machines share; - reads it from stdin."),
     ] = None,
     hosts: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST,...", help="Start these machines over ssh too; this one is node 0."
+            metavar="HOST,...", help="Also start these machines over ssh; this one is node 0."
         ),
     ] = None,
     patience: Annotated[
         float,
         typer.Option(
             metavar="SECONDS",
-            help="End all ranks when one is silent for this long.",
+            help="End all ranks if one is silent for this long.",
             min=LEAST_PATIENCE,
         ),
     ] = DEFAULT_PATIENCE,
     restarts: Annotated[
-        int, typer.Option(help="After a failure, start all ranks again, at most N times.", min=0)
+        int, typer.Option(help="Restart all ranks after a failure, at most N times.", min=0)
     ] = 0,
     scheduler: Annotated[
         str | None,
-        typer.Option("--on", metavar="ray", help="Launch on the nodes of Ray's cluster."),
+        typer.Option("--on", metavar="ray", help="Launch on the nodes of a Ray cluster."),
     ] = None,
     address: Annotated[
         str | None,
-        rare(metavar="HOST:PORT", help="With --on ray: its head; by default this cluster's."),
+        rare(metavar="HOST:PORT", help="With --on ray: head of the cluster (default: this one's)."),
     ] = None,
     gpus: Annotated[
-        int | None, rare(help="With --on ray: GPUs on each machine; by default -n.", min=0)
+        int | None, rare(help="With --on ray: GPUs per machine (default: -n).", min=0)
     ] = None,
     is_dry: Annotated[
         bool, typer.Option("--dry-run", help="Print the table of ranks; start none.")

@@ -36,7 +36,7 @@ UnknownBelow = Annotated[
     float | None,
     typer.Option(
         metavar="P",
-        help="Say unknown below this probability; by default the checkpoint's. 0: never.",
+        help="Unknown below this probability (default: the checkpoint's; 0: never).",
     ),
 ]
 Runtime = Annotated[
@@ -59,10 +59,12 @@ Loader = Annotated[
     str | None, rare(metavar="NAME", help="Image loader: host, dali, dali-gpu or synthetic.")
 ]
 Distributed = Annotated[
-    str | None, rare(metavar="NAME", help="Library that sums over ranks: native or horovod.")
+    str | None, rare(metavar="NAME", help="Communication library: native or horovod.")
 ]
 _set = partial(typer.Option, "--set", metavar="FIELD=VALUE")
-Set = Annotated[list[str] | None, _set(help="Set a field (`lockstep recipes fields`); repeatable.")]
+Set = Annotated[
+    list[str] | None, _set(help="Set a field that `lockstep recipes fields` lists; repeatable.")
+]
 SetForWeights = Annotated[
     list[str] | None,
     _set(help="Set preprocessing (image_size=160), precision or execution; repeatable."),
@@ -74,14 +76,14 @@ SetPreprocessing = Annotated[
 AsRecipe = Annotated[
     str | None,
     rare(
-        "--recipe", metavar="RECIPE", help="Prepare images as this recipe; --set takes precedence."
+        "--recipe",
+        metavar="RECIPE",
+        help="Prepare images as in this recipe; --set takes precedence.",
     ),
 ]
 Checkpoint = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME", help="newest, best or a step; by default best if the run was evaluated."
-    ),
+    typer.Option(metavar="NAME", help="newest, best or a step (default: best, if evaluated)."),
 ]
 
 
@@ -112,7 +114,7 @@ RECIPE = "A published recipe, a YAML file or a run"
 Recipe = Annotated[str, typer.Option(metavar="RECIPE", help=f"{RECIPE}.")]
 RecipeOrNone = Annotated[
     str | None,
-    typer.Option("--recipe", metavar="RECIPE", help=f"{RECIPE}; by default what train chooses."),
+    typer.Option("--recipe", metavar="RECIPE", help=f"{RECIPE} (default: as train)."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 WEIGHTS = "A run, a checkpoint, a file of weights or a name (`lockstep weights`)"
@@ -189,13 +191,13 @@ Ema = Annotated[
     bool | None,
     rare(
         "--ema/--no-ema",
-        help="Use the moving average of the weights; by default whichever was better.",
+        help="Use the moving average of the weights (default: if it was better).",
     ),
 ]
 Classes = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Class names, one per line or .json; by default the weights' names."
+        metavar="FILE", help="Class names, one per line or .json (default: the weights' names)."
     ),
 ]
 

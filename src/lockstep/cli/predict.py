@@ -31,7 +31,7 @@ Form = Annotated[
     typer.Option(
         "--format",
         metavar="FORMAT",
-        help="table (default), csv, jsonl or json; also set by the ending of --output.",
+        help="table, csv, jsonl or json (default: --output's ending, or table).",
     ),
 ]
 AsJson = Annotated[bool, rare("--json", help="The same as --format json.")]
@@ -40,11 +40,14 @@ Output = Annotated[
 ]
 Embeddings = Annotated[
     Path | None,
-    rare(metavar="FILE.npz", help="Write features instead; --format or --output adds predictions."),
+    rare(metavar="FILE.npz", help="Write features; --format or --output adds predictions."),
 ]
 Explain = Annotated[
     Path | None,
-    typer.Option(metavar="PNG|FOLDER", help="Draw what speaks for the likeliest class (Grad-CAM)."),
+    typer.Option(
+        metavar="PNG|FOLDER",
+        help="Draw Grad-CAM of the top class: a .png of one image, or a new folder.",
+    ),
 ]
 
 

@@ -18,7 +18,7 @@ def command(
     target: Annotated[str, typer.Argument(help="hf:OWNER/NAME or hf:OWNER/NAME@REVISION.")],
     public: Annotated[
         bool,
-        typer.Option("--public", help="Make a new repository public; by default it is private."),
+        typer.Option("--public", help="Make a new repository public (default: private)."),
     ] = False,
     replace: Annotated[
         bool,

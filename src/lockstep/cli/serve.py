@@ -23,14 +23,16 @@ def command(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     host: Annotated[
         str,
-        typer.Option(metavar="ADDRESS", help="Listen here; all but 127.0.0.1 need a token."),
+        typer.Option(
+            metavar="ADDRESS", help="Address to listen on; all but 127.0.0.1 need a token."
+        ),
     ] = "127.0.0.1",
     token_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help=f"File with the token of clients; or set {TOKEN}."),
+        typer.Option(metavar="FILE", help=f"File with the clients' token; or set {TOKEN}."),
     ] = None,
     no_token: Annotated[
-        bool, typer.Option("--no-token", help="Serve everyone who reaches the address.")
+        bool, typer.Option("--no-token", help="Serve anyone who can reach the address.")
     ] = False,
     allow_host: Annotated[
         list[str] | None,
@@ -40,11 +42,11 @@ def command(
     ] = None,
     name: Annotated[
         str | None,
-        rare(metavar="NAME", help="Name of the model in addresses; by default its architecture."),
+        rare(metavar="NAME", help="Name of the model in URLs (default: its architecture)."),
     ] = None,
     max_batch: Annotated[int, rare(help="Largest batch, and most images per request.", min=1)] = 32,
     max_wait_ms: Annotated[
-        float, rare(help="Longest wait of a batch for images in progress.", min=0)
+        float, rare(help="Longest wait for images in progress before a batch starts.", min=0)
     ] = 2.0,
     max_queue: Annotated[
         int, rare(help="Most images in the server at once; others get 429.", min=1)
@@ -53,10 +55,10 @@ def command(
     max_megapixels: Annotated[float, rare(help="Largest image, in megapixels.", min=1)] = 50.0,
     max_connections: Annotated[int, rare(help="Most open connections.", min=1)] = 512,
     timeout_sec: Annotated[
-        float, rare(help="Time to send a body, and to wait for its result.", min=1)
+        float, rare(help="Time limit for sending a body, and for its result.", min=1)
     ] = 30.0,
     drain_sec: Annotated[
-        float, rare(help="Time to accept requests after a signal to stop.", min=0)
+        float, rare(help="Accept requests for this long after a signal to stop.", min=0)
     ] = 1.0,
     quiet: Annotated[bool, rare("--quiet", help="Log only requests that fail.")] = False,
     checkpoint: options.Checkpoint = None,

@@ -19,7 +19,7 @@ def command(
     ] = None,
     signature: Annotated[
         Path | None,
-        typer.Option(help="New file; by default PATH/model.sig or PATH.sig.", metavar="FILE"),
+        typer.Option(help="New file (default: PATH/model.sig or PATH.sig).", metavar="FILE"),
     ] = None,
 ) -> None:
     """Sign weights in the format of OpenSSF Model Signing.

@@ -25,20 +25,18 @@ from lockstep.system.errors import UserError
 app = typer.Typer(help="Hand a command to a scheduler.", no_args_is_help=True)
 
 _PASSES_ON = {"allow_extra_args": True, "ignore_unknown_options": False}
-Nodes = Annotated[int, typer.Option(help="Machines (nodes).", min=1)]
+Nodes = Annotated[int, typer.Option(help="Machines, called nodes.", min=1)]
 Time = Annotated[
     str | None, typer.Option(metavar="H:MM:SS", help="Time limit, such as 4:00:00 or 2-00:00:00.")
 ]
 Name = Annotated[str, typer.Option(metavar="NAME", help="Name of the job.")]
-Gpus = Annotated[
-    int | None, typer.Option(help="GPUs on each machine; by default -n. 0: none.", min=0)
-]
+Gpus = Annotated[int | None, typer.Option(help="GPUs per machine (default: -n; 0: none).", min=0)]
 Patience = Annotated[
     float,
     rare(metavar="SECONDS", help="As for `lockstep launch`.", min=LEAST_PATIENCE),
 ]
 Restarts = Annotated[
-    int, typer.Option(help="After a failure, start all ranks again, at most N times.", min=0)
+    int, typer.Option(help="Restart all ranks after a failure, at most N times.", min=0)
 ]
 Now = Annotated[bool, typer.Option("--now", help="Hand the job in instead of printing it.")]
 
@@ -52,7 +50,7 @@ def slurm(
     name: Name = "lockstep",
     gpus: Gpus = None,
     cpus: Annotated[
-        int | None, rare(help="Processors on each machine; by default Slurm's.", min=1)
+        int | None, rare(help="Processors per machine (default: Slurm's).", min=1)
     ] = None,
     tasks: Annotated[
         str, rare(metavar="NAME", help="A task is a node (with a launcher) or a rank.")
@@ -62,7 +60,7 @@ def slurm(
     ] = 300,
     recipes: Annotated[
         str | None,
-        typer.Option(metavar="RECIPE,...", help="Array of jobs: one for each recipe."),
+        typer.Option(metavar="RECIPE,...", help="Submit an array of jobs, one per recipe."),
     ] = None,
     runs: Annotated[
         Path | None,
@@ -116,7 +114,7 @@ def ray(
     nodes: Nodes = 1,
     address: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Dashboard of the cluster; by default RAY_ADDRESS."),
+        typer.Option(metavar="URL", help="The cluster's dashboard (default: RAY_ADDRESS)."),
     ] = None,
     gpus: Gpus = None,
     backend: Backend = None,
@@ -150,7 +148,7 @@ def kubernetes(
         typer.Option(
             "--volume",
             metavar="CLAIM:/PATH",
-            help="Claim that all Pods mount, such as data:/data; repeatable.",
+            help="Claim for all Pods to mount, such as data:/data; repeatable.",
         ),
     ] = None,
     time: Time = None,

@@ -26,7 +26,7 @@ def command(
     ],
     recipe: Annotated[
         str | None,
-        typer.Option(metavar="RECIPE", help=f"{options.RECIPE}; by default one that fits."),
+        typer.Option(metavar="RECIPE", help=f"{options.RECIPE} (default: one that fits)."),
     ] = None,
     data: Annotated[
         Path | None,
@@ -76,10 +76,11 @@ def command(
     distributed: options.Distributed = None,
     model_prefix: Annotated[
         str | None,
-        rare(metavar="PREFIX", help="Also write every epoch's weights for MXNet."),
+        rare(metavar="PREFIX", help="Also write every epoch's weights as PREFIX-0001.params."),
     ] = None,
     keep_global_batch: Annotated[
-        bool, rare("--keep-global-batch", help="Resume on fewer ranks; each accumulates more.")
+        bool,
+        rare("--keep-global-batch", help="Keep the global batch on fewer ranks, by accumulating."),
     ] = False,
     train_only: Annotated[
         bool, rare("--train-only", help="Never evaluate; validation images may be missing.")
@@ -111,7 +112,8 @@ def command(
     profile: Annotated[
         str | None,
         rare(
-            metavar="N[:M]", help="Profile M steps (default: 1) from step N; see the run's folder."
+            metavar="N[:M]",
+            help="Write a trace of M steps (default: 1), from step N, into the run.",
         ),
     ] = None,
     trust_run: Annotated[

@@ -10,11 +10,11 @@ from lockstep.cli import options
 from lockstep.cli.terminal import format_number, make_console, print, print_json
 
 Backends = Annotated[
-    str | None, typer.Option(metavar="A,B", help="Frameworks; by default all installed ones.")
+    str | None, typer.Option(metavar="A,B", help="Frameworks (default: all that are installed).")
 ]
 Model = Annotated[str | None, typer.Option(metavar="NAME", help="Model instead of the recipe's.")]
 Steps = Annotated[
-    int | None, typer.Option(help="Steps of the free run; by default 20, or 3 with --full.", min=3)
+    int | None, typer.Option(help="Steps of the free run (default: 20, or 3 with --full).", min=3)
 ]
 Precision = Annotated[str, typer.Option(metavar="NAME", help="fp32, tf32, bf16 or fp16.")]
 Full = Annotated[

@@ -22,7 +22,7 @@ def command(
     ],
     signature: Annotated[
         Path | None,
-        typer.Option(help="Signature; by default PATH/model.sig or PATH.sig.", metavar="FILE"),
+        typer.Option(help="Signature (default: PATH/model.sig or PATH.sig).", metavar="FILE"),
     ] = None,
 ) -> None:
     """Verify a signature, and all files that it covers.
