@@ -31,13 +31,13 @@ def command(
         bool,
         typer.Option(
             "--all",
-            help="Also show other hardware, other batches and other numbers of accelerators.",
+            help="Also show other hardware, batches and numbers of accelerators.",
         ),
     ] = False,
 ) -> None:
     """Compare a report with what NVIDIA and MLPerf published.
 
-    Only rows of the same chip are shown. Speeds are divided only if the hardware is the same.
+    Shows rows of the same chip, and divides speeds only if the hardware is the same.
     """
     from lockstep.benchmark.compare_published import compare
     from lockstep.benchmark.report_file import read_benchmark

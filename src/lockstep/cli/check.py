@@ -28,7 +28,7 @@ def command(
 ) -> None:
     """Check a model with the probe photos of its proof.
 
-    Runs Lockstep's own code, never the folder's check.py. Exit code 1: something differs.
+    Runs Lockstep's code, never the folder's check.py; exit code 1 if something differs.
     """
     from lockstep.proof.record import CannotCheck, find_changes, read_proof
     from lockstep.system.errors import CheckpointError

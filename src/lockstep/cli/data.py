@@ -70,7 +70,7 @@ def pack(
     """Write a data set in another storage format.
 
     SOURCE may also be Parquet, a folder of save_to_disk, a list of images (CSV, JSON lines), or
-    compressed tars and TFRecords. Unusable images are left out and named (exit code 1).
+    compressed tars and TFRecords; unusable images are left out and named (exit code 1).
     """
     from lockstep.cli.console import Reporter
     from lockstep.data.images import printable
@@ -105,7 +105,7 @@ def stage(
 ) -> None:
     """Copy a data set to a disk of this machine, with its index.
 
-    Copies only files that are missing. Runs treat the copy as the same data set.
+    Copies only missing files; runs treat the copy as the same data set.
     """
     from lockstep.cli.console import Reporter
     from lockstep.data.staged_copy import stage

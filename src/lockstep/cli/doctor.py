@@ -23,8 +23,8 @@ def command(
 ) -> None:
     """Show what is installed here, and how to get the rest.
 
-    With RUNS, names images that a run missed because a disk or a network failed, and counts those
-    that only its data set has. Exit code 1 if there are any.
+    With RUNS, names images that a disk or a network failed to deliver, and counts those that only
+    the data set has (exit code 1).
     """
     if runs:
         _examine(runs)

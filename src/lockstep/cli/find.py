@@ -72,7 +72,7 @@ def batch(
 ) -> None:
     """Find the largest batch whose training step fits into memory.
 
-    Each try is a process that takes two steps. Prints how to train the recipe's batch.
+    Tries each batch in a process of two steps, and prints how to train the recipe's batch.
     """
     from lockstep.benchmark.largest_batch import find_batch
     from lockstep.recipes import load_recipe
@@ -139,7 +139,7 @@ def lr(
 ) -> None:
     """Find a learning rate by the range test (arXiv:1506.01186).
 
-    Trains a few steps while the rate rises, until the loss diverges. Keeps only the curve.
+    Trains a few steps while the rate rises, until the loss diverges; keeps only the curve.
     """
     from lockstep.cli.console import Reporter
     from lockstep.recipes.rate_range import describe_range

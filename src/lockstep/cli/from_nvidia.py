@@ -29,8 +29,8 @@ def command(
 ) -> None:
     """Translate a command of NVIDIA's examples; run nothing.
 
-    Prints the equivalent command, and on standard error what it does not carry. With -h in the
-    command, lists the options of its script and their equivalents.
+    Prints the equivalent command, and on standard error what it does not carry; for a command with
+    -h, the equivalents of all options.
 
     Example: lockstep from-nvidia -- python main.py --arch resnext101-32x4d -b 128 --amp /imagenet
     """

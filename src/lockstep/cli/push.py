@@ -35,8 +35,8 @@ def command(
 ) -> None:
     """Upload a folder to Hugging Face's hub, as one commit.
 
-    Uses the token of `hf auth login` or HF_TOKEN. Refuses links, hidden files, runs and files that
-    Lockstep does not write; other files of the repository stay.
+    Uses the token of `hf auth login` or HF_TOKEN, refuses files that Lockstep does not write, and
+    keeps other files of the repository.
     """
     from lockstep.system.errors import CheckpointError
     from lockstep.weights.hub import HUB_WEIGHTS

@@ -75,7 +75,7 @@ def command(
 ) -> None:
     """Serve a model over HTTP, with a page to drop images on.
 
-    Answers /predict and Triton's clients. On SIGTERM or Ctrl-C, finishes accepted requests.
+    Answers /predict and Triton's clients; on SIGTERM or Ctrl-C, finishes accepted requests.
     """
     from lockstep.inference.serving import Limits
 

@@ -24,8 +24,7 @@ def command(
 ) -> None:
     """Sign weights in the format of OpenSSF Model Signing.
 
-    The password of an encrypted key comes from the terminal or LOCKSTEP_SIGN_PASSWORD. Keyless
-    signing (Sigstore) is not supported.
+    The password of an encrypted key comes from the terminal or LOCKSTEP_SIGN_PASSWORD.
     """
     from lockstep import sign
 

@@ -37,7 +37,7 @@ def command(
 ) -> None:
     """Show that all backends compute the same numbers.
 
-    Compares each one with a reference in NumPy. Exit code 1 if a difference is larger than rounding
+    Compares each one with a reference in NumPy; exit code 1 if a difference is larger than rounding
     explains.
     """
     from lockstep import verify

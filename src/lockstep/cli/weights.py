@@ -13,10 +13,10 @@ def command(
         bool, typer.Option("--json", help="Print JSON, with the addresses of the files.")
     ] = False,
 ) -> None:
-    """List weights that commands download by name.
+    """List weights to use by name, with their published accuracies.
 
-    For example `lockstep train --weights NAME` or `lockstep predict NAME`; hf:OWNER/MODEL and
-    https:// addresses work too. Accuracies are the publishers' on ImageNet.
+    Use them as in `lockstep predict NAME` or `lockstep train --weights NAME`; hf:OWNER/MODEL and
+    https:// addresses work too.
     """
     from lockstep.weights.hub import locate_cached
     from lockstep.weights.known_weights import read_known_weights
