@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def test_a_command_downloads_weights_by_their_name(
     zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
     content = (tmp_path / "a.pth").read_bytes()
     with serve(content, f"a-{hashlib.sha256(content).hexdigest()[:8]}.pth") as server:
-        row = read_known_weights()[NAME].model_copy(update={"address": server.address})
+        row = replace(read_known_weights()[NAME], address=server.address)
         for module in (known_preprocessing, hub):
             monkeypatch.setattr(module, "read_known_weights", lambda: {NAME: row})
         target = tmp_path / "b.safetensors"
