@@ -56,7 +56,7 @@ def test_images_left_out_are_exit_code_1(few: Path, tmp_path: Path, answer: Run)
     code, output, errors = answer("data", "pack", few, tmp_path / "to", "--format", "recordio")
     assert (code, errors) == (1, "")
     assert "left out: train/cat/bad.jpg: not an image in a known format" in output
-    assert output.endswith("left out: 1 image that cannot be used, named above\n")
+    assert output.endswith("left out: 1 image, named above\n")
 
 
 def test_staging_says_what_it_copied(few: Path, tmp_path: Path, answer: Run) -> None:
@@ -111,11 +111,11 @@ def test_progress_is_in_lines_but_not_in_json(tmp_path: Path, answer: Run) -> No
 REFUSED = """
 pack source target --format zip | zip is not a storage format; choose one of folder, recordio
 pack nowhere target --format recordio | there is no folder nowhere
-pack source source --format recordio | source holds other things
+pack source source --format recordio | source holds other files
 index nowhere | there is no folder nowhere
 check s3://bucket/images | this command does not read object stores
 info flat | lockstep data sort-val flat --labels FILE
-show source --recipe demo --split vall | no images called vall. Did you mean val?
+show source --recipe demo --split vall | no split vall. Did you mean val?
 show source --recipe demoo | demo
 show source --recipe fine-tune | none are given: add --weights
 show source --recipe demo --weights w.pth | leave out --weights or
@@ -242,7 +242,7 @@ def test_show_draws_a_fine_tuning_at_the_size_of_its_weights(
         command = ("data", "show", textures, "--weights", run_folder, "--split", split)
         code, output, _ = answer(*command, "--out", out, "--images", 4)
         assert code == 0
-        assert output.splitlines()[-1] == f"{out}: images of {size} px, as fine-tune has them"
+        assert output.splitlines()[-1] == f"{out}: images of {size} px, as fine-tune prepares them"
 
 
 def test_show_needs_no_framework(
@@ -254,7 +254,7 @@ def test_show_needs_no_framework(
     code, output, errors = answer("data", "show", textures, "--out", out, "--images", 4)
     assert (code, out.is_file()) == (0, True)
     assert errors == "note: PyTorch is not installed, so sizes are those of a CPU\n"
-    assert output.splitlines()[-1] == f"{out}: images of 64 px, as my-images has them"
+    assert output.splitlines()[-1] == f"{out}: images of 64 px, as my-images prepares them"
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -274,7 +274,7 @@ def test_show_draws_what_the_host_loader_makes(
     )
     assert (code, errors) == (0, "")
     result = output.splitlines()[-1]
-    assert result == f"{out}: images of 40 px, as {tmp_path / 'mine.yaml'} has them"
+    assert result == f"{out}: images of 40 px, as {tmp_path / 'mine.yaml'} prepares them"
     index = open_index(textures / split)
     plans = (
         training_plans(recipe.replace(global_batch_images=8), index.sizes, 0)

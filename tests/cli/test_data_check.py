@@ -98,9 +98,9 @@ def test_what_is_in_quarantine_is_left_out_of_training(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--labels", "RUN", "--quarantine"), "--quarantine has a meaning only without --labels"),
-        (("--labels", "RUN", "--smallest", "32"), "--smallest has a meaning only without --labels"),
-        (("--out", "labels.png"), "--out has a meaning only with --labels"),
+        (("--labels", "RUN", "--quarantine"), "--quarantine works only without --labels"),
+        (("--labels", "RUN", "--smallest", "32"), "--smallest works only without --labels"),
+        (("--out", "labels.png"), "--out works only with --labels"),
     ],
 )
 def test_options_without_a_meaning_are_refused(

@@ -97,7 +97,7 @@ def test_the_answer_is_a_command_that_trains_the_recipes_batch() -> None:
     plain = find.advise("r.yaml", recipe, Execution(), Found(98, 4, []), [])
     assert plain[2:] == [
         "lockstep train --recipe r.yaml --data DATA --out RUN --set accumulation_steps=4",
-        "More fit, in steps that take longer, with --recompute blocks.",
+        "With --recompute blocks, more fit, but steps take longer.",
     ]
     assert find.advise("r.yaml", recipe, Execution(), Found(256, 1, []), [])[1:] == [
         "The recipe's 256 images fit at once:",

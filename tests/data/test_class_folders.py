@@ -87,7 +87,7 @@ def test_one_note_counts_what_is_left_out_of_both_splits(tmp_path: Path) -> None
         f"left out of {data}: 4 empty class folders (train/__MACOSX, train/empty, train/notes,"
         " val/bird), 1 folder inside a class folder (train/cat/2023), 5 hidden files"
         " (train/.DS_Store, train/__MACOSX/._a.jpg, train/cat/.DS_Store, train/empty/.keep,"
-        " val/bird/.keep), 4 files of other kinds (train/README, train/photos.zip,"
+        " val/bird/.keep), 4 files that are not images (train/README, train/photos.zip,"
         f" train/cat/Thumbs.db, train/notes/notes.txt); lockstep data check '{data}' lists all"
     )
     result = open_sets(image_folder(tmp_path / "clean", CLEAN | {"cat/b.jpg": b""}), 0.5, silent)[3]

@@ -117,7 +117,7 @@ def test_a_strangers_index_with_a_wrong_value_is_made_again(
     assert paths(again) == paths(right)
     assert np.array_equal(again.rows, right.rows)
     [note] = note_skipped(root, [again])
-    assert note.startswith(f"the index in {cache} is not used and made again: ")
+    assert note.startswith(f"the index in {cache} is unusable and is rebuilt: ")
     assert note_skipped(root, [open_index(root)]) == []
 
 

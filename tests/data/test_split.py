@@ -119,7 +119,7 @@ def test_a_part_of_a_data_set_stands_for_the_data_set(
     sets = open_sets(tmp_path / part, 0.0, silent)
     assert (len(sets.training), len(sets.validation), sets.data) == (8, 4, tmp_path)
     assert sets.notes == [
-        f"{tmp_path / part} is a part of {tmp_path}; the run uses all of it: --data {tmp_path}"
+        f"{tmp_path / part} is part of {tmp_path}; the run uses the whole: --data {tmp_path}"
     ]
     monkeypatch.chdir(tmp_path / part)
     assert open_sets(Path(), 0.0, silent).data == tmp_path

@@ -177,7 +177,7 @@ def test_what_cannot_be_copied_is_an_error(
     monkeypatch.setattr(
         staged_copy.shutil, "disk_usage", lambda path: staged_copy.shutil._ntuple_diskusage(9, 8, 1)
     )
-    with pytest.raises(DataError, match=r"0.0 GB free, and 0.0 GB are missing"):
+    with pytest.raises(DataError, match=r"0.0 GB free, but the copy needs 0.0 GB"):
         stage(data, tmp_path / "copy")
     with pytest.raises(DataError, match="no folder"):
         find_split(tmp_path / "nothing", "train")

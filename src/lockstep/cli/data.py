@@ -94,7 +94,7 @@ def pack(
         folder = target / split if split == "test" else target
         print(f"{split}: {format_count(count, 'image')} in {folder}")
     if count_left_out:
-        print(f"left out: {format_count(count_left_out, 'image')} that cannot be used, named above")
+        print(f"left out: {format_count(count_left_out, 'image')}, named above")
         raise typer.Exit(1)
 
 
@@ -219,7 +219,7 @@ def check(
         source = context.get_parameter_source(name)
         if source is not None and source.name != "DEFAULT":
             when = "without" if labels else "with"
-            raise typer.BadParameter(f"--{name} has a meaning only {when} --labels; leave it out")
+            raise typer.BadParameter(f"--{name} works only {when} --labels; leave it out")
     if labels:
         _check_labels(data, labels, out, as_json=as_json)
         return
@@ -265,15 +265,15 @@ def _check_labels(data: Path, runs: list[str], out: Path, *, as_json: bool) -> N
         )
         if check.trained:
             print(
-                f"note: {format_count(check.trained, 'image')} more are not judged, because the"
-                " weights of their runs were trained on them before; to judge them too:"
+                f"note: {format_count(check.trained, 'image')} are not judged: the weights that"
+                " these runs started from were trained on them; to judge them too:"
                 f" {suggest_folds(Path(runs[0]), data)}"
             )
         if check.odds > 1:
             accuracy = format_accuracy(100 * check.right / check.judged, check.judged)
             print(
-                f"note: top-1 of these runs is {accuracy}: runs that are wrong so often also doubt"
-                f" right labels. A label is listed if another class is over {check.odds:g} times as"
+                f"note: these runs have a top-1 of only {accuracy}, so they also doubt correct"
+                f" labels. A label is listed if another class is over {check.odds:g} times as"
                 " likely; look at every image, or train better runs first"
             )
         for suspect in suspects[:_SHOWN_SUSPECTS]:
@@ -364,7 +364,7 @@ def show(
     )
     size = settled.eval_crop if split == "val" else find_size(settled, epoch - 1)
     changed = ", with the fields of --set" if changes else ""
-    caption = f"images of {size} px, as {recipe or settled.based_on} has them{changed}"
+    caption = f"images of {size} px, as {recipe or settled.based_on} prepares them{changed}"
     write_sheet(sheet, out, caption)
     print(f"{out}: {caption}")
 
@@ -400,7 +400,7 @@ def _open_shown(
         indexes = dict(zip(("train", "val"), divide_index(whole, division), strict=True))
     named = split if split in indexes else ""
     if named not in indexes:
-        raise DataError(f"{data} has no images called {split}. {nearest(split, indexes)}")
+        raise DataError(f"{data} has no split {split}. {nearest(split, indexes)}")
     index = indexes[named]
     if recipe is None:
         recipe = _choose_recipe(name or "", source, indexes.get("train", index), changes)

@@ -185,14 +185,14 @@ def advise_rate(result: "RateRange", steps: int) -> list[str]:
     if result.diverged:
         lines.append(f"the loss diverges at {end}")
     else:
-        lines.append("the loss did not diverge: --to may be greater")
+        lines.append("the loss did not diverge: try a greater --to")
     if result.field is None:
         lines.append(
             "the loss never fell by more than it varies, so no rate is suggested: try more --steps,"
             " or look at the curve"
         )
         return lines
-    lines.append(f"it is lowest at {result.lowest:.2g}; a tenth of that is a good peak")
+    lines.append(f"the loss is lowest at {result.lowest:.2g}; a tenth of that is a good peak")
     lines.append(f"--set lr={result.field:g}")
     return lines
 
@@ -253,7 +253,7 @@ def advise(
         shlex.join(command),
     ]
     if execution.recompute == "off" and FRAMEWORKS[execution.backend].recomputes and parts > 1:
-        lines.append("More fit, in steps that take longer, with --recompute blocks.")
+        lines.append("With --recompute blocks, more fit, but steps take longer.")
     return lines
 
 

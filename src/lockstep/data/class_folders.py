@@ -28,12 +28,12 @@ KINDS = {
     EMPTY_CLASS: ("empty class folder", "empty class folders"),
     NESTED_FOLDER: ("folder inside a class folder", "folders inside class folders"),
     HIDDEN: ("hidden file", "hidden files"),
-    STRAY_FILE: ("file of another kind", "files of other kinds"),
-    CLASS_LIST: ("list that lacks classes", "lists that lack classes"),
+    STRAY_FILE: ("file that is not an image", "files that are not images"),
+    CLASS_LIST: ("list without all classes", "lists without all classes"),
     LINK: ("link in a tar", "links in tars"),
     EXTRA_IMAGE: ("second image of a sample", "second images of samples"),
-    BAD_RECORD: ("place without a usable image", "places without usable images"),
-    NO_END: ("missing end of a tar, which may be cut", "missing ends of tars, which may be cut"),
+    BAD_RECORD: ("damaged place without an image", "damaged places without images"),
+    NO_END: ("tar without its end", "tars without their ends"),
     NEIGHBOUR: ("item next to the images that are read", "items next to the images that are read"),
 }
 """The kinds of what is left out, and the words for one and for many. They are also kinds of

@@ -130,7 +130,7 @@ def _refuse_json(path: Path) -> None:
     names = f"{shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix('.jsonl')))}"
     raise DataError(
         f"{path} is not a list of images; expected JSON lines: for each image an object of its path"
-        f" and its label. An array of them is written so by: python -c '{code}' {names}"
+        f" and its label. To convert a JSON array: python -c '{code}' {names}"
     )
 
 

@@ -183,7 +183,7 @@ class Images:
         root = name_folder(self.source.root)
         return DataError(
             f"{root}/{self.place(sample)} cannot be read: {explain_failure(error)}. Start again"
-            " when its disk or network answers; to leave the image out instead: lockstep data check"
+            " once its disk or network answers; to leave the image out instead: lockstep data check"
             f" {shlex.quote(root)} --quarantine"
         )
 

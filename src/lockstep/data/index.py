@@ -234,7 +234,7 @@ def load_index(source: Source, notes: list[str] | None = None) -> Index | None:
             index = _load(source, folder)
         except (OSError, ValueError) as error:
             if notes is not None:
-                notes.append(f"the index in {folder} is not used and made again: {error}")
+                notes.append(f"the index in {folder} is unusable and is rebuilt: {error}")
             continue
         if index is not None:
             return index
@@ -266,7 +266,7 @@ def _check_folders(source: Source, classes: tuple[str, ...] | None) -> None:
             raise DataError(
                 f"{source.title} has classes that the training images do not have:"
                 f" {', '.join(unknown[:5])}. Add training images of them, or remove them; if one is"
-                " a renamed class, give it its name again"
+                " a renamed class, restore its name"
             )
 
 

@@ -172,13 +172,15 @@ def find_run_sources(data: Path, division: float | Fold, *, validates: bool = Tr
     if division:
         notes = []
         if isinstance(division, Fold) and holds_split(data, "val"):
-            notes.append(f"the validation images of {data} are left out: each fold has its own")
+            notes.append(
+                f"the validation images of {data} are not used: folds validate on training images"
+            )
         return RunSources(data, [whole_source(data, division)], notes)
     notes = []
     whole_set = _find_whole_set(data)
     if whole_set is not None:
         whole = shlex.quote(str(whole_set))
-        notes = [f"{data} is a part of {whole_set}; the run uses all of it: --data {whole}"]
+        notes = [f"{data} is part of {whole_set}; the run uses the whole: --data {whole}"]
         data = whole_set
     if validates:
         return RunSources(data, [_require_split(data, split) for split in ALIASES], notes)
@@ -253,7 +255,7 @@ def _require_split(data: Path, split: str) -> Source:
             raise
         raise DataError(
             f"{error}. To set a share of {where} apart for validation, use --split {TYPICAL_SHARE},"
-            " or 0.3 with fewer than some 500 images"
+            " or 0.3 with fewer than about 500 images"
         ) from None
 
 

@@ -145,7 +145,7 @@ def _check_space(target: Path, missing: int) -> None:
     free = shutil.disk_usage(target).free
     if missing > free:
         raise DataError(
-            f"{target} has {free / 1e9:.1f} GB free, and {missing / 1e9:.1f} GB are missing there;"
+            f"{target} has {free / 1e9:.1f} GB free, but the copy needs {missing / 1e9:.1f} GB;"
             " free space"
         )
 

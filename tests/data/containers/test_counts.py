@@ -174,9 +174,7 @@ def test_a_tar_that_is_cut_between_members_is_noted(tmp_path: Path) -> None:
         path.write_bytes(whole[:size])
         listing = list_images(find_source(tmp_path))
         assert (len(listing), count_kinds(listing)["no-end"]) == (images, 1)
-        assert "1 missing end of a tar, which may be cut (train.tar)" in describe_skipped(
-            listing.skipped
-        )
+        assert "1 tar without its end (train.tar)" in describe_skipped(listing.skipped)
     path.write_bytes(whole[: end + 1024])
     assert count_kinds(list_images(find_source(tmp_path))) == {"empty-class": 1}
 
@@ -215,7 +213,7 @@ def test_empty_records_are_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyP
         listing = list_images(find_source(root))
         assert (len(listing.damaged), len(listing.skipped)) == (100, 21)
         assert count_kinds(listing) == {"bad-record": 900}
-        assert describe_skipped(listing.skipped).startswith("900 places without usable images (")
+        assert describe_skipped(listing.skipped).startswith("900 damaged places without images (")
 
 
 def test_what_was_inspected_is_kept_for_the_images_that_are_listed(tmp_path: Path) -> None:

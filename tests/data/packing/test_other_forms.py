@@ -165,7 +165,10 @@ def test_arrays_and_splits_in_tables(tmp_path: Path) -> None:
         ({"label": [0, 1], "image2": [b"", b""]}, "2 columns that may hold the image: .*--image"),
         ({"width": [0, 1]}, "no column that seems to hold the label: .* Name it: --label NAME"),
         ({"label": [None, 0]}, r"filter\(lambda row: row\['label'\] != None\)"),
-        ({"labels": [[0, 1], [1]]}, "column labels holds no name or number .* Several labels"),
+        (
+            {"labels": [[0, 1], [1]]},
+            "column labels does not hold one name or number .* Several labels",
+        ),
         ({"label": [0, 1], "split": ["train", "trian"]}, "'trian' is not a split"),
     ],
 )

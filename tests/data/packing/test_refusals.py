@@ -81,7 +81,7 @@ def test_a_target_that_holds_another_pack_is_refused_and_left_alone(
 
 def test_a_target_of_other_things_is_left_alone(folder: Path, tmp_path: Path) -> None:
     image_folder(tmp_path / "target", {"thesis.tex": b"..."})
-    with pytest.raises(DataError, match=r"target holds other things \(thesis.tex\)"):
+    with pytest.raises(DataError, match=r"target holds other files \(thesis.tex\)"):
         pack_as(folder, tmp_path / "target", "recordio")
     assert [path.name for path in (tmp_path / "target").iterdir()] == ["thesis.tex"]
 
@@ -191,7 +191,7 @@ def test_a_list_that_is_one_value_of_json_is_answered_with_a_command(tmp_path: P
     path = tmp_path / "my list.json"
     path.write_text(json.dumps(rows))
     output = refuse(path, tmp_path / "out")
-    command = output.partition("is written so by: python ")[2].strip()
+    command = output.partition("To convert a JSON array: python ")[2].strip()
     subprocess.run([shlex.quote(sys.executable) + " " + command], shell=True, check=True)
     lines = path.with_suffix(".jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == rows

@@ -96,7 +96,7 @@ def test_a_list_that_was_written_half_way_gives_no_image_of_another_name(
         patch.setattr(mirror, step, end_command)
         with pytest.raises(KeyboardInterrupt):
             find_folder(store.url)
-    with pytest.raises(DataError, match=f"{store.url}/train/.* has changed, .* Start again"):
+    with pytest.raises(DataError, match=f"{store.url}/train/.* has changed: .* Start again"):
         read_lists(before.source)
     moved.rename(first)
     forget_stores()

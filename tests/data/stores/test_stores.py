@@ -187,7 +187,7 @@ def test_a_deleted_object_is_no_bad_image(store: Store, packed: Path) -> None:
 
 
 def test_an_address_with_a_password_is_refused_and_not_printed() -> None:
-    with pytest.raises(DataError, match="Credentials are found in the environment") as raised:
+    with pytest.raises(DataError, match="Credentials come from the environment") as raised:
         find_folder("s3://key:hidden@bucket/images")
     assert "hidden" not in str(raised.value)
 

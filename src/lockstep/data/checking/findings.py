@@ -50,29 +50,25 @@ KINDS = {
         "a class folder without images", "Put its images back, or remove the folder"
     ),
     "nested-folder": _error("a folder inside a class folder", "Move its images to <class>/<image>"),
-    "stray-file": _warning(
-        "a file that is no image, which is left out", "Nothing, or put it elsewhere"
-    ),
-    "hidden": _warning(
-        "a hidden file, which is left out", "Nothing, or rename it if it is an image"
-    ),
+    "stray-file": _warning("a file that is not an image, left out", "Nothing, or put it elsewhere"),
+    "hidden": _warning("a hidden file, left out", "Nothing, or rename it if it is an image"),
     "class-list": _warning(
-        f"a {CLASSES} that lacks classes, so that labels are those of the sorted folders",
+        f"a {CLASSES} that lacks classes, so sorted folders number the classes",
         "Correct the list, or remove it",
     ),
     "link": _warning(
-        "a link in a tar, which is left out",
+        "a link in a tar, left out",
         "Write the tar with: tar --dereference --hard-dereference",
     ),
     "extra-image": _warning(
-        "one of several images of a sample, which is left out", "Nothing, or store it by itself"
+        "one of several images of a sample, left out", "Nothing, or make it a separate sample"
     ),
     "no-end": _warning(
         "a tar without the two blocks of zeros that end it: images may be missing",
         "Compare its size with that of the original, or write it again",
     ),
     "neighbour": _warning(
-        "a folder, file or image next to the images that are read, which is left out",
+        "a folder, file or image next to the images that are read, left out",
         "Nothing if it holds the same images, or put all into one place",
     ),
     "no-images": _error("no image that can be used", "Put the images there, or remove it"),
@@ -101,7 +97,7 @@ KINDS = {
         "more or fewer images than ImageNet has", "Look for missing or added images"
     ),
     "many-blank": _warning(
-        "a share of images that show nothing", "Look for what made them, such as a failed download"
+        "a share of images that show nothing", "Find the cause, such as a failed download"
     ),
     "not-compared": _warning(
         "too many images to look for near-duplicates", "Compare parts of the data set"
@@ -139,7 +135,7 @@ KINDS = {
     "truncated": _bad_image("the end of the image is missing", _FETCH),
     "damaged": _bad_image("an image that cannot be decoded", _FETCH),
     "needs-plug-in": _error(
-        "an image of a format that is not read here", "Install what the message says"
+        "an image in a format that needs a plug-in", "Install what the message says"
     ),
     "not-an-image": _bad_image(
         "not an image in a known format", "Remove it, or leave it out: --quarantine"
@@ -162,7 +158,7 @@ KINDS = {
         "an image that shows nothing: constant, nearly black or nearly white", _LEAVE_OUT
     ),
     "wrong-checksum": _odd_image(
-        "parts of a PNG that fail their checksum, and are left out", "Fetch the file again"
+        "parts of a PNG with a wrong checksum, left out", "Fetch the file again"
     ),
     "cmyk": _odd_image(
         "a CMYK image, which libraries convert to different colours", "Convert it to RGB"

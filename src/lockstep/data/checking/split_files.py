@@ -88,7 +88,7 @@ def _find_split(data: Path, split: str) -> tuple[Source, list[Problem]] | None:
 
 def _list_unread(data: Path, source: Source, read: str) -> list[Problem]:
     """Return what lies next to the images that are read and is not read."""
-    detail = f"not read, because {read} is"
+    detail = f"not read: {read} is read"
     return [(NEIGHBOUR, name, detail) for name in sources.list_unread(data, source)]
 
 

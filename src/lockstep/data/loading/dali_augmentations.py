@@ -163,11 +163,11 @@ def refuse_other_pixels(augmentations: Sequence[Augmentation]) -> None:
 def _find_reason(augmentation: Augmentation) -> str:
     """Return why DALI does not have an augmentation's pixels; "" if it has them."""
     if isinstance(augmentation, ColourJitter) and augmentation.hue:
-        return "DALI's hue differs by up to 156 levels; it does hue: 0"
+        return "DALI's hue differs by up to 156 levels; DALI supports hue: 0"
     if isinstance(augmentation, GaussianBlur) and augmentation.dialect == "pillow":
-        return f"{_BOXES}; it does dialect: torchvision"
+        return f"{_BOXES}; DALI supports dialect: torchvision"
     if isinstance(augmentation, RandomErasing) and augmentation.fill != "mean":
-        return "DALI fills rectangles with one colour; it does fill: mean"
+        return "DALI fills rectangles with one colour; it supports fill: mean"
     if augmentation.name in _OPERATORS:
         return ""
     return _REASONS.get(augmentation.name, "it is Python code")

@@ -160,6 +160,6 @@ def _check_target(split: Split, target: Path) -> None:
     holds_images = not split.name or split.listing.source.format == FOLDER
     if holds_images and target.resolve().is_relative_to(root.resolve()):
         raise DataError(
-            f"{target} is inside {root}, where its files would be taken for images; choose another"
+            f"{target} is inside {root}, where its files would count as images; choose another"
             " folder"
         )

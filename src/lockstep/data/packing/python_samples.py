@@ -84,7 +84,7 @@ def _read_rows(
         if not isinstance(sample, tuple | list) or len(sample) not in (2, 3):
             raise UserError(
                 f"{place} is of type {type(sample).__name__}; expected (image, label) or (image,"
-                " label, split). Of rows that are dictionaries, make them:"
+                " label, split). If rows are dictionaries, pass:"
                 ' ((row["image"], row["label"]) for row in data)'
             )
         lengths.add(len(sample))

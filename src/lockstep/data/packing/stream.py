@@ -100,7 +100,9 @@ def number_label(label: str | int, positions: Mapping[str, int]) -> int:
     number = positions.get(label, len(positions)) if isinstance(label, str) else label
     if number < len(positions):
         return number
-    raise ValueError(f"the label is {label!r:.100}, which is none of {len(positions)} classes")
+    raise ValueError(
+        f"the label is {label!r:.100}, which is not one of the {len(positions)} classes"
+    )
 
 
 def write_rows(

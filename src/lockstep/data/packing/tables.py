@@ -106,7 +106,7 @@ class _Chosen(NamedTuple):
         if label not in _NO_LABELS or self.table.kinds[self.label] == "cell":
             return "Remove its row, or name another column: --label NAME"
         rows = f"dataset.filter(lambda row: row[{self.label!r}] != {label!r})"
-        return f"Leave out all such rows, by the package datasets: {rows}"
+        return f"Leave out all such rows with the package datasets: {rows}"
 
 
 def write_tables(
@@ -136,7 +136,7 @@ def write_tables(
     if different:
         raise DataError(
             f"{files} list different classes: {shorten_list(different, 10)}. Give all files one"
-            " ClassLabel, or pack each to its own folder"
+            " ClassLabel, or pack each to a separate folder"
         )
     if len(lists) > 1:
         note(f"note: {files} number their classes differently, and are matched by name")
@@ -174,7 +174,7 @@ def _choose(table: Table, columns: Columns) -> _Chosen:
         likely = columns.label or ("" if labels else next(lists, ""))
         if table.kinds.get(likely) in ("array", "image"):
             raise DataError(
-                f"{table.path}: the column {likely} holds no name or number of each image."
+                f"{table.path}: the column {likely} does not hold one name or number per image."
                 f" {_SEVERAL}: name another column: --label NAME"
             )
         label = _choose_column(table, "label", columns.label, labels)

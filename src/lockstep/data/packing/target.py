@@ -75,7 +75,7 @@ def check_is_own(target: Path) -> None:
     strange = [path.name for path in target.iterdir() if path.name != CACHE]
     if strange:
         raise DataError(
-            f"{target} holds other things ({sorted(strange)[0]}); choose an empty folder"
+            f"{target} holds other files ({sorted(strange)[0]}); choose an empty folder"
         )
 
 
@@ -125,7 +125,7 @@ def _check_same(
     # A file that could not be read then (0, 0) may be readable now.
     if before.shape != states.shape or (before != states)[before.any(axis=1)].any():
         raise DataError(
-            f"{target} holds images from before some were overwritten; choose an empty folder"
+            f"{target} holds images of which some were overwritten since; choose an empty folder"
         )
 
 

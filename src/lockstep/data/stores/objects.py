@@ -202,7 +202,7 @@ class ObjectStore:
         reason = _find_reason(error)
         advice = "Check the address, the credentials and the network"
         if "object with invalid path" in reason:
-            advice = "The library allows no //, ., .. and control characters in names. Rename it"
+            advice = "Names cannot contain //, ., .. or control characters. Rename it"
         return DataError(f"{place} cannot be {action}: {reason}. {advice}")
 
 
@@ -229,7 +229,7 @@ def connect(url: str) -> Any:
     if "@" in url or "?" in url or "#" in url:  # it is not printed: it may have a password
         raise DataError(
             "the address of an object store has @, ? or #; expected s3://BUCKET/PREFIX. Credentials"
-            " are found in the environment"
+            " come from the environment"
         )
     try:
         from obstore.store import HTTPStore, from_url

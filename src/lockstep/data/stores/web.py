@@ -42,7 +42,7 @@ class WebFiles(ObjectStore):
         try:
             self._names = sorted({unquote(name) for name in expand_braces(pattern)})
         except RecursionError:
-            message = f"{pattern:.200} has too many braces; expected such as {EXAMPLE}"
+            message = f"{pattern:.200} has too many braces; expected an address such as {EXAMPLE}"
             raise DataError(message) from None
         for name in self._names:
             folder = PurePosixPath(name).parent.as_posix()
@@ -144,7 +144,9 @@ def split_address(address: str) -> tuple[str, str]:
     except ValueError:  # of an IPv6 address
         parts = urlsplit("")
     if not parts.hostname:
-        raise DataError(f"{address} names no files of a server; expected such as {EXAMPLE}")
+        raise DataError(
+            f"{address} names no files of a server; expected an address such as {EXAMPLE}"
+        )
     if parts.scheme != "https" and not _is_this_machine(parts.hostname):
         raise DataError(
             f"{address} would be read without encryption; expected https://. http:// is only for"
