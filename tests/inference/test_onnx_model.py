@@ -161,9 +161,12 @@ def test_the_tolerance_is_a_bound(weights: Path, data: Path, tmp_path: Path) -> 
 def test_int8_without_what_it_needs_is_refused(
     weights: Path, data: Path, options: dict[str, Any] | None, message: str, tmp_path: Path
 ) -> None:
-    precision = "int8" if options is None else lockstep.Int8(data, **options)
     with pytest.raises(CheckpointError, match=message):
-        lockstep.load(weights).export(tmp_path / "model", to="onnx", precision=precision)
+        lockstep.load(weights).export(
+            tmp_path / "model",
+            to="onnx",
+            precision="int8" if options is None else lockstep.Int8(data, **options),
+        )
     assert not (tmp_path / "model").exists()
 
 

@@ -9,10 +9,9 @@ from lockstep.system import rank_variables
 
 @dataclass(frozen=True)
 class Options:
-    """The values that a backend supports, of options that not every backend supports in full.
+    """The values that a backend supports, for options that not every backend supports in full.
 
-    A field has the name of a field of `Execution` or `Recipe`, where its values are explained. The
-    defaults here are what every backend supports.
+    The defaults are what all support. `Execution` and `Recipe` explain the values.
     """
 
     distributed: tuple[str, ...] = ("native",)
@@ -49,62 +48,59 @@ class Export:
 
 @dataclass(frozen=True)
 class Framework:
-    """One backend, as far as it can be described without importing its framework."""
+    """A row of `FRAMEWORKS`: what the core knows of a backend without importing the framework."""
 
     distributions: tuple[str, ...]
-    """Distributions of which one must be installed."""
+    """Packages of which one must be installed."""
     install: str
-    """What to type to install it."""
+    """The command that installs the framework."""
     exports: Mapping[str, Export] = field(default_factory=dict)
-    """The formats that its folder writes."""
+    """The formats that the backend exports, by name."""
     module: str | None = None
-    """The framework's module, which is imported only in the backend's folder. None: it computes
-    with NumPy."""
+    """The module of the framework, which only the backend's folder imports. None for NumPy."""
     is_separate: bool = False
-    """Whether it cannot share an environment with the other frameworks."""
+    """Whether the framework needs a separate environment, without the other frameworks."""
     on_cpu: Options = field(default_factory=Options)
-    """The options that its engine supports on CPUs."""
+    """The options that the engine supports on CPUs."""
     on_gpu: Options | None = None
-    """The options that its engine supports on GPUs. None: it computes on CPUs only."""
+    """The options that the engine supports on GPUs; None if it computes only on CPUs."""
     addresses: str | None = None
-    """The environment variable in which a launcher gives a rank the addresses of other ranks. None:
-    the backend trains in one process only."""
+    """The variable in which a launcher gives a rank the addresses of others; None for one process.
+    """
     rank_variables: Mapping[str, str] = field(default_factory=dict)
-    """The environment variables of the framework's own launchers, by the usual names: RANK,
-    WORLD_SIZE, LOCAL_RANK."""
+    """Variables of the framework's own launchers by usual name: RANK, WORLD_SIZE, LOCAL_RANK."""
     reads_tf_config: bool = False
-    """Whether TF_CONFIG names a rank as well."""
+    """Whether the variable TF_CONFIG names a rank, too."""
     slower: Mapping[str, str] = field(default_factory=dict)
-    """By precision: how much slower than fp32 it is where the processor emulates it; measured in
+    """By precision, how much slower than fp32 it is where the processor emulates it; measured in
     docs/explanation/numerics.md."""
     slower_with_avx_512: Mapping[str, str] = field(default_factory=dict)
-    """The same where oneDNN has AVX-512 to emulate with, for precisions in which that differs."""
+    """The same, for precisions that oneDNN emulates faster with AVX-512."""
     always_emulates: tuple[str, ...] = ()
-    """Precisions that it rounds to and multiplies in float32, whatever the processor has."""
+    """Precisions that the backend rounds to but multiplies in float32 on every processor."""
     origins: tuple[str, ...] = ()
-    """Origins of the weights files that are the framework's own; see
-    `lockstep.weights.Weights.origin`."""
+    """Origins of weights files that belong to the framework: `lockstep.weights.Weights.origin`."""
     explains: bool = False
-    """Whether its module `grad_cam` has an `Explainer`, for `lockstep predict --explain`."""
+    """Whether the backend has a module `grad_cam` with an `Explainer`, for `predict --explain`."""
     nvidia_example: str = "PyTorch"
-    """Which of NVIDIA's examples names the keys of `lockstep benchmark convert --form dlll`."""
+    """The example of NVIDIA that names the keys of `lockstep benchmark convert --form dlll`."""
 
     @property
     def quantises(self) -> bool:
-        """Whether its engine is a `QuantisingEngine`."""
+        """Whether the engine is a `QuantisingEngine`."""
         return "int8" in self.on_cpu.quantisation
 
     @property
     def recomputes(self) -> bool:
-        """Whether its engine can compute residual blocks again to save memory."""
+        """Whether the engine can compute residual blocks again to save memory."""
         return "blocks" in self.on_cpu.recompute
 
     def options(self, on_gpu: bool) -> Options:
-        """Return the options that its engine supports on a kind of device."""
+        """Return the options that the engine supports on a GPU or a CPU."""
         return self.on_gpu if on_gpu and self.on_gpu is not None else self.on_cpu
 
     def version(self) -> str | None:
-        """Return the installed version, without importing it; None if it is missing."""
+        """Return the installed version, without importing the framework; None if it is missing."""
         for name in self.distributions:
             try:
                 return importlib.metadata.version(name)

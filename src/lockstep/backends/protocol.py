@@ -26,26 +26,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Interval:
-    """The results of some consecutive steps, over all ranks."""
+    """The results of consecutive steps, over all ranks."""
 
     first: int
-    """Number of the first step. Steps count from 0."""
+    """The number of the first step, from 0."""
     losses: np.ndarray
-    """float64 [steps]: mean training loss of each global batch, with the targets of the recipe."""
+    """The mean training loss of each global batch, with the recipe's targets: float64 [steps]."""
     counts: Counts
     """Counts of the training images. Hits are counted against each image's own label."""
     loss_scale: float
-    """Loss scale after the last step; 1 without loss scaling."""
+    """The loss scale after the last step; 1 without loss scaling."""
     finished_at: float
-    """`time.perf_counter` when the last step was done, as precisely as is known without waiting for
-    it."""
+    """`time.perf_counter` when the last step was done, or later if knowing that needs a wait."""
 
     @classmethod
     def from_table(
         cls, first: int, table: np.ndarray, loss_scale: float, finished_at: float
     ) -> "Interval":
-        """Return the interval of a table [steps, 4 or more]: sum of the losses, top-1 and top-5
-        hits, number of images."""
+        """Return the interval of a table of sums over all ranks.
+
+        Args:
+            first: The number of the first step.
+            table: [steps, 4 or more]: sum of losses, top-1 hits, top-5 hits, number of images.
+            loss_scale: The loss scale after the last step.
+            finished_at: When the last step was done.
+        """
         loss_sum, top1, top5, images = table[:, :4].sum(axis=0)
         counts = Counts(float(loss_sum), int(top1), int(top5), int(images))
         return cls(first, table[:, 0] / table[:, 3], counts, loss_scale, finished_at)
@@ -56,11 +61,11 @@ class Handle(Protocol):
 
     @property
     def first(self) -> int:
-        """Number of the first step."""
+        """The number of the first step."""
 
     @property
     def steps(self) -> int:
-        """Number of steps."""
+        """The number of steps."""
 
     @property
     def ready(self) -> bool:
@@ -71,10 +76,13 @@ class World(Protocol):
     """This process as one of the processes that train together."""
 
     rank: int
+    """The number of this process, from 0."""
     ranks: int
+    """The number of processes."""
     device: str
-    """Name of the device that the engine computes on, for people."""
+    """The name of the device that the engine computes on, for people."""
     on_gpu: bool
+    """Whether that is a GPU."""
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag is set on any rank. Every rank must call it."""
@@ -125,62 +133,76 @@ class Engine(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
     def train(self, batches: Iterable[Batch], first: int) -> Handle:
-        """Enqueue one optimizer step for every batch, numbered from `first`.
+        """Enqueue one optimizer step for every batch. Every rank must call it.
 
-        Every rank must call it, with the same number of batches.
+        Args:
+            batches: This rank's parts of the global batches; all ranks have equally many.
+            first: The number of the first step, from 0.
+
+        Returns:
+            The steps, for `fetch`.
         """
 
     def fetch(self, handle: Handle) -> Interval:
-        """Wait for the steps and return their results over all ranks, without an exchange with
-        other ranks."""
+        """Wait for steps; return their results over all ranks. Ranks exchange nothing here."""
 
     def evaluate(
         self, batches: Iterable[Batch], *, ema: bool = False, with_logits: bool = False
     ) -> Scores:
-        """Return the scores of every image that is not padding, of all ranks, and the logits if
-        they are wanted. Every rank must call it.
+        """Return the scores of all ranks for every image that is not padding.
 
-        They are computed in the precision of `Recipe.evaluation_recipe`.
+        Every rank must call it. `Recipe.evaluation_recipe` sets the precision.
+
+        Args:
+            batches: This rank's batches.
+            ema: Whether to use the moving average instead of the trained weights.
+            with_logits: Whether to return the logits, too.
         """
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """Return logits, float32 [N, logits], of images [N, size, size, 3]: uint8, or float32 in
-        the same units."""
+        """Return logits, float32 [N, logits].
+
+        Args:
+            images: [N, size, size, 3], uint8, or float32 in the same units.
+        """
 
     def read(self) -> State:
         """Return a copy of the state. With local batch norm, the statistics are those of rank 0."""
 
     def write(self, state: State) -> None:
-        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape
-        does not fit."""
+        """Replace the state.
+
+        Raises:
+            CheckpointError: A name is missing or unknown, or a shape does not fit.
+        """
 
     def mask(self, masks: Mapping[str, np.ndarray]) -> None:
-        """Keep weights at 0 where a mask is False: immediately, through training, and in states
-        that are written later.
+        """Keep weights at 0 where a mask is False: at once, in training, in states written later.
 
-        `masks` are bool arrays by parameter name, each with the shape of its parameter. They
-        replace all masks set before. Gradients are masked before any other use, so that velocities
-        and moving averages are 0 there, too. Raises `CheckpointError` if a mask does not fit.
+        Gradients are masked before any other use, so velocities and moving averages are 0, too.
+
+        Args:
+            masks: bool arrays by parameter name, each of its shape. They replace all earlier ones.
+
+        Raises:
+            CheckpointError: A mask does not fit.
         """
 
 
 class QuantisingEngine(Engine, Protocol):
-    """An engine that computes as `lockstep.models.quantisation` describes, if the recipe's
-    `quantisation` is "int8"."""
+    """An engine that also quantises (`lockstep.models.quantisation`)."""
 
     def calibrate(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """Return the largest magnitude of the input of every quantised layer, by name, over all
-        images.
+        """Return the largest input magnitude of every quantised layer, by name, over all images.
 
-        The images pass through the present weights in inference, without quantisation and MixUp.
-        Other ranks do not take part.
+        The images pass through the present weights on this rank, without quantisation and MixUp.
         """
 
     def quantise(self, scales: Mapping[str, float]) -> None:
-        """Quantise the inputs of layers with these scales from here on. Until then, scales are
-        arbitrary.
+        """Quantise the inputs of layers with these scales from here on; before, they are arbitrary.
 
-        Raises `CheckpointError` if they do not fit the model.
+        Raises:
+            CheckpointError: The scales do not fit the model.
         """
 
 
@@ -189,10 +211,11 @@ class Products:
     """How a framework multiplies matrices."""
 
     tensor: Callable[[np.ndarray, str], Any]
-    """Put an array onto the device, in a precision such as "bf16"."""
+    """Puts an array onto the device, in a precision such as "bf16"."""
     wait: Callable[[Any], object]
-    """Return when a result has been computed."""
+    """Waits until a result has been computed."""
     product: Callable[[Any, Any], Any] = operator.matmul
+    """Multiplies two tensors."""
 
 
 class Backend(Protocol):
@@ -204,35 +227,44 @@ class Backend(Protocol):
     def engine(
         self, recipe: Recipe, learning_rates: np.ndarray, world: World, execution: Execution
     ) -> Engine:
-        """Build the recipe's model and its compiled step. Weights are arbitrary until `write`."""
+        """Return an engine of the recipe's model. Its weights are arbitrary until `write`.
+
+        Args:
+            recipe: What the engine computes.
+            learning_rates: The learning rate of every step, float64 [steps].
+            world: What `world` returned.
+            execution: How the engine computes.
+        """
 
     def load_module(self, recipe: Recipe, tensors: dict[str, np.ndarray]) -> Any:
-        """Return the framework's own module with these tensors, ready for inference. It computes
-        without quantisation."""
+        """Return the framework's own module, ready for inference without quantisation.
+
+        Args:
+            recipe: The recipe of the weights.
+            tensors: The weights in canonical form, by name.
+        """
 
     def profile(self, folder: Path) -> AbstractContextManager[None]:
-        """Trace what the framework does while the context is entered, into a file in `folder` that
-        its own viewer opens.
+        """Trace what the framework does in the context, into a file for its own viewer.
 
-        No work may be enqueued when the context is entered. When it is left, it waits for all
-        enqueued work. Tracing does not change the numbers.
+        No work is enqueued on entry; on exit, wait for all of it. Tracing changes no numbers.
         """
 
     def devices(self) -> list[str]:
         """Return the names of the devices that the framework sees, for people."""
 
     def libraries(self) -> dict[str, Any]:
-        """Return `threads`, the number used on a CPU, and the versions of `cuda`, `cudnn` and
-        `onednn` that are known."""
+        """Return `threads` on a CPU, and the versions of `cuda`, `cudnn` and `onednn` if known."""
 
     def products(self, on_gpu: bool) -> Products:
         """Return how the framework multiplies matrices, to measure the ceiling of a machine."""
 
     def prepare_ranks(self, table: "Table", distributed: str) -> "AbstractContextManager[Start]":
-        """Return a context within which the ranks of a table can run. It yields how those of this
-        machine are started.
+        """Return a context for the ranks of a table, which yields how to start this machine's.
 
-        `distributed` is the field of the `Execution` that the ranks will have. Servers that the
-        ranks need run within the context. A backend that trains in one process does not have this
-        function.
+        Servers that the ranks need run within it. Leave this out if you train in one process.
+
+        Args:
+            table: All machines and their ranks.
+            distributed: The field of the `Execution` that the ranks will have.
         """

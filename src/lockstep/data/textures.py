@@ -95,10 +95,20 @@ def draw_data_set(
     kinds: Collection[str] = tuple(PATTERNS),
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Draw textures: write `folder/train/<kind>/<number>.jpg` and `folder/val/...`, with equally
-    many images of each kind. Existing files stay, and `progress` counts the others.
+    """Draw textures as a data set: `FOLDER/train/KIND/NUMBER.jpg` and `FOLDER/val/KIND/NUMBER.jpg`.
 
-    The numbers of validation images follow those of the training images, so no image is in both.
+    Files that exist stay. No image is in both splits.
+
+    Args:
+        folder: The folder to write.
+        train_images: The number of training images, divided equally among the kinds.
+        val_images: The number of validation images, divided in the same way.
+        seed: The images are a function of it.
+        kinds: The kinds to draw, which become the classes; by default all ten.
+        progress: A function to call with the numbers of images drawn and to draw.
+
+    >>> import lockstep
+    >>> lockstep.draw_data_set("textures", train_images=20, val_images=10)
     """
     jobs = list(_jobs(as_path(folder, "target"), kinds, train_images, val_images))
     with ThreadPoolExecutor(cores()) as pool:

@@ -24,23 +24,17 @@ def load(
     """Load a model: a run, a checkpoint, an export, a file of another program or a published name.
 
     Args:
-        source: A path, or a name such as "torchvision/resnet50.IMAGENET1K_V2"
-            (docs/reference/weight-formats.md).
-        checkpoint: "newest", "best" or a step's number of a run. By default the best one, or the
-            newest one of a run that was never evaluated.
-        ema: Whether to use the moving average instead of the trained weights. By default
-            whichever is better in the best checkpoint.
-        network: The network of a file that fits several, such as "resnet50-v1", or its fields as
+        source: A path or a name (docs/reference/weight-formats.md).
+        checkpoint: "newest", "best" or a step; by default "best", or "newest" without evaluations.
+        ema: Whether to use the moving average; by default if it is better in the best checkpoint.
+        network: The network of a file that fits several: a name such as "resnet50-v1", or fields as
             YAML (docs/how-to/model.md).
-        classes: Names of the classes, class 0 first, or a file that lists them; by default those
-            stored with the weights.
-        preprocessing: How to prepare images: fields of a recipe such as `{"image_size": 160}`, or
-            a recipe. It takes precedence over what the file says.
-        ignore: Patterns of tensor names in a file, such as "criterion.*", to leave out.
-        unknown_below: An image is unknown if its likeliest class is less probable than this, 0 to
-            1; by default the threshold stored with the weights.
-        require_signature: A public key or certificates (PEM). Only files that their owner signed
-            are loaded (docs/how-to/sign.md).
+        classes: Names, class 0 first, or a file that lists them; by default the stored ones.
+        preprocessing: A recipe, or fields such as `{"image_size": 160}`; replaces the stored one.
+        ignore: Patterns of tensor names to leave out, such as "criterion.*".
+        unknown_below: The lowest probability, 0 to 1, of a known class; by default the stored one.
+        require_signature: A public key or certificates (PEM), whose owner must have signed the
+            files (docs/how-to/sign.md).
 
     Returns:
         The model. Call `on` to choose where it computes.
@@ -60,8 +54,7 @@ def load(
     from lockstep.weights.hub import locate_weights
 
     path = locate_weights(source)
-    ignored = tuple(ignore)
     choice = WeightsChoice(
-        path, checkpoint, ema, network, preprocessing, ignored, classes, unknown_below
+        path, checkpoint, ema, network, preprocessing, tuple(ignore), classes, unknown_below
     )
     return Model(ModelSource(choice, require_signature))

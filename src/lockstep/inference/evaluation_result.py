@@ -14,9 +14,9 @@ class Evaluation:
     """The result of an evaluation, in which every image counts once.
 
     >>> import lockstep
-    >>> result = lockstep.load("run").evaluate("data")
-    >>> result.metrics["images"], result.per_class["images"][:3], len(result.classes)
-    (20, [2, 2, 2], 10)
+    >>> result = lockstep.load("run", checkpoint="best").evaluate("data")
+    >>> result.images, result.interval[0] <= result.top1 <= result.interval[1]
+    (20, True)
     """
 
     source: str
@@ -28,8 +28,8 @@ class Evaluation:
     precision: str
     """The precision in which it computed, such as "fp32"."""
     metrics: dict[str, Any]
-    """Figures of all images by key, such as `top1_percent` and `loss`: the usual ones, the recipe's
-    `selection`, and the `metrics` of the execution."""
+    """Figures of all images, such as `top1_percent` and `loss`, the recipe's `selection`, and the
+    `metrics` of the execution."""
     interval: tuple[float, float]
     """The ends of the 95 % interval of top-1, in percent."""
     classes: list[str]
@@ -55,11 +55,9 @@ class Evaluation:
     calibration: dict[str, Any] = field(default_factory=dict)
     """The calibration that was stored with the checkpoint; empty unless you asked for one."""
     sets: dict[str, "Evaluation"] = field(default_factory=dict)
-    """Results by name, for a folder of data sets: this result has their means. Empty for a single
-    data set."""
+    """Results by name for a folder of data sets, whose means this result has; else empty."""
     corruption_errors: dict[str, float] = field(default_factory=dict)
-    """Errors on ImageNet-C's corruptions in percent of AlexNet's, and their `mean`; empty for other
-    data."""
+    """ImageNet-C's errors by corruption in percent of AlexNet's, and their `mean`; else empty."""
 
     @property
     def images(self) -> int:

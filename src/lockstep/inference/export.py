@@ -60,7 +60,7 @@ def export(
         raise CheckpointError(f"{folder} already exists; name a new folder")
     calibration = None
     if isinstance(precision, Int8):
-        calibration = precision.check()
+        calibration = precision
         precision = "int8"
     chosen = []
     if to is None:

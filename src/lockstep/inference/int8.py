@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -56,6 +56,9 @@ _QUANTISED = ["Conv", "Relu", "Add", "MaxPool", "GlobalAveragePool", "Flatten", 
 class Int8:
     """How to quantise after training: a `precision` of `Model.export`.
 
+    Raises:
+        CheckpointError: `images` is less than 1, or `tolerance` is negative.
+
     >>> import lockstep
     >>> lockstep.Int8("data", images=512, tolerance=0.5).method
     'minmax'
@@ -67,23 +70,16 @@ class Int8:
     images: int = 256
     """At most this many images calibrate, spread evenly over the training images."""
     method: str = "minmax"
-    """How to find the range of a value: "minmax", "entropy" or "percentile". The last two leave out
-    the rarest values. Programs for phones take only "minmax"."""
+    """"minmax", "entropy" or "percentile", of which the last two leave out the rarest values."""
     tolerance: float = 1.0
     """The largest loss of top-1 that is accepted, in percentage points."""
 
-    def check(self) -> Self:
-        """Return these settings if their numbers are in range.
-
-        Raises:
-            CheckpointError: `images` is less than 1, or `tolerance` is negative.
-        """
+    def __post_init__(self) -> None:
         if self.images < 1 or not self.tolerance >= 0:
             raise CheckpointError(
                 f"{self.images} calibration images and a tolerance of {self.tolerance}; expected 1"
                 " or more, and 0 or more"
             )
-        return self
 
 
 class Loss(TypedDict):

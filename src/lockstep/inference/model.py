@@ -55,10 +55,7 @@ class Model:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes; empty if they are unknown.
-
-        Unnamed weights with 1000 outputs get ImageNet's names.
-        """
+        """Names of the classes; ImageNet's for 1000 unnamed outputs, empty if they are unknown."""
         return name_classes(self._about)[0].classes
 
     @property
@@ -213,13 +210,10 @@ class Model:
         return self._keep(predictor.logits(every, on_error=on_error))
 
     def preprocess(self, images: Image | Iterable[Image]) -> Any:
-        """Prepare images as the network takes them.
+        """Prepare images as the network takes them: normalised float32 [3, size, size] for each.
 
         Args:
-            images: One image or several, as in `predict`.
-
-        Returns:
-            Normalised float32 [3, size, size], or for several images an iterator.
+            images: One image, or several, which give an iterator.
 
         Raises:
             DataError: An image cannot be read.
@@ -257,15 +251,14 @@ class Model:
         Args:
             data: A data set in any storage format; by default that of the run. For a folder of
                 several, such as ImageNet-C, you get the means.
-            labels: A mapping, or a file, of which outputs are right for a class or an image, and
-                which ones the model chooses from (docs/how-to/test-sets.md).
-            split: The share of the images to evaluate if there are no validation images, 0 for all.
-                By default the share that the run set apart.
+            labels: Right outputs by class or image, and the outputs to choose from: a mapping, or a
+                file (docs/how-to/test-sets.md).
+            split: The share of images to evaluate without validation images; by default the share
+                that the run set apart, 0 for all.
             calibrate: Whether to fit a temperature and store it with the checkpoint.
-            precision_at: The share of known images to get right, such as 0.99: chooses the
-                threshold of unknown images, and stores it with a temperature.
-            progress: Whether to show a bar on a terminal or in a notebook, unless there is a
-                listener.
+            precision_at: The share of known images to get right, such as 0.99. A threshold of
+                unknown images is chosen for it, and stored with a temperature.
+            progress: Whether to show a bar, unless there is a listener.
 
         Returns:
             The accuracy, the loss, and the counts of each class.
@@ -273,11 +266,6 @@ class Model:
         Raises:
             DataError: Images or names of classes do not fit.
             DivergedError: A loss is not finite.
-
-        >>> import lockstep
-        >>> result = lockstep.load("run", checkpoint="best").evaluate("data")
-        >>> result.images, result.interval[0] <= result.top1 <= result.interval[1]
-        (20, True)
         """
         from lockstep.inference.evaluation import evaluate
 
@@ -455,12 +443,7 @@ class Model:
             progress: Whether to show a bar, as in `evaluate`.
 
         Returns:
-            The report, as `lockstep.train` does.
-
-        Raises:
-            UserError: An argument is wrong.
-            DivergedError: A loss or a score is not finite.
-            Interrupted: A signal asked the run to stop; everything is saved.
+            The report, as `lockstep.train` does; that also lists the errors.
         """
         from lockstep.runs.train import train
 

@@ -49,17 +49,16 @@ class Prediction:
     path: Path | None
     """The path of the image; None for bytes, arrays and images of Pillow."""
     classes: tuple[str, ...]
-    """Names of the classes, or output numbers as text if the names are unknown. A run names classes
-    after the folders of its images."""
+    """Names of the classes, or output numbers as text. A run has the names of its image folders."""
     probabilities: tuple[float, ...]
     """The probability of each class, from 0 to 1."""
     is_unknown: bool = False
     """Whether the likeliest class is less probable than the model's `unknown_below`."""
     features: np.ndarray | None = field(default=None, compare=False, repr=False)
-    """The input of the classifier, float32 [features]; None unless you asked for it."""
+    """The input of the classifier, float32 [features], if you asked for it."""
     explanation: np.ndarray | None = field(default=None, compare=False, repr=False)
-    """The image as the model sees it under Grad-CAM of the likeliest class, uint8 RGB
-    [size, size, 3]; None unless you asked for it."""
+    """Grad-CAM of the likeliest class over the image, if you asked for it: uint8 [size, size, 3].
+    """
 
 
 class Predictor:
@@ -77,11 +76,7 @@ class Predictor:
         features: bool = False,
         explain: bool = False,
     ) -> None:
-        """Open a model. With `features`, every prediction has the features of its image. With
-        `explain`, it has a picture of what speaks for the likeliest class.
-
-        Raises `BackendError` if the backend cannot explain, or another runtime would predict.
-        """
+        """Open a model. Raises `BackendError` if its backend cannot explain, or is not used."""
         execution = options.execution
         start_import(options.runtime or NATIVE, execution)  # while weights are read
         exported = None if features or explain else source.find_exported_model(options)
@@ -119,12 +114,7 @@ class Predictor:
     def predict(
         self, images: Image | Iterable[Image], top: int = 5, *, on_error: OnError | None = None
     ) -> Generator[Prediction, None, None]:
-        """Yield the `top` likeliest classes of every image, in order.
-
-        `on_error` is called with the name and the reason for every image that cannot be read; the
-        other images are predicted. Without it, the first such image raises `DataError`. Raises
-        `DivergedError` if a logit is not a finite number.
-        """
+        """Yield the predictions of images in order; arguments and errors are those of `Model`."""
         names = dict(enumerate(self._weights.classes))
         for batch in self._batches(images, on_error):
             outputs = self._logits(batch.pixels)

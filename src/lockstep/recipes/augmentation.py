@@ -16,40 +16,46 @@ BUILT_IN = "lockstep.recipes.augmentations"
 class Augmentation(Settings):
     """A change of the pixels of training images, after crop, resize and flip.
 
-    Its fields are its parameters. They have defaults and are documented, like the fields of a
-    recipe. What is done to an image is a function of random numbers that depend on (seed, epoch,
-    position) alone. So it is the same on every backend and for any number of ranks, and a run
-    resumes exactly.
+    The parameters are fields with defaults and docstrings. All chance comes from random numbers
+    that depend on (seed, epoch, position) alone. An image therefore changes in the same way on
+    every backend and number of ranks, and after a resume.
+
+    >>> import lockstep
+    >>> recipe = lockstep.load_recipe("demo").replace(augmentations=["solarise"])
+    >>> recipe.augmentations[0].draw([0.3])
+    True
     """
 
     @property
     def name(self) -> str:
-        """Its name in a recipe: that of its module, or `module:Class` if it is the user's own."""
+        """The name in a recipe: that of the module, or `module:Class` for your own."""
         module, _, last = type(self).__module__.rpartition(".")
         return last if module == BUILT_IN else f"{type(self).__module__}:{type(self).__qualname__}"
 
     @property
     @abstractmethod
     def numbers(self) -> int:
-        """How many random numbers it needs for an image."""
+        """The number of random numbers that an image needs."""
 
     @abstractmethod
     def draw(self, numbers: list[float]) -> Any:
-        """Return what is done to an image, as data: what `apply` gets as `parameters`.
+        """Return what to do to an image, as data that `apply` gets as `parameters`.
 
-        `numbers` are `self.numbers` independent random numbers, uniform in [0, 1). It must not use
-        other random numbers.
+        Args:
+            numbers: `self.numbers` random numbers, uniform in [0, 1). Use no others.
         """
 
     @abstractmethod
     def apply(self, pixels: np.ndarray, parameters: Any) -> np.ndarray:
-        """Return the changed image: uint8 RGB [size, size, 3], as `pixels` is.
+        """Return the changed image, uint8 RGB [size, size, 3]. Several threads call this at once.
 
-        It may change `pixels` itself and return it. Several threads call this at once.
+        Args:
+            pixels: The image; you may change it in place.
+            parameters: What `draw` returned.
         """
 
     def fields(self) -> dict[str, Any]:
-        """Return its name and its fields as plain values, in order: an entry of a recipe."""
+        """Return the name and the fields as plain values, in order: an entry of a recipe."""
         return {"name": self.name} | super().fields()
 
     def __eq__(self, other: object) -> bool:

@@ -17,8 +17,14 @@ def _switch(value: object) -> object:
 
 
 class Execution(Settings):
-    """How a run is carried out. Backend, device and compiler change only rounding. Accumulation and
-    the number of ranks also change which images a local batch norm normalises together."""
+    """How a run is carried out: its numbers change only by rounding.
+
+    Accumulation and ranks also change which images a local batch norm normalises together.
+
+    >>> import lockstep
+    >>> lockstep.Execution(backend="jax").replace(device="cpu").device
+    'cpu'
+    """
 
     backend: str = DEFAULT_BACKEND
     """The framework that trains. `lockstep doctor` shows which are installed."""
@@ -127,7 +133,7 @@ class Execution(Settings):
 
     @property
     def loggers_used(self) -> tuple[str, ...]:
-        """The loggers that are named, and those whose file is."""
+        """The loggers that are named, or whose file is named."""
         loggers: list[str] = [*self.loggers]
         if self.dlll_file:
             loggers.append("dlll")

@@ -33,14 +33,18 @@ class Settings(BaseModel):
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Self:
-        """Build from plain values; `RecipeError` names every unknown field and wrong value."""
+        """Build from plain values, such as those of YAML.
+
+        Raises:
+            RecipeError: A field is unknown or a value wrong; the message names each.
+        """
         strange = [name for name in fields if not isinstance(name, str)]
         if strange:
             raise RecipeError(f"there is no field {strange[0]!r}: the name of a field is a text")
         return cls(**fields)
 
     def replace(self, /, **changes: Any) -> Self:
-        """Return a copy with some fields changed, validated again."""
+        """Return a copy with some fields changed and validated."""
         return self.of(self.fields() | changes)
 
     def fields(self) -> dict[str, Any]:

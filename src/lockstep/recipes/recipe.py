@@ -43,7 +43,7 @@ GEOMETRY = ("eval_side_rounding", "eval_offset_rounding", "eval_sampling")
 timm."""
 
 
-class Recipe(
+class Recipe(  # pydantic lists the fields of the last base first
     RunFields,
     EvaluationFields,
     ImageFields,
@@ -54,19 +54,20 @@ class Recipe(
     LearningRateFields,
     ModelFields,
 ):
-    """Everything that decides the numbers of a run, apart from the images themselves.
+    """All values that decide the numbers of a run, apart from the images themselves.
 
-    pydantic lists the fields of the last base first.
+    >>> import lockstep
+    >>> lockstep.load_recipe("resnet50-paddle-90ep").replace(epochs=50).based_on
+    'resnet50-paddle-90ep'
     """
 
     _based_on: str = PrivateAttr(default="")
 
     @property
     def based_on(self) -> str:
-        """Name of the recipe that this one is or was changed from: a published name, or a file's
-        name without suffix.
+        """The name of the published recipe or the file that this one comes from; "" if unknown.
 
-        "" if it is unknown. The name changes no result: recipes with the same fields are equal.
+        The name changes no result: recipes with the same fields are equal.
         """
         return self._based_on
 
@@ -77,10 +78,9 @@ class Recipe(
         return copy
 
     def replace(self, /, **changes: Any) -> Self:
-        """Return a copy with some fields changed, validated again, and with the same `based_on`.
+        """Return a copy with some fields changed and validated, and with the same `based_on`.
 
-        `image_size` follows `image_sizes`, and fields of evaluation follow `image_size` and
-        `antialias`, as documented there.
+        Fields that follow others, such as `image_size`, change with them.
         """
         return super().replace(**following_fields(changes)).rename(self.based_on)
 
@@ -95,40 +95,36 @@ class Recipe(
 
     @property
     def division(self) -> float | Fold:
-        """What is set apart for validation: a share of the images, or a fold of them; 0.0: none."""
+        """What to set apart for validation: a share of the images or a fold; 0.0 for nothing."""
         return Fold(self.fold, self.folds, self.seed) if self.folds else self.validation_share
 
     @property
     def needs_weights(self) -> bool:
-        """Whether a run with it starts from trained weights."""
+        """Whether a run with this recipe starts from trained weights."""
         is_compressed = self.sparsity != "none" or self.quantisation != "none"
         return bool(self.frozen) or self.linear_probe or is_compressed
 
     def preprocessing(self) -> dict[str, Any]:
-        """Return the fields `PREPROCESSING`."""
+        """Return the fields that decide how an evaluation prepares images."""
         fields = self.fields()
         return {name: fields[name] for name in PREPROCESSING}
 
     def evaluation_recipe(self) -> Self:
-        """Return the recipe that evaluations compute with: in fp32 instead of fp16, and otherwise
-        this one.
-
-        Until batch norm's running statistics have settled, activations of a deep model exceed
-        65,504, the largest number of fp16. Then logits and losses are NaN, or wrong where a
-        framework's ReLU turns NaN into 0.
-        """
+        """Return the recipe of evaluations: fp32 instead of fp16 (docs/explanation/numerics.md)."""
         return self.replace(precision="fp32") if self.precision == "fp16" else self
 
     def settle_class_weights(self, labels: np.ndarray) -> Self:
-        """Return the recipe of a run on training images with these labels, integers [images]:
-        `class_weights` "balanced" becomes numbers."""
+        """Return a copy with numbers for "balanced" class weights, by labels, integers [images]."""
         if self.class_weights != "balanced":
             return self
         return self.replace(class_weights=balance_classes(labels, self.logits))
 
     def load_plug_ins(self) -> Self:
-        """Return the recipe with all fields of augmentations that are the user's own, whose modules
-        are imported. Raises `RecipeError`."""
+        """Import your own augmentations, and return the recipe with all of their fields.
+
+        Raises:
+            RecipeError: An augmentation cannot be imported, or one of its fields is wrong.
+        """
         if not self.augmentations:
             return self
         return self.replace(augmentations=load_plug_ins(self.augmentations))

@@ -12,15 +12,20 @@ from lockstep.system.regular_files import SETTINGS, read_regular_text
 
 
 def load_recipe(source: str | Path | Recipe) -> Recipe:
-    """Return a recipe from a published name, a YAML file, a run's folder or a recipe itself.
+    """Load a recipe.
 
-    A YAML file holds fields of `Recipe` and two optional keys:
+    A YAML file holds fields of `Recipe` and two optional keys: `base`, the recipe to start from (a
+    published name, or a path relative to this file), and `based_on`, a name without effect.
 
-    - `base` is the recipe that it starts from: a published name, or a path relative to this file.
-    - `based_on` is a name and changes no result. In a run's folder it names the recipe that the run
-      was started with.
+    Args:
+        source: A published name, a YAML file, a run's folder, or a recipe, which is returned.
 
-    Raises `RecipeError`.
+    Raises:
+        RecipeError: There is no such recipe, or a field is wrong.
+
+    >>> import lockstep
+    >>> lockstep.load_recipe("resnet50-paddle-90ep").epochs
+    90
     """
     if isinstance(source, Recipe):
         return source

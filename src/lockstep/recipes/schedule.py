@@ -35,10 +35,18 @@ def peak_lr(recipe: Recipe) -> float:
 
 
 def learning_rates(recipe: Recipe, steps_per_epoch: int) -> np.ndarray:
-    """Return the learning rate of every step of the run: float64 [epochs * steps_per_epoch].
+    """Return the learning rate of every step of a run: float64 [epochs * steps_per_epoch].
 
-    A warm-up longer than the run is cut to the run's length. Raises `RecipeError` for more than
-    `limits.MOST_STEPS` steps.
+    Args:
+        recipe: The recipe of the run. A warm-up longer than the run is cut to its length.
+        steps_per_epoch: The number of steps of an epoch.
+
+    Raises:
+        RecipeError: The run has more than `limits.MOST_STEPS` steps.
+
+    >>> import lockstep
+    >>> lockstep.learning_rates(lockstep.load_recipe("tiny.yaml"), steps_per_epoch=3).shape
+    (6,)
     """
     count = recipe.epochs * steps_per_epoch
     if count > MOST_STEPS:

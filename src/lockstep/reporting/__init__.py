@@ -14,17 +14,23 @@ def report(
     plots: str | Path | None = None,
     explain: bool = False,
 ) -> Path:
-    """Write one HTML page about one or several runs, and return its path. It needs no network and
-    no other file.
+    """Write one HTML page about one or several runs, which needs no network and no other file.
 
-    A run that is still training, or was stopped, is shown as far as it went. Several runs are drawn
-    over each other. With `plots`, the figures are also written into that folder, each as PNG and
-    SVG.
+    The page shows unfinished runs as far as they went, and draws several runs over each other.
 
-    With `explain`, the page also shows which parts of a mistaken image speak for the class that was
-    predicted (Grad-CAM). This opens the checkpoints of the evaluations shown, in PyTorch.
+    Args:
+        runs: The folder of a run, or a list of them.
+        out: The HTML file to write.
+        plots: A folder for the figures, each as PNG and SVG; by default they are not written.
+        explain: Whether to show which parts of mistaken images speak for the predicted class
+            (Grad-CAM). This opens the checkpoints of the shown evaluations in PyTorch.
 
-    Raises `CheckpointError` if a folder holds no run, `UserError` if the page cannot be written.
+    Returns:
+        The path of the page.
+
+    Raises:
+        CheckpointError: A folder holds no run.
+        UserError: The page cannot be written.
 
     >>> import lockstep
     >>> lockstep.report("run", "page.html").name

@@ -29,9 +29,7 @@ from lockstep.weights.checkpoint_choice import explain_lost_best
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder: what was trained, and what came of it.
-
-    The run may be finished, stopped or still training; you see how far it got.
+    """The contents of a run's folder, whether the run is finished, stopped or still training.
 
     >>> import lockstep
     >>> run = lockstep.read_run("run")
@@ -52,10 +50,9 @@ class Run:
     report: Report | None
     """The contents of report.json; None if the run is not finished."""
     results: Results | None
-    """The scores of each image in the newest evaluation; None if the folder does not have them."""
+    """The scores of each image in the newest evaluation; None if they are missing."""
     best_results: Results | None = None
-    """The scores of each image in the best evaluation. None if that is the newest one, or if the
-    folder does not have them."""
+    """The scores in the best evaluation; None if that is the newest one, or they are missing."""
 
     @cached_property
     def training(self) -> list[TrainEvent]:
@@ -77,10 +74,10 @@ class Run:
 
     @cached_property
     def curves(self) -> dict[str, dict[str, np.ndarray]]:
-        """The figures of the log by group and name, as float64 arrays; NaN where there is none.
+        """Figures of the log as float64 arrays, by group and name; NaN where there is none.
 
-        The group "train" has a value for each interval, "trained" and "ema" one for each evaluation
-        of these weights. `step` is the number of steps done.
+        "train" has values for each interval, "trained" and "ema" for each evaluation of these
+        weights. `step` is the number of steps done.
         """
         groups: dict[str, list[Mapping[str, Any]]] = {}
         for event in (*self.training, *self.evaluations):
@@ -178,10 +175,7 @@ class Run:
 
     @property
     def final(self) -> Mapping[str, Evaluation | EvaluateEvent]:
-        """The last evaluation by kind of weights, "trained" or "ema".
-
-        For an unfinished run it is the newest one.
-        """
+        """The last evaluation by kind of weights, "trained" or "ema"; the newest if unfinished."""
         if self.report is not None:
             return self.report["final"]
         last = self.evaluations[-1]["step"] if self.evaluations else None
@@ -198,27 +192,21 @@ class Run:
         return explain_lost_best(self.folder)
 
     def is_best(self, step: int, weights: str) -> bool:
-        """Compare an evaluation with the best one.
+        """Return whether an evaluation is the best one.
 
         Args:
             step: The number of steps before the evaluation.
             weights: The kind of weights, "trained" or "ema".
-
-        Returns:
-            Whether it is the best one.
         """
         best = self.best
         return best is not None and (best["step"], best["weights"]) == (step, weights)
 
     def find_results(self, step: int, weights: str) -> Results | None:
-        """Find the scores of each image in an evaluation.
+        """Return the scores of each image in an evaluation; None if they are missing.
 
         Args:
             step: The number of steps before the evaluation.
             weights: The kind of weights, "trained" or "ema".
-
-        Returns:
-            The scores; None if the folder does not have them.
         """
         for results in filter(None, (self.results, self.best_results)):
             if results.step == step and weights in results.scores:
@@ -249,11 +237,7 @@ class Run:
 
     @cached_property
     def nearest_recipe(self) -> tuple[str, dict[str, tuple[Any, Any]]]:
-        """The nearest published recipe, and the fields in which this run differs from it.
-
-        That is the recipe it is based on, or else the one with the fewest different fields. Each
-        field has the published value and this run's.
-        """
+        """The nearest published recipe, and the fields that differ as (published, this run's)."""
         names = [self.recipe.based_on] if self.recipe.based_on in RECIPES else list(RECIPES)
         differences = {name: difference(RECIPES[name](), self.recipe) for name in names}
         nearest = min(names, key=lambda name: len(differences[name]))
@@ -275,10 +259,8 @@ def read_run(folder: str | Path, name: str = "") -> Run:
 
     >>> import lockstep
     >>> run = lockstep.read_run("run")
-    >>> run.curves["trained"]["top1_percent"].tolist(), run.losses.shape
-    ([10.0], (0,))
-    >>> run.best_checkpoint.name
-    'step-00000007'
+    >>> run.curves["trained"]["top1_percent"].tolist(), run.best_checkpoint.name
+    ([10.0], 'step-00000007')
     """
     folder = as_path(folder, "folder")
     if not (folder / "recipe.yaml").is_file():

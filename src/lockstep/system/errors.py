@@ -25,13 +25,24 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT
 
 
 class LockstepError(Exception):
-    """Any error Lockstep raises on purpose."""
+    """Any error Lockstep raises on purpose; `exit_code` is that of the command.
+
+    >>> import lockstep
+    >>> try: lockstep.load("missing")
+    ... except lockstep.LockstepError as error: error.exit_code
+    2
+    """
 
     exit_code = 1
 
 
 class UserError(LockstepError):
-    """Something the user gave is wrong."""
+    """Something you gave is wrong; the message says what to change.
+
+    >>> import lockstep
+    >>> lockstep.UserError.exit_code
+    2
+    """
 
     exit_code = 2
 

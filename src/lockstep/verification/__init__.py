@@ -31,19 +31,27 @@ def verify(
     full: bool = False,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
-    """Compare backends (by default all that are installed) with the NumPy reference in float64;
-    return a report.
+    """Compare backends with the NumPy reference in float64.
 
-    Each backend runs the same workload: logits, an evaluation, single steps, and a free run of
-    `steps` steps (by default 20, or 3 for a full model). The free run covers the recipe's schedule,
-    compressed to these steps. The model is a narrow variant of the recipe's model (or of `model`)
-    at 64 px; with `full` it is the model itself at its own size. `report["passed"]` says whether
-    all differences are within the bounds of `lockstep.verification.bounds`. The message of a
-    backend that failed is in its `error`.
+    Each computes logits, an evaluation, single steps, and a free run over the recipe's schedule.
 
-    Raises `BackendError` if a backend is unknown or missing, or if there is none to compare,
-    `RecipeError` for a wrong recipe, model, precision or number of steps, and `LockstepError` if
-    the reference itself fails.
+    Args:
+        backends: Names of backends; by default all that are installed.
+        recipe: A name, a file or a `Recipe`.
+        model: A network to use instead of the recipe's.
+        steps: The number of steps of the free run; by default 20, or 3 with `full`.
+        precision: The precision in which the backends compute.
+        full: Whether to use the network at its own size, not a narrow variant at 64 px.
+        listener: A function to call with notes and progress.
+
+    Returns:
+        A report: `passed` is whether all differences are within `lockstep.verification.bounds`;
+        `engines` has the differences by backend, or the `error` of a backend that failed.
+
+    Raises:
+        BackendError: A backend is unknown or missing, or there is none to compare.
+        RecipeError: The recipe, the model, the precision or the number of steps is wrong.
+        LockstepError: The reference itself failed.
 
     >>> import lockstep
     >>> report = lockstep.verify(["torch"], steps=3)

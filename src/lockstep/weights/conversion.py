@@ -41,22 +41,11 @@ def convert(
     certificate: bool = True,
     complete: Callable[..., list[str]] | None = None,
 ) -> dict[str, Any]:
-    """Write weights in another format; return what was written, with remarks and the certificate.
+    """Write weights in another format; arguments, result and errors are those of `Model.save`.
 
-    `target` is a new file, folder or prefix, in the format `to`: "safetensors", "torchvision",
-    "timm", "transformers", "keras", "nvidia-pytorch", "nvidia-tensorflow", "nvidia-paddle",
-    "nvidia-mxnet", "flax" or "torchax". Chosen preprocessing is written to formats that hold it,
-    and to the certificate next to others, where `open_weights` finds it.
-
-    With `certificate`, the target is read back, and source and target compute the same images, each
-    in its own framework if it is installed. `TARGET.certificate.json` has the result. If the logits
-    differ by more than the bound, or the framework reads other values, nothing is written.
-    `complete` adds files to a new folder, and returns their names; it is called as `write_card` in
-    `lockstep.inference.card`.
-
-    Nothing is overwritten, and the files appear only when all are complete. A remark names whatever
-    cannot be carried over. Raises `CheckpointError`, and `DataError` if names of classes do not
-    fit.
+    Chosen preprocessing is written to formats that hold it, and to the certificate next to others,
+    where `open_weights` finds it. `complete` adds files to a new folder, and returns their names;
+    it is called as `write_card` in `lockstep.inference.card`.
     """
     target = as_path(target, "target")
     _check_target(target, to, choice)

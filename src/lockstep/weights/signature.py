@@ -58,19 +58,26 @@ def sign(
     certificate_chain: AnyPath | None = None,
     signature: AnyPath | None = None,
 ) -> list[str]:
-    """Sign a folder or a file in the format of OpenSSF Model Signing; return the new signatures.
+    """Sign a folder or a file in the format of OpenSSF Model Signing.
 
     Args:
-        path: what `convert` or `export` wrote. All files of a folder are covered, except Git's. The
+        path: What `convert` or `export` wrote. All files of a folder are covered, except Git's. The
             certificate of a conversion, `PATH.certificate.json`, gets its own signature.
-        key: a private key that only you can read: PEM, ECDSA on P-256, P-384 or P-521. The password
-            of an encrypted one is asked for, or that of `LOCKSTEP_SIGN_PASSWORD`.
-        certificate_chain: the X.509 certificate of the key, and those between it and the root, PEM.
-        signature: a new file; by default `model.sig` in the folder, or `FILE.sig`.
+        key: A private key that only you can read: PEM, ECDSA on P-256, P-384 or P-521. The password
+            of an encrypted key comes from `LOCKSTEP_SIGN_PASSWORD`, or you are asked for it.
+        certificate_chain: The X.509 certificate of the key, and those between it and the root, PEM.
+        signature: A new file; by default `model.sig` in the folder, or `FILE.sig`.
+
+    Returns:
+        The paths of the new signatures.
 
     Raises:
-        CheckpointError: the key, a certificate or a file cannot be used, or a signature exists.
+        CheckpointError: The key, a certificate or a file cannot be used, or a signature exists.
         BackendError: `cryptography` is not installed.
+
+    >>> import lockstep
+    >>> lockstep.sign("run", "key.pem")
+    ['run/model.sig']
     """
     path = as_path(path, "weights")
     private = _read_private_key(Path(key))
@@ -98,17 +105,22 @@ def verify_signature(
     """Verify a signature of OpenSSF Model Signing, and every file that it covers.
 
     Args:
-        path: a folder or a file.
-        key: the public key of the signer, or trusted X.509 certificates: PEM. They must be valid
-            when the signer's certificate begins to be: signatures have no trusted time.
-        signature: the signature; by default `model.sig` in the folder, or `FILE.sig`.
+        path: A folder or a file.
+        key: The public key of the signer, or trusted X.509 certificates, PEM. Certificates must be
+            valid at the start of the signer's own: signatures have no trusted time.
+        signature: The signature; by default `model.sig` in the folder, or `FILE.sig`.
 
     Returns:
-        The `signer`, and the `files` by their names; "." is the path itself if it is a file.
+        The `signer`, and the `files` by name; "." stands for a path that is a file.
 
     Raises:
-        CheckpointError: the signature is not valid, or a file differs, is missing or was added.
+        CheckpointError: The signature is not valid, or a file differs, is missing or was added.
         BackendError: `cryptography` is not installed.
+
+    >>> import lockstep
+    >>> signatures = lockstep.sign("tiny.yaml", "key.pem")
+    >>> lockstep.verify_signature("tiny.yaml", "key.pub")["files"]
+    ['.']
     """
     path = as_path(path, "weights")
     return _verify(path, Path(key), Path(signature or _find_signature(path)))

@@ -19,31 +19,20 @@ DESCRIBED = "the described model"
 
 @dataclass(frozen=True)
 class WeightsChoice:
-    """What a user chooses of weights, in one object for all commands and readers. Raises
-    `CheckpointError` if there is no such network, and `UserError` if a threshold is not from 0 to
-    1."""
+    """What a user chooses of weights, in one object for all commands and readers.
+
+    Fields are the arguments of `lockstep.load`; `model` is `network` or its description. Raises
+    `CheckpointError` for an unknown network, `UserError` for a threshold that is not from 0 to 1.
+    """
 
     source: str | Path = ""
-    """A run, a checkpoint, a file, or the name of weights somewhere else."""
     checkpoint: str | None = None
-    """"newest", "best" or a step's number of a run. None: the best one, or the newest one of a run
-    that was never evaluated."""
     ema: bool | None = None
-    """Whether the moving average is used instead of the trained weights. None: whichever is better
-    of a run's best checkpoint, else the trained weights."""
     model: str | ModelSpec | None = None
-    """The network of a file: a name, or a description, also as YAML. None: the one that the file
-    describes, or whose tensors it has."""
     preprocessing: Preprocessing | None = None
-    """How images are prepared. It takes precedence over what a file says."""
     ignore: tuple[str, ...] = ()
-    """Patterns of names, such as `criterion.*`: parts of a file that are left out."""
     classes: "Classes | None" = None
-    """Names of the classes, class 0 first, or a file that lists them. None: those of the weights.
-    """
     unknown_below: float | None = None
-    """An image whose likeliest class is less probable is unknown. None: the threshold that is
-    stored with the weights."""
 
     def __post_init__(self) -> None:
         if self.unknown_below is not None and not 0 <= self.unknown_below <= 1:

@@ -18,26 +18,30 @@ from lockstep.system.errors import DataError, UserError
 def pack(
     samples: Iterable[Any], out: str | os.PathLike[str], *, classes: Sequence[str] | None = None
 ) -> dict[str, int]:
-    """Write images that a program has as a data set for `train` and `evaluate`.
+    """Write images from your program as a data set for `train` and `evaluate`.
 
-    A sample is `(image, label)` or `(image, label, split)`, with the split `train`, `val` or
-    `test`. An image is encoded bytes or a path, which are stored unchanged, or an array of uint8
-    ([height, width, 3] or [height, width]) or an image of Pillow, which are stored as PNG, without
-    loss. Memory does not grow with the number of samples. After an interruption, a second call
-    begins again.
+    Memory does not grow with the number of samples. After an interruption, call it again; it
+    begins from the start.
 
     Args:
-        samples: The samples: a generator, a list, or a data set with a length and items.
+        samples: An iterable, or a data set with a length and items, of `(image, label)` or
+            `(image, label, split)`. The split is "train", "val" or "test". An image is a path or
+            encoded bytes, stored unchanged, or an image of Pillow or a uint8 array
+            ([height, width, 3] or [height, width]), stored as PNG without loss.
         out: The folder to write; it must be empty or not exist.
-        classes: The names of the classes in their order. Labels that are numbers count in it. By
-            default the attribute `classes` of `samples`, or the names in the order in which they
-            come first.
+        classes: Names of the classes, in the order that numbers as labels refer to. By default
+            the attribute `classes` of `samples`, or names in the order of their first samples.
 
     Returns:
-        The number of images of each split.
+        The number of images in each split.
 
     Raises:
         UserError: A sample is not as described, or the folder holds something else.
+
+    >>> import lockstep, numpy
+    >>> grey = numpy.full((64, 64), 128, numpy.uint8)
+    >>> lockstep.pack([(grey, "cat", "train"), (grey, "dog", "val")], "packed")
+    {'train': 1, 'val': 1}
     """
     if isinstance(samples, str | os.PathLike):
         raise UserError(
