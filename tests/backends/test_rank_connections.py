@@ -79,7 +79,7 @@ def test_an_address_that_others_have_taken_is_named() -> None:
         server.bind(("127.0.0.1", 0))
         server.listen()
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(BackendError, match=f"do not find each other at .*{address}"):
+        with pytest.raises(BackendError, match=f"cannot find each other at .*{address}"):
             meet_ranks(0, 2, address, "a word")
 
 
@@ -123,5 +123,7 @@ def test_what_a_rank_sends_is_not_unpickled() -> None:
 
 def test_missing_ranks_are_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_connections, "PATIENCE_SEC", 0.05)
-    with pytest.raises(BackendError, match=r"do not find each other at .*0 of 1 other ranks came"):
+    with pytest.raises(
+        BackendError, match=r"cannot find each other at .*0 of 1 other ranks joined"
+    ):
         meet_ranks(0, 2, f"127.0.0.1:{free_ports(1)[0]}", "a word")

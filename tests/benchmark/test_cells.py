@@ -84,7 +84,7 @@ def test_a_model_that_is_none_is_refused(name: str) -> None:
         (
             {"runtimes": ["openvino"]},
             UserError,
-            "no cell is left: runtimes besides native only infer",
+            "no cell is left: runtimes other than native only infer",
         ),
     ],
 )

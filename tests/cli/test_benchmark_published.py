@@ -59,7 +59,7 @@ def test_rows_of_other_hardware_are_counted(answer: Callable[..., Answer], file:
     code, output, _ = answer("benchmark", "compare-published", file)
     assert code == 0
     assert "NVIDIA/DeepLearningExamples" not in output
-    assert output.splitlines()[3].startswith("there are no published figures of AMD EPYC 9R14; ")
+    assert output.splitlines()[3].startswith("no published figures for AMD EPYC 9R14; ")
     assert "are left out; --all shows them" in output
 
 
@@ -74,7 +74,7 @@ def test_unpublished_models_are_named(answer: Callable[..., Answer], tmp_path: P
     (tmp_path / "report.json").write_text(json.dumps(report({"model": "resnet18"})))
     code, output, _ = answer("benchmark", "compare-published", tmp_path / "report.json")
     assert code == 0
-    assert output.endswith("this report\nthere are no published figures for this model\n\n")
+    assert output.endswith("this report\nno published figures for this model\n\n")
 
 
 def test_another_file_is_refused(answer: Callable[..., Answer], tmp_path: Path) -> None:

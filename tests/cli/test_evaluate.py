@@ -118,7 +118,7 @@ def test_a_threshold_of_too_few_images_for_a_temperature_is_that_of_the_stored_o
     words = ("evaluate", run_folder, "--data", tmp_path / "val", "--precision-at", shares[last])
     code, output, _ = answer(*words)
     assert code == 0
-    assert "19 validation images, fewer than 20; 3, which was stored before, stays" in output
+    assert "19 validation images, fewer than 20; the stored temperature 3 is kept" in output
     stored = json.loads(file.with_name("calibration.json").read_text())[file.name]
     assert stored["temperature"] == FIT["temperature"]
     probabilities = [rows[place]["probabilities"][0] for place in (last, last + 1)]

@@ -87,7 +87,7 @@ def test_errors_are_listed_and_drawn(run: Path, data: Path, tmp_path: Path, answ
 
 
 def test_wrong_runs_are_refused(run: Path, textures: Path, data: Path) -> None:
-    with pytest.raises(DataError, match="was trained on other images"):
+    with pytest.raises(DataError, match="was trained on images other"):
         check_labels(textures, [run])
     with pytest.raises(CheckpointError, match="is not a run and contains none"):
         check_labels(data, [data])

@@ -92,8 +92,8 @@ def test_other_contents_are_replaced_on_request_only(hub: Hub, folder: Path, ans
     code, output, errors = answer("push", folder, NAME, "--public")
     assert (code, hub.commits) == (2, [])
     assert "replaces config.json" in output
-    assert "note: it stays private" in output
-    assert "note: it keeps model.bin, which" in output
+    assert "note: the repository stays private" in output
+    assert "note: the repository keeps model.bin, which" in output
     assert "has 1 of these files with other contents; nothing is uploaded: --replace" in errors
     assert answer("push", folder, NAME, "--replace", "--dry-run")[0] == 0
     assert hub.commits == []

@@ -384,7 +384,7 @@ def test_missing_results_are_said(show: Show, recipe: Recipe, tmp_path: Path) ->
         page.locator(".picker button", has_text=name).click()
         for diagram in ("#matrix", "#reliability", "#confidences"):
             page.mouse.move(*middle(page.locator(diagram)))
-            assert page.locator(diagram, has_text="There are no results").count() == expected
+            assert page.locator(diagram, has_text="The run kept no results").count() == expected
             assert page.locator(f"{diagram} svg").count() == 1 - expected
     assert page.locator("#tip").is_hidden()
 

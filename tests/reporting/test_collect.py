@@ -110,7 +110,7 @@ def test_runs_have_distinct_short_names(recipe: Recipe, tmp_path: Path) -> None:
     for folder in folders:
         write_run(folder, recipe=recipe, classes=["x", "y"], steps=5)
     assert [run.name for run in open_runs(folders)] == ["a/run", "b/run"]
-    with pytest.raises(CheckpointError, match="given twice"):
+    with pytest.raises(CheckpointError, match="named twice"):
         open_runs([folders[0], folders[0]])
 
 

@@ -116,8 +116,8 @@ def test_figures_are_those_of_the_run(dense: Path, textures: Path, tmp_path: Pat
     assert rows[f"{weights.parent.name}/ema.safetensors"] == f"SHA-256 {sha}"
     assert rows["digest of the training images"] == open_index(textures / "train").digest
     assert rows["training images"] == "60 (damaged and left out: 0)"
-    assert "torch 2." in rows["machine of the last process"]
-    assert rows["start of the training"] == "random weights of seed 0"
+    assert "torch 2." in rows["machine (last process)"]
+    assert rows["starting weights"] == "random, seed 0"
     block = re.findall("^    .*\n", text.partition("## Recipe")[2], re.MULTILINE)
     assert yaml.safe_load("".join(block)) == open_weights(dense).recipe.fields()
 
@@ -139,7 +139,7 @@ def test_what_is_not_known_is_named(dense: Path, tiny_recipe: Recipe, tmp_path: 
     assert text.count("Not known: the weights are not in a run's folder.") == 2
     head = read_head(text)
     assert (head.eval_results, head.license, head.metrics) == (None, None, None)
-    assert render(text).rows["start of the training"] == "not known"
+    assert render(text).rows["starting weights"] == "not known"
 
 
 def save_checkpoint(run: Path, recipe: Recipe, classes: list[str], digest: str = "a b") -> None:
@@ -215,7 +215,7 @@ def test_a_run_names_the_weights_that_it_started_from(dense: Path, tmp_path: Pat
     shutil.copytree(dense, run)
     start = {"weights": "step-9|", "weights_sha256": "abc", "is_classifier": True}
     (run / "start.json").write_text(json.dumps(start))
-    row = "start of the training"
+    row = "starting weights"
     page = render(card_of(run, tmp_path / "a"))
     assert page.rows[row] == "step-9|, SHA-256 of its tensors abc"
     (run / "start.json").write_text("{}")

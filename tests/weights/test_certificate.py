@@ -201,7 +201,7 @@ def test_beyond_the_bound_nothing_is_written_and_both_figures_are_said(
     change_what_is_written(monkeypatch, to, change_bias)
     share = 1 / np.abs(torchs_logits()).max()
     expected = (
-        rf"logits differ by {share:.2g} of the largest; expected at most 0\.0001\. Nothing is"
+        rf"logits differ by {share:.2g} of the largest logit; expected at most 0\.0001\. Nothing is"
         r" written; --no-certif"
     )
     with pytest.raises(CheckpointError, match=expected):

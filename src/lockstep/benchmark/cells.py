@@ -193,7 +193,7 @@ def grid(
                 cells.append(Cell(INFERENCE, backends[0], model, dtype, batch, 1, "auto", **own))
     if not cells:
         raise UserError(
-            f"no cell is left: runtimes besides {NATIVE} only infer, on one rank (-n 1), and {INT8}"
-            " needs one that runs ONNX models, such as --runtime onnxruntime"
+            f"no cell is left: runtimes other than {NATIVE} only infer, on one rank (-n 1), and"
+            f" {INT8} needs one that runs ONNX models, such as --runtime onnxruntime"
         )
     return cells

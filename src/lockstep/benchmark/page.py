@@ -168,8 +168,8 @@ def _finish(axes: "Axes", lowest: float, highest: float) -> None:
     axes.set(
         xscale="log",
         yscale="log",
-        xlabel="operations for each byte that is moved",
-        ylabel="billion operations a second",
+        xlabel="operations per byte moved",
+        ylabel="billion operations per second",
         ylim=(lowest / 1.4, 2.4 * highest),
     )
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

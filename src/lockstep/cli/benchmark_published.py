@@ -69,12 +69,12 @@ def _describe(comparison: "Comparison") -> list[str]:
     for beside in comparison.published:
         lines += _list_lines(beside)
     if not comparison.published and not comparison.left_out:
-        lines.append("there are no published figures for this model")
+        lines.append("no published figures for this model")
     if comparison.left_out:
         rows = f"{comparison.left_out} rows of other hardware, batches or numbers of accelerators"
         line = f"{rows} are left out; --all shows them"
         if not comparison.published:
-            line = f"there are no published figures of {comparison.hardware}; {line}"
+            line = f"no published figures for {comparison.hardware}; {line}"
         lines.append(line)
     return [*lines, ""]
 

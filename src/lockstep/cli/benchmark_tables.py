@@ -43,7 +43,7 @@ def show_report(report: BenchmarkReport, other: BenchmarkReport | None) -> None:
     console = terminal.make_console(width=_WIDTH)
     measured = [entry for entry in report["cells"] if entry["status"] == OK]
     for what in dict.fromkeys(entry["what"] for entry in measured):
-        console.print(f"\n{what}, images/s of all ranks, times of an iteration in ms", markup=False)
+        console.print(f"\n{what}: images/s of all ranks, iteration times in ms", markup=False)
         console.print(_build_rates([entry for entry in measured if entry["what"] == what]))
     pairs = pair_claims(report["cells"])
     if pairs:

@@ -84,7 +84,7 @@ def command(
 def _describe_certificate(certificate: dict[str, Any]) -> str:
     text = (
         f"certificate: logits differ by at most {certificate['largest_difference']:.2g} of the"
-        f" largest (bound {certificate['bound']:g}), {certificate['tensors_equal']} of"
+        f" largest logit (bound {certificate['bound']:g}), {certificate['tensors_equal']} of"
         f" {certificate['tensors']} tensors are equal; computed by"
         f" {' and '.join(dict.fromkeys(certificate['engines'].values()))}"
     )
@@ -95,9 +95,9 @@ def _describe_certificate(certificate: dict[str, Any]) -> str:
     if through is not None:
         equal = round(through["top1_agreement"] * certificate["images"])
         lines.append(
-            f"prepared by {through['by']}: {equal} of {certificate['images']} first classes are"
+            f"prepared by {through['by']}: {equal} of {certificate['images']} top-1 classes are"
             f" equal, and probabilities differ by at most {through['largest_difference']:.1e}. Any"
-            " difference is of the preparation of these textures of odd sizes, not of the weights"
+            " difference comes from preparing these odd-sized textures, not from the weights"
         )
     return "\n".join(lines)
 

@@ -131,7 +131,7 @@ def _show(result: dict[str, Any]) -> None:
         fit = result["calibration"]
         stays = ""
         if fit is None and result["temperature"] != 1:
-            stays = f"; {result['temperature']:.3g}, which was stored before, stays"
+            stays = f"; the stored temperature {result['temperature']:.3g} is kept"
         print(f"  stored  {describe_fit(fit, result['calibration_reason'])}{stays}")
     if result.get("threshold") is not None:
         print(f"  stored  {describe_threshold(result['threshold'])}")
@@ -140,7 +140,7 @@ def _show(result: dict[str, Any]) -> None:
     small = [result["classes"][number] for number in find_small_classes(result["per_class"])]
     if small:
         names = escape_line(list_first(small, 5))
-        print(f"  note: classes of fewer than {FEW_IMAGES} images are rough: {names}")
+        print(f"  note: classes with fewer than {FEW_IMAGES} images have rough figures: {names}")
     data = result["data"]
     root = f"{data}/" if Path(data).is_dir() else ""  # other files are named by their own path
     for bad in result["quarantined"]:
@@ -188,7 +188,7 @@ def describe_threshold(threshold: "Threshold") -> str:
     return (
         f"unknown below {100 * threshold['unknown_below']:.2f} %:"
         f" {threshold['precision_percent']:.2f} % ({low:.1f} to {high:.1f}) of the"
-        f" {threshold['answered']} images that are answered are right, and"
+        f" {threshold['answered']} answered images are right, and"
         f" {threshold['answered_percent']:.1f} % are answered"
     )
 

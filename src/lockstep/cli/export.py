@@ -143,6 +143,6 @@ def _parse_batch(text: str) -> int | None:
         return None
     if not text.isdecimal() or int(text) == 0:
         raise typer.BadParameter(
-            f"{text!r} is no batch; expected a number from 1, or dynamic", param_hint="--batch"
+            f"{text!r} is not a batch; expected a number from 1, or dynamic", param_hint="--batch"
         )
     return int(text)

@@ -139,11 +139,9 @@ def _list_images(arguments: list[str]) -> "NamedImages":
     for argument in arguments:
         named.add(argument, sys.stdin.buffer)
     if named.left_out:
+        files = format_count(len(named.left_out), "file")
         example = escape_line(named.left_out[0])
-        print(
-            f"note: files of other kinds are left out: {len(named.left_out)}, such as {example}",
-            file=sys.stderr,
-        )
+        print(f"note: left out {files} of other kinds, such as {example}", file=sys.stderr)
     if not len(named):
         raise DataError(
             "no images are named; expected lockstep predict RUN IMAGES: files, folders, 'patterns',"

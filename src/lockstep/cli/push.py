@@ -48,8 +48,8 @@ def command(
     print(f"hf:{push.name} ({seen}, {about})")
     if public and not push.is_public:
         print(
-            "note: it stays private: --public is for new repositories. The settings on its page of"
-            " the hub change who can see it"
+            "note: the repository stays private: --public is for new ones. To change that, open the"
+            " settings on its page of the hub"
         )
     for name, path in push.files.items():
         change = "replaces" if name in push.replaced else "adds"
@@ -57,16 +57,16 @@ def command(
     if push.stay:
         names = escape_line(", ".join(push.stay[:10]))
         print(
-            f"note: it keeps {names}, which {folder} does not have."
-            f" Delete what is of another format: hf repos delete-files {push.name} FILE"
+            f"note: the repository keeps {names}, which {folder} does not have. Delete files of"
+            f" other formats: hf repos delete-files {push.name} FILE"
         )
     if not any((folder / name).exists() for name in HUB_WEIGHTS):
         print(
             f"note: Lockstep reads {', '.join(HUB_WEIGHTS)} of the hub, and the folder has none of"
-            " them: download it to use it"
+            " them: download the repository to use it"
         )
     if not push.files:
-        print("it has these files already; nothing is uploaded")
+        print("the repository already has these files; nothing is uploaded")
     elif push.replaced and not (replace or dry_run):
         raise CheckpointError(
             f"hf:{push.name} has {len(push.replaced)} of these files with other contents; nothing"

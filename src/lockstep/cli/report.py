@@ -42,7 +42,7 @@ def command(
 
         if len(runs) > 1 or explain:
             raise typer.BadParameter(
-                "a file of a benchmark has a page of its own; give it alone, without --explain"
+                "a benchmark report makes its own page; name it alone, without --explain"
             )
         for written in write_page(runs[0], out, plots):
             print(written)

@@ -203,8 +203,8 @@ def _describe_training(origin: _Origin) -> Iterator[str]:
     rows: Rows = {
         "recipe": run.recipe_name or "without a name",
         "steps": f"{run.step} of {run.steps}",
-        "hours:minutes:seconds of training": str(timedelta(seconds=round(seconds))),
-        "machine of the last process": machine,
+        "training time (h:mm:ss)": str(timedelta(seconds=round(seconds))),
+        "machine (last process)": machine,
     }
     for name, part in {"training images": "train", "validation images": "val"}.items():
         rows[name] = None
@@ -224,21 +224,21 @@ def _list_lineage(weights: Weights, origin: _Origin, compared: Any) -> Rows:
     else:
         rows[f"{file.parent.name}/{file.name}"] = f"SHA-256 {checkpoint.read_digest(file)}"
     rows["digest of the training images"] = origin.training
-    rows["start of the training"] = None
+    rows["starting weights"] = None
     if origin.run is not None:
         identity = read_identity(origin.run.folder)
         rows["run"] = None if identity is None else identity.id
-        start = f"random weights of seed {origin.run.recipe.seed}"
+        start = f"random, seed {origin.run.recipe.seed}"
         if (origin.run.folder / "start.json").exists():
             start = ""
             with suppress(CheckpointError):
                 about = read_start(origin.run.folder)
                 start = f"{about.get('weights')}, SHA-256 of its tensors {about['weights_sha256']}"
-        rows["start of the training"] = start
+        rows["starting weights"] = start
     if compared is not None:
         rows["compared with the source"] = (
-            f"logits differ by at most {compared['largest_difference']:.1g} of the largest (bound"
-            f" {compared['bound']:g}) on {compared['images']} drawn images"
+            f"logits differ by at most {compared['largest_difference']:.1g} of the largest logit"
+            f" (bound {compared['bound']:g}) on {compared['images']} drawn images"
         )
     return rows
 

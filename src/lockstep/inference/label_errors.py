@@ -167,7 +167,7 @@ def _check_images(weights: Weights, sets: Sets, data: Path, run: Path) -> None:
     digest = read_data_digest(weights.checkpoint_file.parent)
     if not same_images(digest, sets.digest):
         raise DataError(
-            f"{run} was trained on other images than those in {data}, or with other labels; train"
+            f"{run} was trained on images other than those in {data}, or with other labels; train"
             f" on these images:\n  {suggest_folds(run, data)}"
         )
 

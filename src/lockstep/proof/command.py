@@ -146,8 +146,8 @@ def _compare_batches(
         bound = 2 * proof.document["bounds"]["logits"]
         if np.isfinite(alone[number]).all() and not difference <= bound:
             sentences.append(
-                f"{proof.name(number)}: in a batch with other photos its logits differ by"
-                f" {difference:.2g} of the largest from those alone"
+                f"{proof.name(number)}: in a batch with other photos, its logits differ by"
+                f" {difference:.2g} of the largest from those of the photo alone"
             )
     return sentences
 

@@ -304,12 +304,12 @@ def judge(
                 lines.append(f"{proof.name(probe)}: {stage} pixels {how}")
     lines += mixing
     if mixing:
-        lines.append(f"This is: {MIXES}; photos must not change the answers to other photos")
+        lines.append(f"This is: {MIXES}; a photo must not change the answers to others")
     remark = []
     if failing and _is_decoder(comparison, failing):
         remark = [
             f"{len(failing)} JPEGs differ by up to {max(shares):.2g} of the largest logit, and no"
-            f" PNG does: this is {DECODER}, which is no fault as long as classes are equal"
+            f" PNG does: this is {DECODER}, which is not a fault as long as classes are equal"
         ]
         failing = []
     elif failing:

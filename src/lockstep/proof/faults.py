@@ -129,7 +129,7 @@ def list_answers(logits: np.ndarray, classes: Sequence[str]) -> dict[str, np.nda
 ADVICE = {
     "EXIF orientation": "turn photos by their EXIF orientation only if input.exif says so:"
     " PIL.ImageOps.exif_transpose",
-    DECODER: "classes must be equal all the same",
+    DECODER: "classes must still be equal",
     "CMYK inverted": "let the decoder convert CMYK: Image.open(file).convert('RGB')",
     "transparency over white": "drop transparency: Image.open(file).convert('RGB')",
     "transparency over black": "drop transparency: Image.open(file).convert('RGB')",
@@ -144,7 +144,7 @@ ADVICE = {
     "pixels from 0 to 1": "input.mean and input.std are those of pixels from 0 to 255",
     "pixels from -1 to 1": "subtract input.mean, and divide by input.std",
     "ImageNet's mean and scale": "subtract input.mean, and divide by input.std",
-    "normalised twice": "normalise once: the model or the code before it does it already",
+    "normalised twice": "normalise once: the model, or the code before it, already does so",
     TRAINING: "call model.eval() before: in training, each photo's answer depends on its batch",
     "softmax twice": "the model's answers are probabilities already: leave out the second softmax",
     "classes shifted up by one": "output 0 is the first class; there is no background class",

@@ -121,7 +121,9 @@ def read_proof(folder: Path) -> Proof:
         ) from None
     spread = proof.logs - proof.logs[0]
     if float(np.abs(spread).max()) <= 2 * proof.document["bounds"]["logits"] * proof.unit:
-        raise CannotCheck("the model answers all photos alike, so that they prove nothing")
+        raise CannotCheck(
+            "the model gives all photos the same answer, so a comparison proves nothing"
+        )
     return proof
 
 
@@ -175,12 +177,15 @@ def _parse(folder: Path, document: Any) -> Proof:
             for name, shape in (("size", (2,)), ("grid", (_GRID, _GRID, 3)), ("means", (3,))):
                 _require(np.shape(probe[stage][name]) == shape, f"{name} of {probe['file']!r:.80}")
                 numbers += np.ravel(probe[stage][name]).tolist()
-    _require(all(isinstance(text, str) for text in texts), "a text is none")
-    _require(all(type(n) in (int, float) and math.isfinite(n) for n in numbers), "a number is none")
+    _require(all(isinstance(text, str) for text in texts), "a value is not a string")
+    _require(
+        all(type(n) in (int, float) and math.isfinite(n) for n in numbers),
+        ("a value is not a finite number"),
+    )
     _require(len(model["classes"]) <= logits, "classes")
     bounds = document["bounds"]
     is_strict = bounds["logits"] <= _LARGEST_BOUND and max(bounds["decoded"], bounds["seen"]) <= 8
-    _require(is_strict, "bounds that allow anything")
+    _require(is_strict, "bounds are too loose")
     expected = _unpack(document["expected"], "float32", (count, logits))
     faults = tuple(_parse_fault(entry, count, logits) for entry in document["faults"])
     return Proof(folder, document, tuple(model["classes"]), expected, faults)

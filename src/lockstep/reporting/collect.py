@@ -28,7 +28,7 @@ def describe_cross_validations(runs: list[Run]) -> list[str]:
         known = count_known(run.folder)
         if known:
             lines.append(
-                f"{run.name} or the weights that it started from were trained on {known} of its"
+                f"{run.name}, or the weights that it started from, was trained on {known} of its"
                 " validation images (the bytes are the same), so its accuracy is too high"
             )
     for group in groups.values():
@@ -47,5 +47,5 @@ def _choose_names(folders: list[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     raise CheckpointError(
-        f"the same run is given twice: {', '.join(map(str, folders))}; name each once"
+        f"the same run is named twice: {', '.join(map(str, folders))}; name each run once"
     )

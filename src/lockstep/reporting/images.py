@@ -57,7 +57,7 @@ def open_images(run: Run) -> Index:
     if index is None:
         raise ImagesGone(f"{data} has changed since the run, or its index is missing.")
     if index.digest != run.results.digest:
-        raise ImagesGone(f"{data} holds other images than the run was evaluated on.")
+        raise ImagesGone(f"{data} holds images other than those of the run's evaluation.")
     return index
 
 

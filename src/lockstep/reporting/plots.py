@@ -106,7 +106,7 @@ def _draw_matrix(matrix: Matrix, name: str) -> "Figure":
     shares = cells / np.maximum(np.array(matrix.images), 1)[:, None]
     shown = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(shown, label="share of the class")
-    axes.set(title=f"Confusion, {plain(name)}", xlabel="taken for", ylabel="class")
+    axes.set(title=f"Confusion, {plain(name)}", xlabel="predicted class", ylabel="class")
     if count <= _MOST_NUMBERS and matrix.group_classes == 1:
         names = list(map(plain, matrix.names))
         families = list_families(names)

@@ -140,14 +140,14 @@ def build_views(runs: Sequence[Run]) -> list[View]:
 def _explain_missing(run: Run, view: View) -> str:
     assert run.best is not None
     return (
-        f"Classes, confusion and mistakes are those of step {view.step}: the run has no results of"
+        f"Classes, confusion and mistakes are those of step {view.step}: the run kept no results of"
         f" single images of its best checkpoint, step {run.best['step']}."
     )
 
 
 _WITHOUT_RESULTS = (
-    "The run has no results of single images (validation.npz): its version of Lockstep did not"
-    " write them."
+    "The run kept no results of single images (validation.npz): an older version of Lockstep wrote"
+    " it."
 )
 
 

@@ -249,9 +249,8 @@ def _compare_with_original(
     comparison = _compare(program, logits, theirs)
     largest = comparison["largest_difference"]
     about = (
-        f"{program} computes the source: {comparison['top1_agreement']:.0%} of"
-        f" {len(squares)} first classes are equal, and probabilities differ by at most"
-        f" {largest:.1e}"
+        f"{program} computes the source: {comparison['top1_agreement']:.0%} of {len(squares)} top-1"
+        f" classes are equal, and probabilities differ by at most {largest:.1e}"
     )
     bound = BOUND
     if original.rounds:

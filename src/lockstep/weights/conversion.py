@@ -197,7 +197,7 @@ def _write_certificate(
     if not certificate["holds"]:
         raise CheckpointError(
             f"{target} would not compute as {weights.source} does: logits differ by"
-            f" {certificate['largest_difference']:.2g} of the largest; expected at most"
+            f" {certificate['largest_difference']:.2g} of the largest logit; expected at most"
             f" {certificate['bound']:g}.{_explain_difference(weights.recipe, copy.recipe)} Nothing"
             " is written; --no-certificate writes it anyway"
         )

@@ -264,6 +264,6 @@ def _check_digest(file: Path, sha256: str, *, address: str = "") -> None:
         file.unlink()
         hint = "it was removed"
     raise CheckpointError(
-        f"{address or file} has the SHA-256 {digest}; expected one that begins with {sha256}: it is"
-        f" damaged or another file; {hint}"
+        f"{address or file} has the SHA-256 {digest}; expected one that begins with {sha256}: the"
+        f" file is damaged, or another one; {hint}"
     )

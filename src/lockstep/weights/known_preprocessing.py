@@ -138,5 +138,5 @@ def _describe_assumption(row: str, values: Changes, assumed: Set[str]) -> tuple[
     remark = f"the file does not say how its images were prepared; {row} is assumed: "
     remark += ", ".join(parts)
     if row == "timm" and "eval_resize" in assumed:
-        remark += " (some of timm's weights need another crop_pct than 0.875: set eval_resize)"
+        remark += " (some of timm's weights need a crop_pct other than 0.875: set eval_resize)"
     return (remark,)

@@ -271,7 +271,7 @@ def test_a_limit_of_the_proxy_is_named(
     with proxy(PLAIN, allowing, certificate, tmp_path) as nginx:
         classes, [error] = upload(show(f"http://{NAME}:{nginx.port}/"), photo)
     assert classes == []
-    assert "of status 413, is not this server's but a proxy's" in error
+    assert "with status 413, comes from a proxy and not from this server" in error
     assert "client_max_body_size" in error
 
 

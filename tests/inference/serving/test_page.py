@@ -182,7 +182,7 @@ def test_files_that_are_no_images_are_named(
     page.locator("#files").set_input_files([*others, photos[0]])
     wait_for_results(page, 1)
     names = ", ".join(path.name for path in others[:5])
-    expected = f"Left out, because these are not images: {names} and 2 more"
+    expected = f"Left out, not images: {names} and 2 more"
     assert page.locator("#left").inner_text() == expected
     page.locator("#files").set_input_files(photos[1])
     wait_for_results(page, 2)
@@ -213,7 +213,7 @@ def test_grad_cam_is_shown_if_asked_for(show: Show, explaining: Server, photos: 
     assert pictures.count() == 2
     assert pictures.nth(1).evaluate("image => image.decode().then(() => image.naturalWidth)") == 32
     best = page.locator(".result .name").first.inner_text()
-    assert pictures.nth(1).get_attribute("alt") == f"What speaks for {best}"
+    assert pictures.nth(1).get_attribute("alt") == f"Evidence for {best}"
 
 
 def test_the_token_is_asked_for_and_used(

@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[Callable[[Variables], object], str, str]] = {
     ),
     "one output": (
         lambda a: a.update({"arg:fc1_weight": zeros(1, 256), "arg:fc1_bias": zeros(1)}),
-        "classifier has one output, of which softmax always makes 100 %",
+        "classifier has one output, whose softmax is always 100 %",
         "has one output; expected at least 2",
     ),
     "nothing": (

@@ -135,7 +135,9 @@ class Workers(DevicesWorld):
             sum(device.process_index == rank for device in devices) for rank in range(self.ranks)
         }
         if len(counts) > 1:
-            raise BackendError("the ranks have different numbers of devices; give each as many")
+            raise BackendError(
+                "the ranks have different numbers of devices; give each rank the same number"
+            )
         return sorted(devices, key=lambda device: (device.process_index, device.id))
 
     def _connect_gloo(self) -> None:

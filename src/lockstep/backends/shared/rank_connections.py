@@ -83,7 +83,7 @@ def meet_ranks(rank: int, ranks: int, address: str, key: str) -> RankConnections
         return RankConnections(rank, ranks, [reach(host, int(port), key, PATIENCE_SEC)])
     except (BackendError, OSError, ValueError) as error:
         raise BackendError(
-            f"the ranks do not find each other at {ADDRESS}={address}: {error}"
+            f"the ranks cannot find each other at {ADDRESS}={address}: {error}"
         ) from None
 
 
@@ -104,8 +104,8 @@ def accept_ranks(server: socket.socket, ranks: int, key: str) -> list[Line]:
                 other = next(arrivals)
             except TimeoutError:
                 raise BackendError(
-                    f"{len(others)} of {ranks - 1} other ranks came within {PATIENCE_SEC:.0f} s;"
-                    " the output of those that are missing says why"
+                    f"{len(others)} of {ranks - 1} other ranks joined within {PATIENCE_SEC:.0f} s;"
+                    " the output of the missing ones says why"
                 ) from None
             if other is not None:
                 limit_waiting(other, 0)  # a question may take as long as its slowest rank computes

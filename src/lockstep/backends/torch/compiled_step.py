@@ -40,8 +40,8 @@ def settle_cache() -> None:
             os.environ[_FOLDER] = str(folder)
     except OSError as error:
         raise BackendError(
-            f"{folder} cannot keep compiled code: {error.strerror}; expected a folder of yours. Set"
-            f" {_FOLDER} to one, or use --set compile=off"
+            f"{folder} cannot keep compiled code: {error.strerror}; expected a folder that only you"
+            f" can write. Set {_FOLDER} to one, or use --set compile=off"
         ) from None
 
 

@@ -82,17 +82,17 @@ function paintMatrix(plot) {
       draw(svg, "text", !slanted ? { x: x - 4, y, "text-anchor": "middle" } : { x, y, transform: `rotate(-50 ${x} ${y})` }, cut(name, 12));
     });
   } else {
-    draw(svg, "text", { x: label + size / 2, y: 14, "text-anchor": "middle" }, "taken for →");
+    draw(svg, "text", { x: label + size / 2, y: 14, "text-anchor": "middle" }, "predicted class →");
     draw(svg, "text", { x: 12, y: above + size / 2, transform: `rotate(-90 12 ${above + size / 2})`, "text-anchor": "middle" }, "← class");
     draw(svg, "line", { class: "ideal", x1: label, y1: above, x2: label + size, y2: above + size });
   }
-  $("#matrix-note").textContent = single ? "rows: class, columns: taken for" : matrix.group_classes > 1
+  $("#matrix-note").textContent = single ? "rows: class, columns: predicted class" : matrix.group_classes > 1
     ? `only mistakes; each cell is ${matrix.group_classes} × ${matrix.group_classes} classes` : "only mistakes";
   return boxes;
 }
 
 function noResults(plot) {
-  plot.textContent = "There are no results of single images.";
+  plot.textContent = "The run kept no results of single images.";
 }
 
 const QUARTERS = [0, 0.25, 0.5, 0.75, 1];
@@ -161,6 +161,6 @@ function noteCalibration() {
   const mean = (of) => view.bins.reduce((sum, bin) => sum + of(bin), 0) / total;
   const error = mean((bin) => Math.abs(bin.right - bin.confidence * bin.images));
   const over = mean((bin) => bin.confidence * bin.images - bin.right);
-  $("#calibration-note").textContent = `Expected calibration error ${percent(error, 2)} in ${view.bins.length} bins of equal width. On average, confidence is ${percent(Math.abs(over), 2)} ${over > 0 ? "above" : "below"} accuracy. Bars: accuracy; shaded: its distance from the mean confidence.`;
+  $("#calibration-note").textContent = `Expected calibration error ${percent(error, 2)} in ${view.bins.length} bins of equal width. On average, confidence is ${percent(Math.abs(over), 2)} ${over > 0 ? "above" : "below"} accuracy. Bars: accuracy; shaded: the distance from accuracy to mean confidence.`;
 }
 

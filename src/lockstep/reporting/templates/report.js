@@ -8,7 +8,7 @@ function fillClasses() {
     const few = images > 0 && images < view.few;
     const row = node("tr");
     row.append(
-      node("th", { scope: "row" }, name), node("td", few ? { class: "n few", title: "few images: the figures of this class are rough" } : { class: "n" }, images), node("td", { class: "n strong" }, share(top1)),
+      node("th", { scope: "row" }, name), node("td", few ? { class: "n few", title: "few images: rough figures" } : { class: "n" }, images), node("td", { class: "n strong" }, share(top1)),
       node("td", { class: "n" }, share(top1, predicted)),
       fifth(share(top5)), node("td", { class: "interval" }, images ? `${(100 * low).toFixed(1)} – ${(100 * high).toFixed(1)}` : "–"), node("td", { class: "faint" }, other));
     return row;

@@ -158,8 +158,8 @@ def _build_head(scores: Scores, output: str, parts: Sequence[Part]) -> Head:
         )
     elif scores.width == 1:
         raise ValueError(
-            "its classifier has one output, of which softmax always makes 100 %; if its sigmoid is"
-            " a probability, export the model with the sigmoid: it is read as two classes"
+            "its classifier has one output, whose softmax is always 100 %; if its sigmoid is a"
+            " probability, export the model with the sigmoid: it is read as two classes"
         )
     folded = [part.name for part in parts if part.treatment == "folded"]
     if folded:

@@ -203,7 +203,7 @@ class _Walk:
         compute."""
         if not self._graph.inputs:
             raise ValueError(
-                "it has no input of numbers: it decodes images itself, or computes nothing of"
+                "it has no input of numbers: it decodes images itself, or computes nothing from"
                 " them; export it with an input of decoded images"
             )
         if len(self._graph.inputs) != 1:

@@ -245,8 +245,8 @@ def _describe_structure(spec: ModelSpec, variables: Names) -> Iterator[str]:
         )
     if any(f"{_OLD_FIRST_BLOCK}/" in variable for variable in odd.values()):
         yield (
-            "blocks count from 1, as in NVIDIA's code of 2019: it padded convolutions"
-            " symmetrically, but not its pool; here all are padded as TensorFlow's SAME, so the"
+            "blocks count from 1, as in NVIDIA's code of 2019, which padded convolutions"
+            " symmetrically, but not its pool; Lockstep pads all as TensorFlow's SAME, so the"
             " accuracy may differ"
         )
 

@@ -25,7 +25,7 @@ async function read(answer) {
     return JSON.parse(text);
   } catch {
     const limit = answer.status === 413 ? "; its limit for uploads may be too small (nginx: client_max_body_size)" : "";
-    throw new Error(`the answer, of status ${answer.status}, is not this server's but a proxy's${limit}`);
+    throw new Error(`the answer, with status ${answer.status}, comes from a proxy and not from this server${limit}`);
   }
 }
 
@@ -70,7 +70,7 @@ function take(files) {
   const images = [...files].filter(isImage);
   const others = [...files].filter((file) => !isImage(file)).map((file) => file.name);
   const more = others.length > MOST_NAMES ? ` and ${others.length - MOST_NAMES} more` : "";
-  $("#left").textContent = `Left out, because these are not images: ${others.slice(0, MOST_NAMES).join(", ")}${more}`;
+  $("#left").textContent = `Left out, not images: ${others.slice(0, MOST_NAMES).join(", ")}${more}`;
   $("#left").hidden = !others.length;
   if (!images.length || $("#drop").hidden) return;
   waiting.push(...images);
@@ -132,7 +132,7 @@ async function send(file, thumbnail) {
 
 function show(result, details, pictures, milliseconds) {
   if (result.explanation) {
-    pictures.append(node("img", { alt: `What speaks for ${result.names[0]}`, src: result.explanation }));
+    pictures.append(node("img", { alt: `Evidence for ${result.names[0]}`, src: result.explanation }));
   }
   if (result.unknown) {
     const least = (100 * about.unknown_below).toFixed(2);
