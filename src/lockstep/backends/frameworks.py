@@ -72,8 +72,7 @@ class Framework:
     reads_tf_config: bool = False
     """Whether the variable TF_CONFIG names a rank, too."""
     slower: Mapping[str, str] = field(default_factory=dict)
-    """By precision, how much slower than fp32 it is where the processor emulates it; measured in
-    docs/explanation/numerics.md."""
+    """By emulated precision, how much slower than fp32 it is (docs/explanation/numerics.md)."""
     slower_with_avx_512: Mapping[str, str] = field(default_factory=dict)
     """The same, for precisions that oneDNN emulates faster with AVX-512."""
     always_emulates: tuple[str, ...] = ()

@@ -98,10 +98,7 @@ class World(Protocol):
 
 
 class HostQuestions:
-    """`any`, `same` and `wait` of a `World`, from the largest value of all ranks.
-
-    The hosts exchange the values, so the exchange does not wait for the device.
-    """
+    """`any`, `same` and `wait` of a `World`: hosts exchange values and wait for no device."""
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag is set on any rank. Every rank must call it."""
@@ -156,7 +153,7 @@ class Engine(Protocol):
         Args:
             batches: This rank's batches.
             ema: Whether to use the moving average instead of the trained weights.
-            with_logits: Whether to return the logits, too.
+            with_logits: Whether the scores have the logits.
         """
 
     def predict(self, images: np.ndarray) -> np.ndarray:
@@ -182,7 +179,7 @@ class Engine(Protocol):
         Gradients are masked before any other use, so velocities and moving averages are 0, too.
 
         Args:
-            masks: bool arrays by parameter name, each of its shape. They replace all earlier ones.
+            masks: A bool array per parameter name, shaped like it. They replace earlier masks.
 
         Raises:
             CheckpointError: A mask does not fit.

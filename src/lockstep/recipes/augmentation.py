@@ -16,9 +16,8 @@ BUILT_IN = "lockstep.recipes.augmentations"
 class Augmentation(Settings):
     """A change of the pixels of training images, after crop, resize and flip.
 
-    The parameters are fields with defaults and docstrings. All chance comes from random numbers
-    that depend on (seed, epoch, position) alone. An image therefore changes in the same way on
-    every backend and number of ranks, and after a resume.
+    Fields are parameters, with defaults and docstrings. All chance comes from numbers that depend
+    on (seed, epoch, position): backends, ranks and resumed runs change an image alike.
 
     >>> import lockstep
     >>> recipe = lockstep.load_recipe("demo").replace(augmentations=["solarise"])

@@ -65,10 +65,7 @@ class Recipe(  # pydantic lists the fields of the last base first
 
     @property
     def based_on(self) -> str:
-        """The name of the published recipe or the file that this one comes from; "" if unknown.
-
-        The name changes no result: recipes with the same fields are equal.
-        """
+        """The name of the published recipe or the file that this one comes from; "" if unknown."""
         return self._based_on
 
     def rename(self, name: str) -> Self:
@@ -78,10 +75,7 @@ class Recipe(  # pydantic lists the fields of the last base first
         return copy
 
     def replace(self, /, **changes: Any) -> Self:
-        """Return a copy with some fields changed and validated, and with the same `based_on`.
-
-        Fields that follow others, such as `image_size`, change with them.
-        """
+        """Return a copy with changed fields, and those that follow from them; `based_on` stays."""
         return super().replace(**following_fields(changes)).rename(self.based_on)
 
     @property

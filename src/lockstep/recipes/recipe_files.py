@@ -14,11 +14,8 @@ from lockstep.system.regular_files import SETTINGS, read_regular_text
 def load_recipe(source: str | Path | Recipe) -> Recipe:
     """Load a recipe.
 
-    A YAML file holds fields of `Recipe` and two optional keys: `base`, the recipe to start from (a
-    published name, or a path relative to this file), and `based_on`, a name without effect.
-
     Args:
-        source: A published name, a YAML file, a run's folder, or a recipe, which is returned.
+        source: A published name, a YAML file (docs/how-to/recipe.md), a run's folder, or a recipe.
 
     Raises:
         RecipeError: There is no such recipe, or a field is wrong.

@@ -10,7 +10,6 @@ from lockstep.models.state import State
 from lockstep.runs.context import RunContext
 from lockstep.system import heartbeat
 from lockstep.weights import checkpoint
-from lockstep.weights.formats.format_list import FORMATS
 from lockstep.weights.run_identity import settle_identity
 
 
@@ -58,7 +57,8 @@ def write_checkpoint(run: RunContext, state: State) -> Path:
 def check_mxnet_prefix(run: RunContext) -> None:
     """Raise `CheckpointError` if files for MXNet cannot be written where the execution says."""
     if run.execution.model_prefix:
-        nvidia_mxnet = FORMATS["nvidia_mxnet"].load()
+        from lockstep.weights.formats import nvidia_mxnet
+
         nvidia_mxnet.check_prefix(Path(run.execution.model_prefix), run.recipe)
 
 
@@ -67,7 +67,8 @@ def write_for_mxnet(run: RunContext, state: State) -> None:
     epoch, step = divmod(state.step, run.steps_per_epoch)
     if not run.execution.model_prefix or not epoch or step:
         return
+    from lockstep.weights.formats import nvidia_mxnet
+
     if OPTIMIZERS[run.recipe.optimizer].velocity != "sum":  # the format has SGD's alone
         state = replace(state, momentum={})
-    nvidia_mxnet = FORMATS["nvidia_mxnet"].load()
     nvidia_mxnet.write_epoch(Path(run.execution.model_prefix), epoch, run.recipe, state)
