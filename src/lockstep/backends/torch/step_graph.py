@@ -20,8 +20,8 @@ WARM_UP = 3
 """Steps of a shape that run without a graph before one is captured. In them kernels are compiled
 and chosen, which a capture forbids. PyTorch's `make_graphed_callables` takes three, too."""
 AUTO = False
-"""Whether `cuda_graph: auto` captures. On an H200, steps from a graph were repeated bit for bit, but
-not timed: this becomes true when a campaign has shown that they are faster than plain steps
+"""Whether `cuda_graph: auto` captures. An H200 repeated steps of a graph bit for bit, but
+nobody timed them: this becomes true when a campaign shows that they are faster than plain steps
 (docs/results/gpu.md)."""
 
 Work = Callable[[Sequence[Tensor]], Tensor]
