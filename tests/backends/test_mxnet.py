@@ -298,7 +298,7 @@ def test_work_that_waits_for_a_rank_that_has_gone_ends_with_the_reason(
         command, cwd=pytestconfig.rootpath, capture_output=True, text=True, timeout=300, check=False
     )
     # Of rank 0; the output of the others is in their logs.
-    assert done.stdout == "another rank has ended; its own message says why\n", done.stderr
+    assert done.stdout == "another rank has ended; its message says why\n", done.stderr
     assert done.returncode == 1
 
 

@@ -155,7 +155,7 @@ def test_ranks_that_are_started_again_give_bit_identical_weights(
         code, output, errors = finish(process)
     assert code == 0, errors
     assert re.search(rf"lockstep: rank 1 \(host \S+, pid {killed}\) ", errors)
-    assert "lockstep: all ranks are started again (1 of 1), from the newest checkpoint" in errors
+    assert "lockstep: all ranks restart (1 of 1) from the newest checkpoint" in errors
     assert re.search(r"resuming after step [1-9]\d* of 21", output)
     assert_same_training(again, whole_of_two_ranks)
     (restart,) = read_entries(again, "restart")
@@ -189,7 +189,7 @@ def test_torchrun_starts_ranks_again(recipe_file: Path, textures: Path, tmp_path
         assert process.returncode == 0, errors.read()
     assert_same_training(again, whole)
     restarts = [entry["reason"] for entry in read_entries(again, "restart")]
-    assert restarts == ["torchrun started the ranks again"]
+    assert restarts == ["torchrun restarted the ranks"]
     assert "  restarts             1\n" in output
 
 
@@ -203,7 +203,7 @@ def test_a_stopped_rank_ends_it(training: list[object], tmp_path: Path, record: 
         errors = launch.assert_ended(1)
     assert re.search(
         rf"lockstep: rank 1 \(host \S+, pid {launch.ranks[1]}\) has shown no sign of life for"
-        r" \d+ s; its process is stopped \(state T\); last it was \w+, \d+ steps begun, \d+ s"
+        r" \d+ s; its process is stopped \(state T\); it was last \w+, \d+ steps begun, \d+ s"
         r" ago\. All ranks are ended\.\n",
         errors,
     )

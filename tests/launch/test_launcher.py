@@ -158,7 +158,7 @@ time.sleep(60)
     assert (
         f"rank 1 (host {socket.gethostname()}, pid {pid}) has shown no sign of life for" in messages
     )
-    assert "its process is stopped (state T); last it was training, 7 steps begun" in messages
+    assert "its process is stopped (state T); it was last training, 7 steps begun" in messages
     assert not Path(f"/proc/{pid}").exists()
 
 
@@ -276,7 +276,7 @@ def test_all_ranks_are_started_again_after_a_failure(tmp_path: Path) -> None:
         r"rank 1 \(.*\) was ended by SIGKILL.*, 2 steps begun", (tmp_path / "0 try 2").read_text()
     )
     result = messages[1]
-    assert result == "lockstep: all ranks are started again (1 of 5), from the newest checkpoint"
+    assert result == "lockstep: all ranks restart (1 of 5) from the newest checkpoint"
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_a_silent_node_0_is_not_waited_for(port: int, monkeypatch: pytest.Monkey
         admitted_line = next(line for line in arrivals if line is not None)
         with (
             admitted_line,
-            pytest.raises(BackendError, match="node 0 has ended, or cannot be reached"),
+            pytest.raises(BackendError, match="node 0 ended or became unreachable"),
         ):
             coming.result(SOON_SEC)
 
@@ -254,7 +254,7 @@ def test_nothing_listens_after_all_have_come(port: int) -> None:
 
 def test_a_node_that_does_not_come_is_named(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "MEET_SEC", 0.5)
-    refuse(BackendError, "node 1, 2 did not come", meeting(0, 3, port))
+    refuse(BackendError, "node 1, 2 did not join", meeting(0, 3, port))
     refuse(BackendError, f"nothing answers at 127.0.0.1:{port}", meeting(1, 2, port))
 
 

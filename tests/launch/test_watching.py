@@ -309,7 +309,7 @@ def test_a_hung_rank_is_named_with_its_state_and_its_last_step() -> None:
     (rank,) = ranks({"number": 1, "state": "T", "heard_at": 40.0, "moved_at": 39.0})
     text = describe(Fault("silent", 40.0, rank))
     assert text.startswith("rank 1 (host a-host, pid 10) has shown no sign of life for 64 s")
-    assert "(state T); last it was training, 7 steps begun, 65 s ago" in text
+    assert "(state T); it was last training, 7 steps begun, 65 s ago" in text
 
 
 def test_of_stalled_ranks_the_one_behind_is_named() -> None:

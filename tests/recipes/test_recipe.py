@@ -97,10 +97,10 @@ UNFIT = r"""
 {lr_decay: exponential} | lr_decay "exponential" needs an lr_end above 0
 {mixup_alpha: 1.0e-9} | mixup_alpha must be 0 or at least 0.01
 {cutmix_alpha: 1.0e-9} | cutmix_alpha must be 0 or at least 0.01
-{target_threshold: 0.2} | are for binary_cross_entropy
-{class_reduction: sum} | are for binary_cross_entropy
+{target_threshold: 0.2} | work only with binary_cross_entropy
+{class_reduction: sum} | work only with binary_cross_entropy
 {loss: binary_cross_entropy, class_weights: [1, 2], logits: 2}
-  | class_weights are those of cross_entropy: .* use sampling=balanced
+  | class_weights work only with cross_entropy: .* use sampling=balanced
 {repeated_augmentation: 9, global_batch_images: 8}
   | repeated_augmentation \(9\) fills a step of 8 images with copies of one
 {sparsity_excluded: [fc.weigth]} | no tensor 'fc.weigth'. Did you mean fc.weight

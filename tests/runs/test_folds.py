@@ -89,7 +89,7 @@ def test_runs_of_a_folder_are_listed_in_the_order_of_their_numbers(tmp_path: Pat
 
 
 def test_other_folders_are_refused(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="fold 3 of 2: expected 1 to folds"):
+    with pytest.raises(RecipeError, match="fold 3 of 2: expected a fold from 1 to folds"):
         tiny_recipe.replace(folds=2, fold=3)
     with pytest.raises(RecipeError, match=r"folds and validation_share .* set only one"):
         tiny_recipe.replace(folds=2, fold=1, validation_share=0.1)

@@ -27,7 +27,7 @@ WHOLE = Execution(log_every_steps=2)
             (2, "rank 1 was killed"),
         ),
         ({"TORCHELASTIC_RESTART_COUNT": "0"}, None),
-        ({"TORCHELASTIC_RESTART_COUNT": "3"}, (3, "torchrun started the ranks again")),
+        ({"TORCHELASTIC_RESTART_COUNT": "3"}, (3, "torchrun restarted the ranks")),
     ],
     ids=["not at all", "by launch", "not by torchrun", "by torchrun"],
 )
@@ -50,7 +50,7 @@ def test_restarts_are_in_the_log_and_the_report(
     assert kinds[:5] == [("start", 0), ("train", 2), ("train", 3), ("start", 3), ("restart", 3)]
     assert kinds[5:] == [("train", 4), ("train", 6), ("train", 7)]
     assert report["restarts"] == 1
-    assert "its ranks were started again 1 time after a failure" in (read_run(run).ending or "")
+    assert "the ranks were restarted 1 time after a failure" in (read_run(run).ending or "")
 
 
 def test_a_run_reports_to_its_launcher_what_it_does(

@@ -104,7 +104,7 @@ def test_two_that_number_the_same_processes_differently_are_refused_with_what_bo
     ids=["too large", "no number", "negative", "no size", "an empty size", "a size of 0"],
 )
 def test_variables_of_no_rank_are_refused(name: NameRank, wrong: dict[str, str]) -> None:
-    with pytest.raises(UserError, match=r"says \w+=.*: expected a rank from 0 and a larger number"):
+    with pytest.raises(UserError, match=r"sets \w+=.*: expected a rank from 0 and a larger number"):
         name(wrong)
 
 

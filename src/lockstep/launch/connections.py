@@ -137,9 +137,8 @@ def reach(host: str, port: int, key: str, patience_sec: float, bind: str | None 
             return _connect(host, port, key, bind)
         except Relayed as error:
             raise BackendError(
-                f"something between changes the addresses of the connection to {host}:{port}: a"
-                f" relay, a proxy or NAT. It goes from {error}. Give every node an address of node"
-                " 0 that reaches it directly"
+                f"a relay, a proxy or NAT changes the addresses of the connection to {host}:{port},"
+                f" which goes from {error}. Give every node an address that reaches node 0 directly"
             ) from None
         except AuthenticationError:
             raise BackendError(

@@ -72,7 +72,9 @@ def name_runs(recipes: Sequence[str], folder: Path) -> dict[str, Path]:
     the same name."""
     runs = {recipe: folder / Path(recipe).stem for recipe in recipes}
     if len(set(runs.values())) < len(recipes):
-        raise UserError(f"--recipes {','.join(recipes)}: the names must differ, they name the runs")
+        raise UserError(
+            f"--recipes {','.join(recipes)}: the names must differ, because they name the runs"
+        )
     return runs
 
 

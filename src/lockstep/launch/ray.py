@@ -104,7 +104,7 @@ def launch_on_ray(launch: RayLaunch, say: Callable[[str], None]) -> int:
             if received or _newest_checkpoint(launch.run) == before:
                 say(f"lockstep: node {nodes} was lost, and nothing was saved since the start")
                 return choose_code(codes)
-            say(f"lockstep: node {nodes} was lost; the ranks start again on the nodes there are")
+            say(f"lockstep: node {nodes} was lost; the ranks restart on the remaining nodes")
 
 
 @contextmanager

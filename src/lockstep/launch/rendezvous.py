@@ -228,8 +228,7 @@ def agree(
     missing = [node for node, offer in enumerate(offers) if offer is None]
     if missing:
         raise LockstepError(
-            f"node {', '.join(map(str, missing))} is gone before the ranks started; its output"
-            " says why"
+            f"node {', '.join(map(str, missing))} was lost before the ranks started; see its output"
         )
     try:
         return build_table(list(map(Offer.parse, offers)), meeting.node, meeting.secret)
@@ -248,7 +247,7 @@ def _introduce(line: Line, meeting: Meeting) -> Line:
         answer = receive(line)
     except (EOFError, OSError, ValueError):
         raise BackendError(
-            "node 0 has ended, or cannot be reached, before all nodes came; its own output says why"
+            "node 0 ended or became unreachable before all nodes joined; see its output"
         ) from None
     if "refused" in answer:
         raise UserError(f"node 0 refuses this node: {answer['refused']}")
@@ -289,7 +288,7 @@ def _receive_all(
             except TimeoutError:
                 missing = sorted(set(range(1, meeting.nodes)) - set(peers))
                 raise BackendError(
-                    f"node {', '.join(map(str, missing))} did not come within {MEET_SEC:.0f} s"
+                    f"node {', '.join(map(str, missing))} did not join within {MEET_SEC:.0f} s"
                 ) from None
             if check is not None:
                 check()

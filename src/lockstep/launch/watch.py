@@ -305,11 +305,11 @@ def will_try_again(outcomes: Sequence[Outcome], restarts: int) -> tuple[bool, st
         return False, ""
     if len(outcomes) > restarts:
         times = f"{format_count(restarts, 'time')}; that was the last (--restarts {restarts})"
-        return False, f"the ranks were started again {times}"
+        return False, f"the ranks were restarted {times}"
     if len(outcomes) > 1 and outcomes[-2].step == last.step:
-        return False, f"the ranks have failed twice at step {last.step}; they are not started again"
+        return False, f"the ranks failed twice at step {last.step}, so they are not restarted"
     count = f"{len(outcomes)} of {restarts}"
-    return True, f"all ranks are started again ({count}), from the newest checkpoint"
+    return True, f"all ranks restart ({count}) from the newest checkpoint"
 
 
 # Sentences
@@ -352,7 +352,7 @@ def describe_fault(fault: Fault, ranks: Sequence[Rank], host: str, now: float) -
     state = f"; {_STATES[rank.state]}" if rank.state in _STATES else ""
     if fault.kind == "silent":
         return (
-            f"{name} has shown no sign of life for {now - rank.heard_at:.0f} s{state}; last it was"
+            f"{name} has shown no sign of life for {now - rank.heard_at:.0f} s{state}; it was last"
             f" {did}, {ago}"
         )
     furthest = max((other.beat.moves for other in ranks if other.code is None), default=0)

@@ -28,7 +28,7 @@ def import_augmentation(name: str) -> type[Augmentation]:
         if timms:
             raise RecipeError(f"{name!r} is timm's way to write it; expected {timms}")
         raise RecipeError(
-            f"there is no augmentation {name!r:.60}. {nearest(name, names)} One of your own is"
+            f"there is no augmentation {name!r:.60}. {nearest(name, names)} Your own class is"
             " module:Class, such as mymodule:Fog"
         )
     module = importlib.import_module(f"{BUILT_IN}.{name}")

@@ -57,10 +57,10 @@ class Execution(Settings):
     reference_dtype: Literal["float64", "float32"] = "float64"
     """The type that the reference engine computes in. Other engines ignore it."""
     deterministic: bool = True
-    """Whether only kernels that give the same bits every time are used on a GPU. If false, a
-    resumed run is equal within rounding."""
+    """Whether a GPU uses only deterministic kernels. If false, a resumed run is equal within
+    rounding."""
     distributed: Literal["native", "horovod"] = "native"
-    """What adds up over ranks. "native": the framework's own way. "horovod": Horovod, which
+    """Library that adds up over ranks. "native": the framework's. "horovod": Horovod, which
     TensorFlow's and MXNet's engines also support."""
     all_reduce_mb: Annotated[int, Field(ge=1), limits.EXCHANGE_MB] = 25
     """MB of gradients that are added up over ranks in one exchange. Horovod and MXNet ignore it:
@@ -92,14 +92,13 @@ class Execution(Settings):
     loggers: tuple[Literal["tensorboard", "mlflow", "wandb", "dlll", "nvidia-report"], ...] = (
         "tensorboard",
     )
-    """Where figures are logged in addition to the run's own log. "dlll": the lines that NVIDIA's
+    """Where figures are logged in addition to the run's log. "dlll": the lines that NVIDIA's
     examples log. "nvidia-report": the JSON document of NVIDIA's MXNet example."""
     dlll_file: str = ""
-    """Path of the file of the logger dlll, which a path turns on. If it is empty: dlll.json in the
-    run's folder."""
+    """File of the logger dlll; setting it turns the logger on. Empty: the run's dlll.json."""
     nvidia_report_file: str = ""
-    """Path of the file of the logger nvidia-report, which a path turns on. If it is empty:
-    nvidia-report.json in the run's folder."""
+    """File of the logger nvidia-report; setting it turns the logger on. Empty: the run's
+    nvidia-report.json."""
     log_every_steps: Annotated[int, Field(ge=1), limits.STEPS] = 10
     """Number of steps after which losses are read from the device and logged."""
     save_every_steps: Annotated[int, Field(ge=0), limits.STEPS] = 0

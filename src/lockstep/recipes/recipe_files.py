@@ -41,9 +41,7 @@ def _load(source: str, folder: Path, seen: tuple[Path, ...]) -> Recipe:
     if not path.is_file():
         raise RecipeError(f"there is no recipe and no file {source!r}. {nearest(source, RECIPES)}")
     if path.resolve() in seen:
-        raise RecipeError(
-            f"{path} is its own base, directly or through other files; change its key `base`"
-        )
+        raise RecipeError(f"{path} is its own base, directly or through other files; change `base`")
     try:
         fields = _read_fields(path)
         base = fields.pop("base", None)

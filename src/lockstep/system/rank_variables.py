@@ -95,7 +95,7 @@ def list_claims(environment: Mapping[str, str]) -> list[_Claim]:
         ranks = claim.values.get("WORLD_SIZE", "")
         if not (rank.isdecimal() and ranks.isdecimal() and int(rank) < int(ranks)):
             raise UserError(
-                f"{claim.launcher} says {claim.source}: expected a rank from 0 and a larger number"
+                f"{claim.launcher} sets {claim.source}: expected a rank from 0 and a larger number"
                 " of processes"
             )
         claims.append(claim)
@@ -123,8 +123,8 @@ def _refuse_contradiction(claims: list[_Claim]) -> None:
         is_same_size = first.values.get("WORLD_SIZE") == other.values["WORLD_SIZE"]
         if is_same_size and first.values["RANK"] != other.values["RANK"]:
             raise UserError(
-                f"two launchers number this process differently: {first.launcher} says"
-                f" {first.source}; {other.launcher} says {other.source}. Unset the variables of one"
+                f"two launchers number this process differently: {first.launcher} sets"
+                f" {first.source}; {other.launcher} sets {other.source}. Unset the variables of one"
                 " of them, or set RANK, WORLD_SIZE and LOCAL_RANK"
             )
 

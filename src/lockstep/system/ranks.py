@@ -63,7 +63,7 @@ def count_ranks() -> int:
 def make_rank_error(reason: str = "") -> LockstepError:
     """Return the error of a rank that cannot go on since another one has ended."""
     shown = f" ({reason:.200})" if reason else ""
-    return LockstepError(f"another rank has ended; its own message says why{shown}")
+    return LockstepError(f"another rank has ended; its message says why{shown}")
 
 
 def is_leading() -> bool:
@@ -102,7 +102,7 @@ def find_restart() -> tuple[int, str] | None:
     count = os.environ.get(_ELASTIC_RESTART, "")
     if not count.isdigit() or int(count) == 0:
         return None
-    return int(count), "torchrun started the ranks again"
+    return int(count), "torchrun restarted the ranks"
 
 
 def leave_exit_code(code: int) -> None:

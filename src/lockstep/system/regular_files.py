@@ -191,5 +191,5 @@ def read_stream(stream: BinaryIO, limit: Limit, begin: bytes = b"") -> bytes:
     while part := stream.read(min(_PART, limit.most_bytes + 1 - size)):
         size += read.write(part)
         if size > limit.most_bytes:
-            raise OSError(errno.EFBIG, f"it goes on{_beyond(limit)}")
+            raise OSError(errno.EFBIG, f"it does not end{_beyond(limit)}")
     return read.getvalue()

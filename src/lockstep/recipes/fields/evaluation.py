@@ -17,7 +17,7 @@ class EvaluationFields(Settings):
     eval_crop: Annotated[int, Field(ge=32), limits.SIDE] = 224
     """Evaluation: after the resize, a centred square of this many pixels a side is cut out."""
     eval_antialias: bool = False
-    """Evaluation: whether the resize filters, as `antialias` says for training."""
+    """Evaluation: whether the resize filters, as `antialias` does in training."""
     eval_side_rounding: Literal["down", "nearest", "float32_down"] = "down"
     """Evaluation: how the sides are rounded after the resize. "down": as torchvision. "nearest": to
     the nearest number, halves up, as DALI. "float32_down": down, computed in float32 as NVIDIA's

@@ -24,26 +24,26 @@ class ImageFields(Settings):
     "number": 0, 1, 2, 10; equal numbers such as 01 and 1 in the order of their names. "text": 0, 1,
     10, 2, as torchvision and Keras sort. A resumed run keeps its own order."""
     order: Literal["shuffled", "permuted", "windowed"] = "shuffled"
-    """The order of the images of an epoch, another one in each. "shuffled": random. "permuted":
-    random, computed position by position: it takes no memory, for more images than an array of all
-    positions has room for. `sampling` and `repeated_augmentation` need that array. "windowed": for
-    shards in an object store. Shards come in random order, and the images of `window_shards` shards
-    in random order among themselves, so that each shard is read once, nearly from front to back.
-    Every order is a function of (seed, epoch, position): every image comes once, on any number of
-    ranks, and a resumed run goes on with it."""
+    """The order of the images, different in every epoch. "shuffled": random. "permuted": random,
+    computed position by position without an array of all positions, which `sampling` and
+    `repeated_augmentation` need: for very many images. "windowed": for shards in an object store.
+    Shards come in random order, and the images of `window_shards` shards are shuffled among
+    themselves, so that each shard is read once, nearly from front to back. Every order is a
+    function of (seed, epoch, position): every image comes once, on any number of ranks, and a
+    resumed run keeps the order."""
     window_shards: Annotated[int, Field(ge=1), limits.SHARDS] = 16
     """Number of shards whose images are mixed if `order` is "windowed"."""
     sampling: Literal["plain", "balanced", "square_root"] = "plain"
     """How often an epoch has the images of each class. "plain": every image comes once. "balanced":
     every class comes equally often. "square_root": a class comes in proportion to the square root
-    of its number of images (arXiv:1805.00932). An epoch has as many images as there are. The images
-    of a rare class come several times in it, equally often up to once more. Of a frequent class,
-    some images are left out, others in each epoch."""
+    of its number of images (arXiv:1805.00932). An epoch has as many images as the data set. Images
+    of a rare class come several times in it, some once more than others. Of a frequent class, some
+    images are left out, different ones in each epoch."""
     repeated_augmentation: Annotated[int, Field(ge=1, le=100)] = 1
     """Number of times that an image comes in a step, each time with another crop, flip and so on
-    (arXiv:1901.09335). An epoch has as many images as without it: copies of 1 / this number of
-    them, others in each epoch. Most copies of an image go to different ranks. 1: every image comes
-    once."""
+    (arXiv:1901.09335). An epoch is as long as without it: it has copies of 1 / this number of the
+    images, different ones in each epoch. Most copies of an image go to different ranks. 1: every
+    image comes once."""
     image_size: Side = 224
     """Height and width of a training image in pixels. If it is set and neither `eval_resize` nor
     `eval_crop` is, evaluation follows it: `eval_crop` is this size and `eval_resize` is 256/224 of
@@ -51,8 +51,8 @@ class ImageFields(Settings):
     image_sizes: tuple[tuple[Annotated[int, Field(ge=0), limits.EPOCHS], Side], ...] = ()
     """Sizes of training images that change by epoch: pairs of an epoch, counted from 0, and the
     size from this epoch on. [[0, 160], [71, 192]]: 160 px in the first 71 epochs, then 192 px.
-    `image_size` is the last size, and follows if it is not set; set alone, it is the size in all
-    epochs. Empty: `image_size` in all epochs."""
+    `image_size` is the last size unless you set it. If you set only `image_size`, all epochs have
+    it. Empty: `image_size` in all epochs."""
     crop: Literal["random_resized", "random", "centre", "squash"] = "random_resized"
     """How a square is cut from a training image. "random_resized": a window of random area, aspect
     ratio and place is resized to it. "random": the shorter side is resized to `image_size`,
@@ -78,7 +78,7 @@ class ImageFields(Settings):
     augmentations: Augmentations = ()
     """What is done to the pixels of a training image after crop, resize and flip, in this order. An
     entry is a name, or a mapping of its name and fields, such as {name: solarise, probability:
-    0.2}. `mymodule:Fog` is a class of your own module. docs/reference/augmentations.md lists
+    0.2}. `mymodule:Fog` is a class that you wrote. docs/reference/augmentations.md lists
     them."""
     mean: Colour = (123.675, 116.28, 103.53)
     """Mean of red, green and blue on the scale 0 to 255. Images are normalised as (x - mean) / std.

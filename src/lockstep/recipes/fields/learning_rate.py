@@ -13,8 +13,8 @@ class LearningRateFields(Settings):
     """How long a run is, how many images a step has, and its learning rates."""
 
     epochs: Annotated[int, Field(ge=1), limits.EPOCHS] = 90
-    """Number of passes over the training images. In every epoch, the images of a last step that is
-    not full are left out. NVIDIA's PaddlePaddle and MXNet code fill that step with images that they
+    """Number of passes over the training images. Every epoch leaves out the images of an incomplete
+    last step. NVIDIA's PaddlePaddle and MXNet code fill that step with images that they
     train on twice."""
     global_batch_images: Annotated[int, Field(ge=1), limits.GLOBAL_BATCH] = 256
     """Number of images in one optimizer step, over all ranks and accumulation steps."""
@@ -46,8 +46,8 @@ class LearningRateFields(Settings):
     """Where the decay begins, unless it is "step". "warmup_end": where the warm-up ends. "start":
     at the first step, so the rate jumps down where the warm-up ends."""
     lr_end: NotNegative = 0.0
-    """Learning rate at which the decay ends, unless it is "step". The decay "exponential" needs one
-    above 0."""
+    """Learning rate at which the decay ends, unless it is "step". The decay "exponential" needs a
+    rate above 0."""
     lr_power: Positive = 2.0
     """Power of the decay "polynomial". 1 is the decay "linear"."""
     lr_step_epochs: tuple[Annotated[NotNegative, limits.EPOCHS], ...] = ()

@@ -24,14 +24,14 @@ class LossFields(Settings):
     loss: Literal["cross_entropy", "binary_cross_entropy"] = "cross_entropy"
     """The training loss of an image, computed in fp32 with any `precision`. "cross_entropy": of the
     softmax of the logits. "binary_cross_entropy": of the sigmoid of each logit, as if each class
-    were a question of its own, so that a mixed image may be of both classes (arXiv:2110.00476). The
+    were a separate question, so that a mixed image may be of both classes (arXiv:2110.00476). The
     loss that evaluations print is cross-entropy without smoothing in both cases."""
     label_smoothing: Fraction = 0.1
     """Label smoothing s: target = (1 - s) * one-hot + s / logits."""
     target_threshold: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """With binary cross-entropy: a target above this, after smoothing and mixing, becomes 1 and any
-    other 0. "Above" is by more than 1e-6, so that rounding does not decide where a share of pixels
-    is the threshold itself. 0: targets stay as they are."""
+    other 0. "Above" means by more than 1e-6, so that rounding does not decide if a share of pixels
+    equals the threshold. 0: targets stay as they are."""
     class_reduction: Literal["mean", "sum"] = "mean"
     """Binary cross-entropy of an image: the mean or the sum over the classes."""
     class_weights: ClassWeights = "none"
@@ -40,7 +40,7 @@ class LossFields(Settings):
     of a step is the mean over its images, as in PyTorch's CrossEntropyLoss(weight) with
     probabilities as targets. Numbers: one for each logit. "balanced": images / (classes * images of
     the class), counted in the training images when the run begins; its recipe.yaml has the numbers.
-    A class without images gets 1. "none": all are 1. The loss of a validation is not weighted."""
+    A class without images gets 1. "none": all are 1. Validation losses are not weighted."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability that a feature of an image is set to 0 in front of the classifier, in training.
     The other features are divided by 1 - dropout (arXiv:1207.0580). 0: no dropout."""
@@ -63,7 +63,7 @@ class LossFields(Settings):
     mix_probability: Fraction = 1.0
     """Probability that images are mixed at all, by MixUp or CutMix."""
     mixup_coefficient: Literal["batch", "sample"] = "batch"
-    """What is drawn for MixUp and CutMix: coefficient, box, which of both, and whether at all.
+    """How often MixUp and CutMix draw: coefficient, box, which of the two, and whether to mix.
     "batch": once for all images of a step, the same on every rank. "sample": for each image."""
     mixup_pairing: Literal["permutation", "reverse"] = "permutation"
     """How MixUp and CutMix choose an image's partner in the batch. "permutation": by a random
@@ -93,14 +93,14 @@ class LossFields(Settings):
                 raise ValueError(f"{name} must be 0 or at least 0.01, not {getattr(self, name)}")
         if self.loss == "binary_cross_entropy" and self.class_weights != "none":
             raise ValueError(
-                "class_weights are those of cross_entropy: with binary_cross_entropy use"
-                " sampling=balanced instead"
+                "class_weights work only with cross_entropy: with binary_cross_entropy use"
+                " sampling=balanced"
             )
         if self.loss == "cross_entropy" and (
             self.target_threshold or self.class_reduction != "mean"
         ):
             raise ValueError(
-                "target_threshold and class_reduction are for binary_cross_entropy: set loss to it,"
-                " or target_threshold=0 and class_reduction=mean"
+                "target_threshold and class_reduction work only with binary_cross_entropy: set that"
+                " loss, or target_threshold=0 and class_reduction=mean"
             )
         return self

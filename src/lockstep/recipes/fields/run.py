@@ -13,8 +13,8 @@ class RunFields(Settings):
     """Where a run starts, which of its evaluations is the best, and what is set apart."""
 
     linear_probe: bool = False
-    """Whether a run from weights that do not tell its classes apart starts from a linear probe: the
-    classifier that fits the features of the training images best, without augmentation
+    """Whether a run whose weights do not know its classes starts from a linear probe: the
+    classifier that best fits the features of the training images without augmentation
     (`lockstep.runs.linear_probe`). If false, it starts from the recipe's initial classifier."""
     selection: Selection = "top1"
     """The value of an evaluation that decides which checkpoint is the best one, and when early
@@ -32,15 +32,15 @@ class RunFields(Settings):
     validation images. The hash of each image's name decides (`lockstep.data.split`). 0: none,
     because the data set has validation images."""
     temperature_scaling: bool = False
-    """Whether a temperature is fitted to the validation images when the run ends, by which the
-    best checkpoint's logits are divided for probabilities (arXiv:1706.04599). No accuracy and no
-    loss depends on it."""
+    """Whether a temperature is fitted to the validation images when the run ends. The best
+    checkpoint's logits are divided by it for probabilities (arXiv:1706.04599). It changes no
+    accuracy and no loss."""
     folds: Annotated[int, Field(ge=0, le=1000)] = 0
     """Number of folds of a cross-validation (`train --folds`). The hash of the images' names and
     `seed` divides the training images into this many parts, with equally many of each class. 0:
     none."""
     fold: Annotated[int, Field(ge=0, le=1000)] = 0
-    """Number of the part that is for validation, from 1 to `folds`. 0: none."""
+    """Number of the part used for validation, from 1 to `folds`. 0: none."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the random numbers. It decides initial weights, order, crops, flips, MixUp,
     dropout and stochastic depth. Nothing else is random."""
@@ -48,7 +48,9 @@ class RunFields(Settings):
     @model_validator(mode="after")
     def _check_run_fields(self) -> Self:
         if self.folds and not (self.folds >= 2 and 1 <= self.fold <= self.folds):
-            raise ValueError(f"fold {self.fold} of {self.folds}: expected 1 to folds, of 2 or more")
+            raise ValueError(
+                f"fold {self.fold} of {self.folds}: expected a fold from 1 to folds, at least 2"
+            )
         if self.folds and self.validation_share:
             raise ValueError(
                 "folds and validation_share (--split) exclude each other; set only one"

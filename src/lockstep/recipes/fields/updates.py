@@ -24,8 +24,8 @@ shortcuts are called `downsample.1`."""
 def _describe_optimizers() -> str:
     """Return what the field `optimizer` means."""
     text = (
-        "How weights move by their gradients g at the learning rate lr, which may differ by tensor."
-        " The step with number t, from 1, counts also if an overflow skips it.\n"
+        "How gradients g change the weights at the learning rate lr, which may differ by tensor. t"
+        " is the number of the step, from 1; steps that an overflow skips count too.\n"
     )
     for name, row in OPTIMIZERS.items():
         text += f'\n- "{name}" ({row.source}): {row.formula}'
@@ -47,15 +47,15 @@ class UpdateFields(Settings):
     beta2: Beta = 0.999
     """Share of the old mean of squared gradients in the new one, in the formulas of `optimizer`."""
     optimizer_epsilon: Annotated[float, Field(ge=1e-30, le=1e30)] = 1e-8
-    """What the root of the mean of squared gradients is increased by, or the mean under the root:
-    see `optimizer`. timm's LAMB has 1e-6."""
+    """Added to the root of the mean of squared gradients, or to the mean under the root: see
+    `optimizer`. timm's LAMB has 1e-6."""
     clip_norm: Annotated[float, Field(ge=0, le=1e30)] = 0.0
     """Largest norm of the gradient: the gradients of all trained tensors, over all ranks and
     without loss scale, are multiplied by min(1, clip_norm / (norm + 1e-6)), as PyTorch's
     `clip_grad_norm_` does, before decay is added. 0: no limit."""
     weight_decay: NotNegative = 1 / 32768
-    """Weight decay of the tensors whose role is in `weight_decay_roles`. What it does is described
-    in `optimizer`."""
+    """Weight decay of the tensors whose role is in `weight_decay_roles`. Its formula is in
+    `optimizer`."""
     weight_decay_roles: tuple[ListedRole, ...] = ("conv_weight", "fc_weight", "fc_bias")
     """Roles of the tensors that weight decay applies to. `conv_weight` includes the convolutions of
     squeeze-and-excitation, `fc_bias` their biases. `bn_scale` and `bn_bias` are the scales
@@ -72,8 +72,8 @@ class UpdateFields(Settings):
     (torchvision's `--model-ema-steps`)."""
     ema_start: Literal["ramp", "copy", "constant"] = "ramp"
     """The decay of the first updates. "ramp": min(ema_decay, (1 + u) / (10 + u)) after u updates.
-    "copy", torchvision's: the average is a copy of the weights until the first update after the
-    warm-up, with it. "constant": ema_decay from the first step."""
+    "copy", torchvision's: the average is a copy of the weights up to and including the first update
+    after the warm-up. "constant": ema_decay from the first step."""
     ema_scaling: Literal["none", "torchvision"] = "none"
     """"torchvision": the decay is 1 - min(1, (1 - ema_decay) * global_batch_images *
     ema_every_steps / epochs), so that the average spans the same share of a longer run or of one
@@ -82,7 +82,7 @@ class UpdateFields(Settings):
     """Tensors that training leaves as they are, with their moving averages: prefixes of their names
     in whole parts, such as "layer1" or "layer4.0.bn1", or "backbone" for all but the classifier. A
     batch norm whose scale and bias are both frozen computes with its running statistics, which
-    stay. Nothing is computed backwards below the lowest trained tensor."""
+    stay. No gradient is computed below the lowest trained tensor."""
     lr_multipliers: Mapping[str, Positive] = Field(default_factory=dict)
     """Factors of the learning rate by prefix, as in `frozen`. The longest prefix of a tensor's name
     counts; without one the factor is 1. {"backbone": 0.1, "layer4": 0.5}: the classifier learns at
@@ -96,6 +96,7 @@ class UpdateFields(Settings):
     def _check_update_fields(self) -> Self:
         if self.nesterov and self.optimizer != "sgd":
             raise ValueError(
-                f"nesterov is for the optimizer sgd, not {self.optimizer}; set nesterov=false"
+                f"nesterov works only with the optimizer sgd, not {self.optimizer}; set"
+                " nesterov=false"
             )
         return self

@@ -87,8 +87,7 @@ def read_command(
     placeholders = _PLACEHOLDER.findall(" ".join(words))
     if placeholders:
         raise UserError(
-            f"a placeholder instead of a value: {', '.join(placeholders)}. Write your own value in"
-            " its place"
+            f"a placeholder instead of a value: {', '.join(placeholders)}. Replace it by a value"
         )
     chosen = [row for name, row in systems().items() if system in (None, name)]
     is_shell = False
@@ -226,8 +225,8 @@ def _describe_choice(best: list[tuple[System, Script]]) -> str:
         elif script is not best[0][1]:
             options.append(f"--revision {script.revision}")
     return (
-        f"{best[0][1].name} is in {' and '.join(names)}; taken for {names[0]}"
-        f" ({' or '.join(options)} takes the other)"
+        f"{best[0][1].name} is in {' and '.join(names)}; read as {names[0]} ({' or '.join(options)}"
+        " for the other)"
     )
 
 

@@ -204,9 +204,7 @@ def _write_notes(parsed: ParsedCommand, request: Request, words: list[str]) -> l
     notes = []
     stand_ins = _find_stand_ins(words, parsed)
     if stand_ins:
-        notes.append(
-            f"put your own in place of {' and '.join(stand_ins)}, which the command does not name"
-        )
+        notes.append(f"replace {' and '.join(stand_ins)}, which the command does not name")
     backend = request.slots.get("backend")
     if words and "train" in words and backend not in (None, parsed.system.backend):
         notes.append("the PyTorch backend quantises, so the command trains with it")
@@ -301,7 +299,7 @@ def _find_without_equivalent(
         not_carried.append(Remark(parsed.script.name, parsed.script.not_here))
     for word in parsed.overridden:
         later = parsed.typed.get(word.option.names[0], word.name)
-        reason = "it is overridden later" if later == word.name else f"{later} says it, too"
+        reason = "it is overridden later" if later == word.name else f"{later} sets it too"
         not_needed.append(Remark(_write_word(word), reason))
     for option in parsed.system.options(parsed.script):
         if option.names[0] in parsed.typed and not _has_effect(parsed, option):
