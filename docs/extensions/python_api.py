@@ -165,6 +165,8 @@ def list_values(kind: type) -> Iterator[str]:
         if isinstance(node, ast.AnnAssign):
             name = ast.unparse(node.target)
             options = f":type: {write_type(node.annotation)}\n"
+            if isinstance(node.value, ast.Constant | ast.Tuple):
+                options += f":value: {ast.unparse(node.value)}\n"
             yield make_directive("attribute", 3, name, None, [meanings.get(name, "")], options)
 
 
@@ -211,12 +213,12 @@ def format_docstring(docstring: str) -> str:
     for section in ("Args", "Returns", "Raises"):
         for name, text in read_section(docstring, section).items():
             role = f"{ROLES[section]} {name}" if name else "returns"
-            fields.append(f":{role}: {textwrap.indent(text, '    ').strip()}")
+            fields.append(f":{role}: {' '.join(text.split())}")  # a line "1. ..." makes a list
     start = SECTION.search(docstring)
     text = SECTION.sub("", docstring)
     if start:
         before, after = docstring[: start.start()], text[start.start() :]
-        text = "\n".join([before, *fields, "", after])
+        text = "\n".join([before.rstrip(), "", *fields, "", after])
     return SESSION.sub(r"```pycon\n\g<0>\n```", text)
 
 

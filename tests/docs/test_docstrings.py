@@ -79,3 +79,32 @@ def test_docstrings_have_the_sections_that_readers_expect(name: str, thing: Any)
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_functions_and_classes_have_an_example(name: str) -> None:
     assert ">>> " in (inspect.getdoc(PUBLIC[name]) or "")
+
+
+DOCSTRING = """Cut an image.
+
+Args:
+    size: Height and width, from 0 to
+        1. By default all.
+    seed: A number.
+
+Returns:
+    uint8.
+
+>>> cut(1)
+"""
+
+
+def test_sections_become_fields_on_one_line_each_and_sessions_code() -> None:
+    assert python_api.format_docstring(DOCSTRING).split("\n") == [
+        "Cut an image.",
+        "",
+        ":param size: Height and width, from 0 to 1. By default all.",
+        ":param seed: A number.",
+        ":returns: uint8.",
+        "",
+        "```pycon",
+        ">>> cut(1)",
+        "```",
+        "",
+    ]

@@ -16,8 +16,8 @@ BUILT_IN = "lockstep.recipes.augmentations"
 class Augmentation(Settings):
     """A change of the pixels of training images, after crop, resize and flip.
 
-    Fields are parameters, with defaults and docstrings. All chance comes from numbers that depend
-    on (seed, epoch, position): backends, ranks and resumed runs change an image alike.
+    Parameters are fields with defaults and docstrings. Random numbers depend on (seed, epoch,
+    position) alone, so every backend, number of ranks and resumed run changes an image alike.
 
     >>> import lockstep
     >>> recipe = lockstep.load_recipe("demo").replace(augmentations=["solarise"])

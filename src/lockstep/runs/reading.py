@@ -93,7 +93,7 @@ class Run:
 
     @property
     def best_checkpoint(self) -> Path:
-        """The best checkpoint, a path for `lockstep.load`; the newest one without an evaluation.
+        """The best checkpoint, or the newest one without evaluations: a path for `lockstep.load`.
 
         Raises:
             CheckpointError: There is no checkpoint.

@@ -29,7 +29,7 @@ def pack(
             encoded bytes, stored unchanged, or an image of Pillow or a uint8 array
             ([height, width, 3] or [height, width]), stored as PNG without loss.
         out: The folder to write; it must be empty or not exist.
-        classes: Names of the classes, in the order that numbers as labels refer to. By default
+        classes: Names of the classes; a label that is a number is an index into them. By default
             the attribute `classes` of `samples`, or names in the order of their first samples.
 
     Returns:
