@@ -45,9 +45,9 @@ PROTOCOL = (
     protocol.Products,
 )
 EVENT = (
-    "What the function given as `listener` is called with: a dictionary, whose `kind` says which of"
-    " these it is. An exception that the function raises stops the work and reaches the caller,"
-    " with a note that says where; the same call resumes a run."
+    "A `listener` is called with dictionaries, whose `kind` tells these events apart. If it raises"
+    " an exception, the work stops and you get the exception, with a note on where it happened. The"
+    " same call resumes a run."
 )
 
 SESSION = re.compile(r"^>>> .*(?:\n.+)*", re.M)

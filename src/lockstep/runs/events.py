@@ -12,8 +12,8 @@ from lockstep.system.event_log import LogEvent
 
 
 class MessageEvent(TypedDict):
-    """A note: something that is allowed, but that users should know before the work begins. Or a
-    warning: something went wrong, but the work continues. Or a detail that few users need."""
+    """A note before the work begins, a warning about something that went wrong while the work
+    continues, or a detail that few need."""
 
     kind: Literal["note", "warning", "detail"]
     message: str
@@ -24,18 +24,19 @@ class ProgressEvent(TypedDict):
 
     kind: Literal["progress"]
     what: str
-    """What is being done, such as "listing images"."""
+    """What is in progress, such as "listing images"."""
     done: int
+    """The number of parts that are done."""
     total: int
 
 
 class SettingsEvent(TypedDict):
-    """A command that resumes a run uses its settings for what the user did not give."""
+    """A run that resumes takes the settings that you left out from its folder."""
 
     kind: Literal["settings"]
     out: str
     origins: dict[str, str]
-    """What was taken, by the argument that was not given."""
+    """What was taken, by the argument that you left out."""
 
 
 class SettledEvent(TypedDict):
@@ -43,18 +44,18 @@ class SettledEvent(TypedDict):
 
     kind: Literal["settled"]
     lines: list[str]
-    """What was chosen and why."""
+    """What was chosen, and why."""
 
 
 class LinearProbeEvent(TypedDict):
-    """The linear probe that a run starts from was evaluated: a first answer."""
+    """The linear probe that a run starts from was evaluated, which gives a first accuracy."""
 
     kind: Literal["linear_probe"]
     top1_percent: float
     images: int
-    """Number of validation images."""
+    """The number of validation images."""
     seconds: float
-    """Time that features, fit and evaluation took."""
+    """The time that features, fit and evaluation took."""
 
 
 class TraceEvent(TypedDict):
@@ -79,25 +80,28 @@ class CellEvent(TypedDict):
 
     kind: Literal["cell"]
     cell: dict[str, Any]
+    """The cell with its figures, as in the report of the benchmark."""
     kept: bool
+    """Whether the figures come from an earlier report."""
 
 
 class PauseEvent(TypedDict):
-    """The command ends before the run, as its options ask. A checkpoint of its last step was
-    saved."""
+    """A command ends before the run does, as its options ask; its last step was saved."""
 
     kind: Literal["pause"]
     step: int
     total: int
     out: str
+    """The folder of the run."""
 
 
 class FinishEvent(TypedDict):
-    """The run is finished: by this process, or before it began."""
+    """The run is finished: by this process, or earlier."""
 
     kind: Literal["finish", "already_finished"]
     report: Report
     out: str
+    """The folder of the run."""
 
 
 Event = (
