@@ -95,7 +95,7 @@ def test_missing_weights_and_launchers_are_named(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     code, _, errors = answer("serve", run_folder, "--port", 0)
-    assert (code, "start it without the launcher" in errors) == (2, True)
+    assert (code, "start it without one" in errors) == (2, True)
 
 
 def test_a_missing_package_is_named_with_what_to_type(

@@ -101,7 +101,7 @@ def test_by_default_the_weights_in_a_frozen_graph_are_read(
     result = lockstep.load(tmp_path / "model").evaluate(photos).to_json()
     assert (result["runtime"], result["per_class"]) == ("native", expected["per_class"])
     assert [
-        remark for remark in result["remarks"] if "--runtime program runs the program" in remark
+        remark for remark in result["remarks"] if "--runtime program runs its program" in remark
     ]
 
 

@@ -209,7 +209,7 @@ def test_a_session_is_on_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(runtime, "_import", lambda: package)
     monkeypatch.setattr(runtime, "gpu", lambda: None)
     assert runtime.choose_device(Execution()) == "cpu"
-    with pytest.raises(BackendError, match="there is no GPU here"):
+    with pytest.raises(BackendError, match="no GPU is found"):
         runtime.choose_device(Execution(device="cuda"))
     monkeypatch.setattr(runtime, "gpu", lambda: ("H100", machine.describe_gpu_arithmetic((9, 0))))
     for name, device in (("auto", "cuda"), ("cuda", "cuda"), ("cpu", "cpu")):

@@ -335,5 +335,5 @@ def test_infinite_values_are_counted(write: Writer, tmp_path: Path) -> None:
 
 def test_only_runs_have_checkpoints_to_choose_from(tmp_path: Path) -> None:
     zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
-    with pytest.raises(CheckpointError, match=r"a\.pth is not a run, .* 'best'"):
+    with pytest.raises(CheckpointError, match=r"a\.pth is not a run and has no checkpoint 'best'"):
         open_weights(tmp_path / "a.pth", checkpoint="best")

@@ -58,8 +58,7 @@ def read_benchmark(path: Path) -> BenchmarkReport:
         ) from None
     if not isinstance(report, dict) or report.get("kind") != KIND:
         raise DataError(
-            f"{path} is not a report of `lockstep benchmark`, which `-o FILE` writes; use another"
-            " file"
+            f"{path} is not a report of `lockstep benchmark`, which `-o FILE` writes; name another"
         )
     if report.get("version") != VERSION:
         raise DataError(

@@ -56,8 +56,7 @@ def command(
     if inspected:
         if target is not None or classes is not None or ema or assignments or like is not None:
             raise typer.BadParameter(
-                "--inspect shows SOURCE as it is; leave out TARGET, --classes, --ema, --set,"
-                " --recipe"
+                "--inspect shows SOURCE as is; leave out TARGET, --classes, --ema, --set, --recipe"
             )
         _inspect(options.choose_weights(source, checkpoint, None, model, ignore), as_json)
         return

@@ -112,8 +112,7 @@ def compare_program(
         )
     if not (answered[np.arange(len(classes)), classes] == answered.max(axis=1)).all():
         raise CheckpointError(
-            f"the export's classes are not those with its highest probabilities ({runtime})."
-            " Nothing is written"
+            f"the export's classes are not its most probable ones ({runtime}). Nothing is written"
         )
     inputs = photos if target.resizes(wanted) else squares[:1]
     return {

@@ -164,10 +164,7 @@ def _open_sets(data: Path, weights: Weights, recorder: Recorder) -> tuple[Index,
         indexes = list(divide_index(indexes[0], division))
     training, validation = indexes
     if not len(training) or not len(validation):
-        raise DataError(
-            f"{data} has no images to calibrate on or to evaluate; int8 needs training and"
-            " validation images"
-        )
+        raise DataError(f"{data} has no training or no validation images; int8 needs both")
     return training, validation
 
 

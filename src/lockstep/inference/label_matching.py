@@ -160,10 +160,7 @@ def _describe_absent(index: Index) -> str:
     if not absent or len(absent) == len(index.classes):
         return ""
     names = list_first([printable(index.classes[n]) for n in absent], _NAMED)
-    return (
-        f"no images of {names}, which the weights know; if a folder has another name, rename the"
-        " folder"
-    )
+    return f"no images of {names}, which the weights know; rename folders that have other names"
 
 
 def _describe_positions(index: Index) -> str:

@@ -57,23 +57,20 @@ class ModelSource:
     def weights(self) -> Weights:
         """The weights. For an export whose weights cannot be read, the error names what runs it."""
         with self._naming_source():
-            return self._open_weights()
-
-    def _open_weights(self) -> Weights:
-        try:
-            return open_weights(self.choice)
-        except CheckpointError as error:
-            program = self._program
-            if program is None or self.choice.ignore or self.choice.model:
-                raise
-            trust = ""
-            if program.target.can_run_code:
-                trust = ", if you trust its author, because it can run code"
-            raise CheckpointError(
-                f"{self.path} is a program ({program.target.name}), whose weights cannot be read;"
-                f" `lockstep evaluate` and `check` run it with --runtime {PROGRAM}{trust}. For"
-                f" other commands, name the run, or its export to onnx ({error})"
-            ) from error
+            try:
+                return open_weights(self.choice)
+            except CheckpointError as error:
+                program = self._program
+                if program is None or self.choice.ignore or self.choice.model:
+                    raise
+                trust = ""
+                if program.target.can_run_code:
+                    trust = ", if you trust its author, because it can run code"
+                raise CheckpointError(
+                    f"{self.path} is a program ({program.target.name}), whose weights cannot be"
+                    f" read; `lockstep evaluate` and `check` run it with --runtime {PROGRAM}{trust}"
+                    f". For other commands, name the run, or its export to onnx ({error})"
+                ) from error
 
     @cached_property
     def _may_be_export(self) -> bool:
@@ -175,8 +172,7 @@ class ModelSource:
         if options.runtime == PROGRAM:
             if program is None:
                 raise CheckpointError(
-                    f"{self.path!s:.200} is not a folder of lockstep export; leave out --runtime"
-                    f" {PROGRAM}"
+                    f"{self.path!s:.200} is not an export; leave out --runtime {PROGRAM}"
                 )
             return program
         is_other = options.runtime not in (None, AUTO)
@@ -191,8 +187,8 @@ class ModelSource:
         if runtime is not None or self._program is None:
             return []
         return [
-            f"evaluates the weights in this export; --runtime {PROGRAM} runs the program, if you"
-            " trust its author"
+            f"evaluates the export's weights; --runtime {PROGRAM} runs its program, if you trust"
+            " its author"
         ]
 
     def choose_weights(self, export: "ExportedModel | ExportedProgram | None") -> Weights:

@@ -146,8 +146,7 @@ def _explain_missing(run: Run, view: View) -> str:
 
 
 _WITHOUT_RESULTS = (
-    "The run kept no results of single images (validation.npz): an older version of Lockstep wrote"
-    " it."
+    "The run kept no results of single images (validation.npz): an older Lockstep wrote it."
 )
 
 

@@ -171,7 +171,7 @@ def _measure(
     if not np.isfinite(logits).all():
         raise CheckpointError(
             f"{source.source} computes logits that are not finite, so a certificate is impossible;"
-            " lockstep convert --inspect shows which weights are odd, and --no-certificate converts"
+            " lockstep convert --inspect shows which weights are odd, --no-certificate converts"
             " them"
         )
     through = None

@@ -41,8 +41,7 @@ def choose_weights(source: Path, checkpoint: str | None, ema: bool | None) -> Ch
     if not folder.is_dir():
         if checkpoint not in (None, "newest") and source.exists():
             raise CheckpointError(
-                f"{source} is not a run, so it has no checkpoint {checkpoint!r} to choose; name the"
-                " file itself"
+                f"{source} is not a run and has no checkpoint {checkpoint!r}; name the file itself"
             )
         return Choice(source, bool(ema))
     saved = steps(folder)

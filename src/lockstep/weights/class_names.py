@@ -181,7 +181,7 @@ def read_classes(path: str | Path) -> tuple[str, ...]:
     lines = [line.strip() for line in text.rstrip().split("\n")] if text.strip() else []
     if "" in lines:
         raise DataError(
-            f"{path}: line {lines.index('') + 1} is empty; expected one name on each line, class 0"
+            f"{path}: line {lines.index('') + 1} is empty; expected one name per line, class 0"
             " first"
         )
     return _check_names(lines, str(path))

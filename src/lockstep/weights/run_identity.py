@@ -73,8 +73,7 @@ def read_identity(folder: Path) -> RunIdentity | None:
         pass
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{file} cannot be read: {error}; restore it, or remove it to use the id in the"
-            " checkpoints"
+            f"{file} cannot be read: {error}; restore it, or remove it to use the checkpoints' id"
         ) from None
     saved = checkpoint.read_identities(folder / "checkpoints")
     if identity is None:

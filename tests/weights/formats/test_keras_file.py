@@ -35,7 +35,7 @@ pytestmark = [
 ]
 LOGITS = 10
 ASSUMES = "its layers are those of Keras' ResNets, so it is assumed that images are as"
-BIASES = "biases of convolutions were subtracted from the running means, which computes the same"
+BIASES = "biases of convolutions were subtracted from the running means, which is equivalent"
 FILES = ("model.keras", "model.h5", "model.weights.h5")
 
 

@@ -68,8 +68,8 @@ REFUSED: dict[str, tuple[Callable[[Variables], object], str, str]] = {
     ),
     "a variable of two kinds": (
         lambda a: a.update({"aux:bn0_beta": zeros(8)}),
-        "has 103 arrays for 102 variables: some are both arg: and aux:",
-        "has 103 arrays for 102 variables: some are both arg: and aux:",
+        "has 103 arrays for 102 variables: some are arg: and aux:",
+        "has 103 arrays for 102 variables: some are arg: and aux:",
     ),
     "one output": (
         lambda a: a.update({"arg:fc1_weight": zeros(1, 256), "arg:fc1_bias": zeros(1)}),

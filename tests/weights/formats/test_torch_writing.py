@@ -295,9 +295,7 @@ def test_a_moving_average_of_another_model_is_left_out(tmp_path: Path) -> None:
     average = module_of("basic").state_dict()
     weights = read_trained(module_of(), None, tmp_path, model_ema=average)
     assert weights.state.ema == {}
-    remark = (
-        "the moving average (model_ema) does not have the tensors of the weights and was left out"
-    )
+    remark = "the moving average (model_ema) does not match the weights and was left out"
     assert remark in weights.remarks
 
 

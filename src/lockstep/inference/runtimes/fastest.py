@@ -60,8 +60,8 @@ def choose_fastest(weights: Weights, execution: Execution, recorder: Recorder) -
     if key in known and known[key]["runtime"] in names:
         return str(known[key]["runtime"])
     recorder.note(
-        f"measures the runtimes {', '.join(names)} once for this machine and these weights; this"
-        " takes seconds"
+        f"measures the runtimes {', '.join(names)} once for this machine and these weights;"
+        " this takes seconds"
     )
     rates, left_out = _measure_all(names, weights, execution)
     for name, why in left_out.items():

@@ -49,7 +49,7 @@ class OnnxRuntime(Runtime):
         used = self._session.get_providers()[0]
         if self.on_gpu and used == _CPU:
             raise BackendError(
-                "ONNX Runtime cannot use the GPU here, and would compute on the CPU; use --set"
+                "ONNX Runtime cannot use this GPU; it would compute on the CPU; use --set"
                 " device=cpu"
             )
         self.device = describe_cpu()
@@ -112,8 +112,7 @@ def choose_device(execution: Execution) -> str:
         )
     if execution.device == "cuda" and gpu() is None:
         raise BackendError(
-            "device is cuda, but there is no GPU here; use --set device=cpu or see `lockstep"
-            " doctor`"
+            "device is cuda, but no GPU is found; use --set device=cpu or see `lockstep doctor`"
         )
     return "cuda" if has_cuda and gpu() is not None else "cpu"
 

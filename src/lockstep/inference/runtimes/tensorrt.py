@@ -98,8 +98,7 @@ class Plan:
         status, *values = answer
         if int(status):
             raise BackendError(
-                f"CUDA failed: {status}; use a smaller batch, or check whether another program uses"
-                " the GPU"
+                f"CUDA failed: {status}; use a smaller batch, or see what else uses the GPU"
             )
         return values[0] if values else None
 

@@ -75,8 +75,7 @@ def open_model(source: ModelSource, options: SessionOptions, name: str | None) -
     """
     if count_ranks() > 1:
         raise UserError(
-            "a server computes in one process, but a launcher started several; start it without the"
-            " launcher"
+            "a server computes in one process, but a launcher started several; start it without one"
         )
     backend = options.execution.backend
     exported = source.find_exported_model(options)

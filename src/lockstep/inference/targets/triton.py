@@ -38,8 +38,7 @@ def open_program(inputs: Inputs, folder: Path) -> AbstractContextManager[Program
     models = [path.parent for path in folder.glob(f"*/1/{onnx_file.FILE}")]
     if len(models) != 1:
         raise CheckpointError(
-            f"{folder} has {len(models)} models; expected one, as `lockstep export --to triton`"
-            " writes it"
+            f"{folder} has {len(models)} models; expected one, as `export --to triton` writes it"
         )
     return onnx_file.open_program(inputs, models[0])
 

@@ -17,8 +17,7 @@ from lockstep.weights.formats.account import refuse_leftover
 FOURTH_CHANNEL = "the stem has a fourth input channel, which receives only zeros; it was left out"
 
 COUNTERS = (
-    "num_batches_tracked of every batch norm was added, since PyTorch's modules expect it; it"
-    " changes no result",
+    "num_batches_tracked of every batch norm was added: PyTorch expects it; results are unchanged",
 )
 """`Written.added` of files for modules of PyTorch."""
 

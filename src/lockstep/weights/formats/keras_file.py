@@ -352,8 +352,7 @@ def write_keras(target: Path, recipe: Recipe, state: State, into: Path | None = 
         store = keras_variables.store_numbered
     write_new(target, {target: lambda path: store(h5py, path, layers)}, into=into)
     biases = (
-        "a bias of zeros was added to every convolution, since Keras' layers have one; it changes"
-        " no result"
+        "a bias of zeros was added to every convolution: Keras' layers have one; no result changes"
     )
     return Written((target,), (target,), tuple(_describe_differences(recipe, state)), (biases,))
 
@@ -387,7 +386,6 @@ def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
         )
     if recipe.bn_epsilon != EPSILON:
         yield (
-            f"scales of batch norm were changed for Keras' epsilon {EPSILON}, so that results are"
-            " equal"
+            f"scales of batch norm were changed for Keras' epsilon {EPSILON}, to keep results equal"
         )
     yield from describe_omitted_parts(state)

@@ -358,8 +358,7 @@ class _Walk:
                 return replace(scores, kind="sigmoid")
             raise ValueError(
                 f"{label_node(node)} gives each of its {scores.width} outputs an independent"
-                " probability, for several labels per image; Lockstep computes softmax, one label"
-                " per image"
+                " probability, for several labels; Lockstep computes softmax, one label per image"
             )
         return None
 

@@ -137,8 +137,7 @@ class _Walk:
         paddings: set[Padding] = rest.union(filter(None, [stem]))
         if len(paddings) != 1:
             raise ValueError(
-                f"its windows are padded in {len(paddings)} ways, expected one of symmetric, same"
-                " and flax"
+                f"its windows are padded in {len(paddings)} ways, expected symmetric, same or flax"
             )
         return paddings.pop()
 

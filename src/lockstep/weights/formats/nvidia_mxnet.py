@@ -195,8 +195,7 @@ def _strip_kinds(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, np.n
     bare = {re.sub("^(arg|aux):", "", name): value for name, value in arrays.items()}
     if len(bare) < len(arrays):
         raise CheckpointError(
-            f"{path} has {len(arrays)} arrays for {len(bare)} variables: some are both arg: and"
-            " aux:"
+            f"{path} has {len(arrays)} arrays for {len(bare)} variables: some are arg: and aux:"
         )
     return bare
 

@@ -319,8 +319,7 @@ def _make_scaler(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
 
 def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
     yield (
-        "the stem has a fourth input channel of zeros, as the original's --image-shape 4,224,224"
-        " requires"
+        "the stem has a fourth input channel of zeros, for the original's --image-shape 4,224,224"
     )
     if recipe.model != _MODEL:
         yield f"the original's code has only the model {_MODEL}, not this one"

@@ -264,10 +264,7 @@ def _read_step(bundle: Bundle) -> int:
 
 def _describe_file(logits: int, bundle: Bundle) -> Iterator[str]:
     if logits != _LOGITS:
-        yield (
-            f"the classifier has {logits} outputs; the original has {_LOGITS}, of which the last is"
-            " unused"
-        )
+        yield (f"the classifier has {logits} outputs; the original has {_LOGITS}, the last unused")
     if _STEP not in bundle.entries:
         yield f"there is no {_STEP}; step 0 is used"
 

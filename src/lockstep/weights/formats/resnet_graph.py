@@ -302,8 +302,7 @@ class Network:
             )
         if any(unit.norm and unit.bias is not None for unit in self.units):
             yield (
-                "biases of convolutions were subtracted from the running means, which computes the"
-                " same"
+                "biases of convolutions were subtracted from the running means, which is equivalent"
             )
 
 

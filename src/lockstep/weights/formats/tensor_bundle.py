@@ -187,8 +187,7 @@ class Bundle:
             )
         if entry.dtype not in DTYPES:
             raise CheckpointError(
-                f"{about} is of type {entry.dtype_name}; expected floating-point numbers or int32,"
-                " int64"
+                f"{about} is of type {entry.dtype_name}; expected floats, int32 or int64"
             )
         dtype = DTYPES[entry.dtype]
         if entry.size != math.prod(entry.shape) * dtype.itemsize:

@@ -171,7 +171,6 @@ def find_weights(path: Path, value: Any, choice: WeightsChoice) -> Contents:
     if place is None and parts:
         raise CheckpointError(
             f"{path} has no weights other than those that --ignore leaves out; leave out fewer"
-            " parts"
         )
     if place is None:
         kind = "dict" if isinstance(value, dict) else type(value).__name__

@@ -263,8 +263,7 @@ def _read_average(
     )
     if not fits:
         return {}, (
-            f"the moving average ({contents.average}) does not have the tensors of the weights and"
-            " was left out",
+            f"the moving average ({contents.average}) does not match the weights and was left out",
         )
     table = Table.of(path, torch_contents.list_named_arrays(stored))
     return fetch(table, _LAYOUT, {t: names[t.name] for t in expected}), ()

@@ -175,8 +175,7 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
         )
     if weights.stated and changes:
         raise CheckpointError(
-            f"{path} has a module that normalises images, but {PROCESSOR} says how they are"
-            " prepared"
+            f"{path} has a module that normalises images, but {PROCESSOR} says how to prepare them"
         )
     if all(name == f"LABEL_{index}" for index, name in enumerate(classes)):
         classes = ()

@@ -61,5 +61,4 @@ def refusal(why: str) -> BackendError:
     """Return the error of an execution that asks for fused kernels where they cannot run."""
     return BackendError(
         f"fused is on, but {why}; use --set fused=auto, which computes with PyTorch's own kernels"
-        " there"
     )
