@@ -90,7 +90,8 @@ def test_one_note_counts_what_is_left_out_of_both_splits(tmp_path: Path) -> None
         " val/bird/.keep), 4 files that are not images (train/README, train/photos.zip,"
         f" train/cat/Thumbs.db, train/notes/notes.txt); lockstep data check '{data}' lists all"
     )
-    result = open_sets(image_folder(tmp_path / "clean", CLEAN | {"cat/b.jpg": b""}), 0.5, silent)[3]
+    hidden = CLEAN | {"cat/b.jpg": b"", ".DS_Store": b"", "cat/.DS_Store": b""}
+    result = open_sets(image_folder(tmp_path / "clean", hidden), 0.5, silent)[3]
     assert result == []
 
 

@@ -302,7 +302,7 @@ def test_every_recipe_says_where_it_is_from(name: str) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_published_recipe_says_what_it_costs(name: str) -> None:
     assert re.search(
-        r"Cost:\s.*(\d h|/90 of it)", inspect.getdoc(RECIPES[name].load_function()), re.DOTALL
+        r"Cost:\s.*(\d h|/90 of that)", inspect.getdoc(RECIPES[name].load_function()), re.DOTALL
     )
 
 

@@ -96,7 +96,7 @@ def test_other_folders_are_refused(tiny_recipe: Recipe, textures: Path, tmp_path
     with pytest.raises(RecipeError, match="--folds needs evaluations"):
         train(tmp_path / "cv", tiny_recipe, textures, print, Execution(train_only=True))
     for name in ("model_prefix", "dlll_file", "nvidia_report_file"):
-        with pytest.raises(RecipeError, match=f"would overwrite the same {name}; unset it"):
+        with pytest.raises(RecipeError, match=f"would overwrite {name} with every run; unset it"):
             train(tmp_path / "cv", tiny_recipe, textures, print, Execution.of({name: "file"}))
     (tmp_path / "recipe.yaml").write_text(tiny_recipe.format_yaml())
     with pytest.raises(UserError, match="holds a run; cross-validation needs another folder"):

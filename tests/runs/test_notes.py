@@ -67,7 +67,7 @@ UNUSUAL = """
 {logits: 1000} | {} | the images have 10 classes, but the model has 1000 logits: --set logits=10
 {logits: 12} | {} | the images have 10 classes, but the model has 12 logits: --set logits=10
 {sampling: balanced, class_weights: [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]}
-  | {} | sampling=balanced and class_weights both favour rare classes: use only one
+  | {} | sampling=balanced and class_weights both favour rare classes: use one
 {eval_crop: 320, eval_resize: 330}
   | {} | the evaluation size, 320 px, is more than 1.4 times the training size, 224 px
 {eval_crop: 160} | {} | the evaluation size, 160 px, is less than 3/4 of the training size, 224 px

@@ -271,7 +271,7 @@ def test_a_refused_schedule_says_what_to_type(run: Path, tiny_recipe: Recipe) ->
 
 def test_fewer_steps_than_are_done_are_refused(run: Path, tiny_recipe: Recipe) -> None:
     refusal = explain(tiny_recipe, run, 14, epochs=1)
-    assert refusal == "That run is at step 14, but epochs=1 ends at step 7."
+    assert refusal == "That run is at step 14, but epochs=1 ends at 7."
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ class Index(Images):
     def read(self, sample: int) -> bytes:
         """Return the encoded image.
 
-        Raises `DataError` if it is missing, cannot be read, or has not the bytes that were indexed.
+        Raises `DataError` if it is missing, cannot be read, or has other bytes than were indexed.
         In an index without checksums, the time of its file shows this.
         """
         try:

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lockstep.data.class_folders import NEIGHBOUR, Skipped, describe_skipped, list_class_folders
+from lockstep.data import class_folders
+from lockstep.data.class_folders import HIDDEN, NEIGHBOUR, Skipped, describe_skipped
 from lockstep.data.class_order import AS_INDEXED, sort_classes
 from lockstep.data.images import Images, Progress, are_numbers_of, printable
 from lockstep.data.index import (
@@ -191,7 +192,7 @@ def find_run_sources(data: Path, division: float | Fold, *, validates: bool = Tr
 
 def note_skipped(data: Path, indexes: Sequence[Index]) -> list[str]:
     """Return notes on stored indexes that were not used, and one that counts what is left out of
-    the folders of a data set, if anything is."""
+    the folders of a data set, if anything but hidden files is."""
     skipped: list[Skipped] = []
     notes: list[str] = []
     for index in indexes:
@@ -200,7 +201,7 @@ def note_skipped(data: Path, indexes: Sequence[Index]) -> list[str]:
         items = list_skipped(index)
         skipped += [item._replace(place=split + printable(item.place)) for item in items]
         skipped += [Skipped(NEIGHBOUR, printable(name)) for name in list_unread(data, index.source)]
-    if not skipped:
+    if all(item.kind == HIDDEN for item in skipped):  # as file managers write them
         return notes
     name = name_folder(data)
     note = f"left out of {name}: {describe_skipped(skipped)}"
@@ -263,7 +264,7 @@ def _holds_classes(data: Path) -> bool:
     from lockstep.data.forms import find_form
 
     try:
-        return bool(list_class_folders(data)) and find_form(data) is None
+        return bool(class_folders.list_class_folders(data)) and find_form(data) is None
     except DataError:
         return False
 

@@ -51,7 +51,7 @@ def resnet50_paddle_90ep() -> Recipe:
 def resnet50_paddle_50ep() -> Recipe:
     """ResNet-50 v1.5, NVIDIA PaddlePaddle, 50 epochs: 75.96 ± 0.09 (mixed), 76.17 ± 0.11 (TF32).
 
-    Source and code: the same as `resnet50-paddle-90ep`. Cost: 50/90 of it.
+    Source and code: the same as `resnet50-paddle-90ep`. Cost: 50/90 of that.
     """
     return resnet50_paddle_90ep().replace(epochs=50)
 
@@ -68,7 +68,7 @@ def resnet50_paddle_tf32_90ep() -> Recipe:
 def resnet50_paddle_tf32_50ep() -> Recipe:
     """ResNet-50 v1.5, NVIDIA PaddlePaddle, 50 epochs in TF32: 76.17 ± 0.11.
 
-    Source and code: the same as `resnet50-paddle-tf32-90ep`. Cost: 50/90 of it.
+    Source and code: the same as `resnet50-paddle-tf32-90ep`. Cost: 50/90 of that.
     """
     return resnet50_paddle_tf32_90ep().replace(epochs=50)
 
@@ -80,10 +80,10 @@ def resnet50_paddle_asp_90ep() -> Recipe:
     Source: NGC "ResNet50 v1.5 for PaddlePaddle" 22.05.1, "Automatic SParsity", and its script
     train_resnet50_AMP_ASP_90E. Cost: about 2 h on 8 A100, 0.6 % more than without sparsity.
 
-    Start from the weights at the end of `resnet50-paddle-90ep` (`--weights`). They are pruned by
-    mask_1d, except for the classifier, and trained again with the same hyper-parameters from the
-    first step on. The stem is pruned too, because it has four channels in the code: 53 tensors.
-    `--set stem_channels=3` leaves it dense.
+    Start from the weights at the end of `resnet50-paddle-90ep` (`--weights`). mask_1d prunes them,
+    except for the classifier; then training repeats with the same hyper-parameters. The stem is
+    pruned too, because it has four channels in the code: 53 tensors. `--set stem_channels=3` leaves
+    it dense.
     """
     return resnet50_paddle_90ep().replace(sparsity="mask_1d", sparsity_excluded=("fc.weight",))
 
@@ -99,11 +99,10 @@ def resnet50_paddle_qat_10ep() -> Recipe:
     - Start from the weights at the end of `resnet50-paddle-90ep` (`--weights`).
     - The learning rate is 0.00005 in the script, for the 256 images of a GPU. The README prints the
       command without this option, which would train at the 0.256 of the 90 epochs.
-    - Warm-up (5 of the 10 epochs) and everything else are those of the 90 epochs, since the script
-      sets nothing else.
+    - Warm-up (5 of the 10 epochs) and all other values are those of the 90 epochs, because the
+      script sets no others.
     - The code's scales of inputs are moving averages of the largest magnitude, with a decay of 0.9.
-      Here they are found once before the first step and fixed, on a number of images that is
-      Lockstep's own.
+      Here they are fixed before the first step, from a number of images that Lockstep chose.
     """
     return resnet50_paddle_90ep().replace(epochs=10, lr=5e-5, quantisation="int8")
 
@@ -172,8 +171,8 @@ def resnext101_32x4d_pytorch_90ep() -> Recipe:
       shortcuts, `downsample.1`. The page excludes all batch norms: `--set
       'weight_decay_roles=[conv_weight, fc_weight, fc_bias]'`.
     - The code's "static" loss scale of 128 is dynamic: x2 after 100 good steps, x0.5 on overflow.
-    - The code's configuration reads images with Pillow, which filters, and evaluation does so here.
-      The page recommends DALI, which did not filter, and training does not here.
+    - The code's configuration reads images with Pillow, which filters, as evaluation does here. The
+      page recommends DALI, which did not filter; training does not here.
     """
     return _SGD_COSINE.replace(
         model="resnext101-32x4d",
@@ -195,7 +194,7 @@ def resnext101_32x4d_pytorch_250ep() -> Recipe:
     """ResNeXt101-32x4d, NVIDIA PyTorch, 250 epochs with MixUp: 80.19 ± 0.08 (mixed), 80.27 ± 0.10
     (TF32).
 
-    Source and code: the same as `resnext101-32x4d-pytorch-90ep`. Cost: 250/90 of it.
+    Source and code: the same as `resnext101-32x4d-pytorch-90ep`. Cost: 250/90 of that.
 
     MixUp has one coefficient a step (the code draws one on every GPU). Partners are chosen by a
     random permutation within the images of a GPU.
@@ -240,7 +239,7 @@ def resnet50_tensorflow_250ep() -> Recipe:
     """ResNet-50 v1.5, NVIDIA TensorFlow, 250 epochs with MixUp: 78.35 (mixed), 78.34 (FP32), on 8
     V100.
 
-    Source and code: the same as `resnet50-tensorflow-90ep`. Cost: 250/90 of it.
+    Source and code: the same as `resnet50-tensorflow-90ep`. Cost: 250/90 of that.
 
     MixUp has one coefficient for every image. Partners are chosen by reversing the batch.
     """
@@ -286,9 +285,8 @@ def resnext101_32x4d_tensorflow_90ep() -> Recipe:
     Source: the README "ResNext101-32x4d for TensorFlow" of 20.06. In TF32 its batches have 1,024
     images, and it reached 79.38. Cost: about 4 h on 8 A100 (8,500 images/s with XLA), 28 h on one.
 
-    What differs between page and code is the same as in `resnet50-tensorflow-90ep`. And the code
-    draws grouped kernels by TensorFlow's default (glorot_uniform); here all kernels are drawn in
-    the same way.
+    Page and code differ as in `resnet50-tensorflow-90ep`. The code also draws grouped kernels by
+    TensorFlow's default (glorot_uniform); here all kernels are drawn alike.
     """
     return resnet50_tensorflow_90ep().replace(model="resnext101-32x4d", weight_decay=1 / 16384)
 

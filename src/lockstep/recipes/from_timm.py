@@ -100,7 +100,7 @@ def resnet50_rsb_a3() -> Recipe:
 
     Source: arXiv:2110.00476, procedure A3, and timm 0.5.4. Cost: 15 h on 4 V100, at 160 px.
 
-    It has no stochastic depth and no repeated augmentation, and a weaker RandAugment.
+    A3 has no stochastic depth and no repeated augmentation, and a weaker RandAugment.
     """
     return resnet50_rsb_a2().replace(
         epochs=100,

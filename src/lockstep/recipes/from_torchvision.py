@@ -26,7 +26,7 @@ def resnet50_torchvision_v1() -> Recipe:
     ResNet50_Weights.IMAGENET1K_V1. Cost: 90 epochs at 224 px; no time is published.
 
     - Weight decay applies to all trained tensors, those of batch norms included.
-    - The code changes the learning rate once an epoch. It does not scale it; its README asks for
+    - The code changes the learning rate once an epoch and does not scale it; its README asks for
       linear scaling from 256 images.
     """
     return _TORCHVISION.replace(
@@ -47,8 +47,8 @@ def resnet50_torchvision_v2() -> Recipe:
     the defaults of train.py, and ResNet50_Weights.IMAGENET1K_V2. Cost: 600 epochs at 176 px; no
     time is published.
 
-    - Every batch is mixed, half of the batches by CutMix. The code mixes an image with the one in
-      front of it in the batch.
+    - Every batch is mixed, half of the batches by CutMix. The code mixes an image with the previous
+      one in the batch.
     - An epoch has a quarter of the images, each four times with other crops.
     - The published accuracy is that of the moving average.
     - The code changes the learning rate once an epoch.
@@ -88,7 +88,7 @@ def resnet101_torchvision_v2() -> Recipe:
     Source: https://github.com/pytorch/vision/issues/3995#new-recipe and
     ResNet101_Weights.IMAGENET1K_V2. Cost: 600 epochs at 224 px; no time is published.
 
-    It is `resnet50-torchvision-v2` with larger images and without repeated augmentation.
+    As `resnet50-torchvision-v2`, with larger images and without repeated augmentation.
     """
     return _second_weights("resnet101", size=224)
 
@@ -115,7 +115,7 @@ def resnext101_32x8d_torchvision_v2() -> Recipe:
     Source: https://github.com/pytorch/vision/issues/3995#new-recipe-with-fixres and
     ResNeXt101_32X8D_Weights.IMAGENET1K_V2. Cost: 600 epochs at 176 px; no time is published.
 
-    It is `resnet50-torchvision-v2` without repeated augmentation.
+    As `resnet50-torchvision-v2`, without repeated augmentation.
     """
     return _second_weights("resnext101-32x8d", size=176)
 

@@ -144,7 +144,7 @@ def my_images() -> Recipe:
     - antialias: true, because photos shrink a lot.
     - dct_scaling: true for images that are at least four times as large as image_size.
     - exif_orientation: true, because phones store photos on their side.
-    - temperature_scaling: true, so that probabilities of new photos can be believed
+    - temperature_scaling: true, so that probabilities of new photos are reliable
       (arXiv:1706.04599).
     - zero_init_last_bn: true, so that short runs start well (arXiv:1706.02677).
     - All other fields are as published.

@@ -100,4 +100,4 @@ def _list_names(origin: str) -> tuple[str, ...]:
 
 NVIDIA_RECIPES = _list_names("NVIDIA's Deep Learning Examples")
 OWN_RECIPES = _list_names("Lockstep")
-"""The recipes of Lockstep's own. All others are published by others."""
+"""Lockstep's recipes. Others published all other recipes."""

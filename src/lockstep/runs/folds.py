@@ -86,9 +86,7 @@ def train_folds(
                 raise RecipeError("--folds needs evaluations, but train_only is set; unset it")
             for name in OUTSIDE_FIELDS:
                 if getattr(settings.execution, name):
-                    raise RecipeError(
-                        f"--folds trains runs that would overwrite the same {name}; unset it"
-                    )
+                    raise RecipeError(f"--folds would overwrite {name} with every run; unset it")
             lines = [f"fold {number} of {folds}: {settings.out}"]
             listener({"kind": "settled", "lines": lines})
             reports.append(run_training(settings, weights=weights, listener=listener))

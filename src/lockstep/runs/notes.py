@@ -66,7 +66,7 @@ def collect_notes(run: RunContext, step: int) -> list[str]:
     end = find_last_step(step, run.total_steps, run.steps_per_epoch, run.execution)
     if end < run.total_steps:
         notes.append(
-            f"this command stops after step {end} of {run.total_steps}; repeat it to resume there"
+            f"this command stops after step {end} of {run.total_steps}; repeat it to resume"
         )
     emulated = find_emulation(
         run.recipe.precision, on_gpu=run.world.on_gpu, backend=run.execution.backend
@@ -177,9 +177,7 @@ def note_determinism_cost(recipe: Recipe, execution: Execution, world: World) ->
 
 def _check_balance(recipe: Recipe) -> Iterator[str]:
     if recipe.sampling != "plain" and recipe.class_weights != "none":
-        yield (
-            f"sampling={recipe.sampling} and class_weights both favour rare classes: use only one"
-        )
+        yield f"sampling={recipe.sampling} and class_weights both favour rare classes: use one"
 
 
 def _check_logits(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
@@ -262,7 +260,7 @@ def _check_validation(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
     ):
         yield (
             f"{format_count(images, 'validation image')} give only rough accuracies, as the"
-            " intervals show; to validate on all images by five runs in another --out: --folds 5"
+            " intervals show; --folds 5 with another --out validates on all images, in five runs"
         )
 
 

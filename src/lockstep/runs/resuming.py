@@ -323,8 +323,7 @@ def explain_refusal(
     done = max(checkpoint.steps(out / "checkpoints"), default=0)
     if new.epochs * per_epoch < done:
         return (
-            f"That run is at step {done}, but epochs={new.epochs} ends at step"
-            f" {new.epochs * per_epoch}."
+            f"That run is at step {done}, but epochs={new.epochs} ends at {new.epochs * per_epoch}."
         )
     before, after = (learning_rates(recipe, per_epoch)[:done] for recipe in (there, new))
     if before.tobytes() == after.tobytes():

@@ -141,8 +141,7 @@ def find_start(
     `UserError` if it is both."""
     if weights is not None and resume_from is not None:
         raise UserError(
-            "--weights and --resume-from exclude each other: a run starts from weights, or resumes"
-            " from a checkpoint"
+            "--weights and --resume-from exclude each other: start a run, or resume one"
         )
     start = weights or resume_from
     return StartSource(start, resumes=weights is None, model=model) if start else None

@@ -98,10 +98,7 @@ def _parse_list(path: Path, fraction: int) -> Iterator[tuple[bytes, Member]]:
 
 def explain_new_list(folder: Path) -> DataError:
     """Return the error for a class folder of which another command has written another list."""
-    return DataError(
-        f"{name_folder(folder)} has changed: another command listed other objects meanwhile. Start"
-        " again"
-    )
+    return DataError(f"{name_folder(folder)} has changed: another command listed it. Start again")
 
 
 class BundleReader:

@@ -45,7 +45,7 @@ class AugMix(Operations):
     """Mix an image with chains of one to three operations on it, with random weights
     (torchvision's `AugMix` with `alpha` 1; the operators are Pillow's).
 
-    The paper's loss for three versions of an image is not part of it.
+    The paper's loss for three versions of an image is not included.
     """
 
     interpolation: Interpolations = "bilinear"

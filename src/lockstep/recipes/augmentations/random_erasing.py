@@ -49,7 +49,7 @@ class Rectangle(NamedTuple):
 class RandomErasing(Augmentation):
     """Erase rectangles (arXiv:1708.04896; `RandomErasing` of torchvision and timm).
 
-    The originals fill normalised pixels, this fills uint8: fills are rounded to a level, so by half
+    The originals fill normalised pixels; this fills uint8, so fills are rounded to a level, by half
     a level at most (0.009 standard deviations), and normal values beyond 0 and 255 become 0 and 255
     (2.9 % of red, 2.8 % of green and 3.9 % of blue values).
     """
