@@ -54,6 +54,6 @@ def test_other_tensors_are_refused(timm: None, tmp_path: Path) -> None:
     tensors = build(5).state_dict()
     del tensors["4.bias"]
     write(tmp_path, tensors)
-    message = r"timm 0's a_net with these tensors has other tensors: \['4.bias'\]"
+    message = r"timm 0's a_net with these tensors has different tensors: \['4.bias'\]"
     with pytest.raises(ImportError, match=message):
         compute(tmp_path, IMAGES)

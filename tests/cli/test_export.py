@@ -9,7 +9,9 @@ def test_an_onnx_model_is_written(answer: Run, run_folder: Path, tmp_path: Path)
     code, output, _ = answer("export", run_folder, tmp_path / "model", "--to", "onnx")
     wrote, takes, compared, proof = output.splitlines()
     assert (code, wrote) == (0, f"wrote {tmp_path / 'model'}")
-    assert proof == f"proof: python {tmp_path / 'model'}/proof/check.py compares it where it runs"
+    assert (
+        proof == f"proof: python {tmp_path / 'model'}/proof/check.py checks the model where it runs"
+    )
     assert takes == "takes photos of any size: uint8 RGB [N, H, W, 3]"
     assert re.fullmatch(
         r"compared on 8 photos of 21 x 17 to 97 x 131 pixels: "
@@ -72,4 +74,4 @@ def test_a_wrong_batch_is_refused(answer: Run, run_folder: Path, tmp_path: Path)
         "export", run_folder, tmp_path / "model", "--to", "onnx", "--batch", "many"
     )
     assert code == 2
-    assert "'many' is no batch" in errors
+    assert "'many' is not a batch" in errors

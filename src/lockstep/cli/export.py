@@ -126,7 +126,7 @@ def _show(result: dict[str, Any]) -> None:
         )
     if result["proof"] is not None:
         check = shlex.quote(f"{result['proof']}/check.py")
-        print(f"proof: python {check} compares it where it runs")
+        print(f"proof: python {check} checks the model where it runs")
     for remark in result["remarks"]:
         print(f"note: {escape_line(remark)}")
 

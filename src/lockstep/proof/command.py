@@ -59,7 +59,7 @@ def load_preparation(folder: Path) -> Prepare:
     """Return `prepare` of `preprocessing.py` next to a model, which makes squares of photos."""
     path = folder / "preprocessing.py"
     if not path.is_file():
-        raise CannotCheck(f"{path} is missing; it makes squares of photos")
+        raise CannotCheck(f"{path} is missing; expected the program that turns photos into squares")
     prepare: Prepare = runpy.run_path(str(path))["prepare"]
     return prepare
 

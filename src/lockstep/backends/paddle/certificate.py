@@ -44,7 +44,7 @@ def compute(folder: Path, images: np.ndarray) -> tuple[np.ndarray, str]:
         arrays[f"{scope}.{_NAMES.get(leaf, leaf)}"] = values.T if name == "fc.weight" else values
     missing, unexpected = module.set_state_dict(arrays)
     if missing or unexpected:
-        raise ImportError(f"paddle.vision's {about['model']} has other tensors: {missing[:3]}")
+        raise ImportError(f"paddle.vision's {about['model']} has different tensors: {missing[:3]}")
     module.eval()
     with paddle.no_grad():
         logits = module(paddle.to_tensor(images)).numpy()

@@ -43,7 +43,7 @@ def compute(folder: Path, images: np.ndarray) -> tuple[np.ndarray, str]:
     counters = {name for name in module.state_dict() if name.endswith("num_batches_tracked")}
     missing, unexpected = module.load_state_dict(tensors, strict=False)
     if set(missing) - counters or unexpected:
-        raise ImportError(f"{version} has other tensors: {sorted({*missing, *unexpected})[:3]}")
+        raise ImportError(f"{version} has different tensors: {sorted({*missing, *unexpected})[:3]}")
     module.eval()
     with torch.inference_mode():
         return np.asarray(module(torch.from_numpy(images)).numpy()), version

@@ -174,8 +174,8 @@ def _place_and_advice(error: Exception) -> str:
         return f"{os.environ[STORE]}: {error}. Set TMPDIR to use another disk"
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     return (
-        f"{place}: {error}. Check that all ranks are started, that no firewall is between, and that"
-        f" {IFNAME}, if it is set, names the interface on the way to the others"
+        f"{place}: {error}. Check that all ranks are started, that no firewall is between them, and"
+        f" that {IFNAME}, if it is set, names the interface on the way to the others"
     )
 
 

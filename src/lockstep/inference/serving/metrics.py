@@ -31,19 +31,19 @@ class Metrics:
         counter = partial(Counter, registry=registry)
         histogram = partial(Histogram, registry=registry)
         labels = ("method", "path", "status")
-        self._requests = counter("lockstep_requests", "Requests that were answered.", labels)
-        what = "Seconds from the headers of a request to the end of its answer."
+        self._requests = counter("lockstep_requests", "Requests answered.", labels)
+        what = "Seconds from a request's headers to the end of its answer."
         self._seconds = histogram("lockstep_request_seconds", what, ("path",), buckets=_SECONDS)
-        self._images = counter("lockstep_images", "Images that the runtime computed.")
-        what = "Images in a batch of the runtime."
+        self._images = counter("lockstep_images", "Images computed by the runtime.")
+        what = "Images per batch of the runtime."
         self._batches = histogram("lockstep_batch_images", what, buckets=_BATCHES)
-        what = "Seconds that the runtime took for a batch."
+        what = "Seconds per batch of the runtime."
         self._engine = histogram("lockstep_engine_seconds", what, buckets=_SECONDS)
         ProcessCollector(registry=registry)
 
     def describe(self, **labels: str) -> None:
         """Set the labels of the model, its runtime and precision."""
-        Info("lockstep", "What is served.", registry=self._registry).info(
+        Info("lockstep", "The served model.", registry=self._registry).info(
             {"version": version(), **labels}
         )
 
