@@ -237,7 +237,7 @@ def name_faults(comparison: Comparison, failing: Iterable[int]) -> list[Diagnosi
     is_named = any(score <= _EXACT for _, score, _, _ in candidates)
     mixed = {probe for probe in left if _is_of_another(comparison, probe)}
     if 2 * len(mixed) > len(left) and not is_named:
-        advice = "each answer belongs to another photo: look at how answers return to requests"
+        advice = "each answer belongs to another photo: check how answers are matched to requests"
         return [Diagnosis([MIXES], advice, True, mixed)]
     if left and not is_named and _are_sorted_alike(comparison, left):
         advice = "the model's first output is the first class of classes.txt, and so on"

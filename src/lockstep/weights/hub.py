@@ -190,7 +190,7 @@ def _fetch_from_hub(name: str) -> Path:
         _check_hub_digest(path)
     if refusal is not None:
         logging.getLogger("lockstep").warning(
-            f"note: the hub cannot be asked for hf:{name}, so the copy in the cache is used, commit"
+            f"note: the hub cannot be queried for hf:{name}, so the cached copy is used, commit"
             f" {paths[0].parent.name}: {_describe_refusal(refusal)}"
         )
     return paths[0] if len(paths) == 1 else paths[0].parent

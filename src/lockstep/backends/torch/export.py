@@ -136,7 +136,7 @@ class _Checked(nn.Module):
         """Return what the program returns. Raises `ValueError`, as it runs without Lockstep."""
         if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[3] != 3:
             raise ValueError(
-                "images have another type or shape; expected uint8 RGB [N, height, width, 3]"
+                "images have the wrong type or shape; expected uint8 RGB [N, height, width, 3]"
             )
         answers: dict[str, Tensor] = self.program(images)
         return answers
