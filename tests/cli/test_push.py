@@ -78,7 +78,7 @@ def test_an_export_and_the_cache_are_read(
     hub.refused = {"/owner/model/": 401}
     assert lockstep.load(NAME).predict(photo) == expected
     (message,) = [record.message for record in caplog.records if record.name == "lockstep"]
-    assert f"the copy in the cache is used, commit {'a' * 40}: there is no such" in message
+    assert f"the cached copy is used, commit {'a' * 40}: there is no such" in message
     with pytest.raises(CheckpointError, match=r"downloaded: there is no such .* hf auth login"):
         lockstep.load("hf:owner/model@other")
     hub.refused = {}
