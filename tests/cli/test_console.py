@@ -34,7 +34,7 @@ REPORT = {
     "classes": list("abcdef"),
 }
 SUMMARY = [
-    "  top-1                92.00 % (88.9 to 94.3) of 400 images at step 32, the best",
+    "  top-1                92.00 % (88.9 to 94.3) of 400 images, best at step 32",
     "  loss                 0.3000",
     "  last step            top-1 91.25 % (88.1 to 93.6) at step 40",
     "  training time        60.0 s",
@@ -120,14 +120,14 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [
             "recipe: 4 epochs of 10 steps",
             FIRST_LINE,
-            f"step 10: {SHOWN}, the best so far",
+            f"step 10: {SHOWN}, best so far",
             "step 10 (moving average): top-1 95.00 % (92.4 to 96.7), top-5 100.00 %, loss 0.3457"
-            " on 400 images, the best so far",
+            " on 400 images, best so far",
             f"step 20: {SHOWN}; the best is 95.00 % at step 10 (moving average); stops after epoch"
             " 3 unless it improves",
             "epoch 3 of 4, step 25 of 40: loss 2.346, 99.5 images/s, lr 0.004, at most 5 s left",
             f"step 30: {SHOWN}; the best is 95.00 % at step 10 (moving average)",
-            "step 40: top-1 96.00 % (93.6 to 97.5), top-5 100.00 %, loss 0.3457 on 400 images, the"
+            "step 40: top-1 96.00 % (93.6 to 97.5), top-5 100.00 %, loss 0.3457 on 400 images,"
             " best so far",
         ],
     ),
@@ -150,7 +150,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
             "recipe: 4 epochs of 10 steps",
             FIRST_LINE,
             "epoch 1 of 4: loss 2.346; validation: top-1 91.25 % (88.1 to 93.6), top-5 100.00 %,"
-            " loss 0.3457, the best so far; 30 s left",
+            " loss 0.3457, best so far; 30 s left",
             "epoch 2 of 4: loss 2.346; validation: top-1 50.00 % (45.1 to 54.9), top-5 100.00 %,"
             " loss 0.3457; 20 s left",
             "epoch 3 of 4: loss 2.346; 10 s left",
@@ -173,7 +173,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
             "recipe: 4 epochs of 10 steps",
             FIRST_LINE,
             "epoch 1 of 4: loss 2.346; validation of the moving average: top-1 95.00 %"
-            " (92.4 to 96.7), top-5 100.00 %, loss 0.3457, the best so far",
+            " (92.4 to 96.7), top-5 100.00 %, loss 0.3457, best so far",
             "epoch 2 of 4: loss 2.346; validation: top-1 91.25 % (88.1 to 93.6), top-5 100.00 %,"
             " loss 0.3457; stops after epoch 3 unless it improves",
         ],

@@ -34,7 +34,7 @@ def test_an_entry_is_a_name_or_a_name_with_fields(entries: Any) -> None:
         (["solarize"], "there is no augmentation 'solarize'. Did you mean solarise"),
         (
             ["rand-m7-mstd0.5-inc1"],
-            "timm's way to write it; expected {name: randaugment, dialect: timm, magnitude: 7,"
+            "timm's notation; expected {name: randaugment, dialect: timm, magnitude: 7,"
             " magnitude_std: 0.5, increasing: true}$",
         ),
         (["original-mstd0.5"], "expected {name: autoaugment, policy: original, magnitude_std: 0.5"),

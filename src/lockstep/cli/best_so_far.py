@@ -54,7 +54,7 @@ class Outlook:
             return ""
         text = ""
         if self.best is event:
-            text = ", the best so far"
+            text = ", best so far"
         elif names_best:
             text = f"; the best is {describe_best(self.best, self.selection, short=True)}"
         last = self.best["step"] // self.per_epoch + self.patience

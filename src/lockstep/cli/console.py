@@ -92,7 +92,7 @@ def _list_accuracies(report: Report, out: str) -> list[tuple[str, str]]:
     if best is not None:
         rows += describe_metrics(best, len(report["classes"]))
         place = describe_place(best)
-        rows[0] = (rows[0][0], f"{rows[0][1]} {place}, the best")
+        rows[0] = (rows[0][0], f"{rows[0][1]}, best {place}")
         if lost := explain_lost_best(Path(out)):
             rows.append(("", lost))
     if final is None:

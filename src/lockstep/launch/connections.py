@@ -151,8 +151,8 @@ def reach(host: str, port: int, key: str, patience_sec: float, bind: str | None 
             if time.monotonic() > deadline:
                 raise BackendError(
                     f"nothing answers at {host}:{port} after {patience_sec:.0f} s:"
-                    f" {error or 'the connection was closed'}. Check that node 0 is started there"
-                    " and that no firewall is between"
+                    f" {error or 'the connection was closed'}. Check that node 0 runs there and"
+                    " that no firewall blocks it"
                 ) from None
             time.sleep(_AGAIN_SEC)
 
@@ -214,7 +214,7 @@ def _accept(server: socket.socket, key: str, proven: "SimpleQueue[Line]") -> Non
         except Relayed as error:
             sys.stderr.write(
                 f"lockstep: refused a connection from {host}:{port}: it knows the secret, but a"
-                f" relay, a proxy or NAT changes its addresses. It goes from {error}\n"
+                f" relay, a proxy or NAT changes its addresses: it goes from {error}\n"
             )
         except (AuthenticationError, EOFError, OSError):
             pass  # no answer in time, or nonsense

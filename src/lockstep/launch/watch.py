@@ -304,7 +304,7 @@ def will_try_again(outcomes: Sequence[Outcome], restarts: int) -> tuple[bool, st
     if not last.is_curable or restarts == 0:
         return False, ""
     if len(outcomes) > restarts:
-        times = f"{format_count(restarts, 'time')}; that was the last (--restarts {restarts})"
+        times = f"{format_count(restarts, 'time')}, as often as --restarts {restarts} allows"
         return False, f"the ranks were restarted {times}"
     if len(outcomes) > 1 and outcomes[-2].step == last.step:
         return False, f"the ranks failed twice at step {last.step}, so they are not restarted"

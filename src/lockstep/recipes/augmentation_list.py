@@ -26,7 +26,7 @@ def import_augmentation(name: str) -> type[Augmentation]:
     if name not in names:
         timms = _translate_timm(name)
         if timms:
-            raise RecipeError(f"{name!r} is timm's way to write it; expected {timms}")
+            raise RecipeError(f"{name!r} is timm's notation; expected {timms}")
         raise RecipeError(
             f"there is no augmentation {name!r:.60}. {nearest(name, names)} Your own class is"
             " module:Class, such as mymodule:Fog"

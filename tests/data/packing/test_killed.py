@@ -166,8 +166,8 @@ def test_a_file_for_which_there_is_no_room_is_named_and_the_pack_goes_on_later(
     lower = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit))
     result = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=lower)
     assert result.returncode == 2
-    kept = rf"What is written stays in {re.escape(str(target))}, in finished and unfinished files"
-    to_do = "Free space and run the same command again, which resumes; or remove the folder"
+    kept = rf"Finished and unfinished files stay in {re.escape(str(target))}"
+    to_do = "Free space and run the same command again to resume, or remove the folder"
     expected = rf"lockstep: {re.escape(str(target))}/\S+: File too large\. {kept}\. {to_do}\n"
     assert re.search(expected, result.stderr), result.stderr
     assert "Traceback" not in result.stderr

@@ -45,8 +45,8 @@ class Budget:
         self._rest -= length + _READ_COST
         if self._rest < 0:
             raise ValueError(
-                "its records lead to the same bytes again and again; expected each byte to be"
-                " part of one record. Write the file again"
+                "its records share bytes many times; expected each byte in one record. Write the"
+                " file again"
             )
 
 

@@ -33,9 +33,8 @@ def explain_full_disk(target: Path) -> Iterator[None]:
         if error.errno not in _NO_ROOM:
             raise
         raise DataError(
-            f"{error.filename or target}: {error.strerror}. What is written stays in {target}, in"
-            " finished and unfinished files. Free space and run the same command again, which"
-            " resumes; or remove the folder"
+            f"{error.filename or target}: {error.strerror}. Finished and unfinished files stay in"
+            f" {target}. Free space and run the same command again to resume, or remove the folder"
         ) from None
 
 

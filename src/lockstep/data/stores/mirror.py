@@ -172,8 +172,8 @@ def _write_files(folder: Path, store: ObjectStore, items: list[StoredObject]) ->
         os.utime(path, ns=(time, time))
         if path.stat().st_mtime_ns != time:
             raise DataError(
-                f"{folder} is on a file system that rounds the times of files, by which changed"
-                " objects are noticed; set XDG_CACHE_HOME to a folder of another one"
+                f"{folder} is on a file system that rounds file times, which hides changed objects;"
+                " set XDG_CACHE_HOME to a folder on another one"
             )
 
 

@@ -93,8 +93,8 @@ class ObjectStore:
                     version = self._find_version(about)
                     if not version:
                         raise DataError(
-                            f"{self.url}/{about['path']} has no ETag; expected a store that gives"
-                            " every object one, by which a changed object is noticed"
+                            f"{self.url}/{about['path']} has no ETag; expected a store with ETags,"
+                            " which show that an object has changed"
                         )
                     modified = about["last_modified"].timestamp()
                     yield StoredObject(about["path"], about["size"], version, modified)
@@ -197,7 +197,7 @@ class ObjectStore:
         if isinstance(error, obstore.exceptions.NotSupportedError):
             return DataError(
                 f"{place}: the server does not send parts of a file; expected one that answers"
-                " requests with Range by status 206. Use another server, or download the files"
+                " Range requests with status 206. Use another server, or download the files"
             )
         reason = _find_reason(error)
         advice = "Check the address, the credentials and the network"

@@ -108,7 +108,7 @@ class WebFiles(ObjectStore):
         if not version:
             raise DataError(
                 f"{self.url}/{name} has neither an ETag nor a Last-Modified; expected one of them,"
-                " by which a changed file is noticed. Use another server, or download the files"
+                " which shows that a file has changed. Use another server, or download the files"
             )
         return StoredObject(name, meta["size"], version, meta["last_modified"].timestamp())
 
