@@ -1,4 +1,4 @@
-"""The images of a run: a share set apart for validation, and other ways to give a data set."""
+"""The images of a run: a share held out for validation, and other ways to give a data set."""
 
 import hashlib
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def within_the_share(name: str) -> bool:
     return int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) / 16**16 < SHARE
 
 
-def test_images_are_set_apart_by_the_hash_of_class_and_name(tmp_path: Path) -> None:
+def test_images_are_held_out_by_the_hash_of_class_and_name(tmp_path: Path) -> None:
     files = images(40, 30)
     training, validation = divide_index(open_index(image_folder(tmp_path / "all", files)), SHARE)
     assert names(validation) == set(filter(within_the_share, files))
@@ -132,7 +132,7 @@ def test_a_part_of_a_data_set_stands_for_the_data_set(
 )
 def test_missing_validation_images_are_told(folder: str, part: str, tmp_path: Path) -> None:
     image_folder(tmp_path / folder, images(4, 4))
-    with pytest.raises(DataError, match=r"apart for validation, use --split 0\.1, or 0\.3 with"):
+    with pytest.raises(DataError, match=r"for validation, use --split 0\.1, or 0\.3 with"):
         open_sets(tmp_path / part, 0.0, silent)
 
 
@@ -153,7 +153,7 @@ def test_missing_validation_images_are_told(folder: str, part: str, tmp_path: Pa
         (["a/0.jpg"], "elsewhere", 0.0),
     ],
 )
-def test_a_share_is_set_apart_by_default_only_without_validation_images(
+def test_a_share_is_held_out_by_default_only_without_validation_images(
     names: list[str], data: str, share: float, tmp_path: Path
 ) -> None:
     for name in names:
@@ -167,7 +167,7 @@ def test_a_folder_of_validation_images_with_another_name_is_not_split_over(
 ) -> None:
     image_folder(tmp_path / "train", images(4, 4))
     image_folder(tmp_path / "valid", images(4, 4))
-    with pytest.raises(DataError, match=r"If .*/valid holds them, rename it to .*/val; to set"):
+    with pytest.raises(DataError, match=r"If .*/valid holds them, rename it to .*/val; to hold"):
         open_sets(tmp_path, 0.0, silent)
 
 

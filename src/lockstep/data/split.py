@@ -1,7 +1,7 @@
 """The training and validation images of a run: those of a data set with both, or a share of its
-images set apart.
+images held out.
 
-An image is set apart for validation if the hash of its class and name is within the share of all
+An image is held out for validation if the hash of its class and name is within the share of all
 hashes. So it stays on its side when other images are added. Every class keeps an image on both
 sides: if the hashes leave none for validation, the image with the smallest hash is taken; if they
 leave none for training, the one with the largest. The only image of a class is for training.
@@ -49,7 +49,7 @@ from lockstep.system.text import format_count
 TYPICAL_SHARE = 0.1
 """The share that messages suggest for many images."""
 DEFAULT_SHARE = 0.3
-"""The share that a run sets apart if a data set has no validation images and nothing sets it."""
+"""The share that a run holds out if a data set has no validation images and nothing sets it."""
 _OTHER_WORDS = ("valid", "validate", "dev", "eval")
 """Names of folders that probably hold validation images, and that are not read."""
 UNREAD = "-"
@@ -106,7 +106,7 @@ def open_sets(
     """Return the training and validation images of a data set, or of one split of it that is given
     in its place.
 
-    `division` is a share that is set apart from the training images, or from all images of a folder
+    `division` is a share that is held out from the training images, or from all images of a folder
     of classes, or a fold of them; 0: nothing. `progress` takes the name of a task and returns the
     function to call with its progress.
     Without `validates`, validation images are not read: their index is empty, and a folder of
@@ -152,7 +152,7 @@ class RunSources(NamedTuple):
     """The data set's folder."""
     sources: list[Source]
     """The training images and, if they are read, the validation images; or all, of which a share is
-    set apart."""
+    held out."""
     notes: list[str]
     """Messages about arguments that are read differently than written."""
 
@@ -211,8 +211,8 @@ def note_skipped(data: Path, indexes: Sequence[Index]) -> list[str]:
 
 
 def choose_share(data: Path) -> float:
-    """Return the share of a data set that a run sets apart for validation by default: 0 if it has
-    validation images, or no images of which a share can be set apart."""
+    """Return the share of a data set that a run holds out for validation by default: 0 if it has
+    validation images, or no images of which a share can be held out."""
     data = _find_folder(data)
     if not data.is_dir() or holds_split(data, "val") or _find_whole_set(data) is not None:
         return 0.0
@@ -236,7 +236,7 @@ def _find_other_word(data: Path) -> str:
 
 def _require_split(data: Path, split: str) -> Source:
     """Return the source of a split. The error of a data set without validation images suggests to
-    set a share apart."""
+    hold out a share."""
     try:
         return find_split(data, split)
     except DataError as error:
@@ -247,15 +247,15 @@ def _require_split(data: Path, split: str) -> Source:
             other = _find_other_word(data)
             if other:
                 raise DataError(
-                    f"{error}. If {data / other} holds them, rename it to {data / split}; to set a"
-                    f" share of {where} apart, use --split {DEFAULT_SHARE}"
+                    f"{error}. If {data / other} holds them, rename it to {data / split}; to hold"
+                    f" out a share of {where}, use --split {DEFAULT_SHARE}"
                 ) from None
         elif _holds_classes(data):
             where = f"the classes in {data}"
         else:
             raise
         raise DataError(
-            f"{error}. To set a share of {where} apart for validation, use --split {TYPICAL_SHARE},"
+            f"{error}. To hold out a share of {where} for validation, use --split {TYPICAL_SHARE},"
             " or 0.3 with fewer than about 500 images"
         ) from None
 
@@ -281,16 +281,16 @@ def _find_whole_set(data: Path) -> Path | None:
 
 
 def whole_source(data: Path, division: float | Fold) -> Source:
-    """Return the source of which a share or a fold is set apart: the training images, or all images
+    """Return the source of which a share or a fold is held out: the training images, or all images
     of a folder of classes.
 
-    Raises `DataError` if the data set has validation images and a share is set apart.
+    Raises `DataError` if the data set has validation images and a share is held out.
     """
     if not isinstance(division, Fold) and holds_split(data, "val"):
         raise DataError(
             f"{data} has validation images, which --split does not allow: leave out --split, or use"
-            f" --data {shlex.quote(str(data / ALIASES['train'][0]))} to set a share of the training"
-            " images apart"
+            f" --data {shlex.quote(str(data / ALIASES['train'][0]))} to hold out a share of the"
+            " training images"
         )
     return find_split(data, "train") if holds_split(data, "train") else find_source(data)
 
@@ -319,21 +319,21 @@ def divide_index(index: Index, division: float | Fold) -> tuple[Index, Index]:
                 f"{index.source.title} has {format_count(len(index), 'image')}, too few for"
                 f" {division.count} folds"
             )
-        apart = assign_folds(index, division) == division.number
+        held = assign_folds(index, division) == division.number
     else:
-        apart = set_apart(index, division)
-    if not apart.any():
+        held = hold_out(index, division)
+    if not held.any():
         raise DataError(
             f"{index.source.title} has {format_count(len(index), 'image')} of"
-            f" {format_count(len(index.classes), 'class')}, one of each class: none can be set"
-            " apart for validation; add images"
+            f" {format_count(len(index.classes), 'class')}, one of each class: none can be"
+            " held out for validation; add images"
         )
-    training = subset(index, np.flatnonzero(~apart))
-    validation = subset(index, np.flatnonzero(apart))
+    training = subset(index, np.flatnonzero(~held))
+    validation = subset(index, np.flatnonzero(held))
     return training, replace(validation, quarantined=(), skipped=())
 
 
-def set_apart(index: Images, share: float) -> np.ndarray:
+def hold_out(index: Images, share: float) -> np.ndarray:
     """Return which images are for validation: bool [images]. Raises `DataError` if images have no
     names."""
     labels = index.rows["label"].astype(np.int64)
@@ -341,10 +341,10 @@ def set_apart(index: Images, share: float) -> np.ndarray:
     order = np.lexsort((places, labels))  # the images of each class together, by rising hash
     counts = np.bincount(labels, minlength=len(index.classes))
     below = np.bincount(labels[places < share], minlength=len(index.classes))
-    apart = np.minimum(np.maximum(below, 1), np.maximum(counts - 1, 0))
+    held = np.minimum(np.maximum(below, 1), np.maximum(counts - 1, 0))
     rank = np.arange(len(labels)) - (np.cumsum(counts) - counts)[labels[order]]
     chosen = np.zeros(len(labels), bool)
-    chosen[order] = rank < apart[labels[order]]
+    chosen[order] = rank < held[labels[order]]
     return chosen
 
 
@@ -370,7 +370,7 @@ def _hash_names(index: Images, labels: np.ndarray, prefix: bytes = b"") -> np.nd
     for i, (name, label) in enumerate(zip(index.names, labels.tolist(), strict=True)):
         if not name:
             raise DataError(
-                f"{index.source.title} has no image names, and a share is set apart by name. "
+                f"{index.source.title} has no image names, and a share is held out by name. "
                 "To add names, use lockstep data pack --format folder"
             )
         digest = hashlib.sha256(prefix + classes[label] + b"/" + name.rpartition(b"/")[2]).digest()

@@ -27,7 +27,7 @@ class EvaluationImages:
 
     source: Source
     division: float | Fold
-    """The share or the fold of them that is set apart for validation; 0: all are evaluated."""
+    """The share or the fold of them that is held out for validation; 0: all are evaluated."""
     is_own: bool
     """Whether they are those of the run, whose training has noted what is left out."""
     advice: str = ""
@@ -63,7 +63,7 @@ class EvaluationImages:
             if isinstance(part, float | int):
                 part = f"the share of {part:g}"
             remarks.append(
-                f"evaluates {part} set apart for validation, {len(index)} of {whole} images;"
+                f"evaluates {part} held out for validation, {len(index)} of {whole} images;"
                 " --split 0 evaluates all"
             )
         if labels is not None:

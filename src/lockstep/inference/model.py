@@ -254,7 +254,7 @@ class Model:
             labels: Right outputs by class or image, and the outputs to choose from: a mapping, or a
                 file (docs/how-to/test-sets.md).
             split: The share of images to evaluate without validation images; by default the share
-                that the run set apart, 0 for all.
+                that the run held out, 0 for all.
             calibrate: Whether to fit a temperature and store it with the checkpoint.
             precision_at: The share of known images to get right, such as 0.99. A threshold of
                 unknown images is chosen for it, and stored with a temperature.
@@ -439,7 +439,7 @@ class Model:
             recipe: A name, a file or a `Recipe`; by default `fine-tune`, which adapts to the
                 images, the device and the weights (docs/how-to/fine-tune.md).
             changes: New values for fields of the recipe.
-            split: The share to set apart if there are no validation images; by default 0.3.
+            split: The share to hold out if there are no validation images; by default 0.3.
             progress: Whether to show a bar, as in `evaluate`.
 
         Returns:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fold:
-    """Which part of the images a run sets apart for validation."""
+    """Which part of the images a run holds out for validation."""
 
     number: int
     """From 1."""

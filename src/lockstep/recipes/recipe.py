@@ -89,7 +89,7 @@ class Recipe(  # pydantic lists the fields of the last base first
 
     @property
     def division(self) -> float | Fold:
-        """What to set apart for validation: a share of the images or a fold; 0.0 for nothing."""
+        """What to hold out for validation: a share of the images or a fold; 0.0 for nothing."""
         return Fold(self.fold, self.folds, self.seed) if self.folds else self.validation_share
 
     @property

@@ -129,7 +129,7 @@ def refuse_slim(folder: Path) -> None:
 
 def suggest_run(weights: Path, data: str | Path = "DATA") -> str:
     """Return the command that trains a new run from a run's weights, in a folder that is free. It
-    sets the same share of the images apart: the weights were not trained on these.
+    holds out the same share of the images: the weights were not trained on these.
 
     >>> suggest_run(Path("my runs/a"), "photos2")
     "lockstep train --weights 'my runs/a' --data photos2 --out 'my runs/a2'"

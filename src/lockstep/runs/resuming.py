@@ -137,7 +137,7 @@ def complete_settings(
 
 
 def _set_share_apart(settings: RunSettings) -> RunSettings:
-    """Return the settings with a share to set apart for validation if the data set has no
+    """Return the settings with a share to hold out for validation if the data set has no
     validation images and nothing sets the share. A run that has begun keeps its own."""
     is_set = "validation_share" in settings.changes or settings.wanted.division
     if is_set or settings.execution.train_only:
@@ -149,7 +149,7 @@ def _set_share_apart(settings: RunSettings) -> RunSettings:
     elif share:
         notes = (
             f"{printable(str(settings.data))} has no validation images: about {100 * share:g} % of"
-            f" its images, chosen by name, are set apart; --split {TYPICAL_SHARE} changes that",
+            f" its images, chosen by name, are held out; --split {TYPICAL_SHARE} changes that",
         )
     if not share:
         return settings

@@ -45,7 +45,7 @@ def train(
         data: A folder with `train` and `val`, or files in another storage format.
         out: The run's folder. A run in it resumes from its newest intact checkpoint, bit for bit.
         changes: New values for fields of the recipe.
-        split: The share to set apart if there are no validation images; by default 0.3.
+        split: The share to hold out if there are no validation images; by default 0.3.
         weights: Whatever `load` accepts; a new run starts from them (docs/how-to/fine-tune.md).
         resume_from: A checkpoint of another program, to continue it (docs/how-to/resume-from.md).
         execution: How the run computes, and whether this call ends early (`stop_after_epochs`).

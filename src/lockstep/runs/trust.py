@@ -61,7 +61,7 @@ def require_word(folder: Path, names: Iterable[str]) -> None:
         more = f", and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         raise CheckpointError(
             f"{folder} names {', '.join(f'{name!r:.200}' for name in unknown[:3])}{more}, which you"
-            " have not named for this run on this machine; expected your word, because anyone can"
+            " have not named for this run on this machine; expected your consent: anyone can"
             " write a folder. Name it in the command (--data, --recipe, --set), or add --trust-run"
             " if you trust whoever wrote the folder"
         )

@@ -36,7 +36,7 @@ def examine(
 
     `logits` is the number of the model's outputs; labels must be below it. Without it, labels are
     compared only with the data. An image is tiny if its shorter side has fewer than `smallest`
-    pixels. `share` is set apart if there are no validation images; None: as by a run's default.
+    pixels. `share` is held out if there are no validation images; None: as by a run's default.
     `progress` is called with the number of images done and of all images. Images that a
     quarantine leaves out are not examined. Raises `DataError` if there is no such folder, or if
     nothing in it looks like images.

@@ -25,7 +25,7 @@ from lockstep.data.decoding.image_formats import FORMAT_OF, MISSING, readable_fo
 from lockstep.data.decoding.orientation import UPRIGHT, read_orientation, turn_image
 from lockstep.data.images import ROW, Names
 from lockstep.data.inspection import run_in_ranges
-from lockstep.data.split import set_apart
+from lockstep.data.split import hold_out
 from lockstep.system.errors import DataError
 
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8")
@@ -162,14 +162,14 @@ def _read_header(data: bytes) -> tuple[str, str]:
 
 def compare_images(parts: list[Part], share: float) -> None:
     """Find equal images. An image of val counts as the original, because a training image is easier
-    to leave out. Of one part, `share` is set apart for validation."""
+    to leave out. Of one part, `share` is held out for validation."""
     parts = parts[::-1]
     owners = np.repeat(np.arange(len(parts)), [part.sound.sum() for part in parts])
     sides = owners  # 0 is validation, or all
     where = ""
     if len(parts) == 1 and share:
         sides = _divide(parts[0], share)
-        where = f", which is in the share of {share:g} that is set apart for validation"
+        where = f", which is in the share of {share:g} that is held out for validation"
     numbers = np.concatenate([np.flatnonzero(part.sound) for part in parts])
     hashes = np.concatenate([part.hashes[part.sound] for part in parts])
     order = np.lexsort(
@@ -209,12 +209,12 @@ def _name_class(part: Part, number: int) -> str:
 
 def _divide(part: Part, share: float) -> np.ndarray:
     """Return the side of each sound image, 0 for validation and 1 for training: int64 [images]. All
-    are 0 if they have no names, so that none can be set apart."""
+    are 0 if they have no names, so that none can be held out."""
     numbers = np.flatnonzero(part.sound)
     names = Names.of(part.listing.names[int(i)] for i in numbers)
     images = replace(part.listing, rows=part.listing.rows[numbers], names=names)
     try:
-        return np.where(set_apart(images, share), 0, 1)
+        return np.where(hold_out(images, share), 0, 1)
     except DataError:
         return np.zeros(len(numbers), int)
 

@@ -1,4 +1,4 @@
-"""Where a run starts, which of its evaluations is the best, and what is set apart."""
+"""Where a run starts, which of its evaluations is the best, and what is held out."""
 
 from typing import Annotated, Self
 
@@ -10,7 +10,7 @@ from lockstep.recipes.field_validation import Settings
 
 
 class RunFields(Settings):
-    """Where a run starts, which of its evaluations is the best, and what is set apart."""
+    """Where a run starts, which of its evaluations is the best, and what is held out."""
 
     linear_probe: bool = False
     """Whether a run whose weights do not know its classes starts from a linear probe: the
