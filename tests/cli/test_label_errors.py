@@ -79,7 +79,7 @@ def test_errors_are_listed_and_drawn(run: Path, data: Path, tmp_path: Path, answ
     assert code == 1
     assert "21 of 69 images are judged" in output
     assert "; doubtful: " in output
-    assert "note: top-1 of these runs" not in output
+    assert "note: these runs have a top-1" not in output
     assert "val/green/red-6.png: green" in output
     assert out.read_bytes().startswith(b"\x89PNG")
     content = json.loads(answer(*arguments, "--json")[1])

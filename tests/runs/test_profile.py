@@ -50,5 +50,7 @@ def test_missing_steps_are_noted(tiny_recipe: Recipe, textures: Path, tmp_path: 
     events: list[Event] = []
     late = EXECUTION.replace(profile_step=99)
     lockstep.train(tiny_recipe, textures, tmp_path / "run", execution=late, listener=events.append)
-    assert read_notes(events) == ["steps 99 to 99 are not traced: this run has steps 0 to 13"]
+    assert read_notes(events) == [
+        "steps 99 to 99 are not traced: this command trains steps 0 to 13"
+    ]
     assert not (tmp_path / "run" / "profile").exists()

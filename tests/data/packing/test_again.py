@@ -33,7 +33,7 @@ def source(tmp_path: Path) -> Path:
 def test_images_written_over_are_noticed(format: str, source: Path, tmp_path: Path) -> None:
     pack(source, tmp_path / "target", Packing(format))
     (source / "a" / "1.jpg").write_bytes(jpeg(60, 60))
-    with pytest.raises(DataError, match="before some were overwritten"):
+    with pytest.raises(DataError, match="some were overwritten since"):
         pack(source, tmp_path / "target", Packing(format))
 
 
@@ -43,7 +43,7 @@ def test_a_file_written_over_is_noticed(format: str, source: Path, tmp_path: Pat
     pack(tmp_path / "files", tmp_path / "target", Packing("folder"))
     [path] = [tmp_path / "files" / name for name in find_source(tmp_path / "files").files]
     os.utime(path, (1, 1))
-    with pytest.raises(DataError, match="before some were overwritten"):
+    with pytest.raises(DataError, match="some were overwritten since"):
         pack(tmp_path / "files", tmp_path / "target", Packing("folder"))
 
 
