@@ -97,7 +97,7 @@ def test_a_bare_model_answers_as_the_others(
 
 
 def test_an_error_of_what_is_chosen_names_it_alone(write: Callable[..., Path]) -> None:
-    with pytest.raises(CheckpointError, match=r"^--ignore 'zzz' leaves out nothing"):
+    with pytest.raises(CheckpointError, match=r"^--ignore 'zzz' matches nothing"):
         lockstep.load(write(Form(bare=True)).parent, ignore=["zzz"])
 
 
