@@ -20,6 +20,8 @@ CLEAN = {
 MESS = {
     "README": b"about",
     "photos.zip": b"PK",
+    "c.jpg": jpeg(colour=5),
+    "IMG_7": jpeg(colour=6),
     ".DS_Store": b"\0",
     "cat/.DS_Store": b"\0",
     "cat/Thumbs.db": b"\xd0\xcf\x11\xe0",
@@ -31,6 +33,8 @@ MESS = {
 SKIPPED = {
     ("stray-file", "README"),
     ("stray-file", "photos.zip"),
+    ("loose-image", "c.jpg"),
+    ("loose-image", "IMG_7"),
     ("hidden", ".DS_Store"),
     ("hidden", "cat/.DS_Store"),
     ("stray-file", "cat/Thumbs.db"),
@@ -87,7 +91,8 @@ def test_one_note_counts_what_is_left_out_of_both_splits(tmp_path: Path) -> None
         f"left out of {data}: 4 empty class folders (train/__MACOSX, train/empty, train/notes,"
         " val/bird), 1 folder inside a class folder (train/cat/2023), 5 hidden files"
         " (train/.DS_Store, train/__MACOSX/._a.jpg, train/cat/.DS_Store, train/empty/.keep,"
-        " val/bird/.keep), 4 files that are not images (train/README, train/photos.zip,"
+        " val/bird/.keep), 2 images outside the class folders (train/IMG_7, train/c.jpg), 4 files"
+        " that are not images (train/README, train/photos.zip,"
         f" train/cat/Thumbs.db, train/notes/notes.txt); lockstep data check '{data}' lists all"
     )
     hidden = CLEAN | {"cat/b.jpg": b"", ".DS_Store": b"", "cat/.DS_Store": b""}

@@ -123,7 +123,7 @@ def no_good_image(root: Path) -> None:
     ("arrange", "message"),
     [
         (no_folder, r"there is no folder .*; expected images in .*/<class>/<image>"),
-        (a_file, "is a file, not a folder; give its folder, or unpack an archive first; expected"),
+        (a_file, "is a file; expected a folder. Give its folder, or unpack an archive first$"),
         (nothing, "holds nothing; expected one folder for each class"),
         (images_without_folders, "holds 3 files and no folders.*lockstep data sort-val"),
         (empty_classes, r"no images in .*/<class>/<image>.* 2 empty class folders \(cat, dog\)"),

@@ -210,6 +210,7 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
             " weights of Lockstep, timm, "
         ),
     ),
+    ("folds", {}, "folds holds a run for each fold; expected one run. Name one, such as .*fold-1"),
     ("fresh", {}, "fresh has no checkpoint"),
     ("fresh", {"checkpoint": "best"}, "fresh has no checkpoint"),
     (
@@ -238,6 +239,7 @@ def test_what_holds_no_such_weights_is_a_clear_error(
     for file in ("weights.pth", "empty.safetensors"):
         (run.parent / file).write_bytes(b"")
     (run.parent / "folder").mkdir()
+    (run.parent / "folds" / "fold-1").mkdir(parents=True)
     (run.parent / "fresh" / "checkpoints").mkdir(parents=True)
     checkpoint.save(
         run.parent / "unscored" / "checkpoints", State(1, value_at(1), {}), data_digest="", about={}

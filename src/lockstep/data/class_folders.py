@@ -17,6 +17,7 @@ from lockstep.system.text import format_count
 EMPTY_CLASS = "empty-class"
 NESTED_FOLDER = "nested-folder"
 HIDDEN = "hidden"
+LOOSE_IMAGE = "loose-image"
 STRAY_FILE = "stray-file"
 CLASS_LIST = "class-list"
 LINK = "link"
@@ -28,6 +29,7 @@ KINDS = {
     EMPTY_CLASS: ("empty class folder", "empty class folders"),
     NESTED_FOLDER: ("folder inside a class folder", "folders inside class folders"),
     HIDDEN: ("hidden file", "hidden files"),
+    LOOSE_IMAGE: ("image outside the class folders", "images outside the class folders"),
     STRAY_FILE: ("file that is not an image", "files that are not images"),
     CLASS_LIST: ("list without all classes", "lists without all classes"),
     LINK: ("link in a tar", "links in tars"),
@@ -125,6 +127,8 @@ def list_beside_classes(root: Path) -> list[Skipped]:
             continue
         elif entry.is_symlink() and not sources.is_file(entry) and "." not in entry.name:
             kind = EMPTY_CLASS  # its folder may be on an unmounted disk
+        elif sources.is_file(entry) and _begins_as_image(entry.path):
+            kind = LOOSE_IMAGE
         else:
             kind = STRAY_FILE
         if entry.name not in _OWN_FILES:

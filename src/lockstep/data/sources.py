@@ -213,13 +213,14 @@ def require_folder(path: Path, purpose: str) -> None:
             "this command does not read object stores and web servers; expected a folder of this"
             " machine. Copy the data set to a disk first"
         )
-    problem = f"there is no folder {path}"
     if path.is_file():
         from lockstep.data.forms import refuse_form
 
         refuse_form(path)
-        problem = f"{path} is a file, not a folder; give its folder, or unpack an archive first"
-    raise DataError(f"{problem}{purpose}")
+        raise DataError(
+            f"{path} is a file; expected a folder. Give its folder, or unpack an archive first"
+        )
+    raise DataError(f"there is no folder {path}{purpose}")
 
 
 def holds_split(data: Path, split: str) -> bool:

@@ -148,7 +148,8 @@ class StoredFile:
             nested.add(classes.find_nested(folder))
             if not classes.find_nested(folder):
                 for i in np.flatnonzero(labels == outside[-1]).tolist():
-                    self.tally.add(class_folders.STRAY_FILE, f"{path}/{os.fsdecode(self.names[i])}")
+                    place = f"{path}/{os.fsdecode(self.names[i])}"
+                    self.tally.add(class_folders.LOOSE_IMAGE, place)
         for folder in unused:
             nested.add(classes.find_nested(folder))
             if not classes.find_nested(folder):

@@ -114,6 +114,11 @@ def _describe_unknown(path: Path) -> CheckpointError:
         return CheckpointError(
             f"{path} is not a folder of a known format; name a file in it, such as {inside[0]}"
         )
+    if (path / "fold-1").is_dir():
+        raise CheckpointError(
+            f"{path} holds a run for each fold; expected one run. Name one, such as"
+            f" {path / 'fold-1'}, or train without --folds"
+        )
     names = ", ".join(format.NAME for format in load_formats())
     return CheckpointError(
         f"{path} holds no weights that can be read; expected a run's folder, a checkpoint, or"

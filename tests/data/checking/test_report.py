@@ -320,6 +320,6 @@ def a_folder_of_texts(path: Path) -> None:
 @pytest.mark.parametrize("arrange", [lambda path: None, a_file, Path.mkdir, a_folder_of_texts])
 def test_what_is_no_data_set_is_refused(arrange: Callable[[Path], None], tmp_path: Path) -> None:
     arrange(tmp_path / "data")
-    message = r"there is no folder .*data|is a file, not a folder|data holds no images"
+    message = r"there is no folder .*data|is a file; expected a folder|data holds no images"
     with pytest.raises(DataError, match=message):
         examine(tmp_path / "data")

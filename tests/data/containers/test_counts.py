@@ -122,7 +122,7 @@ def test_an_image_next_to_the_class_folders_of_a_tar_is_named(tmp_path: Path) ->
     write_tar(tmp_path / "train.tar", members)
     listing = list_images(find_source(tmp_path))
     assert (len(listing), listing.classes) == (2, ("cat", "dog"))
-    assert listing.skipped == (("stray-file", "train.tar/set/stray.jpg", 1),)
+    assert listing.skipped == (("loose-image", "train.tar/set/stray.jpg", 1),)
 
 
 WEBDATASET = {

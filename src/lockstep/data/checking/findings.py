@@ -50,6 +50,10 @@ KINDS = {
         "a class folder without images", "Put its images back, or remove the folder"
     ),
     "nested-folder": _error("a folder inside a class folder", "Move its images to <class>/<image>"),
+    "loose-image": _warning(
+        "an image outside the class folders, left out",
+        "Move it into a class folder, or out of the data set",
+    ),
     "stray-file": _warning("a file that is not an image, left out", "Nothing, or put it elsewhere"),
     "hidden": _warning("a hidden file, left out", "Nothing, or rename it if it is an image"),
     "class-list": _warning(
@@ -138,7 +142,7 @@ KINDS = {
         "an image in a format that needs a plug-in", "Install what the message says"
     ),
     "not-an-image": _bad_image(
-        "not an image in a known format", "Remove it, or leave it out: --quarantine"
+        "not an image in a known format", f"Convert it to JPEG, remove it, or {_LEAVE_OUT.lower()}"
     ),
     "too-large": _bad_image(
         "more bytes or pixels than an image may have", f"Reduce it, or {_LEAVE_OUT.lower()}"
