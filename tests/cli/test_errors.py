@@ -72,6 +72,11 @@ evaluate MISSING --data DATA --set epochs=3
 convert EMPTY OUT.safetensors | empty holds no weights that can be read
 convert RESNET OUT --to onnx | there is no format 'onnx' to convert to
 predict MISSING IMAGE | there is no run, no file and no checkpoint .*missing
+predict timm/resnet50.a1 IMAGE | Did you mean timm/resnet50.a1_in1k or timm/resnet50.a1h_in1k\?
+predict resnet50.a1_in1k IMAGE | checkpoint resnet50.a1_in1k. Did you mean timm/resnet50.a1_in1k\?
+predict timm/vit_tiny.x IMAGE | known weights. `lockstep weights` lists them, all ResNets
+train DATA --out OUT | train needs an option in front of .*: --data
+recipes fields sched | there is no field 'sched'. Did you mean lr_decay\?
 predict MISSING | no images are named; expected lockstep predict RUN IMAGES: files, folders
 predict MISSING @IMAGE | the list .*a.jpg cannot be read: No such file or directory
 predict MISSING IMAGE --format cvs | there is no format 'cvs'. Did you mean csv?

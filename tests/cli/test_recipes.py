@@ -178,5 +178,5 @@ def test_fields_are_described_by_name_subject_and_augmentation(answer: Run) -> N
     code, _, errors = answer("recipes", "fields", "momentun")
     assert (code, errors) == (
         2,
-        "lockstep: there is no field 'momentun'. Did you mean momentum or bn_momentum?\n",
+        "lockstep: there is no field 'momentun'. Did you mean momentum?\n",
     )

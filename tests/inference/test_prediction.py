@@ -292,6 +292,7 @@ def test_a_photo_is_turned_by_its_exif_orientation_if_the_recipe_says_so(
         ([b"", 3.5], "float"),
         (np.full((4, 4, 3), 7, np.float32), r"float32 array \[4, 4, 3\] with values from 7 to 7"),
         (np.full((4, 4, 3), np.nan), r"float64 array \[4, 4, 3\] with values from nan to nan"),
+        (np.full((4, 4, 3), -1.0), r"float64 .* values from -1 to -1, probably normalised"),
         (torch.zeros(4, 4, 3, dtype=torch.int32), r"int32 array \[4, 4, 3\]"),
         (torch.zeros(4, 4, 3, dtype=torch.bfloat16), r"torch.bfloat16 tensor \[4, 4, 3\]"),
         (torch.zeros(2, 2, 4, 4, dtype=torch.uint8), r"uint8 array \[2, 2, 4, 4\]"),

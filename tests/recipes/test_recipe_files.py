@@ -3,12 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lockstep.models.architectures import ModelSpec
 from lockstep.recipes import Execution, Recipe, difference, load_recipe, parse_settings
 from lockstep.recipes.published import RECIPES
+from lockstep.recipes.schedule import learning_rates
 from lockstep.system.errors import RecipeError
+from tests.docs.pages import ROOT, read_blocks
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -169,3 +172,13 @@ def test_the_compiler_can_be_set_by_word_though_yaml_reads_some_as_truth_values(
 def test_a_setting_that_cannot_be_understood_is_refused(setting: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         parse_settings([setting])
+
+
+def test_the_recipe_of_the_page_on_timm_has_timms_learning_rates(tmp_path: Path) -> None:
+    [block] = [b for b in read_blocks(ROOT / "docs/how-to/timm.md") if b.language == "yaml"]
+    (tmp_path / "timm.yaml").write_text(block.text)
+    rates = learning_rates(load_recipe(tmp_path / "timm.yaml"), steps_per_epoch=2)[::2]
+    # Its --lr-base 0.1 at 128 of 256 images; 5 epochs from 1e-5, and a cosine from epoch 0.
+    warm = 1e-5 + (0.05 - 1e-5) * np.arange(5) / 5
+    cosine = 0.05 * (1 + np.cos(np.pi * np.arange(5, 300) / 300)) / 2
+    np.testing.assert_allclose(rates, [*warm, *cosine], rtol=1e-12, atol=1e-15)

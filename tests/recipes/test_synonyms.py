@@ -26,6 +26,7 @@ KNOWN = [*Recipe.model_fields, *Execution.model_fields]
         ("epoch", "epochs"),
         ("amp", "precision"),
         ("milestones", "lr_step_epochs"),
+        ("grad_checkpointing", "recompute"),
         ("gradient_accumulation_steps", "accumulation_steps"),
     ],
 )

@@ -213,7 +213,8 @@ def test_a_run_cannot_resume_from_weights_without_a_step_or_an_epoch(
     [
         (
             {"logits": 11},
-            "has 10 logits, but the recipe has 11, so training cannot resume from it: set logits",
+            "has 10 logits, but the recipe has 11, so training cannot resume from it: "
+            "--set logits=10",
         ),
         ({"model": "resnet18"}, "which does not fit the recipe's model resnet18: --set model="),
     ],

@@ -263,7 +263,7 @@ def test_a_refused_schedule_says_what_to_type(run: Path, tiny_recipe: Recipe) ->
         ),
         "To start a new run from its weights, at step 0:",
         (
-            f"  lockstep train --recipe '{run}' --weights '{run}' --data DATA --out ANOTHER --set"
+            f"  lockstep train --weights '{run}' --data DATA --out '{run}2' --recipe '{run}' --set"
             " epochs=4 --set lr_end=0.01"
         ),
     ]

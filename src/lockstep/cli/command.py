@@ -5,6 +5,7 @@ unknown option. Such options are often those of other programs, which are fields
 import re
 from copy import copy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -97,6 +98,8 @@ class Command(ShortHelp, TyperCommand):
         except Exception as error:
             # Some versions of Typer use click, others contain a copy of it. Only the name of the
             # class is the same in both.
+            if type(error).__name__ == "UsageError" and "--data" in options:
+                _refuse_folder(ctx.info_name, str(error))
             if type(error).__name__ != "NoSuchOption":
                 raise
             option = getattr(error, "option_name", "")
@@ -156,6 +159,13 @@ def _suggest(option: str, words: list[str], options: list[str]) -> str:
 
     fields = [*Recipe.model_fields, *Execution.model_fields] if "--set" in options else []
     return suggest_option(option, _find_value(option, words), options, fields)
+
+
+def _refuse_folder(command: str, misuse: str) -> None:
+    """Raise `UserError` if a command line is wrong because it names a folder without an option."""
+    extra = re.search(r"unexpected extra argument\S* \((.+)\)", misuse)
+    if extra and Path(extra[1]).is_dir():
+        raise UserError(f"{command} needs an option in front of {extra[1]}: --data {extra[1]}")
 
 
 def _find_value(option: str, words: list[str]) -> str:

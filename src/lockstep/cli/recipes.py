@@ -154,7 +154,11 @@ def fields(
     for section in sections:
         known += [field for field, _, _ in section.fields]
     if name and name not in known:
-        raise RecipeError(f"there is no field {name!r:.60}. {nearest(name, dict.fromkeys(known))}")
+        from lockstep.recipes.synonyms import suggest_fields
+
+        hint = " or ".join(suggest_fields(name, known))
+        hint = f"Did you mean {hint}?" if hint else nearest(name, dict.fromkeys(known))
+        raise RecipeError(f"there is no field {name!r:.60}. {hint}")
     gap = ""
     for section in sections:
         chosen = section.fields

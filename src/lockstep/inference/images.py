@@ -131,7 +131,10 @@ def _read_array(value: Any) -> np.ndarray:
         return array
     low, high = float(array.min()), float(array.max())
     if not 0 <= low <= high <= 1:
-        raise ValueError(f"{described} with values from {low:g} to {high:g}")
+        described += f" with values from {low:g} to {high:g}"
+        if low < 0:
+            described += ", probably normalised"
+        raise ValueError(described)
     return np.rint(array.astype(np.float64) * 255).astype(np.uint8)
 
 

@@ -40,7 +40,7 @@ _FIELDS = {
     ),
     "eval_crop": "test_size val_crop val_crop_size val_image_size val_size",
     "eval_flips": "flip_test hflip_tta lr_tta test_flip tta",
-    "eval_resize": "data_val_resize resize resize_size val_resize val_resize_size",
+    "eval_resize": "crop_pct data_val_resize resize resize_size val_resize val_resize_size",
     "evaluate_every_epochs": "eval_every eval_interval val_freq val_interval",
     "flip_probability": "flip fliplr hflip random_mirror",
     "frozen": "freeze freeze_backbone freeze_layers freezing unfreeze",
@@ -74,12 +74,13 @@ _FIELDS = {
     "loss": "bce bce_loss criterion loss_fn",
     "loss_scale": "static_loss_scale",
     "loss_scaling": "dynamic_loss_scale",
-    "lr": "base_lr eta initial_lr lr0 lrate learn_rate learning_rate learningrate max_lr",
+    "lr": "base_lr eta initial_lr lr0 lr_base lrate learn_rate learning_rate learningrate max_lr",
+    "lr_batch_images": "lr_base_size",
     "lr_decay": "lr_policy lr_schedule lr_scheduler sched schedule scheduler",
     "lr_depth_decay": "layer_decay layer_wise_decay layerwise_decay llrd lr_layer_decay",
     "lr_end": "end_lr eta_min final_lr lr_min lrf min_lr",
     "lr_multipliers": "discriminative_lr head_lr lr_mult lr_mults lr_multiplier param_groups",
-    "lr_step_epochs": "decay_milestones lr_milestones lr_steps milestones",
+    "lr_step_epochs": "decay_epochs decay_milestones lr_milestones lr_steps milestones",
     "lr_step_factor": "decay_rate gamma lr_factor lr_gamma",
     "lr_unit": "sched_on_updates",
     "mix_probability": "mixup_prob",
@@ -93,9 +94,11 @@ _FIELDS = {
     "optimizer_epsilon": "adam_epsilon opt_eps rmsprop_eps",
     "quantisation": "int8 qat quantization quantize",
     "precision": "amp amp_dtype bf16 bfloat16 dtype float16 fp16 fp32 half mixed_precision tf32",
+    "recompute": "activation_checkpointing grad_checkpointing gradient_checkpointing",
     "repeated_augmentation": "aug_repeats num_repeats ra_reps ra_sampler repeated_aug",
     "save_every_steps": (
-        "checkpoint_every save_every save_freq save_frequency save_interval save_steps"
+        "checkpoint_every recovery_interval save_every save_freq save_frequency save_interval"
+        " save_steps"
     ),
     "sampling": "balanced_sampler class_sampling oversample oversampling sampler weighted_sampler",
     "seed": "manual_seed random_seed rng_seed",
@@ -117,6 +120,7 @@ _OPTIONS = {
     "--batch": "b batch_size bs",
     "--data": "data_dir data_path data_root dataset dataset_dir imagenet input input_dir",
     "--loader": "data_backend dataloader",
+    "--logger": "log_wandb report_to use_wandb wandb",
     "--out": (
         "experiment log_dir logdir model_dir o output output_dir results_dir run run_dir save_dir"
         " workspace"

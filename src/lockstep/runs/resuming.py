@@ -26,7 +26,13 @@ from lockstep.recipes.published import RECIPES
 from lockstep.recipes.recipe import GEOMETRY, eval_fields
 from lockstep.recipes.schedule import learning_rates
 from lockstep.runs.environment import read_environment
-from lockstep.runs.folder import explain_logits, holds_run, refuse_another_recipe, refuse_slim
+from lockstep.runs.folder import (
+    explain_logits,
+    holds_run,
+    refuse_another_recipe,
+    refuse_slim,
+    suggest_run,
+)
 from lockstep.runs.trust import accept, list_links, list_names, require_word
 from lockstep.system.errors import CheckpointError, DataError, RecipeError, as_path
 from lockstep.weights import checkpoint
@@ -336,6 +342,6 @@ def explain_refusal(
     return (
         f"That run is at step {done}, but the new schedule changes learning rates before it: that"
         f" of step {step} was {before[step]:.6g} and would be {after[step]:.6g}.\nTo start a new"
-        f" run from its weights, at step 0:\n  lockstep train --recipe {run} --weights {run} --data"
-        " DATA --out ANOTHER " + " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
+        f" run from its weights, at step 0:\n  {suggest_run(out, data)} --recipe {run} "
+        + " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
     )

@@ -254,8 +254,8 @@ def _fit_classifier(
     if source.resumes:
         raise CheckpointError(
             f"{source.weights.source} has {format_count(outputs, 'logit')}, but the recipe has"
-            f" {recipe.logits}, so training cannot resume from it: set logits, or start from its"
-            " weights with --weights"
+            f" {recipe.logits}, so training cannot resume from it: --set logits={outputs}, or start"
+            " from its weights with --weights"
         )
     if not (recipe.linear_probe or is_named):
         problem = f"{format_count(outputs, 'logit')}, not {recipe.logits}"

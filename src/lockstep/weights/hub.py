@@ -8,13 +8,14 @@ time they are used. Files of Hugging Face's hub are in its own cache.
 import hashlib
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from lockstep.system.errors import CheckpointError, as_path, nearest
+from lockstep.system.errors import CheckpointError, as_path
 from lockstep.system.files import user_cache
 from lockstep.weights.fingerprints import hash_file
 from lockstep.weights.known_weights import PUBLISHERS, KnownWeights, read_known_weights
@@ -121,10 +122,28 @@ def find_known_weights(name: str) -> KnownWeights:
     known = read_known_weights()
     if name not in known:
         raise CheckpointError(
-            f"{name:.100} is neither a file nor known weights. {nearest(name, known)} lockstep"
-            " weights lists them; hf:OWNER/MODEL names a model on Hugging Face's hub"
+            f"{name:.100} is neither a file nor known weights.{_suggest_known(name, known)}"
+            " `lockstep weights` lists them, all ResNets; hf:OWNER/MODEL names a model on Hugging"
+            " Face's hub"
         )
     return known[name]
+
+
+def _suggest_known(name: str, known: Iterable[str]) -> str:
+    """Return a question that names similar weights of the network that a name has; "" if there is
+    no such network."""
+    publisher, _, rest = name.partition("/")
+    networks: dict[str, list[str]] = {}
+    for other in known:
+        if other.startswith(f"{publisher}/"):
+            networks.setdefault(other.partition("/")[2].partition(".")[0], []).append(other)
+    close = get_close_matches(rest.partition(".")[0], networks, n=1, cutoff=0.75)
+    if not close:
+        return ""
+    own = networks[close[0]]
+    similar = [other for other in own if other.startswith(name)][:3]
+    similar = similar or get_close_matches(name, own, n=3, cutoff=0)
+    return f" Did you mean {' or '.join(similar)}?"
 
 
 def locate_cached(known: KnownWeights) -> Path:

@@ -41,8 +41,30 @@ def recognise(path: Path) -> tuple[Format, Path]:
         )
     _refuse_program(path)
     if not path.exists():
-        raise CheckpointError(f"there is no run, no file and no checkpoint {path}")
+        hint = _suggest_published(path)
+        raise CheckpointError(f"there is no run, no file and no checkpoint {path}{hint}")
     raise _describe_unknown(path)
+
+
+def _suggest_published(path: Path) -> str:
+    """Return which published weights the end of a path can mean; "" if none.
+
+    >>> _suggest_published(Path("resnet50.a1_in1k"))
+    '. Did you mean timm/resnet50.a1_in1k? `lockstep weights` lists published weights'
+    """
+    from lockstep.weights.known_weights import read_known_weights
+
+    name = path.name.lower()
+    same_name = []
+    same_network = []
+    for known in read_known_weights():
+        tail = known.partition("/")[2].lower()
+        if tail == name:
+            same_name.append(known)
+        if tail.partition(".")[0] == name:
+            same_network.append(known)
+    meant = " or ".join(same_name or same_network[:3])
+    return f". Did you mean {meant}? `lockstep weights` lists published weights" if meant else ""
 
 
 def check_exists(path: Path) -> None:

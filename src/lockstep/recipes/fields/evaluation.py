@@ -39,6 +39,7 @@ class EvaluationFields(Settings):
     def _check_evaluation_fields(self) -> Self:
         if self.eval_crop > self.eval_resize:
             raise ValueError(
-                f"eval_crop ({self.eval_crop}) must fit into eval_resize ({self.eval_resize})"
+                f"eval_crop ({self.eval_crop}) must fit into eval_resize ({self.eval_resize});"
+                " set both"
             )
         return self
