@@ -17,7 +17,8 @@ import yaml
 from PIL import Image
 from torch import Tensor, nn
 
-from lockstep.inference.serving import model, server
+from lockstep.inference import serving
+from lockstep.inference.serving import model
 from lockstep.recipes import Recipe
 from lockstep.weights import open_weights
 from lockstep.weights.checkpoint import read_metadata
@@ -216,7 +217,7 @@ def test_a_server_computes_what_pytorch_computes(
         with model.open_model(source, replace(options, batch=2), None) as served:
             logits.append(served.predict(pixels))
 
-    monkeypatch.setattr(server, "run", compute_once)
+    monkeypatch.setattr(serving, "_run", compute_once)
     code, _, errors = answer("serve", case.file, *CHOICE, *SIZES, "--port", 0)
     assert code == 0, errors
     np.testing.assert_allclose(logits[0], case.logits, atol=1e-4)
