@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lockstep.recipes.field_validation import Settings
 
 app = typer.Typer(
-    help="List, show and compare published recipes.",
+    help="List published recipes; with a command, show or compare them.",
     invoke_without_command=True,
     rich_markup_mode=None,
 )
