@@ -207,9 +207,11 @@ def test_a_folder_that_begins_like_an_archive_is_not_one(tmp_path: Path) -> None
 
 def test_class_folders_next_to_train_are_noticed(tmp_path: Path) -> None:
     names = ("train/cat/a.jpg", "owl/b.JPEG", "test/c.jpg", "val/cat/d.jpg", "docs/read.txt")
-    touch_files(tmp_path, *names)
-    assert list_unread(tmp_path, find_split(tmp_path, "train")) == ["owl"]
+    touch_files(tmp_path, *names, "Val/cat/e.jpg")
+    assert list_unread(tmp_path, find_split(tmp_path, "train")) == ["Val", "owl"]
     assert list_unread(tmp_path, find_split(tmp_path, "val")) == []
+    (tmp_path / "train").rename(tmp_path / "Training")
+    assert list_unread(tmp_path, find_split(tmp_path, "val")) == ["Training", "Val", "owl"]
 
 
 def test_images_outside_of_class_folders_have_their_own_message(tmp_path: Path) -> None:

@@ -248,10 +248,10 @@ def list_unread(data: Path, source: Source) -> list[str]:
     for split, aliases in ALIASES.items():
         if source.root.parent == data and source.root.name in aliases:
             others = [name for name in folders if name in aliases and name != source.root.name]
-            if split == "train":
+            if split == "train" or not holds_split(data, "train"):
                 read = {"test", *chain.from_iterable(ALIASES.values())}
                 others += [
-                    name for name in folders if name not in read and _list_photos(data / name)
+                    name for name in folders if name not in read and _holds_photos(data / name)
                 ]
             return others + find_files(data, aliases[0])
     stored = [split for split in ALIASES if find_files(data, split)]
@@ -259,6 +259,16 @@ def list_unread(data: Path, source: Source) -> list[str]:
     if is_first and source.root == data and source.format != FOLDER:
         return _list_photos(data)
     return []
+
+
+def _holds_photos(folder: Path) -> bool:
+    """Return whether files of a folder, or of a folder in it, are named as images. One that cannot
+    be read does not count: nothing is missing from what is read."""
+    try:
+        inside = [folder / name for name in list_visible(folder)[0]]
+        return any(map(_list_photos, [folder, *inside]))
+    except OSError:
+        return False
 
 
 def _list_photos(folder: Path) -> list[str]:

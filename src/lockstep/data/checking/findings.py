@@ -73,7 +73,7 @@ KINDS = {
     ),
     "neighbour": _warning(
         "a folder, file or image next to the images that are read, left out",
-        "Nothing if it holds the same images, or put all into one place",
+        "Nothing if it holds the same images; else move them, or name the folder train or val",
     ),
     "no-images": _error("no image that can be used", "Put the images there, or remove it"),
     "two-formats": _error(
