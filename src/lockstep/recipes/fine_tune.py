@@ -27,6 +27,10 @@ class _Device:
     epochs: tuple[int, int]
 
 
+_LIGHT_MACS = 250_000_000
+"""A network with fewer multiply-adds per image trains for up to twice the epochs: it learns slower,
+and three points more are measured (benchmarks/notes/fine-tuning.md). ResNet-18 at 64 px has 150
+million, ResNet-50 340 million."""
 _CPU = _Device(batch=32, passes=5_000, epochs=(5, 20))
 _GPU = _Device(batch=64, passes=100_000, epochs=(10, 20))
 _LEAST_PATIENCE = 10
@@ -60,8 +64,7 @@ def choose_recipe(
     if "global_batch_images" in changes:
         batch = checked.global_batch_images
     size = checked.image_size if "image_size" in changes else _choose_size(weights)
-    passes = _count_passes(device, weights, size) / max(facts.images, 1)
-    own_epochs = min(max(round(passes), device.epochs[0]), device.epochs[1])
+    own_epochs = _choose_epochs(device, facts.images, weights, size)
     epochs = checked.epochs if "epochs" in changes else own_epochs
     rate = _RATE if epochs >= _MANY_EPOCHS else _RATE / 2
     if facts.is_known:
@@ -104,11 +107,13 @@ def _choose_size(weights: Recipe) -> int:
     return trained if trained <= evaluated <= _LARGEST_RATIO * trained else evaluated
 
 
-def _count_passes(device: _Device, weights: Recipe, size: int) -> float:
-    """Return the training images times epochs that a device has time for, never fewer than with
-    ResNet-50 at 224 px."""
+def _choose_epochs(device: _Device, images: int, weights: Recipe, size: int) -> int:
+    """Return the epochs that a device has time for, never fewer than with ResNet-50 at 224 px."""
     largest = forward_macs(MODELS["resnet50"], 224, 1000)
-    return device.passes * max(largest / forward_macs(weights.spec, size, weights.logits), 1.0)
+    macs = forward_macs(weights.spec, size, weights.logits)
+    passes = device.passes * max(largest / macs, 1.0)
+    most = device.epochs[1] * (2 if macs < _LIGHT_MACS else 1)
+    return min(max(round(passes / max(images, 1)), device.epochs[0]), most)
 
 
 def _prepare_images_as(weights: Recipe, *, keeps_size: bool) -> dict[str, Any]:
@@ -135,7 +140,8 @@ def fine_tune() -> Recipe:
     - exif_orientation: true, because phones store photos on their side.
     - precision, global_batch_images, crop_area, dct_scaling and weight_decay: as in `my-images`, at
       most 64 images on a GPU.
-    - epochs: 5,000 image passes in 5 to 20 epochs on a CPU, 100,000 in 10 to 20 epochs on a GPU;
+    - epochs: 5,000 image passes in 5 to 20 epochs on a CPU, 100,000 in 10 to 20 epochs on a GPU, up
+      to 40 with a network that has fewer than 250 million multiply-adds per image;
       more passes for networks and image sizes that need fewer operations than ResNet-50 at 224 px.
     - lr: 0.004 at 8 images, half of it with fewer than 8 epochs, and 0.0005 for weights that name
       the same classes: all are measured (benchmarks/notes/fine-tuning.md). It grows with the batch
