@@ -25,8 +25,8 @@ from tests.docs.pages import PAGES, ROOT, Block, Command, read_blocks, read_comm
 WORK = ROOT / "build/docs-run"
 PLACES = ("DATA", "RUN", "demo", "photos", "photo.jpg", "a.jpg", "b.jpg", "images")
 OTHER_PROGRAMS = re.compile(
-    r"(sudo |apt-get |docker |kubectl |make |pip |python\S* -m (venv|pip)|tar |tensorboard |mpirun"
-    r"|sbatch|srun|\. |source |export |curl .*https://example)"
+    r"(sudo |apt-get |git clone |docker |kubectl |make |pip |python\S* -m (venv|pip)|tar "
+    r"|tensorboard |mpirun|sbatch|srun|\. |source |export |curl .*https://example)"
 )
 """Commands that install, or that need a network or a machine that is set up for them."""
 WRITES = re.compile(r"lockstep (export \S+|train .*--data .*--out) (?P<folder>FOLDER|RUN)\b")
