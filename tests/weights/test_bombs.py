@@ -125,7 +125,7 @@ def test_an_hdf5_file_that_weights_never_are_is_refused(
 ARCHIVES: dict[str, tuple[dict[str, int], str]] = {
     "10 GB from a few bytes": (
         {"file_size": 10**10},
-        "its members unpack to far more bytes than weights take",
+        "its members unpack to far more bytes than weights need",
     ),
     "10 GB in the file": (
         {"file_size": 10**10, "compress_size": 10**10},

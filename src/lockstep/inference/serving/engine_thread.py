@@ -42,8 +42,8 @@ def compute_in_thread(
     try:
         yield ready
     finally:
+        batcher.close()
         if ready.done():
-            batcher.close()
             thread.join()
 
 
