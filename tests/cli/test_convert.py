@@ -158,8 +158,8 @@ def test_how_images_are_prepared_is_set_and_stored(
         (
             "device=cpu",
             (
-                "device can be set for evaluate, predict and serve; here --set says only how images"
-                " are prepared"
+                "device can be set for evaluate, predict and serve; here --set takes only"
+                " preprocessing"
             ),
         ),
         ("precision=bf16", "precision can be set for evaluate, predict and serve"),

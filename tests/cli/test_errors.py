@@ -67,8 +67,7 @@ evaluate GARBAGE --data DATA
   weights of
 evaluate EMPTY --data DATA | empty holds no weights that can be read
 evaluate MISSING --data DATA --set epochs=3
-  | epochs cannot be set for trained weights, which only need to know how images are prepared.
-  Known: mean, std,
+  | epochs cannot be set for trained weights; only preprocessing can. Known: mean, std,
 convert EMPTY OUT.safetensors | empty holds no weights that can be read
 convert RESNET OUT --to onnx | there is no format 'onnx' to convert to
 predict MISSING IMAGE | there is no run, no file and no checkpoint .*missing

@@ -185,7 +185,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"labels": {"chair": 1}, "restict": [1]}, "has the field 'restict'.* Did you mean restrict"),
     ({"labels": 3}, "is neither an object nor a list"),
     ("text", "is neither an object nor a list"),
-    ([1, 2, 3], "lists 3 images by number, but .*00000004.JPEG"),
+    ([1, 2, 3], "lists images by number, but .*00000004.JPEG"),
     ([1] * 11 + ["sofa"], "item 11 has the output 'sofa'"),
 ]
 

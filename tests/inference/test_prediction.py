@@ -379,7 +379,7 @@ def test_unreadable_images_are_reported(save_weights: SaveWeights, tmp_path: Pat
 
 def test_a_strip_that_would_become_a_huge_image_is_refused(save_weights: SaveWeights) -> None:
     strip = np.zeros((1, 13_000, 3), np.uint8)
-    with pytest.raises(DataError, match="13000 x 1 pixels are too many for a side"):
+    with pytest.raises(DataError, match="13000 x 1 pixels are too many on one side"):
         list(lockstep.load(save_weights()).predict(strip))
 
 

@@ -176,7 +176,7 @@ def check(
     context: typer.Context,
     data: Data,
     logits: Annotated[
-        int, typer.Option(min=0, help="Outputs of the model for these labels; 0: as in the data.")
+        int, typer.Option(min=0, help="Outputs of the model; 0: one for each class in the data.")
     ] = 0,
     smallest: Annotated[
         int, typer.Option(min=1, help="Report images whose shorter side is below N pixels.")
@@ -185,7 +185,7 @@ def check(
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="Report copies of training images in this validation share (default: 0.3).",
+            help="Without val: hold out this share, report its copies in train (default: 0.3).",
         ),
     ] = None,
     quarantine: Annotated[
@@ -198,7 +198,7 @@ def check(
         list[str] | None,
         typer.Option(
             metavar="RUN",
-            help="Find wrong labels instead, with runs that trained on other images; repeatable.",
+            help="Find wrong labels instead, by runs or --folds of this data; repeatable.",
         ),
     ] = None,
     out: Annotated[

@@ -173,7 +173,7 @@ def _show_sets(result: dict[str, Any]) -> None:
     if groups:
         print(f"  means over {len(result['sets'])} data sets:")
     if errors:
-        print(f"  mCE     {errors['mean']:.2f} %, of AlexNet's errors")
+        print(f"  mCE     {errors['mean']:.2f} % of AlexNet's errors")
 
 
 def describe_threshold(threshold: "Threshold") -> str:

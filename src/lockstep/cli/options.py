@@ -353,8 +353,8 @@ def read_preprocessing(assignments: list[str] | None, like: str | None) -> dict[
         others.insert(0, "precision")
     if others:
         raise RecipeError(
-            f"{', '.join(others)} can be set for evaluate, predict and serve; here --set says"
-            " only how images are prepared (export has --precision)"
+            f"{', '.join(others)} can be set for evaluate, predict and serve; here --set takes"
+            " only preprocessing (export has --precision)"
         )
     return _read_preprocessing(recipe, like)
 

@@ -97,13 +97,13 @@ def draw_data_set(
 ) -> None:
     """Draw textures as a data set: `FOLDER/train/KIND/NUMBER.jpg` and `FOLDER/val/KIND/NUMBER.jpg`.
 
-    Files that exist stay. No image is in both splits.
+    Existing files are not overwritten. No image is in both splits.
 
     Args:
         folder: The folder to write.
         train_images: The number of training images, divided equally among the kinds.
         val_images: The number of validation images, divided in the same way.
-        seed: The images are a function of it.
+        seed: The same seed draws the same images.
         kinds: The kinds to draw, which become the classes; by default all ten.
         progress: A function to call with the numbers of images drawn and to draw.
 

@@ -78,7 +78,7 @@ def write_card(
         f"---\n{front}---",
         f"# {_escape(name)}",
         f"An image classifier in the format of {form}. Lockstep {version()} wrote this card: every"
-        " figure comes from the files of the training run. What they lack is listed as not known.",
+        " figure comes from the files of the training run. Missing ones are listed as not known.",
         _make_table("what", "value", about),
         "## Accuracy",
         *_describe_accuracy(weights, origin),

@@ -77,8 +77,8 @@ class Int8:
     def __post_init__(self) -> None:
         if self.images < 1 or not self.tolerance >= 0:
             raise CheckpointError(
-                f"{self.images} calibration images and a tolerance of {self.tolerance}; expected 1"
-                " or more, and 0 or more"
+                f"images is {self.images} and tolerance {self.tolerance}; expected at least 1 image"
+                " and a tolerance of at least 0"
             )
 
 

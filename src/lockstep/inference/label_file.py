@@ -293,9 +293,8 @@ def _match_numbers(file: LabelFile, index: Index, find: _Find) -> dict[str, _Out
         number = int(digits[1][-18:]) if digits else 0
         if not 1 <= number <= len(items):
             raise DataError(
-                f"{file.source} lists {format_count(len(items), 'image')} by number, but the name"
-                f" {name!r:.200} does not end in a number from 1 to this, as"
-                " ILSVRC2012_val_00000001.JPEG does"
+                f"{file.source} lists images by number, but the name {name!r:.200} does not end in"
+                f" a number from 1 to {len(items)}, as ILSVRC2012_val_00000001.JPEG does"
             )
         if owners.setdefault(number, name) != name:
             raise DataError(

@@ -140,8 +140,8 @@ def _suggest_restriction(index: Index) -> str:
     if len(index.classes) >= len(class_names.imagenet_names()):
         return ""
     return (
-        f"; they have {len(index.classes)} of its classes, and the model chooses from all:"
-        ' a file {"restrict": true} as --labels lets it choose from these'
+        f"; they have {len(index.classes)} of its classes, and the model chooses from all. To let"
+        ' it choose from these only: --labels FILE, which contains {"restrict": true}'
     )
 
 
@@ -160,7 +160,7 @@ def _describe_absent(index: Index) -> str:
     if not absent or len(absent) == len(index.classes):
         return ""
     names = list_first([printable(index.classes[n]) for n in absent], _NAMED)
-    return f"no images of {names}, which the weights know; rename folders that have other names"
+    return f"no images of {names}, which the weights know; if folders have other names, rename them"
 
 
 def _describe_positions(index: Index) -> str:

@@ -253,11 +253,11 @@ class Model:
                 several, such as ImageNet-C, you get the means.
             labels: Right outputs by class or image, and the outputs to choose from: a mapping, or a
                 file (docs/how-to/test-sets.md).
-            split: The share of images to evaluate without validation images; by default the share
-                that the run held out, 0 for all.
+            split: The share to evaluate if there are no validation images, 0 for all; by default
+                the share that the run held out.
             calibrate: Whether to fit a temperature and store it with the checkpoint.
-            precision_at: The share of known images to get right, such as 0.99. A threshold of
-                unknown images is chosen for it, and stored with a temperature.
+            precision_at: The share of answers that must be right, such as 0.99: stores the
+                threshold of unknown images that reaches it, and a temperature.
             progress: Whether to show a bar, unless there is a listener.
 
         Returns:
@@ -443,7 +443,7 @@ class Model:
             progress: Whether to show a bar, as in `evaluate`.
 
         Returns:
-            The report, as `lockstep.train` does; that also lists the errors.
+            The report of `lockstep.train`, which may also raise the same errors.
         """
         from lockstep.runs.train import train
 

@@ -104,10 +104,8 @@ class NamedImages:
                 continue
             why = ""
             if _NUL in name:
-                why = (
-                    "the line contains a NUL; a list with a NUL after each path also ends with one,"
-                )
-                why += " as find -print0 writes it"
+                why = "the line contains a NUL; expected one after every path, also the last,"
+                why += " as find -print0 writes them"
             elif len(name) > _MOST_PATH_BYTES:
                 why = f"the path has {len(name):,} bytes"
                 why += f"; expected at most {_MOST_PATH_BYTES:,}"

@@ -17,7 +17,7 @@ class Augmentation(Settings):
     """A change of the pixels of training images, after crop, resize and flip.
 
     Parameters are fields with defaults and docstrings. Random numbers depend on (seed, epoch,
-    position) alone, so every backend, number of ranks and resumed run changes an image alike.
+    position) alone: an image changes alike on every backend and number of ranks, and on resuming.
 
     >>> import lockstep
     >>> recipe = lockstep.load_recipe("demo").replace(augmentations=["solarise"])

@@ -17,7 +17,7 @@ def _switch(value: object) -> object:
 
 
 class Execution(Settings):
-    """How a run is carried out: its numbers change only by rounding.
+    """How a run is carried out, which changes results only by rounding.
 
     Accumulation and ranks also change which images a local batch norm normalises together.
 

@@ -75,7 +75,7 @@ class Recipe(  # pydantic lists the fields of the last base first
         return copy
 
     def replace(self, /, **changes: Any) -> Self:
-        """Return a copy with changed fields, and those that follow from them; `based_on` stays."""
+        """Return a copy with new values, and those that follow from them; `based_on` stays."""
         return super().replace(**following_fields(changes)).rename(self.based_on)
 
     @property
@@ -108,7 +108,7 @@ class Recipe(  # pydantic lists the fields of the last base first
         return self.replace(precision="fp32") if self.precision == "fp16" else self
 
     def settle_class_weights(self, labels: np.ndarray) -> Self:
-        """Return a copy with numbers for "balanced" class weights, by labels, integers [images]."""
+        """Return a copy with "balanced" class weights as numbers, from the labels of all images."""
         if self.class_weights != "balanced":
             return self
         return self.replace(class_weights=balance_classes(labels, self.logits))

@@ -55,8 +55,8 @@ def train(
 
     Returns:
         The report, as in `out/report.json`, with `top1_percent`, its 95 % `top1_interval_percent`,
-        and `best_checkpoint`, a path for `load`. Empty if the call ended early, and on ranks other
-        than 0 (torchrun: every process calls this) unless the run was finished before.
+        and `best_checkpoint`, a path for `load`. Empty if the call ended early. Under torchrun,
+        call it in every process; only rank 0 gets the report, unless the run was finished before.
 
     Raises:
         UserError: An argument is wrong.

@@ -49,8 +49,8 @@ def check_preprocessing(preprocessing: Preprocessing | None) -> Changes:
     strange = [str(name) for name in preprocessing if name not in SETTABLE]
     if strange:
         raise RecipeError(
-            f"{', '.join(strange)} cannot be set for trained weights, which only need to know how"
-            f" images are prepared. {nearest(strange[0], SETTABLE)}"
+            f"{', '.join(strange)} cannot be set for trained weights; only preprocessing can."
+            f" {nearest(strange[0], SETTABLE)}"
         )
     return {**preprocessing, **eval_fields(dict(preprocessing))}
 

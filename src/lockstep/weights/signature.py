@@ -106,8 +106,8 @@ def verify_signature(
 
     Args:
         path: A folder or a file.
-        key: The public key of the signer, or trusted X.509 certificates, PEM. These must be valid
-            when the signer's certificate becomes valid: signatures have no trusted time.
+        key: The public key of the signer, or trusted X.509 certificates, PEM. These must be
+            valid when the signer's certificate begins to be: signatures have no trusted time.
         signature: The signature; by default `model.sig` in the folder, or `FILE.sig`.
 
     Returns:

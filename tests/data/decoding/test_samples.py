@@ -284,7 +284,7 @@ def test_what_libpng_refuses_is_refused(colour: int, chunks: list[tuple[bytes, b
     data = png(GREY.tobytes(), 8, colour, *chunks)
     assert cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED) is None
     for use in (check, decode, decode_undamaged):
-        with pytest.raises(ValueError, match="other critical chunks"):
+        with pytest.raises(ValueError, match="critical chunks must be"):
             use(data)
     with_palette = png(GREY.tobytes(), 8, 3, TEXT, PALETTE, TEXT)
     read = cv2.imdecode(np.frombuffer(with_palette, np.uint8), cv2.IMREAD_COLOR_RGB)

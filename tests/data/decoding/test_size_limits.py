@@ -296,7 +296,7 @@ def bmp_of_runs(runs: bytes) -> bytes:
         (
             bmp_of_runs(64 * b"\x40\0\0\0"),
             lambda: bmp_of_runs(bytes(MOST_SLOW_BYTES)),
-            "in 33,554,432",
+            "and 33,554,432",
         ),
     ],
     ids=["PNG", "TIFF", "GIF", "PPM's header", "PPM's comments", "PPM of 16 bits", "BMP"],

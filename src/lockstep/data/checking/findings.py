@@ -57,7 +57,7 @@ KINDS = {
     "stray-file": _warning("a file that is not an image, left out", "Nothing, or put it elsewhere"),
     "hidden": _warning("a hidden file, left out", "Nothing, or rename it if it is an image"),
     "class-list": _warning(
-        f"a {CLASSES} that lacks classes, so sorted folders number the classes",
+        f"a {CLASSES} that lacks a class folder, and is ignored: folders are sorted",
         "Correct the list, or remove it",
     ),
     "link": _warning(
@@ -154,8 +154,7 @@ KINDS = {
     "in-train-and-val": _bad_image("a training image that is also in val", _LEAVE_OUT),
     "duplicate": _odd_image("the same bytes as another image of its class", "Keep one of them"),
     "near-duplicate": _odd_image(
-        "a training image that shows the same photo as one of val, encoded, resized or slightly"
-        " cropped in another way",
+        "a training image that shows a photo of val again: re-encoded, resized or slightly cropped",
         "Look at both; leave one out if they are the same",
     ),
     "blank": _odd_image(
@@ -175,7 +174,7 @@ KINDS = {
         "Turn the stored pixels, or train with exif_orientation=true",
     ),
     "tiny": _odd_image(
-        "a short side that will be enlarged many times", "Check whether it is a thumbnail"
+        "an image whose shorter side must be enlarged many times", "Check whether it is a thumbnail"
     ),
 }
 """All kinds of findings."""

@@ -115,8 +115,8 @@ def sift_png(data: bytes | memoryview, names: Sequence[bytes] = ()) -> tuple[byt
     chunks = _PALETTE_CHUNKS if has_palette else _CRITICAL_CHUNKS
     if not names and not chunks.fullmatch(b"".join(critical)):
         raise ValueError(
-            "a PNG with other critical chunks than IHDR, PLTE (once, and always where the pixels"
-            " have a palette), IDAT and IEND in this order; save the image again"
+            "a PNG's critical chunks must be IHDR, one PLTE (optional unless pixels use a palette),"
+            " IDAT and IEND, in this order; save the image again"
         )
     if not damaged and not names:
         return bytes(data), damaged

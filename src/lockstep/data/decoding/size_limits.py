@@ -101,7 +101,8 @@ def check_size(height: int, width: int, size: int, most: int = MOST_PIXELS_IN_WH
     pixels = height * width
     if most == MOST_PIXELS_IN_WHOLE and max(height, width) > MOST_PIXELS_A_SIDE:
         raise TooManyPixels(
-            f"{width} x {height} pixels are too many for a side: at most {MOST_PIXELS_A_SIDE:,}"
+            f"{width} x {height} pixels are too many on one side: at most {MOST_PIXELS_A_SIDE:,};"
+            " reduce the image"
         )
     if pixels > most:
         kind = "" if most == MOST_PIXELS else f" unless it is a JPEG ({MOST_PIXELS:,})"
@@ -122,8 +123,8 @@ def check_ratio(height: int, width: int, source: Sequence[int] = ()) -> None:
     if height > MOST_RATIO * width or width > MOST_RATIO * height:
         height, width = source or (height, width)
         raise TooManyPixels(
-            f"{width} x {height} pixels are too many for a side: at most {MOST_RATIO} times the"
-            " other; crop the image"
+            f"{width} x {height} pixels are too many on one side: it may have at most {MOST_RATIO}"
+            " times the other; crop the image"
         )
 
 
@@ -132,8 +133,8 @@ def check_slow_format(data: bytes | memoryview, pixels: int) -> None:
     comments than allowed."""
     if pixels > MOST_SLOW_PIXELS or len(data) > MOST_SLOW_BYTES:
         raise OverBudget(
-            f"{pixels:,} pixels in {len(data):,} bytes are too many for a BMP with run lengths, or"
-            f" a PPM in text or of other than 8 bits: at most {MOST_SLOW_PIXELS:,} in"
+            f"{pixels:,} pixels or {len(data):,} bytes are too many for a BMP with run lengths, or"
+            f" a PPM in text or not of 8 bits: at most {MOST_SLOW_PIXELS:,} and"
             f" {MOST_SLOW_BYTES:,}; save the image as PNG"
         )
     if data[:2] in (b"P1", b"P2", b"P3") and bytes(data).count(b"#") > MOST_COMMENTS:

@@ -96,6 +96,6 @@ def check_outputs(path: Path | str, logits: int) -> None:
     if logits == 1:
         raise CheckpointError(
             f"{path} has one output; expected at least 2, since a softmax of one output is always"
-            " 100 %, and the file does not say whether its program takes the sigmoid or the number"
-            " itself; if it is a sigmoid, export the model with it to ONNX, and name that file"
+            " 100 %. If its program takes the sigmoid, which the file does not say, export the"
+            " model with the sigmoid to ONNX, and name that file"
         )

@@ -88,10 +88,9 @@ _UNDESCRIBED = (
     " further layers, and with softmax after the classifier"
 )
 _OLD = (
-    "its names are those of Keras until 2018, so it is assumed that its batch norms add"
-    f" {keras_variables.OLD_EPSILON:g} to the variance, that its kernels are those of TensorFlow's"
-    " backend, and that it pads by 1 before the first pooling, which versions without a layer"
-    " pool1_pad did not"
+    "it has the names of Keras until 2018; assumed: batch norms add"
+    f" {keras_variables.OLD_EPSILON:g} to the variance, kernels are those of TensorFlow's backend,"
+    " and it pads by 1 before the first pooling, unlike versions without a layer pool1_pad"
 )
 
 

@@ -333,8 +333,8 @@ class _Walk:
         colours."""
         if list(self._order) != [0, 1, 2]:
             self._remarks.append(
-                "it changes the order of colours, and its mean does not say which order its images"
-                f" have: {assumed} is assumed; if the order is the other one, results are wrong"
+                "it changes the order of colours, and its mean does not show the order of images:"
+                f" {assumed} is assumed; with the other order, results are wrong"
             )
 
     def _read_unit(self, node: Any, before: list[int]) -> tuple[Unit, str]:
