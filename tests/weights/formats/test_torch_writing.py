@@ -272,7 +272,7 @@ def test_nesterov_momentum_is_remarked(tmp_path: Path) -> None:
     module = module_of()
     optimizer = train(module, one_group(module), nesterov=True)
     weights = read_trained(module, optimizer.state_dict(), tmp_path)
-    remark = "its optimizer used Nesterov momentum: check that the recipe has nesterov: true"
+    remark = "its optimizer used Nesterov momentum: the recipe needs nesterov: true"
     assert remark in weights.remarks
 
 

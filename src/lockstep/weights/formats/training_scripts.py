@@ -84,7 +84,7 @@ def read_velocities(
         return {}, list(describe_missing_velocities(missing, len(names), _VELOCITY))
     remarks = []
     if any(group.get("nesterov") is True for group in groups):
-        remarks.append("its optimizer used Nesterov momentum: check that the recipe has nesterov: true")
+        remarks.append("its optimizer used Nesterov momentum: the recipe needs nesterov: true")
     return {name: np.array(velocities[name], np.float32, order="C") for name in names}, remarks
 
 
