@@ -353,9 +353,11 @@ def read_quarantine(source: Source) -> dict[str, str]:
     try:
         images = parsed(read_regular_text(path, RECORDS, errors="surrogateescape"))["images"]
         return {str(place): str(reason) for place, reason in images.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        cause = f" ({error})" if isinstance(error, ValueError) else ""
         raise DataError(
-            f'{path} is not a quarantine; expected {{"images": {{"class/image": "reason", ...}}}}'
+            f"{path} is not a quarantine{cause}; expected"
+            ' {"images": {"class/image": "reason", ...}}'
         ) from None
 
 

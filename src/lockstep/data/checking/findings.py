@@ -33,6 +33,7 @@ class Kind:
 
 _FETCH = "Fetch the file again, or leave the image out: --quarantine"
 _LEAVE_OUT = "Leave it out: --quarantine"
+_OR_LIST = f"or add it to {QUARANTINE}"  # --quarantine lists no warnings
 _PACK = "lockstep data pack"
 
 
@@ -155,10 +156,11 @@ KINDS = {
     "duplicate": _odd_image("the same bytes as another image of its class", "Keep one of them"),
     "near-duplicate": _odd_image(
         "a training image that shows a photo of val again: re-encoded, resized or slightly cropped",
-        "Look at both; leave one out if they are the same",
+        f"Look at both; if they show the same, remove one, {_OR_LIST}",
     ),
     "blank": _odd_image(
-        "an image that shows nothing: constant, nearly black or nearly white", _LEAVE_OUT
+        "an image that shows nothing: constant, nearly black or nearly white",
+        f"Remove it, {_OR_LIST}",
     ),
     "wrong-checksum": _odd_image(
         "parts of a PNG with a wrong checksum, left out", "Fetch the file again"
