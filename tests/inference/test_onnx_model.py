@@ -155,7 +155,7 @@ def test_the_tolerance_is_a_bound(weights: Path, data: Path, tmp_path: Path) -> 
     [
         (None, "int8 needs images, .*: --data DATA"),
         ({"method": "median"}, "there is no method 'median' to calibrate onnx with. Known: minmax"),
-        ({"images": 0}, "0 calibration images"),
+        ({"images": 0}, "images is 0 and tolerance"),
     ],
 )
 def test_int8_without_what_it_needs_is_refused(

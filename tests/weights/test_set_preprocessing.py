@@ -87,7 +87,7 @@ def test_a_recipes_whole_evaluation_can_be_set(tmp_path: Path) -> None:
         ({"lr": 0.1, "epochs": 3}, "^lr, epochs cannot be set for trained weights"),
         (
             {"eval_corp": 48},
-            "eval_corp cannot be set for trained weights, .* Did you mean eval_crop",
+            "eval_corp cannot be set for trained weights; .* Did you mean eval_crop",
         ),
         ({"eval_crop": 500}, r"eval_crop \(500\) must fit into eval_resize \(256\)"),
         ({"mean": "grey"}, "mean: "),
