@@ -36,7 +36,7 @@ class SettingsEvent(TypedDict):
     kind: Literal["settings"]
     out: str
     origins: dict[str, str]
-    """What was taken, by the argument that you left out."""
+    """The values that were chosen, by the argument that you left out."""
 
 
 class SettledEvent(TypedDict):

@@ -34,7 +34,7 @@ def list_lost_images(run: Path) -> list[str]:
     if more > 0:
         lines.append(
             f"the data set has {format_count(more, 'image')} more than the run had: they are new,"
-            " or were not found then"
+            " or were missing then"
         )
     return lines
 

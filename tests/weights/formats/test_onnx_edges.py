@@ -11,6 +11,7 @@ import pytest
 from lockstep.inference.onnx_model import Form, build_model
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import onnx_original
+from lockstep.weights.formats.onnx_graph import open_graph
 from lockstep.weights.formats.onnx_weights import read
 from lockstep.weights.opened_weights import Weights
 from tests.edges import Place, is_same_answer, sample
@@ -107,6 +108,23 @@ def test_what_is_linear_is_folded(insertion: Insertion, tmp_path: Path) -> None:
 def save(edited: Any, folder: Path) -> Path:
     onnx.save(edited, str(folder / "model.onnx"))
     return folder / "model.onnx"
+
+
+def test_constants_that_are_apart_are_those_of_onnx(tmp_path: Path) -> None:
+    model = bare_model()
+    graph = open_graph(save(model, tmp_path), apart=True)
+    large = {one.name: one for one in model.graph.initializer if len(one.raw_data) >= 1024}
+    assert graph.apart.keys() == large.keys()
+    for name, tensor in large.items():
+        np.testing.assert_array_equal(graph.read(name), onnx.numpy_helper.to_array(tensor))
+    assert sum(len(one.raw_data) for one in graph.model.graph.initializer) < model.ByteSize() / 10
+
+    tensor = next(one for one in model.graph.initializer if one.name in large)
+    tensor.raw_data = tensor.raw_data[:-4]
+    with pytest.raises(ValueError, match="reshape"):
+        open_graph(save(model, tmp_path), apart=True).read(tensor.name)
+    model.graph.initializer.add().CopyFrom(tensor)  # two have one name
+    assert open_graph(save(model, tmp_path), apart=True).apart == {}
 
 
 def test_a_computed_reshape_of_the_logits_is_refused(tmp_path: Path) -> None:
