@@ -1,5 +1,6 @@
 """ONNX models with a node more: computed as ONNX Runtime computes them, or refused by name."""
 
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -119,12 +120,13 @@ def test_constants_that_are_apart_are_those_of_onnx(tmp_path: Path) -> None:
         np.testing.assert_array_equal(graph.read(name), onnx.numpy_helper.to_array(tensor))
     assert sum(len(one.raw_data) for one in graph.model.graph.initializer) < model.ByteSize() / 10
 
-    tensor = next(one for one in model.graph.initializer if one.name in large)
+    damaged = deepcopy(model)
+    tensor = next(one for one in damaged.graph.initializer if one.name in large)
     tensor.raw_data = tensor.raw_data[:-4]
     with pytest.raises(ValueError, match="reshape"):
-        open_graph(save(model, tmp_path), apart=True).read(tensor.name)
-    model.graph.initializer.add().CopyFrom(tensor)  # two have one name
-    assert open_graph(save(model, tmp_path), apart=True).apart == {}
+        open_graph(save(damaged, tmp_path), apart=True).read(tensor.name)
+    damaged.graph.initializer.add().CopyFrom(tensor)  # two have one name
+    assert open_graph(save(damaged, tmp_path), apart=True).apart == {}
 
 
 def test_a_computed_reshape_of_the_logits_is_refused(tmp_path: Path) -> None:
