@@ -109,7 +109,7 @@ def test_photos_have_predicts_answers(exported: Exported, weights: Path, tmp_pat
 
 
 def test_an_export_is_compared_and_lies_next_to_what_an_app_needs(exported: Exported) -> None:
-    assert exported.result["takes"].endswith("squares of 32 x 32 pixels: uint8 RGB [1, 32, 32, 3]")
+    assert exported.result["takes"].endswith("crops of 32 x 32 pixels: uint8 RGB [1, 32, 32, 3]")
     comparison = exported.result["comparison"]
     assert comparison["images"] == 8
     assert comparison["largest_difference"] < comparison["bound"] == 1e-4

@@ -223,9 +223,9 @@ class Target(Export):
         side = wanted.weights.recipe.eval_crop
         n = "N" if wanted.batch is None else wanted.batch
         if wanted.bare:
-            return f"normalised squares of {side} x {side} pixels: float32 [{n}, 3, {side}, {side}]"
+            return f"normalised crops of {side} x {side} pixels: float32 [{n}, 3, {side}, {side}]"
         if not self.resizes(wanted):
-            return f"squares of {side} x {side} pixels: uint8 RGB [{n}, {side}, {side}, 3]"
+            return f"crops of {side} x {side} pixels: uint8 RGB [{n}, {side}, {side}, 3]"
         return f"photos of any size: uint8 RGB [{n}, H, W, 3]"
 
     def _call(self, function: str, *arguments: Any) -> Any:
