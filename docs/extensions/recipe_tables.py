@@ -9,7 +9,7 @@ from lockstep.recipes.published import ORIGINS, RECIPES
 from lockstep.recipes.published_accuracies import find_accuracies
 from lockstep.recipes.recipe import Recipe
 
-_HEADER = ("recipe", "top-1 %", "epochs", "images a step", "ingredients")
+_HEADER = ("recipe", "top-1 %", "epochs", "images per step", "ingredients")
 _REFERENCE_PIXELS = 224
 
 
