@@ -94,7 +94,7 @@ def test_strangers_are_turned_away_and_the_ranks_meet() -> None:
         target=lambda: met.extend(rank_connections.accept_ranks(server, 2, "a word"))
     )
     waiting.start()
-    with pytest.raises(BackendError, match="has another secret"):
+    with pytest.raises(BackendError, match="uses a different secret"):
         reach("127.0.0.1", port, "another word", SOON_SEC)
     silent = socket.create_connection(("127.0.0.1", port))
     talking = socket.create_connection(("127.0.0.1", port))

@@ -204,7 +204,7 @@ def test_a_stopped_rank_ends_it(training: list[object], tmp_path: Path, record: 
     assert re.search(
         rf"lockstep: rank 1 \(host \S+, pid {launch.ranks[1]}\) has shown no sign of life for"
         r" \d+ s; its process is stopped \(state T\); it was last \w+, \d+ steps begun, \d+ s"
-        r" ago\. All ranks are ended\.\n",
+        r" ago\. Stopping all ranks\.\n",
         errors,
     )
 
@@ -218,7 +218,7 @@ def test_a_killed_rank_ends_the_launch(
         launch.kill(rank, signal.SIGKILL)
         errors = launch.assert_ended(1, bound=TO_END_SEC)
     where = rf"\(host \S+, pid {launch.ranks[rank]}\)"
-    assert re.search(rf"lockstep: rank {rank} {where} was ended by SIGKILL, as the system", errors)
+    assert re.search(rf"lockstep: rank {rank} {where} was killed by SIGKILL, as the system", errors)
 
 
 @in_a_soak
@@ -234,7 +234,7 @@ def test_a_rank_without_memory_ends(training: list[object], tmp_path: Path, reco
         errors = launch.assert_ended(1, 2, bound=BOUND + 15)
     # MXNet loses the thread that computes, and waits for it.
     faults = (
-        rf"rank 1 \(host \S+, pid {starved}\) (failed with|was ended by|has shown no)|no rank has"
+        rf"rank 1 \(host \S+, pid {starved}\) (failed with|was killed by|has shown no)|no rank has"
         r" taken a batch"
     )
     assert re.search(f"lockstep: {faults}", errors)

@@ -172,7 +172,8 @@ time.sleep(60)
     messages = run_until_hung(tmp_path, BOTH_READY + waits, monkeypatch)
     assert "lockstep: no rank has taken a batch for" in messages
     assert "rank 0" in messages
-    assert "is behind the others: training, 7 steps begun" in messages
+    assert "was last training, 7 steps begun" in messages
+    assert "other ranks are ahead of it" in messages
 
 
 def test_a_rank_that_computes_without_beats_is_not_hung(tmp_path: Path) -> None:
@@ -231,7 +232,7 @@ def test_the_last_lines_of_a_rank_that_failed_are_shown(tmp_path: Path, is_kept:
         == 1
     )
     first, second, *lines = messages[0].splitlines()
-    assert first.endswith("failed with exit code 1; it was starting. All ranks are ended.")
+    assert first.endswith("failed with exit code 1; it was starting. Stopping all ranks.")
     assert second == f"The last lines of its output{f', {logs}/rank-1.log' if is_kept else ''}:"
     assert lines == [f"  line {number}" for number in range(80, 100)]
     assert logs.exists() == is_kept
@@ -273,7 +274,7 @@ def test_all_ranks_are_started_again_after_a_failure(tmp_path: Path) -> None:
     assert tries(tmp_path) == [f"{rank} try {number}" for rank in (0, 1) for number in range(3)]
     assert (tmp_path / "0 try 0").read_text() == ""
     assert re.fullmatch(
-        r"rank 1 \(.*\) was ended by SIGKILL.*, 2 steps begun", (tmp_path / "0 try 2").read_text()
+        r"rank 1 \(.*\) was killed by SIGKILL.*, 2 steps begun", (tmp_path / "0 try 2").read_text()
     )
     result = messages[1]
     assert result == "lockstep: all ranks restart (1 of 5) from the newest checkpoint"

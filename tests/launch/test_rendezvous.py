@@ -244,7 +244,7 @@ def test_who_does_not_know_the_secret_is_refused_and_keeps_nobody_out(port: int)
         for data in (b"", b"", b"", b"GET / HTTP/1.1\r\n\r\n"):
             line = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
             line.sendall(data)
-        refuse(BackendError, "has another secret", meeting(1, 2, port, SECRET[::-1]))
+        refuse(BackendError, "uses a different secret", meeting(1, 2, port, SECRET[::-1]))
 
 
 def test_nothing_listens_after_all_have_come(port: int) -> None:

@@ -301,7 +301,7 @@ def describe(fault: Fault, *others: Rank) -> str:
 def test_a_killed_rank_is_named_with_the_signal_and_what_it_did() -> None:
     (rank,) = ranks({"number": 3, "code": -9})
     text = describe(Fault("ended", 99.0, rank))
-    assert text.startswith("rank 3 (host a-host, pid 10) was ended by SIGKILL")
+    assert text.startswith("rank 3 (host a-host, pid 10) was killed by SIGKILL")
     assert "it was training, 7 steps begun" in text
 
 
@@ -316,10 +316,12 @@ def test_of_stalled_ranks_the_one_behind_is_named() -> None:
     behind = {"moved_at": 40.0, "beat": replace(TRAINS, moves=6), "state": "D"}
     first, second = ranks(behind, {"moved_at": 41.0})
     text = describe(Fault("stalled", 41.0, first), second)
-    assert "for 63 s; rank 0 (host a-host, pid 10) is behind the others: training" in text
+    assert "for 63 s; rank 0 (host a-host, pid 10) was last training" in text
+    assert "other ranks are ahead of it" in text
     assert "state D" in text
     both = describe(Fault("stalled", 41.0, second), second)
-    assert "all are as far as rank 1 (host a-host, pid 11)" in both
+    assert "rank 1 (host a-host, pid 11) was last training" in both
+    assert "no other rank is further ahead" in both
 
 
 @pytest.mark.parametrize(

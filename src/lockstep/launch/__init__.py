@@ -1,1 +1,1 @@
-"""Launching: ranks are started, watched and ended; machines meet."""
+"""Launching: start, watch and stop ranks, and connect several machines."""

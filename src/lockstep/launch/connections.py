@@ -25,22 +25,21 @@ from lockstep.system.errors import BackendError
 from lockstep.system.strict_json import parsed
 
 ANSWER_SEC = 5
-"""Seconds for a new connection to prove that it knows the secret, and for a sender until its data
-are taken."""
+"""Seconds that a new connection may take to prove the secret, and a sender to deliver its data."""
 _AGAIN_SEC = 0.2
 """Seconds between two tries to connect, or two looks for a connection."""
 _LARGEST_MESSAGE_BYTES = 2**20
 _STRANGERS = 64
-"""At most this many connections prove themselves at the same time. A newer one takes the place of
-the oldest."""
+"""At most this many connections prove themselves at the same time. A newer one replaces the
+oldest."""
 
 
 class Line:
-    """A connection whose ends know the same secret. A context manager.
+    """A connection whose ends share a secret. A context manager.
 
     Each message carries HMAC-SHA256 of its number and its bytes, under a key of this connection and
-    direction. So nobody on the way can change, repeat, leave out or send back a message. Threads
-    that send need a lock.
+    direction: nobody on the way can change, repeat, drop or send back a message. Threads that send
+    need a lock.
     """
 
     def __init__(self, connection: "Connection", keys: Keys) -> None:
@@ -55,14 +54,14 @@ class Line:
         self._connection.send_bytes(proof + data)
 
     def recv_bytes(self, most_bytes: int) -> bytes:
-        """Return the next message. Raises `EOFError`, `OSError`, or `ValueError` if the other side
-        sent another one."""
+        """Return the next message. Raises `EOFError`, `OSError`, or `ValueError` if the message is
+        not the one that the other side sent next."""
         received = self._connection.recv_bytes(PROOF_BYTES + most_bytes)
         proof = received[:PROOF_BYTES]
         data = received[PROOF_BYTES:]
         expected = _compute_proof(self._keys.receiving, self._received, data)
         if not hmac.compare_digest(proof, expected):
-            raise ValueError("a message was changed on the way, repeated or left out")
+            raise ValueError("a message was changed on the way, repeated or dropped")
         self._received += 1
         return data
 
@@ -91,10 +90,10 @@ def send(connection: Line, message: dict[str, Any]) -> None:
 
 
 def receive(connection: Line) -> dict[str, Any]:
-    """Return the next message. Raises `EOFError`, `OSError`, or `ValueError` if it is not one."""
+    """Return the next message. Raises `EOFError`, `OSError`, or `ValueError` if it is not valid."""
     message = parsed(connection.recv_bytes(_LARGEST_MESSAGE_BYTES))
     if not isinstance(message, dict):
-        raise ValueError("a message is a JSON object")
+        raise ValueError("a message must be a JSON object")
     return message
 
 
@@ -124,12 +123,11 @@ def own_address(connection: Line) -> str:
 
 
 def reach(host: str, port: int, key: str, patience_sec: float, bind: str | None = None) -> Line:
-    """Return a connection to a server that has the same secret, once it listens. Its reads wait
-    without a limit.
+    """Connect to a server that knows the same secret, as soon as it listens. Reads of the
+    connection wait without a limit.
 
     `bind` is this side's address; by default the system chooses it. Raises `BackendError` if the
-    secrets differ, if something between changes addresses, or if there is no server after
-    `patience_sec`.
+    secrets differ, if a relay changes addresses, or if nothing listens after `patience_sec`.
     """
     deadline = time.monotonic() + patience_sec
     while True:
@@ -137,16 +135,16 @@ def reach(host: str, port: int, key: str, patience_sec: float, bind: str | None 
             return _connect(host, port, key, bind)
         except Relayed as error:
             raise BackendError(
-                f"a relay, a proxy or NAT changes the addresses of the connection to {host}:{port},"
-                f" which goes from {error}. Give every node an address that reaches node 0 directly"
+                f"a relay, a proxy or NAT changes the addresses of the connection to {host}:{port}:"
+                f" it goes from {error}. Give every node an address that reaches node 0 directly"
             ) from None
         except AuthenticationError:
             raise BackendError(
-                f"{host}:{port} has another secret; give every node the same one"
+                f"{host}:{port} uses a different secret; give every node the same one"
             ) from None
         except ValueError as error:
-            raise BackendError(f"{host}:{port} does not answer as node 0 does: {error}") from None
-        # No server yet, a name that is not known yet, a link that is down.
+            raise BackendError(f"{host}:{port} does not answer like node 0: {error}") from None
+        # Nothing listens yet, the name does not resolve yet, or a link is down.
         except (OSError, EOFError) as error:
             if time.monotonic() > deadline:
                 raise BackendError(
@@ -162,11 +160,11 @@ def _connect(host: str, port: int, key: str, bind: str | None) -> Line:
     line = socket.create_connection((host, port), timeout=ANSWER_SEC, source_address=source)
     with line:
         keys = introduce(line, key.encode(), 2 * ANSWER_SEC)
-        return _make_line(line, keys, 0)  # an answer may come only after all nodes have
+        return _make_line(line, keys, 0)  # node 0 may answer only when all nodes have joined
 
 
 def _make_line(opened: socket.socket, keys: Keys, receive_sec: int) -> Line:
-    """Return the connection of a socket, which it takes over."""
+    """Turn a socket into a connection, which then owns it."""
     opened.settimeout(None)
     line = Line(Connection(opened.detach()), keys)
     limit_waiting(line, receive_sec)
@@ -176,11 +174,11 @@ def _make_line(opened: socket.socket, keys: Keys, receive_sec: int) -> Line:
 def admit(
     server: socket.socket, key: str, patience_sec: float
 ) -> Generator[Line | None, None, None]:
-    """Yield every connection to a server that proves that it knows the secret. Reads of it wait for
-    at most `ANSWER_SEC`.
+    """Yield every connection to a server that proves the secret. Reads of it wait for at most
+    `ANSWER_SEC`.
 
-    Yields None when there was none for a moment. Raises `TimeoutError` after `patience_sec`. Each
-    connection is asked in a separate thread, and has `ANSWER_SEC` in all, so that silent strangers
+    Yields None when none came for a moment. Raises `TimeoutError` after `patience_sec`. Each
+    connection proves the secret in a separate thread within `ANSWER_SEC`, so that silent strangers
     keep nobody out. The server stops listening when the iterator is closed.
     """
     deadline = time.monotonic() + patience_sec
@@ -214,7 +212,7 @@ def _accept(server: socket.socket, key: str, proven: "SimpleQueue[Line]") -> Non
         except Relayed as error:
             sys.stderr.write(
                 f"lockstep: refused a connection from {host}:{port}: it knows the secret, but a"
-                f" relay, a proxy or NAT changes its addresses: it goes from {error}\n"
+                f" relay, a proxy or NAT changes the addresses: it goes from {error}\n"
             )
         except (AuthenticationError, EOFError, OSError):
             pass  # no answer in time, or nonsense
@@ -230,7 +228,7 @@ def _accept(server: socket.socket, key: str, proven: "SimpleQueue[Line]") -> Non
         except OSError as error:
             if error.errno in (errno.EBADF, errno.EINVAL):  # the server is closed
                 return
-            time.sleep(_AGAIN_SEC)  # no descriptors, or a stranger who has left
+            time.sleep(_AGAIN_SEC)  # no free descriptors, or a stranger who has left
             continue
         with lock:
             strangers.append(line)

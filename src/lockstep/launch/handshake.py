@@ -1,16 +1,16 @@
 """The proof of a shared secret when a connection opens, and the keys of the messages that follow.
 
 Both ends prove that they know the secret, with HMAC-SHA256. What is proven includes both addresses,
-as each end sees them: a relay, which has another address, cannot pass the proofs on. All
+as each end sees them: a relay has a different address and cannot pass the proofs on. All
 parts have a fixed length:
 
     server to client    `GREETING`, the server's nonce
     client to server    the client's nonce, its address, the server's address, the client's proof
     server to client    `WELCOME` and the server's proof; or a refusal: see `Verdict`
 
-A proof is HMAC(secret, label, addresses, nonces). Labels differ by role, so that a proof is of no
-use when it is sent back. Nonces are new for every connection, so that it is of no use later. The
-client proves first: strangers who connect to a server learn nothing that depends on the secret.
+A proof is HMAC(secret, label, addresses, nonces). Labels differ by role, so that sending a proof
+back is useless. Nonces are new for every connection, so that reusing a proof is useless. The client
+proves first: strangers who connect to a server learn nothing that depends on the secret.
 """
 
 import hmac
@@ -38,8 +38,8 @@ class Verdict(Enum):
     OTHER_SECRET = b"s"
     """The client does not know the secret. Zeros follow: the server proves nothing to strangers."""
     OTHER_ADDRESSES = b"a"
-    """The client knows the secret, but the ends see different addresses. A proof of the server's
-    view follows, and the view."""
+    """The client knows the secret, but the ends see different addresses. The server's view follows,
+    after a proof of it."""
 
 
 class Relayed(AuthenticationError):
@@ -56,7 +56,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class _View:
-    """What both proofs are about, as one end sees it."""
+    """What both proofs cover, as one end sees it."""
 
     client: bytes
     server: bytes
@@ -87,7 +87,7 @@ def introduce(line: socket.socket, secret: bytes, seconds: float) -> Keys:
     deadline = time.monotonic() + seconds
     greeting = _read(line, len(GREETING) + NONCE_BYTES, deadline)
     if not greeting.startswith(GREETING):
-        raise ValueError("what listens there is not Lockstep, or another version of it")
+        raise ValueError("another version of Lockstep, or another program, listens there")
     own = secrets.token_bytes(NONCE_BYTES)
     nonces = greeting[len(GREETING) :] + own
     view = _View(_pack(line.getsockname()), _pack(line.getpeername()), nonces)
@@ -136,7 +136,7 @@ def examine(line: socket.socket, secret: bytes, seconds: float) -> Keys:
 
 
 def _read(line: socket.socket, length: int, deadline: float) -> bytes:
-    """Return exactly `length` bytes. A sender of one byte at a time has no longer than others."""
+    """Return exactly `length` bytes. A sender of one byte at a time gets no more time."""
     received = b""
     while len(received) < length:
         left = deadline - time.monotonic()

@@ -1,4 +1,4 @@
-"""What a scheduler gets: a command of Lockstep for several machines, and for how long."""
+"""A job for a scheduler: a Lockstep command, the machines that it needs, and for how long."""
 
 import re
 import subprocess
@@ -11,13 +11,13 @@ from lockstep.launch.rendezvous_address import STDIN
 from lockstep.system.errors import UserError
 
 SAVING_SEC = 300
-"""Seconds between the request to save and stop, and the end of a job's time."""
+"""Seconds before the end of a job's time at which it is asked to save and stop."""
 _TIME = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)")
 
 
 @dataclass(frozen=True)
 class Job:
-    """A command of Lockstep, and the machines on which it runs."""
+    """A Lockstep command, and the machines on which it runs."""
 
     name: str
     nodes: int
@@ -29,7 +29,7 @@ class Job:
     launch: tuple[str, ...] = ()
     """More options of `lockstep launch`."""
     seconds: int | None = None
-    """Its time limit. None: that of the scheduler."""
+    """The time limit. None: the scheduler's default."""
     gpus: int = 0
     """GPUs on each machine."""
 
@@ -41,11 +41,11 @@ class Job:
             )
 
     def list_arguments(self, node: int, place: str, bind: str | None = None) -> list[str]:
-        """Return the arguments of Python that start the launcher of a node. Its secret is the first
-        line of its input, and it ends when the input closes.
+        """Return the arguments of Python that start the launcher of a node. The first line of its
+        input is the secret, and it ends when the input closes.
 
-        All meet at `place`, HOST:PORT of node 0. `bind` is where this node listens; None: its
-        address on the way to node 0.
+        All nodes connect to `place`, HOST:PORT of node 0. `bind` is where this node listens; None:
+        the address from which it reaches node 0.
         """
         words = ["-n", str(self.processes), "--nodes", str(self.nodes), "--node-rank", str(node)]
         words += ["--rendezvous", place, "--secret-file", STDIN]
@@ -68,8 +68,8 @@ def read_time(text: str) -> int:
 
 
 def name_runs(recipes: Sequence[str], folder: Path) -> dict[str, Path]:
-    """Return the folder of the run of each recipe, named after it. Raises `UserError` if two have
-    the same name."""
+    """Return the run folder of each recipe, named after it. Raises `UserError` if two have the same
+    name."""
     runs = {recipe: folder / Path(recipe).stem for recipe in recipes}
     if len(set(runs.values())) < len(recipes):
         raise UserError(
@@ -79,7 +79,7 @@ def name_runs(recipes: Sequence[str], folder: Path) -> dict[str, Path]:
 
 
 def hand_in(command: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
-    """Run a scheduler's program on a text. Raises `UserError` if it is not installed."""
+    """Run a scheduler's program with a text as input. Raises `UserError` if it is not installed."""
     try:
         return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Kubernetes: the manifest of a job in one of four forms, and handing it in.
+"""Kubernetes: write the manifest of a job in one of four forms, and submit it.
 
 Each Pod runs one `lockstep launch`, which starts a rank for each GPU. Exit code 75 means that the
 ranks saved and stopped, for example because a Pod was evicted: the Pods start again and resume. No
@@ -25,12 +25,12 @@ FORMS = (INDEXED_JOB, JOB_SET, TRAIN_JOB, PYTORCH_JOB)
 its training operator."""
 _PORT = 29400
 _FAULTS = 6
-"""Pods may fail this many times a node, apart from those that were evicted or saved and stopped."""
+"""Pods may fail this many times a node, not counting evictions and Pods that saved and stopped."""
 _RESTARTS = 100
-"""Starts of all Pods again, of forms that do not count evictions apart."""
+"""Restarts of all Pods, in forms that count evictions as failures."""
 _TO_SAVE_SEC = 120
 SECRET = "secret"
-"""The key of the shared secret in the Secret that has the name of the job."""
+"""The key of the shared secret in the Secret, which is named after the job."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Cluster:
     form: str = INDEXED_JOB
     """One of `FORMS`."""
     volumes: Mapping[str, str] = field(default_factory=dict)
-    """From the path in the Pods to the name of a claim: file systems that all machines share."""
+    """The names of claims by their paths in the Pods: file systems that all machines share."""
     runtime: str = "torch-distributed"
     """The training runtime of a TrainJob."""
 
@@ -89,14 +89,14 @@ def _write_job(job: Job, cluster: Cluster) -> list[dict[str, Any]]:
         },
         **_limit_time(job),
     }
-    # No address of its own, but a name for each Pod, also before it is ready.
+    # Headless: a name for each Pod, also before it is ready.
     named = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": labels}
     service = _write_object(job, "v1", "Service", named)
     return [service, _write_policy(job, labels), _write_object(job, "batch/v1", "Job", spec)]
 
 
 def _write_job_set(job: Job, cluster: Cluster) -> list[dict[str, Any]]:
-    # A job that fails by its policy ends the set. One that fails by its limit starts all again.
+    # A job that fails by its policy ends the set. One that reaches its limit restarts all jobs.
     spec = {
         **_index(job),
         "backoffLimit": 0,
@@ -146,7 +146,7 @@ def _write_train_job(job: Job, cluster: Cluster) -> list[dict[str, Any]]:
 
 def _write_pytorch_job(job: Job, cluster: Cluster) -> list[dict[str, Any]]:
     pod = _write_pod(job, cluster, _PLACE_OF_OPERATOR, name="pytorch")  # the operator's name for it
-    del pod["restartPolicy"]  # the replica has it
+    del pod["restartPolicy"]  # the replica sets it
     replica = {"restartPolicy": "OnFailure", "template": {"spec": pod}}
     replicas = {"Master": {"replicas": 1, **replica}}
     if job.nodes > 1:
@@ -157,7 +157,7 @@ def _write_pytorch_job(job: Job, cluster: Cluster) -> list[dict[str, Any]]:
     return [_write_policy(job, {"training.kubeflow.org/job-name": job.name}), whole]
 
 
-# Parts that the forms have in common
+# Parts that all forms share
 
 
 def _write_object(job: Job, version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _on_exit_codes(action: str, container: str, codes: Sequence[int]) -> dict[st
 
 
 def _place_of_job(job: Job) -> tuple[str, str]:
-    """Return a Pod's number, and where all meet, as a shell reads them in a Pod of a Job."""
+    """Return a Pod's number and the rendezvous as shell expressions for a Pod of a Job."""
     return "$JOB_COMPLETION_INDEX", f"{job.name}-0.{job.name}:{_PORT}"
 
 
@@ -196,8 +196,7 @@ _PLACE_OF_OPERATOR = ("$RANK", "$MASTER_ADDR:$MASTER_PORT")
 def _write_pod(
     job: Job, cluster: Cluster, place: tuple[str, str], name: str | None = None
 ) -> dict[str, Any]:
-    """Return the specification of a Pod with one container, which has the name of the job by
-    default."""
+    """Return the specification of a Pod with one container, by default named after the job."""
     return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": _TO_SAVE_SEC,
@@ -228,8 +227,7 @@ def _write_container(job: Job, cluster: Cluster, place: tuple[str, str]) -> dict
 
 
 def _list_volumes(cluster: Cluster) -> list[dict[str, Any]]:
-    """Return the claims, and memory for NCCL, which needs more than the 64 MiB that a container
-    has."""
+    """Return the claims, and shared memory for NCCL, which needs more than a container's 64 MiB."""
     claims = [
         {"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": claim}}
         for number, claim in enumerate(cluster.volumes.values())
@@ -251,7 +249,7 @@ def _write_policy(job: Job, labels: Mapping[str, str]) -> dict[str, Any]:
 
 
 def submit(manifest: str, name: str) -> str:
-    """Make the shared secret and hand a manifest in; return what kubectl answers. Raises
+    """Create the shared secret and submit a manifest; return what kubectl prints. Raises
     `LockstepError` if it refuses."""
     make = ["kubectl", "create", "secret", "generic", name, f"--from-file={SECRET}=/dev/stdin"]
     existing = hand_in(["kubectl", "get", "secret", name], "")
@@ -262,5 +260,5 @@ def submit(manifest: str, name: str) -> str:
 
 def _check(done: subprocess.CompletedProcess[str]) -> str:
     if done.returncode:
-        raise LockstepError(f"kubectl refuses: {done.stderr.strip()}")
+        raise LockstepError(f"kubectl refused the job: {done.stderr.strip()}")
     return done.stdout.strip()

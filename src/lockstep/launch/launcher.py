@@ -1,7 +1,7 @@
-"""Launching: this machine's ranks are started as processes, watched, ended together, and started
-again.
+"""Launching: start this machine's ranks as processes, watch them, stop them together, and restart
+them.
 
-What is decided is in `lockstep.launch.watch`; this file looks and acts.
+The decisions are in `lockstep.launch.watch`; this file observes and acts.
 """
 
 import json
@@ -44,11 +44,10 @@ from lockstep.system.ranks import EXIT_CODE_FOLDER, LAUNCHER, OF_NETWORKS, PATIE
 from lockstep.system.workers import LINES_OF_ERROR
 
 LOCKSTEP = ("-P", "-m", "lockstep")
-"""What Python is called with to run the command line. -P: no module of the current folder is
-imported."""
+"""Python's arguments that run the command line. -P: imports nothing from the current folder."""
 _LOOK_SEC = 0.1
 _LONGEST_LOOK_SEC = 1.0
-"""A longer time from one look to the next counts as this long: the launcher, and so the ranks, were
+"""A longer time from one look to the next counts as this long: the launcher and the ranks were
 suspended."""
 
 
@@ -100,23 +99,23 @@ def _say(text: str) -> None:
 
 @dataclass(frozen=True)
 class Watch:
-    """How a launch is watched, and what follows a fault."""
+    """How a launch is watched, and how it reacts to a fault."""
 
     patience_sec: float = PATIENCE_SEC
-    """Seconds without a sign of life of a rank, or without a batch of any rank, after which the
-    launch ends."""
+    """Seconds after which the launch ends if a rank shows no sign of life, or no rank takes a
+    batch."""
     restarts: int = 0
     """All ranks are started again at most this many times."""
     logs: Path | None = None
     """The folder of `rank-N.log`, with the output of every rank except rank 0. None: a temporary
     folder."""
     say: Callable[[str], None] = _say
-    """Shows a person some lines."""
+    """Prints a message for the user."""
 
 
 Starting = Callable[[], AbstractContextManager[Start]]
-"""What is entered for each start of the ranks. It yields how they are started, and keeps what they
-need while they run."""
+"""A context that is entered for each start of the ranks. It yields how to start them, and keeps
+what they need while they run."""
 
 
 def launch_ranks(
@@ -127,8 +126,8 @@ def launch_ranks(
 
     `starting` comes from the backend (`Backend.prepare_ranks`). `link` connects the other machines,
     whose ranks end with these. SIGTERM, SIGINT and SIGUSR1 are passed on to every rank. When one
-    rank fails or hangs, the others are asked to stop, and killed if they do not. Then all are
-    started again, at most `watch.restarts` times (`lockstep.launch.watch`).
+    rank fails or hangs, the others are asked to stop, and killed if they do not. All ranks then
+    restart, at most `watch.restarts` times (`lockstep.launch.watch`).
 
     This process does not listen on any port, and reads only exit codes and heartbeats from the
     ranks.
@@ -338,8 +337,8 @@ class _Launched:
         )
 
     def _look_elsewhere(self) -> list[str]:
-        """Exchange with the other machines whether a rank is busy with what the ranks of all
-        machines wait for; return their faults."""
+        """Share with the other machines whether a rank here starts, compiles or saves, for which
+        all ranks wait; return their faults."""
         if self.link is None:
             return []
         here = is_busy(self.ranks)
@@ -353,7 +352,7 @@ class _Launched:
         reasons = [str(state["fault"]) for state in states if "fault" in state]
         for node in self.link.lost():
             place = f"node {node} ({self.table.nodes[node].address})"
-            reasons.append(f"the launcher of {place} has ended, or cannot be reached")
+            reasons.append(f"the launcher of {place} has ended or cannot be reached")
         return reasons
 
     def _explain(self, fault: Fault) -> None:
@@ -363,7 +362,7 @@ class _Launched:
             self.link.share({"fault": self.reason})
         if has_explained_itself(fault, self.ranks):
             return
-        text = f"lockstep: {self.reason}. All ranks are ended."
+        text = f"lockstep: {self.reason}. Stopping all ranks."
         log = self.logs.get(fault.rank.number) if fault.rank is not None else None
         if log is not None and (lines := log.last_lines()):
             place = f", {log.path}" if log.stays else ""

@@ -1,5 +1,5 @@
 """Nodes: the machines of a launch, the addresses where their ranks listen, and the table by which
-all ranks meet."""
+ranks find each other."""
 
 import hashlib
 import hmac
@@ -37,7 +37,7 @@ class Node:
 
 
 SHARED_PORTS = 2
-"""Ports of a node besides those of its ranks: for a store or a scheduler, and for questions between
+"""Ports of a node besides those of its ranks: for a store or a scheduler, and for exchanges between
 hosts."""
 
 
@@ -114,7 +114,7 @@ class Start:
 
     table: Table
     environment: Callable[[int], dict[str, str]]
-    """From the number of a rank on this machine to its environment variables, in addition to
+    """Maps the number of a rank on this machine to its environment variables, in addition to
     `Table.variables`."""
     inherited: tuple[int, ...] = ()
     """File descriptors that every rank gets."""
@@ -137,7 +137,7 @@ class Offer:
 
     @classmethod
     def of(cls, node: Node, arguments: Sequence[str]) -> "Offer":
-        """Return what this launcher tells. `arguments` is the launched command."""
+        """Return this launcher's offer. `arguments` is the launched command."""
         command = hashlib.sha256(json.dumps(list(arguments), allow_nan=False).encode()).hexdigest()
         return cls(node, secrets.token_hex(8), command, version())
 
@@ -165,7 +165,7 @@ def build_table(offers: Sequence[Offer], here: int, secret: str) -> Table:
     """Return the table that follows from the offers of all nodes, in their order. `secret` is the
     one that launchers share.
 
-    Raises `UserError`, the same on every node, if two nodes were not started alike.
+    Raises `UserError`, the same on every node, if two nodes were started differently.
     """
     first = offers[0]
     for number, offer in enumerate(offers):
@@ -177,8 +177,8 @@ def build_table(offers: Sequence[Offer], here: int, secret: str) -> Table:
         for name, (expected, value) in differences.items():
             if value != expected:
                 raise UserError(
-                    f"the nodes were not started alike: {name} is {expected} on node 0 and {value}"
-                    f" on node {number}; give every node the same command"
+                    f"the nodes were started differently: {name} is {expected} on node 0 and"
+                    f" {value} on node {number}; give every node the same command"
                 )
     run = hmac.new(secret.encode(), first.run.encode(), "sha256").hexdigest()
     return Table(tuple(offer.node for offer in offers), here, run)
@@ -217,11 +217,11 @@ def _find_interface(address: str) -> str:
 
 
 def find_interface(hosts: Iterable[str]) -> str | None:
-    """Return the network interface by which this machine's ranks meet those on the hosts: loopback
+    """Return the network interface by which this machine's ranks reach those on the hosts: loopback
     if all hosts are this machine.
 
-    None if it is not known, as with names that stand for loopback: on another machine they may
-    stand for an address.
+    None if it is unknown, as with names that stand for loopback: other machines may resolve them to
+    another address.
     """
     own = list_addresses()
     is_here = False
@@ -284,7 +284,7 @@ def find_address(host: str) -> str:
 # Names of this machine that stand for loopback
 
 _ANYWHERE = "192.0.2.1"
-"""An address that no machine has (RFC 5737). The way to it is the default route."""
+"""An address that no machine has (RFC 5737). It is reached by the default route."""
 
 
 def is_misleading(host: str, address: str) -> bool:
@@ -294,12 +294,11 @@ def is_misleading(host: str, address: str) -> bool:
 
 
 def find_reachable_address(host: str, other: str | None = None) -> tuple[str, str]:
-    """Return the IPv4 address of a host for other machines, and a note to print ("" if there is
-    nothing to say).
+    """Return the IPv4 address by which other machines reach a host, and a note to print, or "".
 
-    It differs from that of `resolve` if the name stands for loopback here: then the host is this
-    machine, and its address is the one on the way to `other`, the name of another node, or on the
-    default route, or the only one that it has. Raises `UserError` if none of them is known.
+    It differs from that of `resolve` if the name stands for loopback here. The host is then this
+    machine, and its address is the one from which it reaches `other`, the name of another node, or
+    that of the default route, or the only one it has. Raises `UserError` if none is known.
     """
     address = resolve(host)
     if not is_misleading(host, address):
@@ -314,12 +313,12 @@ def find_reachable_address(host: str, other: str | None = None) -> tuple[str, st
         candidates += own
     for candidate in candidates:
         if candidate in own:
-            note = f"{reason}; other machines reach it at {candidate}, which is used instead"
+            note = f"{reason}; using {candidate} instead, which other machines can reach"
             return candidate, note
-    raise UserError(
-        f"{reason}, which other machines cannot reach; give --bind with an address that they"
-        f" reach, of {_format(own) or 'none: this machine has loopback alone'}"
-    )
+    advice = ", and this machine has only loopback addresses; connect it to their network"
+    if own:
+        advice = f"; give --bind one of {_format(own)} that they can reach"
+    raise UserError(f"{reason}, which other machines cannot reach{advice}")
 
 
 def share_cores(variable: str, table: Table) -> dict[str, str]:

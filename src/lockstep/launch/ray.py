@@ -1,7 +1,7 @@
 """Ray: one launcher on each of several nodes of a cluster.
 
 Ray places the launchers, brings their output here, and replaces a node that is lost. Each launcher
-(`lockstep.launch.launcher`) starts, watches and ends the ranks of its node, as everywhere else.
+(`lockstep.launch.launcher`) starts, watches and stops the ranks of its node.
 """
 
 import os
@@ -27,7 +27,7 @@ from lockstep.system.ranks import free_ports
 
 _LOOK_SEC = 0.2
 _PATIENT_SEC = 10.0
-"""Seconds without a place in the cluster after which this is reported."""
+"""Seconds without a place in the cluster after which the wait is reported."""
 OUTPUT = "output"
 ERRORS = "errors"
 CODE = "code"
@@ -46,7 +46,7 @@ class RayLaunch:
 
 
 class NodeLauncher:
-    """What runs on a node of the cluster, as an actor: a launcher, as a process."""
+    """An actor on a node of the cluster, which runs a launcher as a process."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -102,7 +102,7 @@ def launch_on_ray(launch: RayLaunch, say: Callable[[str], None]) -> int:
                 return 0 if set(codes) == {0} else choose_code(codes)
             nodes = ", ".join(str(node) for node, code in enumerate(codes) if code is _LOST)
             if received or _newest_checkpoint(launch.run) == before:
-                say(f"lockstep: node {nodes} was lost, and nothing was saved since the start")
+                say(f"lockstep: node {nodes} was lost, and no checkpoint was saved since the start")
                 return choose_code(codes)
             say(f"lockstep: node {nodes} was lost; the ranks restart on the remaining nodes")
 
@@ -111,7 +111,7 @@ def launch_on_ray(launch: RayLaunch, say: Callable[[str], None]) -> int:
 def _connected(address: str | None) -> Iterator[Any]:
     """Yield the module of Ray, connected to a cluster."""
     address = address or os.environ.get("RAY_ADDRESS") or "auto"
-    # Ray would start a cluster of its own for "local", and another protocol for "ray://".
+    # For "local" Ray would start a new cluster, and for "ray://" use another protocol.
     if address != "auto" and not re.fullmatch(r"[^/]+:[0-9]+", address):
         raise UserError(
             f"the cluster's address is {address!r}, expected HOST:PORT of its head; give --address"
@@ -121,14 +121,14 @@ def _connected(address: str | None) -> Iterator[Any]:
         import ray
     except ImportError:
         raise UserError("--on ray needs Ray; install it: pip install 'ray>=2.60'") from None
-    # Whoever reaches the ports of a cluster without tokens can run programs on it.
+    # Without tokens, whoever reaches the ports of a cluster can run programs on it.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         ray.init(address=address, log_to_driver=False, logging_level="warning")
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
         raise BackendError(
-            f"no cluster of Ray can be reached: {str(error).rstrip('.')}. Expected a running one"
-            " that was started with RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN"
+            f"cannot reach a Ray cluster: {str(error).rstrip('.')}. Expected a running one that was"
+            " started with RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN"
         ) from error
     try:
         yield ray
@@ -248,8 +248,8 @@ class _Attempt:
                 self._passed_on += 1
 
     def _print(self, node: int, lines: Any) -> None:
-        """Print the lines of a node, and note its exit code. Node 0 has rank 0, which says what all
-        do."""
+        """Print the lines of a node, and note its exit code. Lines of node 0 have no prefix: its
+        rank 0 reports for all."""
         prefix = "" if node == 0 else f"[node {node}] "
         try:
             for reference in lines:
@@ -260,21 +260,21 @@ class _Attempt:
                 target = sys.stdout if kind == OUTPUT else sys.stderr
                 target.write(f"{prefix}{value}")
                 target.flush()
-        except self.ray.exceptions.RayTaskError as error:  # such as a folder that it does not have
+        except self.ray.exceptions.RayTaskError as error:  # such as a missing folder
             self.say(f"lockstep: node {node} cannot start its launcher: {error.cause}")
             self.codes[node] = 1
         except self.ray.exceptions.RayError:
             pass  # the node is lost
 
 
-# Handing a launch in
+# Submitting a launch
 
 _NO_COMMAND = 127
-"""Bash's exit code where there is no such program."""
+"""Bash's exit code for a program that is not installed."""
 
 
 def write_script(job: Job, address: str | None) -> str:
-    """Return a shell script that hands a launch in as a job of the cluster."""
+    """Return a shell script that submits a launch as a job of the cluster."""
     words = [sys.executable, *LOCKSTEP, "launch", "--on", "ray"]
     words += ["--nodes", str(job.nodes), "-n", str(job.processes), "--gpus", str(job.gpus)]
     words += job.launch
@@ -301,5 +301,5 @@ def submit(script: str) -> str:
     if done.returncode == _NO_COMMAND:
         raise UserError("--now needs Ray; install it: pip install 'ray[default]>=2.60'")
     if done.returncode:
-        raise LockstepError(f"the cluster refuses the job: {done.stderr.strip()}")
+        raise LockstepError(f"the cluster refused the job: {done.stderr.strip()}")
     return done.stdout.strip()

@@ -1,8 +1,8 @@
-"""The launchers of several machines: how they find each other, and how each hears from the others
-until the launch ends.
+"""The launchers of several machines: how they find each other, and exchange messages until the
+launch ends.
 
-Node 0 listens until all nodes have come. Each node has one connection to it. Node 0 passes messages
-on.
+Node 0 listens until all nodes have joined. Each node has one connection to node 0, which passes
+messages on.
 """
 
 import socket
@@ -27,10 +27,10 @@ from lockstep.launch.rendezvous_address import Meeting
 from lockstep.system.errors import BackendError, LockstepError, UserError
 
 MEET_SEC = 600.0
-"""Seconds to wait until all nodes have come."""
+"""Seconds to wait until all nodes have joined."""
 _BEYOND_SEC = 30
-"""Seconds that other nodes wait longer for node 0 than it waits for them: it says which node is
-missing."""
+"""Seconds that other nodes wait longer for node 0 than it waits for them, so that it can tell them
+which node is missing."""
 _BEAT_SEC = 1.0
 """Seconds between two signs of life of a launcher."""
 _LOOK_SEC = 0.1
@@ -56,7 +56,7 @@ class Link:
         self._heard = dict.fromkeys(peers, time.monotonic())
         self._changed = threading.Condition(threading.RLock())
         self._states: dict[int, tuple[int, dict[str, Any]]] = {}
-        """The latest state of each other node, and the round in which the node shared it."""
+        """The latest state of each other node, and the round in which that node shared it."""
         self._lost: set[int] = set()
         self._round = 0
         """How many values this node has gathered."""
@@ -68,21 +68,21 @@ class Link:
             threading.Thread(target=loop, args=arguments, name="lockstep-link", daemon=True).start()
 
     def share(self, state: dict[str, Any]) -> None:
-        """Tell all other nodes this node's state, a small object of JSON, in place of the one that
-        it shared before. A lost node is left out."""
+        """Send all other nodes this node's state, a small JSON object, which replaces the one it
+        shared before. Lost nodes get none."""
         message = {"kind": "state", "state": state, "node": self.node, "round": self._round}
         self._send_all(message)
 
     def states(self) -> dict[int, dict[str, Any]]:
-        """Return the latest states of other nodes by their numbers. Those that were shared before
-        the last `gather` do not count."""
+        """Return the latest states of other nodes by their numbers, without those shared before the
+        last `gather`."""
         with self._changed:
             states = self._states.items()
             return {node: state for node, (number, state) in states if number == self._round}
 
     def lost(self) -> list[int]:
-        """Return the nodes that are gone: their launcher has ended or is not heard. Without node 0
-        all others are gone."""
+        """Return the nodes that are lost: their launcher has ended or is silent. Without node 0 all
+        others are lost."""
         with self._changed:
             return sorted(self._lost)
 
@@ -130,7 +130,7 @@ class Link:
             self._lose([peer])
 
     def _lose(self, nodes: Sequence[int]) -> None:
-        """Note that nodes are gone, and tell the others."""
+        """Note that nodes are lost, and tell the others."""
         with self._changed:
             lost = [node for node in nodes if node not in self._lost]
             self._lost.update(range(self.nodes) if 0 in lost else lost)
@@ -146,7 +146,7 @@ class Link:
             for peer, heard in list(self._heard.items()):
                 if now - heard > self.silence_sec:
                     self._lose([peer])
-                    _shut(self._peers[peer])  # a launcher that slept learns that it is given up
+                    _shut(self._peers[peer])  # tells a suspended launcher that it was given up
 
     def _listen(self, peer: int) -> None:
         try:
@@ -190,18 +190,18 @@ def _shut(connection: Line) -> None:
 def meet(
     meeting: Meeting, silence_sec: float, check: Callable[[], None] | None = None
 ) -> Iterator[tuple[Link, str]]:
-    """Yield the link to all other launchers once they have come, and this machine's address for its
-    ranks.
+    """Yield the link to all other launchers once they have joined, and this machine's address for
+    its ranks.
 
     While node 0 waits for them, it calls `check`, which may raise an error to end the waiting.
-    Raises `BackendError` if they do not come, `UserError` if the meeting is not possible.
+    Raises `BackendError` if they do not join, `UserError` if they cannot.
     """
     if meeting.node == 0:
         address = _choose_address(meeting)
         peers = _receive_all(meeting, address, check)
     else:
         host = meeting.host
-        with suppress(UserError):  # the name may become known while this node waits
+        with suppress(UserError):  # the name may resolve while this node waits
             host = find_reachable_address(meeting.host)[0]  # node 0 may be on this machine, too
         line = connections.reach(host, meeting.port, meeting.secret, MEET_SEC, meeting.bind)
         address = connections.own_address(line)
@@ -221,7 +221,7 @@ def agree(
     """Return the table of a start of the ranks, with ports that are free at this moment. All nodes
     call it together.
 
-    Raises `UserError` if the nodes were not started alike, `LockstepError` if one is gone.
+    Raises `UserError` if the nodes were started differently, `LockstepError` if one is lost.
     """
     own = Offer.of(make_node(address, processes), arguments)
     offers = link.gather(own.fields(), MEET_SEC)
@@ -234,12 +234,12 @@ def agree(
         return build_table(list(map(Offer.parse, offers)), meeting.node, meeting.secret)
     except ValueError as error:
         raise LockstepError(
-            f"a node sends what this version does not understand: {error}"
+            f"a node sent a message that this version does not understand: {error}"
         ) from error
 
 
 def _introduce(line: Line, meeting: Meeting) -> Line:
-    """Tell node 0 which node this is; return the connection once all nodes have come."""
+    """Tell node 0 which node this is; return the connection once all nodes have joined."""
     send(line, {"node": meeting.node, "nodes": meeting.nodes})
     # Node 0 may lose its power or its link.
     connections.limit_waiting(line, int(MEET_SEC) + _BEYOND_SEC)
@@ -250,7 +250,7 @@ def _introduce(line: Line, meeting: Meeting) -> Line:
             "node 0 ended or became unreachable before all nodes joined; see its output"
         ) from None
     if "refused" in answer:
-        raise UserError(f"node 0 refuses this node: {answer['refused']}")
+        raise UserError(f"node 0 refused this node: {answer['refused']}")
     return line
 
 
@@ -264,7 +264,7 @@ def _choose_address(meeting: Meeting) -> str:
     if is_misleading(meeting.host, meeting.bind):
         raise UserError(
             f"--bind is {meeting.bind}, which other machines cannot reach; leave it out, or give an"
-            " address that they reach"
+            " address that they can reach"
         )
     return meeting.bind
 
@@ -300,8 +300,7 @@ def _receive_all(
 
 
 def _all_are_here(peers: dict[int, Line], nodes: int) -> bool:
-    """Return whether all other nodes have come. The place of one that has ended since is free
-    again."""
+    """Return whether all other nodes have joined. One that has ended since must join again."""
     if len(peers) < nodes - 1:
         return False
     for node in [node for node, line in peers.items() if connections.has_ended(line)]:
@@ -310,7 +309,7 @@ def _all_are_here(peers: dict[int, Line], nodes: int) -> bool:
 
 
 def _take_place(line: Line, peers: dict[int, Line], meeting: Meeting) -> None:
-    """Give a newcomer its place, or refuse it. A node that ended and came again replaces itself."""
+    """Give a newcomer its place, or refuse it. A node that ended may join again."""
     try:
         message = receive(line)
         node = int(message["node"])
@@ -320,7 +319,7 @@ def _take_place(line: Line, peers: dict[int, Line], meeting: Meeting) -> None:
         elif not 0 < node < nodes:
             refused = f"--node-rank is {node}, expected 1 to {nodes - 1} (node 0 is here)"
         elif node in peers and not connections.has_ended(peers[node]):
-            refused = f"there is already a node {node}; give each node another --node-rank"
+            refused = f"there is already a node {node}; give each node a different --node-rank"
         else:
             peers[node] = line
             return

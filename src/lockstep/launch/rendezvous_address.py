@@ -15,15 +15,16 @@ from lockstep.system.errors import UserError
 from lockstep.system.rank_variables import slurm_step
 from lockstep.system.ranks import free_ports
 from lockstep.system.regular_files import SETTINGS, open_regular
+from lockstep.system.text import format_count
 
 RENDEZVOUS = "LOCKSTEP_RENDEZVOUS"
 BIND = "LOCKSTEP_BIND"
 SECRET = "LOCKSTEP_SECRET"
-"""Environment variables for what `--rendezvous`, `--bind` and `--secret-file` give."""
+"""Environment variables that replace `--rendezvous`, `--bind` and `--secret-file`."""
 SECRET_LENGTH = 16
 """A shared secret has at least this many characters."""
 STDIN = "-"
-"""Stands for a secret file that is the first line of standard input."""
+"""As a secret file: the first line of standard input."""
 _MAKE = """(umask 077; python3 -c 'import secrets; print(secrets.token_hex(16))' > FILE)"""
 
 
@@ -37,12 +38,12 @@ class Meeting:
     """Where node 0 listens."""
     port: int
     secret: str = field(repr=False)
-    """What all launchers know, and nobody else."""
+    """The secret that only the launchers know."""
     bind: str | None = None
     """The address of this machine at which it and its ranks listen. By default the one that reaches
     node 0."""
     other: str | None = None
-    """The name of another node than node 0, where it is known."""
+    """The name of a node other than node 0, if known."""
 
     def __post_init__(self) -> None:
         if len(self.secret) < SECRET_LENGTH:
@@ -62,24 +63,25 @@ class Options:
     bind: str | None = None
     secret_file: Path | None = None
     hosts: tuple[str, ...] = ()
-    """Other machines, to be started from this one."""
+    """Other machines whose launchers this one starts."""
 
 
 def find_meeting(options: Options, environment: Mapping[str, str]) -> Meeting | None:
     """Return where this launcher meets the others; None if there are no others. Raises `UserError`
     if something is missing.
 
-    Under srun, the number of nodes, this node's number and the place come from Slurm, if they are
-    not given.
+    Under srun, the number of nodes, this node's number and the rendezvous come from Slurm unless
+    they are given.
     """
     if options.hosts:
         return _lead(options, environment)
     step = slurm_step(environment)
     nodes = options.nodes or (step.nodes if step else 1)
     if step and step.tasks != step.nodes:
+        started = f"{format_count(step.tasks, 'task')} on {format_count(step.nodes, 'node')}"
         raise UserError(
-            f"tasks of srun: {step.tasks}, nodes: {step.nodes}; expected one `lockstep launch` on"
-            " each node, which starts its ranks: srun --ntasks-per-node=1"
+            f"srun started {started}; expected one `lockstep launch` on each node, which starts its"
+            " ranks: srun --ntasks-per-node=1"
         )
     if nodes == 1:
         if options.node_rank:
@@ -99,8 +101,8 @@ def find_meeting(options: Options, environment: Mapping[str, str]) -> Meeting | 
         if place is None:
             missing.append("--rendezvous HOST:PORT")
         raise UserError(
-            f"--nodes is {nodes}, but {' and '.join(missing)} is missing; expected this machine's"
-            " number and node 0's address"
+            f"--nodes is {nodes}: give this machine's number and node 0's address; missing:"
+            f" {', '.join(missing)}"
         )
     if node >= nodes:
         raise UserError(f"--node-rank is {node}, expected 0 to {nodes - 1}")
@@ -111,7 +113,7 @@ def find_meeting(options: Options, environment: Mapping[str, str]) -> Meeting | 
 
 
 def _lead(options: Options, environment: Mapping[str, str]) -> Meeting:
-    """Return the meeting of node 0 with machines that it starts itself."""
+    """Return where node 0 meets machines whose launchers it starts itself."""
     if (options.nodes, options.node_rank, options.secret_file) != (None, None, None):
         raise UserError(
             "--hosts numbers the machines and makes their secret; leave out --nodes, --node-rank"
@@ -131,8 +133,8 @@ def _lead(options: Options, environment: Mapping[str, str]) -> Meeting:
 
 
 def find_rank_meeting(environment: Mapping[str, str]) -> Meeting | None:
-    """Return where ranks meet that srun or mpirun started, each as a node; None if there is one
-    rank, or no place is known.
+    """Return where ranks that srun or mpirun started meet, each as a node; None if there is one
+    rank, or no rendezvous is known.
 
     Raises `UserError` if the place or the secret is wrong.
     """
@@ -184,12 +186,12 @@ def read_secret(file: Path | None, environment: Mapping[str, str]) -> str:
     try:
         with open_regular(file, SETTINGS) as opened:
             if os.fstat(opened.fileno()).st_mode & (stat.S_IRGRP | stat.S_IROTH):
-                raise UserError(f"others can read {file}, expected a secret; chmod 600 {file}")
+                raise UserError(f"others can read the secret file {file}; run: chmod 600 {file}")
             return opened.read().decode("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UserError(
-            f"the secret file {file} cannot be read: {reason}; give a regular file, or set {SECRET}"
+            f"cannot read the secret file {file}: {reason}; give a regular file, or set {SECRET}"
         ) from None
 
 
@@ -199,7 +201,7 @@ def start_with_secret(
     """Start a command with the secret as the first line of its input, in a folder (by default this
     one). Its output and errors are pipes.
 
-    It is in a separate session: Ctrl-C reaches only this process, whose end closes the input.
+    It runs in a separate session: Ctrl-C reaches only this process, whose end closes the input.
     """
     process = subprocess.Popen(
         command,

@@ -1,7 +1,7 @@
-"""Slurm: the batch script of a job, and handing it in.
+"""Slurm: write the batch script of a job, and submit it.
 
-The job saves before its time is over or another one takes its place, and is queued again. What
-Slurm tells the tasks of a step is read in `lockstep.system.rank_variables`.
+The job saves before its time is over or another job preempts it, and is queued again.
+`lockstep.system.rank_variables` reads the variables that Slurm sets for the tasks of a step.
 """
 
 import shlex
@@ -17,12 +17,12 @@ from lockstep.system.errors import LockstepError, UserError
 NODE = "node"
 RANK = "rank"
 TASKS = (NODE, RANK)
-"""What a task of the step is: a launcher on each machine, or a rank."""
+"""What each task of the step is: a machine's launcher, or a rank."""
 _TASK = "$SLURM_ARRAY_TASK_ID"
 _LAST_RANK_SEC = 120
-"""Ranks without a launcher are ended this many seconds after the first of them."""
+"""Without a launcher, Slurm kills the remaining ranks this many seconds after one has ended."""
 _COMMAND = """\
-# The nodes share a secret, which srun passes on in the environment.
+# All nodes get the same secret: srun passes it on in the environment.
 LOCKSTEP_SECRET=$({python} -P -c 'import secrets; print(secrets.token_hex(16))')
 export LOCKSTEP_SECRET
 # srun does not take --cpus-per-task from the job.
@@ -34,7 +34,7 @@ code=0
 {command} || code=$?
 
 # 75: stopped by a signal, and saved. 2: wrong use, 3: diverged, 130: interrupted by a person.
-# All others: a rank or a node was lost. Then the job is queued again if it has saved something.
+# All others: a rank or a node was lost. The job is queued again if it saved a checkpoint.
 again=no
 case $code in
     0 | 2 | 3 | 130) ;;
@@ -58,7 +58,7 @@ class Slurm:
     cpus: int | None = None
     """Processors on each machine. None: Slurm's default."""
     saving_sec: int = SAVING_SEC
-    """Seconds before the end of the time in which ranks save and stop."""
+    """Seconds at the end of the time in which ranks save and stop."""
     options: tuple[str, ...] = ()
     """More options of sbatch, such as --partition=gpu."""
     runs: Mapping[str, Path] = field(default_factory=dict)
@@ -124,7 +124,7 @@ def _write_step(job: Job, slurm: Slurm) -> str:
         for word in job.command:
             setting = word.removeprefix("--set=")
             if setting.startswith("checkpoint_store=") and setting != "checkpoint_store=":
-                # Each run has its own place in the store; the last value counts.
+                # Each run has its own address in the store; the last value counts.
                 command += f' --set {shlex.quote(setting.rstrip("/"))}/"${{recipes[{_TASK}]}}"'
     if slurm.tasks == RANK:
         return f"srun --wait={_LAST_RANK_SEC} {lockstep} \\\n    {command}"
@@ -143,8 +143,8 @@ def _format_time(seconds: int) -> str:
 
 
 def submit(script: str) -> str:
-    """Hand a script in; return what sbatch answers. Raises `LockstepError` if it refuses."""
+    """Submit a script; return what sbatch prints. Raises `LockstepError` if it refuses."""
     done = hand_in(["sbatch"], script)
     if done.returncode:
-        raise LockstepError(f"sbatch refuses the job: {done.stderr.strip()}")
+        raise LockstepError(f"sbatch refused the job: {done.stderr.strip()}")
     return done.stdout.strip()

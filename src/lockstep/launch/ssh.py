@@ -1,4 +1,4 @@
-"""Starting the launchers of other machines over ssh, and ending them."""
+"""Start and stop the launchers of other machines over ssh."""
 
 import os
 import shlex
@@ -24,11 +24,11 @@ _TO_END_SEC = 10.0
 def launch_over_ssh(
     hosts: Sequence[str], commands: Sequence[Sequence[str]], secret: str
 ) -> Iterator["Remotes"]:
-    """Run a command on each of other machines, in this folder and with this Python.
+    """Run a command on each of the other machines, in this folder and with this Python.
 
-    Commands are arguments of Python. The secret is the first line of their standard input. The
-    input closes when the context is left or this process ends. Output is printed with the host's
-    name before each line.
+    A command is a list of Python's arguments. The secret is the first line of its standard input,
+    which closes when the context is left or this process ends. Each line of output is printed after
+    the host's name.
     """
     remotes = Remotes(hosts)
     try:
@@ -72,7 +72,7 @@ class Remotes:
                 )
 
     def end(self) -> None:
-        """Wait until the other launchers have ended. Closing their input asks them to."""
+        """Ask the other launchers to stop by closing their input, and wait until they have."""
         for process in self._running:
             with suppress(OSError):
                 process.stdin.close()  # type: ignore[union-attr]
@@ -94,8 +94,8 @@ def _print(host: str, source: Any, target: IO[str]) -> None:
 
 
 def end_with_input() -> None:
-    """Ask this process to stop (SIGTERM) when its standard input closes: the connection or the
-    launch there has ended."""
+    """Send this process SIGTERM when its standard input closes: the connection or the launch that
+    started it has ended."""
 
     def follow() -> None:
         while os.read(0, 1024):

@@ -1,5 +1,5 @@
-"""Watching ranks: from what a launcher sees of its ranks to what it does about them. All functions
-are pure.
+"""Watching ranks: decide from what a launcher sees of its ranks what it does. All functions are
+pure.
 
 A rank shows a sign of life with every heartbeat, and by using processor time. It moves when it
 takes a batch. A launch has one of these faults:
@@ -7,11 +7,11 @@ takes a batch. A launch has one of these faults:
 - ended: a rank has ended with an error or by a signal;
 - silent: a rank has shown no sign of life for the patience: it is stopped, or its machine is;
 - stalled: all ranks train or evaluate, also on other machines, but none here has moved for the
-  patience: they wait;
+  patience;
 - elsewhere: another machine has a fault, or cannot be reached.
 
-After a fault all ranks are asked to stop. Ranks that wait for each other cannot, so that they are
-killed soon after.
+After a fault all ranks are asked to stop. Ranks that wait for each other cannot, and are killed
+soon after.
 """
 
 import math
@@ -30,7 +30,7 @@ from lockstep.system.heartbeat import Beat
 from lockstep.system.text import format_count
 
 PATIENCE_SEC = 120.0
-"""Default of the seconds without a sign of life or a batch after which ranks count as hung."""
+"""Default patience: seconds without a sign of life or a batch after which ranks count as hung."""
 GRACE_SEC = 10.0
 """Seconds that ranks have to stop after a fault, before they are killed. While one is saving, they
 have the patience."""
@@ -40,11 +40,11 @@ could kill a rank that is ending for the same reason, before it has written its 
 AFTER_CTRL_C_SEC = 10.0
 """Seconds that ranks have to stop after a second Ctrl-C."""
 _HUNG_SEC = 5.0
-"""A rank without a sign of life for this long is to blame if another rank fails meanwhile: it beats
-twice a second."""
+"""A rank without a sign of life for this long is to blame if another rank fails meanwhile: ranks
+beat twice a second."""
 _SLOWER = 3
-"""A batch that takes this many times as long as the slowest one so far is no fault, however short
-the patience is."""
+"""A batch may take this many times as long as the slowest one so far, however short the patience
+is."""
 _MOVING = ("training", "evaluating")
 """Activities in which a rank takes one batch after another."""
 _STOPPED = (EXIT_SAVED_AND_STOPPED, EXIT_INTERRUPTED)
@@ -146,7 +146,7 @@ def find_fault(
     began = max(elsewhere.changed_at, *(rank.moved_at for rank in running))
     longest = max(patience, _SLOWER * max(rank.slowest_sec for rank in ranks))
     stalls = not (is_busy(ranks) or elsewhere.is_busy) and now > began + longest
-    # The others stall because of a rank that is silent, and began to a little earlier.
+    # The others stall because of a silent rank, and stalled a little before it counted as silent.
     if now > quietest.heard_at + (patience / 2 if stalls else patience):
         return Fault("silent", quietest.heard_at, quietest)
     if stalls:
@@ -195,7 +195,7 @@ def _blame(rank: Rank) -> tuple[int, float, int]:
 
 
 _EXPLAINED = (None, UserError.exit_code, EXIT_DIVERGED)
-"""Exit codes of ranks that did not end because of another one, the likeliest cause first."""
+"""Exit codes of ranks that did not end because of another one, the most likely cause first."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ is used."""
 
 
 def choose_code(codes: Iterable[int | None]) -> int:
-    """Return the exit code of a launch that failed or was stopped, from those of its ranks or
+    """Return the exit code of a launch that failed or was stopped, from the codes of its ranks or
     machines."""
     known = set(codes)
     return next((code for code in _EXPLAINING if code in known), 1)
@@ -274,14 +274,13 @@ class Outcome:
 
     @property
     def is_curable(self) -> bool:
-        """Whether the ranks may succeed if they are started again: they were used rightly, and no
-        loss is not finite."""
+        """Whether restarting the ranks may help: no rank had a user error or diverged."""
         final = (0, UserError.exit_code, EXIT_DIVERGED)
         return self.failed and not self.was_asked and self.code not in final
 
     def join(self, all_nodes: Sequence["Outcome | None"]) -> "Outcome":
-        """Return the outcome on all machines, which is the same on all of them. None stands for one
-        that is gone."""
+        """Return the outcome on all machines, which is the same on all of them. None stands for a
+        lost one."""
         outcomes = [outcome for outcome in all_nodes if outcome is not None]
         are_complete = len(outcomes) == len(all_nodes)
         codes = {outcome.code for outcome in outcomes}
@@ -295,10 +294,9 @@ class Outcome:
 
 
 def will_try_again(outcomes: Sequence[Outcome], restarts: int) -> tuple[bool, str]:
-    """Return whether all ranks are started again after these attempts, and a message for
-    people.
+    """Return whether all ranks restart after these attempts, and a message for the user.
 
-    Two attempts in a row that end at the same step would be followed by a third.
+    Two attempts in a row that end at the same step are enough: a third would end there too.
     """
     last = outcomes[-1]
     if not last.is_curable or restarts == 0:
@@ -325,8 +323,8 @@ _STATES = {
 
 
 def has_explained_itself(fault: Fault, ranks: Sequence[Rank]) -> bool:
-    """Return whether rank 0, whose output everybody sees, has reported a fault: it was its own, or
-    it had the same."""
+    """Return whether rank 0, whose output is always shown, has reported a fault: its own, or the
+    same one."""
     for rank in ranks:
         if rank.number == 0 and rank.reported is not None and fault.rank is not None:
             is_explained = rank.reported in (UserError.exit_code, EXIT_DIVERGED)
@@ -335,7 +333,7 @@ def has_explained_itself(fault: Fault, ranks: Sequence[Rank]) -> bool:
 
 
 def describe_fault(fault: Fault, ranks: Sequence[Rank], host: str, now: float) -> str:
-    """Return what has happened to which rank, and what it did last."""
+    """Return what happened to which rank, and what that rank did last."""
     rank = fault.rank
     if rank is None:
         return fault.reason
@@ -347,7 +345,7 @@ def describe_fault(fault: Fault, ranks: Sequence[Rank], host: str, now: float) -
         if rank.code is None or rank.code >= 0:
             return f"{name} failed with exit code {rank.code}; it was {did}"
         why = ", as the system does when memory runs out" if rank.code == -signal.SIGKILL else ""
-        return f"{name} was ended by {_name_signal(-rank.code)}{why}; it was {did}"
+        return f"{name} was killed by {_name_signal(-rank.code)}{why}; it was {did}"
     ago = f"{now - rank.moved_at:.0f} s ago"
     state = f"; {_STATES[rank.state]}" if rank.state in _STATES else ""
     if fault.kind == "silent":
@@ -356,11 +354,12 @@ def describe_fault(fault: Fault, ranks: Sequence[Rank], host: str, now: float) -
             f" {did}, {ago}"
         )
     furthest = max((other.beat.moves for other in ranks if other.code is None), default=0)
-    which = f"all are as far as {name}"
+    others = "no other rank is further ahead"
     if furthest > rank.beat.moves:
-        which = f"{name} is behind the others"
+        others = "other ranks are ahead of it"
     return (
-        f"no rank has taken a batch for {now - fault.began_at:.0f} s; {which}: {did}, {ago}{state}"
+        f"no rank has taken a batch for {now - fault.began_at:.0f} s; {name} was last {did}, {ago},"
+        f" and {others}{state}"
     )
 
 
