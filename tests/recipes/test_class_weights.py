@@ -47,7 +47,7 @@ def test_a_wrong_value_is_one_error(value: Any, message: str) -> None:
 
 
 def test_another_number_of_weights_than_logits_is_refused() -> None:
-    expected = "class_weights has length 2; expected a number for each logit, so 3"
+    expected = "class_weights has length 2; expected one number for each of 3 logits"
     action = re.escape(" (for 2 classes, set logits=2 too)")
     with pytest.raises(RecipeError, match=f"^{expected}{action}$"):
         Recipe(logits=3, class_weights=(1, 2))

@@ -141,7 +141,7 @@ def test_what_cannot_be_is_remarked() -> None:
         ({"rows": [[1, None]]}, "expected images_per_sec"),
         ({"kind": "training"}, "'train' or 'inference'"),
         ({"gpu": "A100"}, "gpu"),
-        ({"columns": ["p90_ms", "p50_ms"]}, "percentiles of latency fall"),
+        ({"columns": ["p90_ms", "p50_ms"]}, "percentiles of latency must rise"),
         ({"remarks": [{"where": {"batch_images": 2}, "remark": "odd"}]}, "a remark fits no row"),
     ],
 )

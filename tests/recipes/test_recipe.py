@@ -131,7 +131,7 @@ BEYOND: dict[str, tuple[Any, str]] = {
     "image_size": (10**6, r"4,096 \(the first activations of one image of that size are 1 GB\)"),
     "eval_resize": (10**6, "4,096"),
     "eval_crop": (10**6, "4,096"),
-    "logits": (10**11, r"1,048,576 \(no data set is read with more classes\)"),
+    "logits": (10**11, r"1,048,576 \(the most classes that a data set may have\)"),
     "global_batch_images": (10**9, r"1,048,576 \(that many images of 224 px need 150 GB\)"),
     "lr_batch_images": (10**400, "1,048,576"),
     "warmup_epochs": (1e300, "1,000,000"),

@@ -76,8 +76,8 @@ WEIGHTS = ["--recipe", "--checkpoint", "--data", "--set"]
         ("--resume", TRAIN, "A run resumes by itself: lockstep train --out RUN"),
         ("--batch-size", ["--batch", "--data"], "Did you mean --batch 3?"),
         ("--run", TRAIN, "Did you mean --out 3?"),
-        ("--run", WEIGHTS, "A run or a file of weights is named without an option: 3"),
-        ("--pretrained", WEIGHTS, "A run or a file of weights is named without an option: 3"),
+        ("--run", WEIGHTS, "Give a run or a file of weights without an option: 3"),
+        ("--pretrained", WEIGHTS, "Give a run or a file of weights without an option: 3"),
         ("--zzz", TRAIN, ""),
     ],
 )

@@ -79,13 +79,13 @@ def test_only_use_needs_the_module(module: Path, tiny_recipe: Recipe, textures: 
     ("code", "message"),
     [
         (None, r"there is no module 'fog'; expected fog.py in .*, or in a folder of PYTHONPATH"),
-        ("import no_such_library", "fog cannot be imported: ModuleNotFoundError: No module named"),
-        ("1 / 0", "fog cannot be imported: ZeroDivisionError"),
-        ("raise SystemExit(0)", "fog cannot be imported: SystemExit: 0"),
+        ("import no_such_library", "cannot import fog: ModuleNotFoundError: No module named"),
+        ("1 / 0", "cannot import fog: ZeroDivisionError"),
+        ("raise SystemExit(0)", "cannot import fog: SystemExit: 0"),
         ("Fog = 3", r"fog.py has no class 'Fog' that derives from lockstep\.Augmentation\.$"),
         (
             "import lockstep\nclass Fog(lockstep.Augmentation): pass",
-            "fog:Fog: .*abstract.*; expected numbers, draw and apply",
+            "fog:Fog: .*abstract.*; the class must define numbers, draw and apply",
         ),
     ],
     ids=["missing", "lacks a library", "fails", "ends", "holds no class", "lacks methods"],

@@ -1,5 +1,5 @@
-"""What an augmentation is: a change of the pixels of training images, with its parameters, its draw
-and its pixels in one class. Each has a file in `lockstep.recipes.augmentations`.
+"""The base class of augmentations: changes to the pixels of training images, with parameters, draw
+and pixel code in one class. Each has a file in `lockstep.recipes.augmentations`.
 """
 
 from abc import abstractmethod
@@ -10,7 +10,7 @@ import numpy as np
 from lockstep.recipes.field_validation import Settings
 
 BUILT_IN = "lockstep.recipes.augmentations"
-"""The package of the augmentations that Lockstep has. Each module has one, of the module's name."""
+"""The package of Lockstep's augmentations. Each module has one, named after the module."""
 
 
 class Augmentation(Settings):

@@ -15,21 +15,21 @@ from lockstep.system.errors import RecipeError, nearest
 
 
 def list_augmentations() -> list[str]:
-    """Return the names of the augmentations that Lockstep has, in alphabetical order."""
+    """Return the names of Lockstep's augmentations in alphabetical order."""
     package = importlib.import_module(BUILT_IN)
     return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
 
 
 def import_augmentation(name: str) -> type[Augmentation]:
-    """Return the class of an augmentation that Lockstep has. Raises `RecipeError`."""
+    """Return the class of one of Lockstep's augmentations. Raises `RecipeError`."""
     names = list_augmentations()
     if name not in names:
         timms = _translate_timm(name)
         if timms:
             raise RecipeError(f"{name!r} is timm's notation; expected {timms}")
         raise RecipeError(
-            f"there is no augmentation {name!r:.60}. {nearest(name, names)} Your own class is"
-            " module:Class, such as mymodule:Fog"
+            f"there is no augmentation {name!r:.60}. {nearest(name, names)} Give your own"
+            " class as module:Class, such as mymodule:Fog"
         )
     module = importlib.import_module(f"{BUILT_IN}.{name}")
     [kind] = (
@@ -53,7 +53,7 @@ _TIMM_KEYS = {
 
 
 def _translate_timm(text: str) -> str:
-    """Return the entry that does what a text for timm's `--aa` says, as YAML; "" if it is none."""
+    """Return the entry, as YAML, that equals a text for timm's `--aa`; "" if it is no such text."""
     first, *sections = text.split("-")
     if first == "rand":
         entry = "{name: randaugment, dialect: timm"
@@ -100,7 +100,7 @@ def read_augmentation(entry: Any) -> Augmentation:
 
 
 def _read_entries(value: Any) -> Any:
-    """Return the augmentations of a list of entries, or of one that stands alone."""
+    """Return the augmentations of a list of entries, or of a single entry."""
     if isinstance(value, str | dict | Augmentation):
         value = [value]
     return tuple(map(read_augmentation, value)) if isinstance(value, list | tuple) else value
@@ -111,11 +111,11 @@ Augmentations = Annotated[
     BeforeValidator(_read_entries),
     PlainSerializer(lambda augmentations: [one.fields() for one in augmentations]),
 ]
-"""A recipe's augmentations. A single entry may stand alone."""
+"""A recipe's augmentations. A single entry needs no list."""
 
 
 def load_plug_ins(augmentations: tuple[Augmentation, ...]) -> tuple[Augmentation, ...]:
-    """Return augmentations with the user's own imported, and so with all of their fields. Raises
+    """Return augmentations with all fields, after importing the user's own. Raises
     `RecipeError`."""
     from lockstep.recipes.plug_ins import PlugIn
 

@@ -32,7 +32,7 @@ def find_best(log: Iterable[LogEvent], selection: Selection) -> EvaluateEvent | 
 
 def is_better(event: EvaluateEvent, than: EvaluateEvent | None, selection: Selection) -> bool:
     """Return whether an evaluation is better than another one, or than none. An equal value is not
-    better, nor is a value that a log of an older version does not have."""
+    better, nor is one that is missing from the log of an older version."""
     metric = find_metric(selection)
     value: Any = event.get(metric.key)
     best: Any = than and than.get(metric.key)
@@ -42,8 +42,8 @@ def is_better(event: EvaluateEvent, than: EvaluateEvent | None, selection: Selec
 
 
 def describe_best(best: Mapping[str, Any], selection: Selection, *, short: bool = False) -> str:
-    """Return the best evaluation as it is shown, if `short` without the name of the value and its
-    95 % interval.
+    """Return the best evaluation as text; with `short`, without the name of the value and its 95 %
+    interval.
 
     >>> best = {"top1_percent": 93.3333, "images": 150, "step": 84, "weights": "ema"}
     >>> describe_best(best, "top1")

@@ -10,11 +10,11 @@ from lockstep.system.errors import RecipeError
 
 _ROUNDS = 8
 _LEAST_BITS = 2
-"""Bits of half a number at least. In a smaller domain, few permutations could come out."""
+"""The least number of bits of half a number. A smaller domain has few permutations."""
 
 
 class SampleOrder(Protocol):
-    """The samples of an epoch by their position: an array, or computed when they are asked for."""
+    """The samples of an epoch by their position: an array, or computed on demand."""
 
     def __getitem__(self, positions: np.ndarray) -> np.ndarray:
         """Return the samples at some positions: int64 [N]."""
@@ -62,7 +62,7 @@ def mix_windows(recipe: Recipe, epoch: int, images: int, shards: np.ndarray | No
     """
     if shards is None:
         raise RecipeError(
-            'order "windowed" mixes the images of some shards, but here every image is a file.'
+            'order "windowed" needs images in shards, but here every image is a file.'
             " Write shards with lockstep data pack, or leave out --set order=windowed"
         )
     count = int(shards.max()) + 1
@@ -77,9 +77,9 @@ def _repeat_samples(order: np.ndarray, copies: int, step_images: int) -> np.ndar
     """Return an order of equal length in which the first samples come several times: int64
     [images].
 
-    A step has the samples that it has if copies follow each other, as in the samplers of DeiT,
-    torchvision and timm. These deal the copies out to the ranks in turn. Here all first copies of a
-    step come first, then all second ones, and so on, which keeps most copies in different units.
+    A step has the same samples as in the samplers of DeiT, torchvision and timm, where copies
+    follow each other and are dealt out to the ranks. Here all first copies of a step come first,
+    then all second ones, and so on, which keeps most copies in different units.
     """
     places = np.arange(len(order))
     by_copy = np.lexsort((places % copies, places // step_images))
@@ -90,8 +90,8 @@ def draw_by_class(sampling: str, seed: int, epoch: int, labels: np.ndarray) -> n
     """Return the samples of an epoch, sorted by class: int64 [images].
 
     `labels` are integers [images]. A class has its share of the images (`_share_places`). Within
-    the class, no image comes again before all of them have come equally often. Those that come
-    once more are others in each epoch.
+    the class, no image comes again before all of them have come equally often. Different ones
+    come once more in each epoch.
     """
     counts = np.bincount(labels)
     places = np.zeros(len(counts), np.int64)
@@ -133,7 +133,7 @@ class Permutation:
     position, without an array of all positions.
 
     It is a Feistel network (Luby and Rackoff, 1988) on numbers of an even number of bits. A result
-    that is not below `count` is put in again until one is ("cycle walking", Black and Rogaway,
+    that is not below `count` is the next input until one is ("cycle walking", Black and Rogaway,
     2002); for 4 images or more that takes fewer than four turns on average. The function of a round
     adds the round's key and mixes the bits as SplitMix64 does (Steele, Lea and Flood, 2014).
     """

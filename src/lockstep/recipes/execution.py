@@ -12,7 +12,7 @@ from lockstep.system.defaults import DEFAULT_BACKEND
 
 
 def _switch(value: object) -> object:
-    """Turn true and false, as which YAML reads the words on and off, back into "on" and "off"."""
+    """Turn true and false back into "on" and "off", which YAML reads as booleans."""
     return ("off", "on")[value] if isinstance(value, bool) else value
 
 
@@ -37,12 +37,12 @@ class Execution(Settings):
     (docs/explanation/numerics.md)."""
     fused: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
     """Whether PyTorch's engine trains with Lockstep's own fused kernels, which need an NVIDIA GPU
-    and Triton (docs/explanation/gpu.md). "auto": where they were measured to be faster, which is
-    nowhere yet. Other engines refuse "on"."""
+    and Triton (docs/explanation/gpu.md). "auto": off, because no speed-up has been measured. Other
+    engines refuse "on"."""
     cuda_graph: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
     """Whether PyTorch's engine captures a step on a GPU as a CUDA graph and replays it. It does not
-    change numbers. "auto": off, until it was measured on a GPU (docs/explanation/gpu.md). "on" is
-    refused on CPUs, with several ranks and by the other engines."""
+    change numbers. "auto": off, because no speed-up has been measured (docs/explanation/gpu.md).
+    "on" is refused on CPUs, with several ranks and by the other engines."""
     layout: Literal["auto", "nhwc", "nchw"] = "auto"
     """Layout of activations in memory. "nhwc": channels are the last axis. "auto": the layout that
     suits engine and device. PyTorch's engine supports both. The others support only the layout that
@@ -52,7 +52,7 @@ class Execution(Settings):
     ] = "off"
     """What is computed again in the backward pass to save memory. "off": nothing; all activations
     are kept. "blocks": residual blocks, of which only the inputs are kept. A step then takes about
-    a third more operations, and has the same numbers. PyTorch's and TensorFlow's engines support
+    a third more operations and gives the same numbers. PyTorch's and TensorFlow's engines support
     it. The others refuse it."""
     reference_dtype: Literal["float64", "float32"] = "float64"
     """The type that the reference engine computes in. Other engines ignore it."""
@@ -73,9 +73,9 @@ class Execution(Settings):
     accumulation_steps: Annotated[int, Field(ge=1), limits.GLOBAL_BATCH] = 1
     """Number of parts in which a rank computes its share of a step, one after the other."""
     keep_global_batch: bool = False
-    """Whether a run that resumes on another number of ranks computes its global batches in the same
-    parts as before: on half as many ranks with twice as many accumulation steps. The global batches
-    themselves are the same in any case."""
+    """Whether a run that resumes on a different number of ranks computes its global batches in the
+    same parts as before: on half as many ranks with twice as many accumulation steps. The global
+    batches themselves are the same in any case."""
     loader: Literal["host", "dali", "dali-gpu", "synthetic"] = "host"
     """What decodes images. "host": Lockstep's own threads. "dali" and "dali-gpu": NVIDIA's DALI on
     the CPU or the GPU. "synthetic": nothing; the images are noise."""
@@ -116,7 +116,7 @@ class Execution(Settings):
     end of this many epochs after the last complete one. The schedule stays that of the whole run.
     0: the command trains to the end."""
     stop_after_steps: Annotated[int, Field(ge=0), limits.STEPS] = 0
-    """Number of steps that one command trains, counted from the step that it resumes at. 0: the
+    """Number of steps that one command trains, counted from the step where it resumes. 0: the
     command trains to the end."""
     train_only: bool = False
     """Whether the run is never evaluated. Validation images are not read and may be missing."""
@@ -132,7 +132,7 @@ class Execution(Settings):
 
     @property
     def loggers_used(self) -> tuple[str, ...]:
-        """The loggers that are named, or whose file is named."""
+        """The loggers that are selected by name or by their file."""
         loggers: list[str] = [*self.loggers]
         if self.dlll_file:
             loggers.append("dlll")

@@ -40,7 +40,7 @@ class Settings(BaseModel):
         """
         strange = [name for name in fields if not isinstance(name, str)]
         if strange:
-            raise RecipeError(f"there is no field {strange[0]!r}: the name of a field is a text")
+            raise RecipeError(f"there is no field {strange[0]!r}: expected a text as name")
         return cls(**fields)
 
     def replace(self, /, **changes: Any) -> Self:
@@ -63,8 +63,8 @@ _MOST_SHOWN = 100
 _MOST_PROBLEMS = 10
 """Number of problems of one recipe that are reported. For each of them, the nearest names are
 searched."""
-# pydantic also reports that a model given by its fields is not a name. Only the problems of the
-# fields help the user.
+# pydantic also reports that a model given by its fields is not a name. Only problems of the fields
+# help the user.
 _NOT_A_NAME = ("model", "str")
 
 
@@ -93,7 +93,7 @@ def _shorten(value: object) -> str:
     try:
         text = repr(value)
     except ValueError:  # an integer of thousands of digits
-        return "an integer that is too long to write"
+        return "an integer too long to print"
     return shorten_text(text)
 
 
@@ -116,7 +116,7 @@ def format_value(value: object) -> str:
 
 def list_changes(name: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield the places at which two values of a field differ, with what each has there. Mappings
-    with the same keys and lists of as many of them are compared entry by entry.
+    with the same keys, and lists of equal length, are compared entry by entry.
 
     >>> there, now = [{"name": "fog", "density": 1}], [{"name": "fog", "density": 2}]
     >>> list(list_changes("augmentations", there, now))

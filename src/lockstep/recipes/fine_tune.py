@@ -22,15 +22,15 @@ class _Device:
 
     batch: int
     passes: int
-    """Training images times epochs, of ResNet-50 at 224 px; a network that computes less per image
-    has more. `epochs` is the range that the number of epochs is kept in."""
+    """Training images times epochs, for ResNet-50 at 224 px; networks that compute less per image
+    get more. `epochs` limits the number of epochs."""
     epochs: tuple[int, int]
 
 
 _LIGHT_MACS = 250_000_000
 """A network with fewer multiply-adds per image trains for up to twice the epochs: it learns slower,
-and three points more are measured (benchmarks/notes/fine-tuning.md). ResNet-18 at 64 px has 150
-million, ResNet-50 340 million."""
+and gained three points in measurements (benchmarks/notes/fine-tuning.md). ResNet-18 at 64 px has
+150 million, ResNet-50 340 million."""
 _CPU = _Device(batch=32, passes=5_000, epochs=(5, 20))
 _GPU = _Device(batch=64, passes=100_000, epochs=(10, 20))
 _LEAST_PATIENCE = 10
@@ -40,12 +40,12 @@ _RATE = 0.004
 """Peak learning rate at 8 images and `_MANY_EPOCHS`; it grows with the batch, up to
 `_LARGEST_BATCH_OF_RATE`."""
 _LARGEST_BATCH_OF_RATE = 32
-"""Images in a step above which the rate stays: it is measured up to here."""
+"""The rate grows up to this many images in a step: no larger steps were measured."""
 _MANY_EPOCHS = 8
 """With fewer epochs the peak rate is half: the first epochs at a large rate cost accuracy that only
 more epochs make up for."""
 _KNOWN_RATE = 0.0005
-"""The same for weights that name the same classes, and have little to learn, with any epochs."""
+"""The peak rate for weights of the same classes, which have little to learn, with any epochs."""
 
 
 def choose_recipe(
@@ -95,13 +95,13 @@ def choose_recipe(
     ).replace(**changes)
     if recipe.frozen != ("backbone",):
         return recipe
-    # Fixed features of images that always look the same: the linear probe is all there is.
+    # Neither features nor images change: the linear probe is the whole run.
     return recipe.replace(**{"crop_area": (1.0, 1.0), "flip_probability": 0.0} | changes)
 
 
 def _choose_size(weights: Recipe) -> int:
     """Return the size of the images that weights were trained with. The size of their evaluation
-    stands for it where a file says only that."""
+    stands in if the file has only that."""
     trained = weights.image_size
     evaluated = weights.eval_crop
     return trained if trained <= evaluated <= _LARGEST_RATIO * trained else evaluated

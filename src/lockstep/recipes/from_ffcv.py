@@ -16,8 +16,8 @@ def resnet50_ffcv_88ep() -> Recipe:
 
     - The network blurs in front of every convolution of stride 2 but the first one.
     - The rate rises for 2 epochs and falls linearly to 0.
-    - Images have 160 px until epoch 70 and 192 px from epoch 71, counted from 0: the code goes from
-      one to the other between the epochs 65 and 76, in multiples of 32.
+    - Images have 160 px until epoch 70 and 192 px from epoch 71, counted from 0: the code changes
+      the size between epochs 65 and 76, in multiples of 32.
     - The code excludes parameters named "bn" from weight decay and so decays the batch norms of
       shortcuts, `downsample.1`.
     - Logits are the mean of those of the image and of its mirror image.

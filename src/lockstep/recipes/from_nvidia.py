@@ -1,14 +1,14 @@
 """The recipes that NVIDIA published. Each docstring gives source, published accuracy and cost.
 
 They follow NVIDIA's pages. If a page does not give a value, it is taken from NVIDIA's code. If page
-and code disagree, the page's value is used and the docstring names the code's. One value is the
-code's, against the page: the weight decay of shortcuts in PyTorch's recipes. Accuracies are top-1
+and code disagree, the page's value is used and the docstring names the code's. The weight decay of
+shortcuts in PyTorch's recipes is an exception: it is the code's. Accuracies are top-1
 in percent on ImageNet's 50,000 validation images, ± the spread that the page gives. Lockstep has
 not re-run any of these recipes at full length.
 
-Notes on all of them: throughput depends on the loader and the machine of its time. NVIDIA's resize
+Notes on all of them: throughput depends on the loader and the machine of that time. NVIDIA's resize
 did not filter (`antialias: false`), while the same DALI code filters today. Evaluation has the
-geometry of each original (docs/reference/preprocessing.md).
+geometry of NVIDIA's code (docs/reference/preprocessing.md).
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ def resnet50_paddle_90ep() -> Recipe:
     in mixed precision), 13 h on one.
 
     The learning rate scales linearly from 256 images. The code multiplies by the number of trainers
-    instead of the batch, which is the same with its 256 images per GPU. Dynamic loss scaling starts
+    instead of the batch, which is the same with 256 images per GPU. Dynamic loss scaling starts
     at 128 and uses the framework's own constants: x2 after 1000 good steps, x0.8 after 2 overflows.
     The code pads images to four channels. An epoch has 625 steps here; the code fills a 626th with
     images that it trains on twice.

@@ -26,13 +26,13 @@ def at_most(most: int, reason: str) -> AfterValidator:
 
 
 EPOCHS = at_most(MOST_EPOCHS, "the learning rate of every step is held in memory")
-STEPS = at_most(MOST_STEPS, "no run has more steps")
-LOGITS = at_most(2**20, "no data set is read with more classes")
+STEPS = at_most(MOST_STEPS, "the most steps that a run may have")
+LOGITS = at_most(2**20, "the most classes that a data set may have")
 GLOBAL_BATCH = at_most(2**20, "that many images of 224 px need 150 GB")
 COUNTED = at_most(2**31 - 1, "engines count in 32 bits")
 SIDE = at_most(4096, "the first activations of one image of that size are 1 GB")
 ATTEMPTS = at_most(10_000, "an image that no crop fits costs that many draws")
-SHARDS = at_most(2**20, "no data set is read with more files")
+SHARDS = at_most(2**20, "the most files that a data set may have")
 THREADS = at_most(1024, "a system may refuse to start more threads")
 BATCHES_AHEAD = at_most(1024, "each is held in memory")
 EXCHANGE_MB = at_most(4_000, "the gradients of every model here are smaller")

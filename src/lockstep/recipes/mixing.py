@@ -16,7 +16,7 @@ from lockstep.recipes.recipe import Recipe
 
 @dataclass(frozen=True)
 class Mixing:
-    """How N images are mixed, in the form in which batches have it."""
+    """How N images are mixed, in the form that batches use."""
 
     coefficients: np.ndarray
     """float32 [N]: MixUp's weight of the image itself; 1 where MixUp does not mix it."""

@@ -49,7 +49,7 @@ class _Device:
     image_size: int
     batch: int
     passes: int
-    """Training images times epochs. `epochs` is the range that the number of epochs is kept in."""
+    """Training images times epochs. `epochs` limits the number of epochs."""
     epochs: tuple[int, int]
 
 
@@ -60,9 +60,8 @@ _GPU = _Device(image_size=224, batch=128, passes=2_000_000, epochs=(90, 200))
 def check_changes(changes: Mapping[str, Any]) -> Recipe:
     """Return a recipe with these fields. Raises `RecipeError` if one is wrong.
 
-    `eval_resize` and `eval_crop` are left out: they must fit an image size that is not chosen yet.
-    So are `class_weights`, which must fit the number of logits, and fields that name tensors, which
-    must fit the model.
+    Fields that must fit values not chosen yet are left out: `eval_resize` and `eval_crop` (the
+    image size), `class_weights` (the number of logits), and fields that name tensors (the model).
     """
     late = ["eval_resize", "eval_crop", "class_weights"]
     late += ["frozen", "lr_multipliers", "sparsity_excluded"]

@@ -10,7 +10,7 @@ from lockstep.recipes.order import steps_per_epoch, unit_positions
 from lockstep.recipes.recipe import Recipe
 
 NEVER = 2**31 - 1
-"""The step of an image that is not read as far as is known."""
+"""Stands for the next step of an image that has none, as far as is known."""
 
 
 def foresee_steps(

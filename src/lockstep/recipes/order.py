@@ -29,8 +29,7 @@ from lockstep.system.errors import RecipeError
 
 
 class SizeTable(Protocol):
-    """Heights and widths of all images: an array [images, 2], or looked up when they are asked
-    for."""
+    """Heights and widths of all images: an array [images, 2], or looked up on demand."""
 
     def __len__(self) -> int: ...
 
@@ -61,8 +60,8 @@ class BatchPlan:
     """bool [N]: whether the resize is "bicubic", else "bilinear"; None: the recipe decides for all
     images."""
     augmentations: np.ndarray | None = None
-    """object [N, augmentations]: what each of the recipe's augmentations does to the image, as it
-    has drawn it; None without augmentations."""
+    """object [N, augmentations]: what each of the recipe's augmentations has drawn for the image;
+    None without augmentations."""
     coefficients: np.ndarray | None = None
     """float32 [N]: weight of the image itself, as `Mixing.coefficients`; None if none is mixed."""
     partners: np.ndarray | None = None
@@ -78,7 +77,7 @@ class BatchPlan:
     """bool [N, blocks]: the blocks of each image that stochastic depth leaves; None without it."""
 
     def batch_columns(self) -> dict[str, Any]:
-        """Return what a batch has as its plan does, by the names of `lockstep.data.Batch`."""
+        """Return what a batch takes over from its plan, by the names of `lockstep.data.Batch`."""
         return {name: getattr(self, name) for name in _BATCH_COLUMNS}
 
 
@@ -106,7 +105,7 @@ def unit_positions(unit: int, units: int, step_images: int) -> np.ndarray:
 
 def steps_per_epoch(recipe: Recipe, images: int, *, ranks: int = 1, parts: int = 1) -> int:
     """Return the optimizer steps of an epoch. Images that do not fill a last step are left out
-    (others in each epoch).
+    (different ones in each epoch).
 
     Raises `RecipeError` if the images do not fill one step. It says what fits this many ranks and
     accumulation parts.
@@ -120,7 +119,7 @@ def steps_per_epoch(recipe: Recipe, images: int, *, ranks: int = 1, parts: int =
 
 
 def _advise_batch(recipe: Recipe, images: int, ranks: int, parts: int) -> str:
-    """Return how so few images can be trained on: with eight steps in an epoch, or fewer."""
+    """Return how to train on so few images: with at most eight steps in an epoch."""
     for size in (recipe.image_size, 2 * STRIDE):
         for batch in range(max(images // 8, 1), images + 1):
             try:
@@ -251,7 +250,7 @@ def _choose_bicubic(recipe: Recipe, numbers: Numbers) -> np.ndarray | None:
 def _draw_augmentations(recipe: Recipe, numbers: Numbers) -> np.ndarray | None:
     """Return what the augmentations do to each image; None without augmentations.
 
-    The place of an augmentation in the recipe tells its numbers from those of the others.
+    An augmentation's place in the recipe selects its random numbers.
     """
     if not recipe.augmentations:
         return None
@@ -349,7 +348,7 @@ def _resize_sides(recipe: Recipe, sides: np.ndarray) -> np.ndarray:
     if recipe.eval_side_rounding == "nearest":
         return (2 * recipe.eval_resize * sides + shorter) // (2 * shorter)
     scales = np.float32(recipe.eval_resize) / shorter.astype(np.float32)
-    # The shorter side may lose a pixel. If the crop needs that pixel, the original fails.
+    # The shorter side may lose a pixel. If the crop needs that pixel, NVIDIA's code fails.
     return np.maximum((sides.astype(np.float32) * scales).astype(np.int64), recipe.eval_crop)
 
 

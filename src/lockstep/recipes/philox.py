@@ -3,8 +3,8 @@ drawn before it.
 
 NumPy's Philox4x64-10 (Salmon et al., SC'11) is a function of a key and a counter. The key is the
 run's seed. The counter is (position, epoch, attempt, purpose). NumPy keeps the raw stream of a bit
-generator fixed (NEP 19). Only this raw output is used here, and none of NumPy's distributions. So
-the numbers are the same with any version, thread count or number of ranks.
+generator fixed (NEP 19). Only this raw output is used here, and none of NumPy's distributions: the
+numbers are the same with any version, thread count or number of ranks.
 """
 
 from enum import IntEnum

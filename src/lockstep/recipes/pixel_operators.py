@@ -1,7 +1,7 @@
 """Operators on pixels that RandAugment and its relatives choose from: the same bits as Pillow's.
 
-An operator takes an image, uint8 RGB [height, width, 3], one number, what else a change of geometry
-needs (`Resampling`), and returns the changed image. Where a table of 256 values does what Pillow
+An operator takes an image, uint8 RGB [height, width, 3], one number, and for changes of geometry a
+`Resampling`. It returns the changed image. Where a table of 256 values does what Pillow
 does, OpenCV looks it up, which needs no conversion and leaves Python's other threads free.
 """
 
@@ -89,7 +89,7 @@ def change_sharpness(pixels: np.ndarray, factor: float, _: Resampling) -> np.nda
 def _smooth(pixels: np.ndarray) -> np.ndarray:
     """Return Pillow's `ImageFilter.SMOOTH` of an image, which leaves the border as it is.
 
-    It is a whole number over 13, rounded, and never halfway between two levels. So any order of
+    It is a whole number over 13, rounded, and never halfway between two levels: any order of
     summing in float32 gives the same level.
     """
     smooth = cv2.filter2D(pixels, -1, _SMOOTH)

@@ -1,4 +1,4 @@
-"""Augmentations of the user's own: `mymodule:Fog` is the class Fog of the user's module mymodule.
+"""The user's own augmentations: `mymodule:Fog` is the class Fog of the user's module mymodule.
 
 Reading a recipe imports no such module, because the recipe can be anyone's. It is imported when
 images are augmented: by training, and by commands that show or measure it.
@@ -25,8 +25,8 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 class PlugIn(Augmentation):
-    """An augmentation of the user's own, by its name and the fields that are set. Its module is
-    imported when it is used first."""
+    """One of the user's own augmentations, by its name and the fields that are set. Its module is
+    imported on first use."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -77,7 +77,8 @@ class PlugIn(Augmentation):
                 raise RecipeError(f"augmentations: {self._name}: {error}") from None
             except TypeError as error:  # a method is missing
                 raise RecipeError(
-                    f"augmentations: {self._name}: {error}; expected numbers, draw and apply"
+                    f"augmentations: {self._name}: {error}; the class must define numbers, draw and"
+                    " apply"
                 ) from None
             _check_numbers(self._loaded)
         return self._loaded
@@ -95,8 +96,8 @@ def _check_numbers(augmentation: Augmentation) -> None:
 
 @contextmanager
 def naming(augmentation: Augmentation, method: str) -> Iterator[None]:
-    """Name an augmentation of the user's own in what its method raises, as `RecipeError`. Errors of
-    Lockstep's own augmentations stay as they are."""
+    """Turn what a method of the user's own augmentation raises into a `RecipeError` that names the
+    augmentation. Errors of Lockstep's augmentations stay as they are."""
     try:
         yield
     except (Exception, SystemExit) as error:  # sys.exit(0) would end a training as if it were done
@@ -123,7 +124,7 @@ def _import_module(name: str) -> ModuleType:
     if folder not in sys.path:
         # Last: a file there must not replace a module that Lockstep itself imports later.
         sys.path.append(folder)
-    importlib.invalidate_caches()  # the file may be younger than what Python knows of its folder
+    importlib.invalidate_caches()  # the file may be newer than Python's cached list of its folder
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
@@ -133,7 +134,7 @@ def _import_module(name: str) -> ModuleType:
                 f" in {folder}, or in a folder of PYTHONPATH"
             ) from None
         raise RecipeError(
-            f"augmentations: {name} cannot be imported: {type(error).__name__}: {error}"
+            f"augmentations: cannot import {name}: {type(error).__name__}: {error}"
         ) from error
 
 

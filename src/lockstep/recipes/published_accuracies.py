@@ -29,8 +29,7 @@ _OWN = ("seed", "precision")
 """Fields in which a run may differ from its recipe and still be a run of it. Precision selects the
 rows."""
 _PRECISION_FIELDS = {"precision", "loss_scaling", "global_batch_images", "stem_channels"}
-"""Fields in which the originals' variants in TF32 and FP32 differ from the recipe in mixed
-precision."""
+"""Fields in which NVIDIA's variants in TF32 and FP32 differ from the recipe in mixed precision."""
 _HALF = {"fp16": True, "bf16": True, "mixed": True, "fp32": False, "tf32": False}
 """Whether a precision computes in 16 bits."""
 _WORDS = {"mixed": "mixed precision", "fp16": "FP16", "fp32": "FP32", "tf32": "TF32"}
@@ -86,7 +85,7 @@ class Accuracy(BaseModel):
 
 
 class ShownAccuracy(TypedDict):
-    """How an `Accuracy` is shown. The fields of the row are there as well."""
+    """How an `Accuracy` is shown, with the fields of the row."""
 
     figure: str
     conditions: str

@@ -1,5 +1,5 @@
-"""Published speeds of others as data: the rows of `published_speeds.yaml`, and when our speed is
-divided by one of them.
+"""Published speeds of others as data: the rows of `published_speeds.yaml`, and when a measured
+speed is divided by one of them.
 
 There are no claims across hardware. By default, a speed is shown next to rows of the same chip.
 Speeds are divided only if both ran on the same number of accelerators of one name.
@@ -78,7 +78,9 @@ class Row(BaseModel):
         ):
             raise ValueError("expected images_per_sec, minutes_to_target or a latency")
         if self.remark is None and list(self.percentiles_ms()) != sorted(self.percentiles_ms()):
-            raise ValueError("percentiles of latency fall; check them, or explain them in a remark")
+            raise ValueError(
+                "percentiles of latency must rise; correct them, or explain them in a remark"
+            )
         return self
 
     def percentiles_ms(self) -> tuple[float, ...]:
@@ -121,7 +123,7 @@ def _read_table(table: dict[str, Any]) -> list[Row]:
 
 @dataclass(frozen=True)
 class Measured:
-    """A speed of ours, to be put next to published ones."""
+    """A measured speed, to be shown next to published ones."""
 
     model: str
     """The name in `lockstep.models.architectures`."""
@@ -163,7 +165,7 @@ class Measured:
         return self.precision == row.precision
 
     def ratio(self, row: Row) -> float | None:
-        """Return our images per second divided by theirs.
+        """Return the measured images per second divided by the published ones.
 
         None unless hardware, batch, precision and image size are the same.
         """

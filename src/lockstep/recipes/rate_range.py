@@ -16,7 +16,7 @@ _SMOOTHING = 0.9
 DIVERGED = 4.0
 """The test ends where the smoothed loss is this many times its lowest value."""
 _SAFETY = 10.0
-"""The suggested rate is the one with the lowest loss divided by this: there it falls well, and is
+"""The suggested rate is the one with the lowest loss divided by this: there the loss falls well,
 far from where it rises."""
 
 
@@ -26,7 +26,7 @@ class RateRange:
 
     rates: list[float]
     losses: list[float]
-    """The mean loss of each step's images. A last one may not be finite."""
+    """The mean loss of each step's images. The last one may not be finite."""
     smoothed: list[float]
     diverged: bool
     """Whether the loss diverged before the last planned step."""
@@ -75,7 +75,7 @@ def judge(rates: np.ndarray, losses: list[float], steps: int, recipe: Recipe) ->
 
 
 def _find_least_drop(losses: list[float]) -> float:
-    """Return the smoothed loss below which the loss has fallen, and does not only vary: three
+    """Return the smoothed loss below which the loss has fallen by more than it varies: three
     standard deviations of a smoothed loss below the mean of the first ones."""
     first = np.array(losses[: max(len(losses) // 5, LEAST_STEPS // 2)])
     noise = first.std() * math.sqrt((1 - _SMOOTHING) / (1 + _SMOOTHING))
@@ -83,7 +83,7 @@ def _find_least_drop(losses: list[float]) -> float:
 
 
 def describe_range(result: RateRange) -> dict[str, Any]:
-    """Return a result as JSON has it."""
+    """Return a result as a value for JSON."""
     return {
         "suggested_lr": result.field,
         "suggested_peak": result.suggested,

@@ -30,13 +30,13 @@ from lockstep.recipes.folds import Fold
 from lockstep.system.errors import nearest
 
 EVAL_RATIO = 256 / 224
-"""Size after the resize over size of the crop, in the evaluation of the published recipes."""
+"""Ratio of resize to crop in the evaluation of the published recipes."""
 PREPROCESSING = (
     *("mean", "std", "interpolation", "antialias", "eval_resize", "eval_crop"),
     *("eval_antialias", "eval_side_rounding", "eval_offset_rounding", "eval_sampling"),
     "exif_orientation",
 )
-"""The fields that are the preprocessing of an evaluation; `antialias` is that of training."""
+"""The fields of the preprocessing of an evaluation; `antialias` is that of training."""
 
 GEOMETRY = ("eval_side_rounding", "eval_offset_rounding", "eval_sampling")
 """The fields of the geometry of evaluation. Their defaults are the geometry of torchvision and
@@ -161,8 +161,8 @@ class Recipe(  # pydantic lists the fields of the last base first
         weights = self.class_weights
         if not isinstance(weights, str) and len(weights) != self.logits:
             raise ValueError(
-                f"class_weights has length {len(weights)}; expected a number for each logit, so"
-                f" {self.logits} (for {len(weights)} classes, set logits={len(weights)} too)"
+                f"class_weights has length {len(weights)}; expected one number for each of"
+                f" {self.logits} logits (for {len(weights)} classes, set logits={len(weights)} too)"
             )
         table = list(self.list_tensors())
         known = [tensor.name for tensor in table]
@@ -182,8 +182,8 @@ class Recipe(  # pydantic lists the fields of the last base first
 
 
 def following_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return fields with those that follow from others of them: `image_size` is the last size of
-    `image_sizes`, or the only one if it is set alone; evaluation follows as in `eval_fields`."""
+    """Return fields plus those that follow from them: `image_size` is the last of `image_sizes`, or
+    the only size if it is set alone; evaluation follows as in `eval_fields`."""
     sizes = fields.get("image_sizes")
     if "image_size" in fields and "image_sizes" not in fields:
         fields = fields | {"image_sizes": []}

@@ -3,8 +3,7 @@ drawn for each image.
 
 The rule is that of timm's `drop_path` and of torchvision's `StochasticDepth` in mode "row": the
 probability rises linearly over all blocks, and what a block adds to an image that keeps it is
-divided by 1 - probability. All images pass through the block, so that its batch norms see all of
-them.
+divided by 1 - probability. All images pass through the block and its batch norms.
 """
 
 import numpy as np

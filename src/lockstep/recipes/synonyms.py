@@ -164,8 +164,8 @@ def _plain(name: str) -> str:
 
 
 def suggest_fields(name: str, known: Collection[str]) -> list[str]:
-    """Return the fields of `known` that a name can mean, the likeliest first. There are at most
-    three and maybe none.
+    """Return the fields of `known` that a name can mean, the most likely first: at most three, or
+    none.
 
     >>> suggest_fields("Batch-Size", ["epochs", "global_batch_images"])
     ['global_batch_images']
@@ -184,8 +184,7 @@ def suggest_fields(name: str, known: Collection[str]) -> list[str]:
 
 
 def suggest_setting(name: str, value: str, known: Collection[str]) -> str:
-    """Return a sentence that says what to type instead of a setting of an unknown field; "" if no
-    field is similar."""
+    """Return a sentence that suggests a field instead of an unknown one; "" if none is similar."""
     suggestions = [
         f"--set {shlex.quote(f'{field}={value}')}{_REMARKS.get(field, '')}"
         for field in suggest_fields(name, known)
@@ -196,8 +195,8 @@ def suggest_setting(name: str, value: str, known: Collection[str]) -> str:
 def suggest_option(
     option: str, value: str, options: Collection[str], known: Collection[str]
 ) -> str:
-    """Return a sentence that says what to type instead of an option that a command does not have;
-    "" if none is similar.
+    """Return a sentence that suggests what to type instead of an unknown option; "" if none is
+    similar.
 
     `options` are the options of the command, `known` the fields that it can set.
     """
@@ -206,7 +205,7 @@ def suggest_option(
         return f"Did you mean {_OPTION_BY_WORD[plain]} {value}?"
     names_weights = plain in ("run", "weights") or _OPTION_BY_WORD.get(plain) == "--weights"
     if names_weights and "--checkpoint" in options:
-        return f"A run or a file of weights is named without an option: {value}"
+        return f"Give a run or a file of weights without an option: {value}"
     if plain in _ADVICE_BY_WORD and "--recipe" in options and "--checkpoint" not in options:
         return _ADVICE_BY_WORD[plain]
     # If an option of the command is similar, the parser's message names it.

@@ -102,12 +102,12 @@ _EXPECTED: dict[Role, str] = {
     "out": "the path of a run's folder",
     "recipe": "a name, a file or a lockstep.Recipe; single fields go to changes={...}",
     "runs": "the folder of a run, or a list of them",
-    "target": "the path of what is to be written",
+    "target": "the path to write",
     "weights": "a path or a name",
 }
 _OF_MODULE = (
-    "a path or a name; torch.save(module.state_dict(), FILE) writes a file of a module's weights."
-    " Networks and losses of other libraries are not trained here (docs/how-to/python.md)"
+    "a path or a name; torch.save(module.state_dict(), FILE) writes a module's weights to a file."
+    " Lockstep does not train networks or losses of other libraries (docs/how-to/python.md)"
 )
 
 
@@ -124,13 +124,13 @@ def as_path(value: object, role: Role) -> Path:
     kind = "None" if value is None else f"{article} {kind}"
     expected = _EXPECTED[role]
     if role == "weights" and isinstance(value, dict) and "best_checkpoint" in value:
-        expected = 'a path or a name; that of a report is report["best_checkpoint"]'
+        expected = 'a path or a name; for a report give report["best_checkpoint"]'
     elif role == "weights" and isinstance(value, dict):
         expected = "a path or a name; torch.save(weights, FILE) writes a file of tensors by name"
     elif role == "weights" and hasattr(value, "best_checkpoint"):
-        expected = "a path or a name; that of a run is run.folder"
+        expected = "a path or a name; for a run give run.folder"
     elif role == "weights" and hasattr(value, "state_dict"):
         expected = _OF_MODULE
     elif role == "weights" and hasattr(value, "predict") and hasattr(value, "train"):
-        expected = "a path or a name; a model that is loaded trains by model.train(DATA, out=RUN)"
+        expected = "a path or a name; to train a loaded model, call model.train(DATA, out=RUN)"
     raise UserError(f"{role} is {kind}; expected {expected}")

@@ -42,7 +42,7 @@ class StartEvent(TypedDict):
     notes: list[str]
     """What the user may want to change."""
     details: NotRequired[list[str]]
-    """What few users need to know of how the run begins."""
+    """Details of the start that few users need."""
     changed: dict[str, Any]
     """The recipe's fields that differ from the published recipe, with their values in this run."""
     environment: dict[str, Any]
@@ -54,7 +54,7 @@ class StartEvent(TypedDict):
     """The best evaluation so far. Older logs do not have this and the two fields before it."""
     elapsed_sec: NotRequired[float]
     evaluates: NotRequired[list[str]]
-    """The kinds of weights that are evaluated, the last one last."""
+    """The kinds of weights that are evaluated, in order."""
     probes: NotRequired[bool]
     """Whether this process fitted a linear probe, whose accuracy follows."""
 
@@ -82,7 +82,8 @@ class TrainEvent(Summary):
 
 
 class EvaluateEvent(Summary):
-    """The validation images were evaluated. It has more metrics (`lockstep.models.metrics`)."""
+    """The validation images were evaluated. More fields hold other metrics
+    (`lockstep.models.metrics`)."""
 
     kind: Literal["evaluate"]
     step: int
@@ -104,7 +105,7 @@ class RestartEvent(TypedDict):
     restart: int
     """The number of the restart in its launch, from 1."""
     reason: str
-    """What had happened, in a sentence."""
+    """What caused the restart, in a sentence."""
     elapsed_sec: NotRequired[float]
 
 
@@ -199,13 +200,13 @@ def compute_seconds(entry: TrainEvent | EvaluateEvent) -> float:
 
 
 WARMUP_STEPS = 10
-"""The first steps of a process, which compile, allocate and fill caches, are no measure of speed.
-"""
+"""The speed of this many first steps of a process does not count: they compile, allocate and fill
+caches."""
 
 
 def select_warm(log: Iterable[LogEvent]) -> list[TrainEvent]:
-    """Return the intervals of training whose speed counts: without first steps of a process and
-    steps that were profiled."""
+    """Return the intervals of training whose speed counts: without the first steps of a process
+    and profiled steps."""
     intervals = []
     warm_from = WARMUP_STEPS
     for entry in log:
@@ -217,8 +218,8 @@ def select_warm(log: Iterable[LogEvent]) -> list[TrainEvent]:
 
 
 def measure_throughput(log: Iterable[LogEvent]) -> tuple[float | None, float | None]:
-    """Return images per second of wall time in training, and the share of the time that was spent
-    waiting for data; both None if no interval counts."""
+    """Return images per second of wall time in training, and the share of the time spent waiting
+    for data; both None if no interval counts."""
     images = seconds = waited = 0.0
     for interval in select_warm(log):
         images += interval["images"]

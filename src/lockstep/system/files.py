@@ -56,8 +56,8 @@ def appearing_folder(path: Path) -> Iterator[Path]:
     """Yield the path of a folder to make and fill. When the block ends, it gets the name `path`,
     which must not exist.
 
-    It is made in a new hidden folder next to `path`, so that no other folder and no other process
-    is in the way. After an error in the block nothing of it is left. Raises `OSError`.
+    It is made in a new hidden folder next to `path`, so that no other folder or process interferes.
+    An error in the block leaves nothing behind. Raises `OSError`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     hidden = Path(
@@ -77,10 +77,10 @@ def staging(path: Path) -> Iterator[Path]:
     """Yield an empty hidden folder next to `path`, for files that are to appear together with
     `give_names`.
 
-    Its name follows from that of `path`. So what a killed process left there is found, and removed
-    with the names that the process had given, unless it had given all of them. Missing parents of
-    `path` are made; those that stay empty are removed. Raises `OSError`, also if another process is
-    staging the same path.
+    Its name follows from that of `path`, so that what a killed process left there is found and
+    removed, with the names that the process had given, unless it had given all of them. Missing
+    parents of `path` are made; those that stay empty are removed. Raises `OSError`, also if another
+    process is staging the same path.
     """
     parents = [parent for parent in path.parents if not parent.exists()]
     folder = path.with_name(f".{path.name}.unfinished")
@@ -214,8 +214,8 @@ def write_lines(path: Path, names: Sequence[str]) -> None:
 
 @contextmanager
 def written_text(path: Path) -> Iterator[TextIO]:
-    """Yield a text file that gets its name when it is complete. Names of files are written as their
-    bytes are."""
+    """Yield a text file that gets its name when it is complete. Names of files are written byte for
+    byte."""
     with (
         replacing(path) as partial,
         partial.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as file,

@@ -32,7 +32,7 @@ class Beat:
     """What a rank does."""
 
     number: int = 0
-    """Counts the beats. Another number is a sign of life."""
+    """Counts the beats. A new number is a sign of life."""
     activity: Activity = "starting"
     step: int = 0
     """Number of training steps of the run that were begun."""
@@ -84,8 +84,8 @@ class Heart:
     def go_on(self) -> None:
         """Beat until the process ends.
 
-        A process whose launcher has ended has the launcher's patience to save and stop. Then it
-        ends itself: it may wait for a rank that is gone.
+        A process whose launcher has ended may save and stop within the launcher's patience. It is
+        then ended, because it may be waiting for a lost rank.
         """
         patience = float(os.environ.get(PATIENCE, "inf"))
         lost_at = None

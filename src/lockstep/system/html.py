@@ -16,7 +16,6 @@ def data_address(media_type: str, content: bytes) -> str:
 
 
 def hash_source(text: str) -> str:
-    """Return the source by which a content security policy allows this script or style and no other
-    one."""
+    """Return the source by which a content security policy allows only this script or style."""
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
     return f"'sha256-{digest}'"

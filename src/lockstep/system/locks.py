@@ -1,8 +1,8 @@
 """A lock in a folder that several machines share.
 
 On network file systems `flock` may hold on one machine only, or not exist. Creating a file that
-must not exist is atomic on all of them. So the lock is such a file. Its holder rewrites it every
-few seconds (a beat), and others see by its contents that the holder is alive: clocks of several
+must not exist is atomic on all of them: that file is the lock. The holder rewrites it every few
+seconds (a beat), and others see by the contents that the holder is alive: clocks of several
 machines need not agree. A lock without beats is taken over.
 
 If a holder is suspended for longer than `STALE_SEC`, or the disk is full, two processes can hold
@@ -30,8 +30,8 @@ STALE_SEC = 60.0
 _LOOK_SEC = 0.2
 
 Progress = Callable[[int, int], None]
-"""Called with the parts that are done, and all parts: of this process, and while another one holds
-the lock, of that."""
+"""Called with the number of parts that are done, and of all parts, for the process that holds the
+lock."""
 
 
 @dataclass

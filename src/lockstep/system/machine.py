@@ -43,7 +43,7 @@ def free_memory_bytes(root: Path = Path("/")) -> int | None:
     """Return how much more main memory this process can use, in bytes; None if the system does not
     report it.
 
-    It is what the system can give away, and no more than is left of the limit of a container.
+    This is the memory that the system has available, within what is left of a container's limit.
     """
     available = _find_number(r"^MemAvailable:\s+(\d+) kB$", root / "proc" / "meminfo")
     if available is None:
@@ -54,7 +54,7 @@ def free_memory_bytes(root: Path = Path("/")) -> int | None:
         limit = _find_number(r"^(\d+)$", group / limit_file)  # "max": there is no limit
         use = _find_number(r"^(\d+)$", group / use_file)
         if limit is not None and use is not None:
-            # Copies of files are given back.
+            # The system frees cached files when memory is needed.
             copies = _find_number(r"^(?:total_)?inactive_file (\d+)$", group / "memory.stat")
             left.append(limit - use + (copies or 0))
     return max(min(left), 0)
@@ -256,8 +256,8 @@ def process_facts(pid: int) -> tuple[str, float]:
 
 
 def first_number(text: str) -> int | None:
-    """Return the first number of what OMP_NUM_THREADS and its like may be: "4", or "4,2" for
-    threads within threads."""
+    """Return the first number of a value such as OMP_NUM_THREADS: "4", or "4,2" for nested
+    threads."""
     match = re.match(r"\d+", text)
     return match and int(match[0])
 

@@ -21,7 +21,7 @@ _OF_ZIP = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EO
 def read_npz(
     file: BinaryIO, *, most_members: int, most_bytes: int, kinds: str
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of an archive by name. They are read-only, and of the types of the file.
+    """Return the arrays of an archive by name: read-only, with the types of the file.
 
     Args:
         file: The open archive.
@@ -44,7 +44,7 @@ def read_npz(
             size = sum(member.file_size for member in members)
             if size > most_bytes:
                 raise ValueError(f"it expands to {size:,} bytes, more than {most_bytes:,}")
-            # Python asks for the memory of all packed bytes that are listed before it reads them.
+            # Before it reads, Python allocates as many packed bytes as the archive lists.
             if sum(member.compress_size for member in members) > file.seek(0, io.SEEK_END):
                 raise ValueError("it lists more bytes than it has")
             arrays: dict[str, np.ndarray] = {}
@@ -68,7 +68,7 @@ def read_npy(name: str, data: bytes, kinds: str) -> np.ndarray:
         raise ValueError(f"{name!r:.100} has version {version} of NumPy's format")
     shape, by_columns, dtype = read_header[version](stream)
     if dtype.kind not in kinds or (dtype.kind == "V" and dtype.str[1:] != "V2"):
-        raise ValueError(f"{name!r:.100} holds {dtype}, which such files do not have")
+        raise ValueError(f"{name!r:.100} holds {dtype}, which is not accepted here")
     left = len(data) - stream.tell()
     if math.prod(shape) * dtype.itemsize != left:
         raise ValueError(f"{name!r:.100} is {dtype} {list(shape)}, but has {left:,} bytes")

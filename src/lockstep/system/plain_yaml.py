@@ -14,8 +14,8 @@ MOST_CHARACTERS = 2**16
 MOST_DEPTH = 16
 """Lists and mappings may be nested at most this deep. The fields of a model have depth 3."""
 _MOST_BITS = 1024
-"""An integer may have at most this many bits, the range of floats. Longer ones take time to print
-in a message."""
+"""An integer may have at most this many bits, the range of floats. Longer ones are slow to print in
+a message."""
 
 
 def read_yaml(text: str) -> Any:
@@ -42,7 +42,7 @@ def read_yaml(text: str) -> Any:
 
 class _Loader(yaml.SafeLoader):
     """Refuses aliases and deep nesting before values are built, and names the line of a value that
-    its tag does not fit."""
+    does not fit its tag."""
 
     _depth = 0
 

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-with contextlib.chdir("/"):  # it reads `matplotlibrc` in the current folder, which can be anyone's
+with contextlib.chdir(
+    "/"
+):  # matplotlib reads `matplotlibrc` in the current folder, which can be anyone's
     import matplotlib as _  # noqa: F401
 
 

@@ -15,7 +15,7 @@ from lockstep.system.strict_json import parsed
 
 @dataclass(frozen=True)
 class _Launcher:
-    """A launcher of processes of any kind, and its variables by the usual names."""
+    """A launcher, and its variables by the usual names."""
 
     name: str
     variables: Mapping[str, str]
@@ -60,9 +60,9 @@ class _Claim:
 def name_rank(variables: Mapping[str, str], *, reads_tf_config: bool = False) -> None:
     """Set RANK, WORLD_SIZE and LOCAL_RANK where a launcher names this rank in other variables.
 
-    `variables` are those of the framework's own launchers. They come first, then TF_CONFIG, MPI and
-    Slurm: what starts processes within another launcher's processes counts. TF_CONFIG does not tell
-    which workers share a machine: each has local rank 0, unless LOCAL_RANK is set. Raises
+    `variables` are those of the framework's own launchers. These take precedence, then TF_CONFIG,
+    MPI and Slurm, because the innermost launcher counts. TF_CONFIG does not tell which workers
+    share a machine: each has local rank 0, unless LOCAL_RANK is set. Raises
     `UserError` if variables are wrong or contradict each other.
     """
     if "RANK" in os.environ:
@@ -115,7 +115,7 @@ def _claim(launcher: _Launcher, environment: Mapping[str, str]) -> _Claim:
 def _refuse_contradiction(claims: list[_Claim]) -> None:
     """Raise `UserError` if launchers number the same processes differently.
 
-    Other numbers of processes are no contradiction: mpirun starts its helpers through Slurm, one on
+    Different numbers of processes are no conflict: mpirun starts its helpers through Slurm, one on
     each machine.
     """
     first = claims[0]

@@ -1,4 +1,4 @@
-"""Ranks: how a process finds out that it is one of several, and what it does for the launcher that
+"""Ranks: how a process finds out that it is one of several, and how it reports to the launcher that
 started it.
 
 The environment variables RANK, WORLD_SIZE and LOCAL_RANK identify a rank.
@@ -32,8 +32,8 @@ LISTEN_ADDRESS = "LOCKSTEP_LISTEN_ADDRESS"
 """Environment variable of launched ranks: the only address, besides loopback, at which a rank may
 listen."""
 OF_NETWORKS = ("MASTER_ADDR", "MASTER_PORT", "NCCL_COMM_ID", "TF_CONFIG", "LOCKSTEP_SECRET")
-"""Environment variables that ranks do not get from their launcher: they would make them meet at
-another address, or are the launchers' secret."""
+"""Environment variables that ranks do not get from their launcher: the launchers' secret, and those
+that would make them meet at another address."""
 _ELASTIC_RESTART = "TORCHELASTIC_RESTART_COUNT"
 """Environment variable: how often torchrun has started its ranks again."""
 
@@ -61,7 +61,7 @@ def count_ranks() -> int:
 
 
 def make_rank_error(reason: str = "") -> LockstepError:
-    """Return the error of a rank that cannot go on since another one has ended."""
+    """Return the error of a rank that cannot continue because another one has ended."""
     shown = f" ({reason:.200})" if reason else ""
     return LockstepError(f"another rank has ended; its message says why{shown}")
 

@@ -1,6 +1,6 @@
 """Rows: modules of one kind, such as commands or formats of weights, each imported when it is used.
 
-A table of them says what must be known before. Nothing else imports the module of a row.
+A table holds what must be known before the import. Nothing else imports the module of a row.
 """
 
 import importlib

@@ -1,8 +1,8 @@
 """Open what a user, or another file, names: regular files of a bounded size, without waiting.
 
 A path can lead to a device that never ends, to a pipe into which nobody writes, or to a file larger
-than the memory. Every reader of such a path comes here. `tests/test_opening.py` lists the calls
-that open files in another way, with the reasons.
+than the memory. Every reader of such a path uses this module. `tests/test_opening.py` lists the
+calls that open files in another way, with the reasons.
 """
 
 import errno
@@ -62,8 +62,8 @@ def explain_failure(error: OSError) -> str:
 
 
 def is_failure(error: OSError) -> bool:
-    """Return whether an error is the state of a disk, a network or a process, which passes. Others
-    say that a path leads to no file, or to one that is not read, for a reason of this module's."""
+    """Return whether an error of a disk, a network or a process may pass. All others mean that the
+    path leads to no file, or to one that this module refuses."""
     code = error.errno or 0
     return code not in _NO_TARGET and error.strerror in (None, os.strerror(code))
 
@@ -103,13 +103,11 @@ def _check(status: os.stat_result, limit: Limit, path: AnyPath) -> None:
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
         raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", os.fspath(path))
     if status.st_size > limit.most_bytes:
-        raise OSError(
-            errno.EFBIG, f"it has {status.st_size:,} bytes{_beyond(limit)}", os.fspath(path)
+        reason = (
+            f"it has {status.st_size:,} bytes; expected at most {limit.most_bytes:,} for"
+            f" {limit.purpose}"
         )
-
-
-def _beyond(limit: Limit) -> str:
-    return f"; expected at most {limit.most_bytes:,} for {limit.purpose}"
+        raise OSError(errno.EFBIG, reason, os.fspath(path))
 
 
 def open_regular(path: AnyPath, limit: Limit) -> io.BufferedReader:
@@ -165,7 +163,7 @@ def is_sparse(descriptor: int, begin: int, end: int) -> bool:
 def read_descriptor(descriptor: int, size: int) -> bytes:
     """Return the first `size` bytes of an open file, fewer if it ends before.
 
-    Files that claim to have no bytes are not read: of the system's own (/proc), some never end.
+    Files that claim to have no bytes are not read: some of the system's (/proc) never end.
     """
     data = os.read(descriptor, size)
     while len(data) < size and (more := os.read(descriptor, size - len(data))):
@@ -191,5 +189,6 @@ def read_stream(stream: BinaryIO, limit: Limit, begin: bytes = b"") -> bytes:
     while part := stream.read(min(_PART, limit.most_bytes + 1 - size)):
         size += read.write(part)
         if size > limit.most_bytes:
-            raise OSError(errno.EFBIG, f"it does not end{_beyond(limit)}")
+            reason = f"it is longer than {limit.most_bytes:,} bytes, the limit for {limit.purpose}"
+            raise OSError(errno.EFBIG, reason)
     return read.getvalue()

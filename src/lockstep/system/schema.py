@@ -1,4 +1,4 @@
-"""Types for values that strangers may have written, and their check by pydantic."""
+"""Types for values that strangers may have written, which pydantic checks."""
 
 from functools import cache
 from typing import Annotated, Any
@@ -18,8 +18,8 @@ Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def matches(value: Any, schema: Any) -> bool:
-    """Return whether a value of a JSON file is of a type, to the letter: true is no number, and "1"
-    is none either. Fields that a TypedDict does not name are ignored."""
+    """Return whether a value of a JSON file has exactly a type: neither true nor "1" is a number.
+    Fields that a TypedDict does not name are ignored."""
     try:
         _make_adapter(schema).validate_python(value, strict=True)
     except ValidationError:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _WATCHED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _REPEAT_AFTER_SEC = 0.02
-"""Callbacks are short: after this time the next Python code of the main thread is another one."""
+"""Callbacks are short: after this time the main thread runs other Python code."""
 
 
 def repeat_lost_interrupts() -> None:
@@ -47,7 +47,7 @@ class StopRequests:
     """While open, SIGTERM, SIGUSR1 and a first Ctrl-C set `requested`. A second Ctrl-C interrupts
     at once.
 
-    A context manager. An inner one knows what the outer one has received, and hands on what it
+    A context manager. An inner one knows what the outer one has received, and passes on what it
     receives itself. Outside the main thread Python cannot handle signals, so none are watched
     there.
     """

@@ -61,7 +61,7 @@ def _find_word(value: Any) -> str | None:
 
 def parsed(text: str | bytes) -> Any:
     """Return the value of a JSON text. Raises `ValueError` if it is not JSON, is nested too deep to
-    be read, or has an object with a key twice, of which other readers may use the other value."""
+    be read, or has an object with a duplicate key: other readers may use the other value."""
     try:
         return json.loads(text, object_pairs_hook=_make_object)
     except RecursionError:

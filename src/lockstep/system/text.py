@@ -24,7 +24,7 @@ def list_first(names: Sequence[str], most: int = 10) -> str:
 
 
 def make_printable_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of classes as opened weights have them."""
+    """Return the names of classes in the form of opened weights."""
     return tuple(map(escape_halves, names))
 
 

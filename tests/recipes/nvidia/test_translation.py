@@ -247,7 +247,7 @@ def test_quantisation_is_carried_to_the_pytorch_backend() -> None:
     )
     # The default backend is PyTorch.
     assert (translation.not_carried, "--backend" in translation.command) == ((), False)
-    assert "the PyTorch backend quantises, so the command trains with it" in translation.notes
+    assert "only the PyTorch backend quantises: the command uses it" in translation.notes
 
 
 def test_a_command_without_quantisation_has_no_quantised_recipe() -> None:

@@ -64,7 +64,7 @@ PLAIN = member(np.zeros(3, np.float32))
 ODD: dict[str, tuple[dict[str, bytes], str]] = {
     "objects": (
         {"x.npy": member(np.array([print], object), allow_pickle=True)},
-        "'x' holds object, which such files do not have",
+        "'x' holds object, which is not accepted here",
     ),
     "texts": ({"x.npy": member(np.array(["text"]))}, "'x' holds <U4"),
     "too few bytes": ({"x.npy": PLAIN[:-1]}, r"'x' is float32 \[3\], but has 11 bytes"),

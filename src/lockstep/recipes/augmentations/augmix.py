@@ -34,10 +34,10 @@ _LONGEST = 3
 
 
 class Mixture(NamedTuple):
-    """What an image is mixed of."""
+    """What an image is mixed from."""
 
     weights: tuple[float, ...]
-    """Of the image itself, and of each chain; their sum is 1."""
+    """Those of the image itself and of each chain; the sum is 1."""
     chains: tuple[tuple[Operation, ...], ...]
 
 
@@ -52,11 +52,12 @@ class AugMix(Operations):
     """Interpolation of changes of geometry. "random" is "bilinear" or "bicubic", drawn for each
     operation."""
     severity: Annotated[int, Field(ge=1, le=_MAGNITUDES)] = 3
-    """Number of magnitudes, of 10 from none to the largest, that operations draw from."""
+    """Operations draw from this many of the lowest magnitudes, out of 10 from none to the
+    largest."""
     width: Annotated[int, Field(ge=1, le=100)] = 3
     """Number of chains."""
     depth: Annotated[int, Field(ge=0, le=100)] = 0
-    """Number of operations of a chain. 0: it is drawn for each chain from 1 to 3."""
+    """Number of operations in a chain. 0: drawn for each chain, from 1 to 3."""
 
     @property
     def numbers(self) -> int:

@@ -21,7 +21,7 @@ _TIMM = {"interpolation": "random", "fill": (124, 116, 104)}
 _LAST = 9
 """The largest of torchvision's magnitudes."""
 _FULL = 10
-"""timm's magnitude at which an operation has its full number."""
+"""timm's magnitude at which an operation has its full strength."""
 
 _Step = tuple[str, float, int]
 """An operator, its probability and its magnitude."""
@@ -96,13 +96,13 @@ _V0 = _read_policy("""
 
 
 class AutoAugment(Operations):
-    """Do one of 25 pairs of operations, drawn for each image, each with its probability and
+    """Apply one of 25 pairs of operations, drawn for each image, each with its probability and
     magnitude."""
 
     policy: Literal["torchvision", "original", "originalr", "v0", "v0r"] = "torchvision"
-    """The pairs, and whose numbers. "torchvision" is its policy for ImageNet. The others are
-    timm's: "original" has the same pairs, "v0" those of TensorFlow's EfficientNet. With "r",
-    posterising changes more at a larger magnitude."""
+    """The pairs, and whose magnitudes they use. "torchvision" is its policy for ImageNet. The
+    others are timm's: "original" has the same pairs, "v0" those of TensorFlow's EfficientNet.
+    With "r", posterising changes more at a larger magnitude."""
     magnitude_std: Strength = 0.0
     """timm's `mstd`: standard deviation of the magnitudes, cut off at 0 and 10. torchvision: 0."""
     interpolation: Interpolations = "nearest"

@@ -35,7 +35,7 @@ _NUMBERS = 5
 
 
 class RandAugment(Operations):
-    """Do some of 14 or 15 operations, drawn for each image, all with one magnitude.
+    """Apply some of 14 or 15 operations, drawn for each image, all with one magnitude.
 
     Fields that are not set have the defaults of the dialect.
     """
@@ -47,7 +47,7 @@ class RandAugment(Operations):
     magnitude: Strength = 9.0
     """How much an operation changes. timm: 10 if it is not set."""
     full_magnitude: Annotated[float, Field(ge=1, le=10_000)] = 30.0
-    """The magnitude at which an operation has its full number. torchvision has whole magnitudes
+    """The magnitude at which an operation has its full strength. torchvision has whole magnitudes
     from 0 to this one, its `num_magnitude_bins` - 1. timm: 10."""
     magnitude_std: Strength | Literal["uniform"] = 0.0
     """timm's `mstd`: standard deviation of the magnitude, drawn for each operation and cut off at 0

@@ -49,8 +49,8 @@ class Rectangle(NamedTuple):
 class RandomErasing(Augmentation):
     """Erase rectangles (arXiv:1708.04896; `RandomErasing` of torchvision and timm).
 
-    The originals fill normalised pixels; this fills uint8, so fills are rounded to a level, by half
-    a level at most (0.009 standard deviations), and normal values beyond 0 and 255 become 0 and 255
+    torchvision and timm fill normalised pixels. This class fills uint8: fills are rounded by half a
+    level at most (0.009 standard deviations), and normal values beyond 0 and 255 become 0 and 255
     (2.9 % of red, 2.8 % of green and 3.9 % of blue values).
     """
 
@@ -83,7 +83,7 @@ class RandomErasing(Augmentation):
 
     @property
     def numbers(self) -> int:
-        """Return those of whether and how many, and of each rectangle."""
+        """Return those that decide whether and how many, and those of each rectangle."""
         return 2 + _NUMBERS * self.count
 
     def draw(self, numbers: list[float]) -> list[Rectangle]:

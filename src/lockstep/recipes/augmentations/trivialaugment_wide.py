@@ -8,7 +8,7 @@ from lockstep.recipes.operations import LARGEST_WIDE, Operation, Operations, num
 
 
 class TrivialAugmentWide(Operations):
-    """Do one of 14 operations, drawn for each image with its magnitude (torchvision's
+    """Apply one of 14 operations, drawn for each image with its magnitude (torchvision's
     `TrivialAugmentWide`)."""
 
     magnitudes: Annotated[int, Field(ge=2, le=10_000)] = 31

@@ -1,2 +1,2 @@
-"""The fields of a recipe, one file for each subject. Each file checks what its fields alone
-decide."""
+"""The fields of a recipe, one file for each subject. Each file checks what depends on its
+fields alone."""

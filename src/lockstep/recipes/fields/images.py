@@ -1,4 +1,4 @@
-"""Which training images come, with which crops and flips, and how pixels are resized and
+"""Which training images an epoch has, with which crops and flips, and how pixels are resized and
 normalised."""
 
 from typing import Annotated, Literal, Self
@@ -15,18 +15,19 @@ Side = Annotated[int, Field(ge=32), limits.SIDE]
 
 
 class ImageFields(Settings):
-    """Which training images come, with which crops and flips, and how pixels are resized and
-    normalised."""
+    """Which training images an epoch has, with which crops and flips, and how pixels are resized
+    and normalised."""
 
     class_order: Literal["index", "number", "text"] = "index"
-    """The order of class folders that are all numbers, and so their labels. "index": the order of
+    """The order of class folders that are all numbers, and so their labels. "index": the order in
     the index of the images: "number" in a new one, "text" in one that an earlier version made.
     "number": 0, 1, 2, 10; equal numbers such as 01 and 1 in the order of their names. "text": 0, 1,
     10, 2, as torchvision and Keras sort. A resumed run keeps its own order."""
     order: Literal["shuffled", "permuted", "windowed"] = "shuffled"
     """The order of the images, different in every epoch. "shuffled": random. "permuted": random,
-    computed position by position without an array of all positions, which `sampling` and
-    `repeated_augmentation` need: for very many images. "windowed": for shards in an object store.
+    computed position by position without an array of all positions. Use it for very many images.
+    `sampling` and `repeated_augmentation` still build that array. "windowed": for shards in an
+    object store.
     Shards come in random order, and the images of `window_shards` shards are shuffled among
     themselves, so that each shard is read once, nearly from front to back. Every order is a
     function of (seed, epoch, position): every image comes once, on any number of ranks, and a
@@ -40,7 +41,7 @@ class ImageFields(Settings):
     of a rare class come several times in it, some once more than others. Of a frequent class, some
     images are left out, different ones in each epoch."""
     repeated_augmentation: Annotated[int, Field(ge=1, le=100)] = 1
-    """Number of times that an image comes in a step, each time with another crop, flip and so on
+    """Number of copies of an image in a step, each with a different crop, flip and so on
     (arXiv:1901.09335). An epoch is as long as without it: it has copies of 1 / this number of the
     images, different ones in each epoch. Most copies of an image go to different ranks. 1: every
     image comes once."""
@@ -128,7 +129,7 @@ class ImageFields(Settings):
         if self.image_sizes and self.image_sizes[-1][1] != self.image_size:
             raise ValueError(
                 f"image_sizes ends with {self.image_sizes[-1][1]}, but image_size is"
-                f" {self.image_size}; set one of them alone"
+                f" {self.image_size}; set only one of them"
             )
         if self.crop_aspect[0] > self.crop_aspect[1]:
             raise ValueError(f"crop_aspect must be a rising range, not {list(self.crop_aspect)}")

@@ -8,8 +8,8 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Strength = Annotated[float, Field(ge=0, le=1000)]
-"""How much something changes an image: of order 1, or 10 for a magnitude. At many times as much,
-numbers of pixels would overflow."""
+"""How much something changes an image: of order 1, or 10 for a magnitude. Far larger values would
+overflow pixel numbers."""
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 Colour = tuple[_Finite, _Finite, _Finite]
 Deviation = tuple[Positive, Positive, Positive]
@@ -27,4 +27,4 @@ Range = Annotated[tuple[_Size, _Size], AfterValidator(_check_range)]
 Prefixes = Annotated[
     tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
 ]
-"""Prefixes of the names of tensors (`lockstep.models.sections`). A single one may stand alone."""
+"""Prefixes of the names of tensors (`lockstep.models.sections`). A single one needs no list."""

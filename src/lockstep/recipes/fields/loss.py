@@ -14,8 +14,8 @@ ClassWeights = Annotated[
 
 
 TIE = 1e-6
-"""How far above `target_threshold` a target is above it. Rounding is 1e-7, and shares of the pixels
-of an image of 512 pixels are 4e-6 apart."""
+"""A target counts as above `target_threshold` from this difference on. Rounding errors are 1e-7,
+and shares of the pixels of an image of 512 pixels are 4e-6 apart."""
 
 
 class LossFields(Settings):

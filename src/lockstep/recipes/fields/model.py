@@ -43,12 +43,12 @@ class ModelFields(Settings):
     """Initial biases of the classifier and of squeeze-and-excitation. "zero": 0. "uniform": uniform
     in ±1/sqrt(fan in), PyTorch's default."""
     stem_channels: Literal[3, 4] = 3
-    """Number of input channels of the stem in the original. 4: the original pads images with a
+    """Number of input channels of the stem in the published code. 4: that code pads images with a
     channel of zeros. A model has three channels here in both cases, because weights of the fourth
     have no effect: they get no gradient, and weight decay makes them a millionth of their initial
-    values in 90 epochs. They matter twice. Initial kernels of the stem have a fan in of 196
-    instead of 147. 2:4 sparsity prunes the stem too: its groups are red, green, blue and a weight
-    of 0. mask_1d sets the smallest of the three colours to 0."""
+    values in 90 epochs. 4 still changes two things: initial kernels of the stem have a fan in of
+    196 instead of 147, and 2:4 sparsity prunes the stem too: its groups are red, green, blue and a
+    weight of 0. mask_1d sets the smallest of the three colours to 0."""
     zero_init_last_bn: bool = False
     """Whether the last batch norm of every block starts with scale 0. A block then starts as the
     identity."""

@@ -13,7 +13,7 @@ class RunFields(Settings):
     """Where a run starts, which of its evaluations is the best, and what is held out."""
 
     linear_probe: bool = False
-    """Whether a run whose weights do not know its classes starts from a linear probe: the
+    """Whether a run from weights for other classes starts from a linear probe: the
     classifier that best fits the features of the training images without augmentation
     (`lockstep.runs.linear_probe`). If false, it starts from the recipe's initial classifier."""
     selection: Selection = "top1"

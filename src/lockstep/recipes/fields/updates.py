@@ -17,8 +17,8 @@ NOT_NAMED_BN: tuple[ListedRole, ...] = (
     *("conv_weight", "fc_weight", "fc_bias"),
     *("shortcut_bn_scale", "shortcut_bn_bias"),
 )
-"""What code decays that leaves out parameters with "bn" in their names: the batch norms of
-shortcuts are called `downsample.1`."""
+"""The roles that are decayed if code excludes parameters with "bn" in their names: it misses the
+batch norms of shortcuts, `downsample.1`."""
 
 
 def _describe_optimizers() -> str:
@@ -65,7 +65,7 @@ class UpdateFields(Settings):
     ema_decay: Fraction = 0.0
     """Decay of the moving average of weights and statistics: average = decay*average + (1 -
     decay)*weights. 0: no average. It is updated at most once in a step, with any number of
-    accumulation parts. NVIDIA's PyTorch code updates it after every part, so that its average
+    accumulation parts. NVIDIA's PyTorch code updates it after every part, so that the average
     follows the weights faster if it accumulates."""
     ema_every_steps: Annotated[int, Field(ge=1), limits.COUNTED] = 1
     """The average is updated in the first step of every epoch and in every n-th step after it

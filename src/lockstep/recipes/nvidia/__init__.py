@@ -1,4 +1,4 @@
-"""NVIDIA's command lines as data, and their translation into commands of Lockstep.
+"""NVIDIA's command lines as data, and their translation into Lockstep commands.
 
 The tables of options are the YAML files in this folder, one for each example. `table` reads them,
 `command_line` splits a command, `translation` gives the equivalent, `commands` finds its recipe

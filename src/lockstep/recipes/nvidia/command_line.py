@@ -14,12 +14,12 @@ from lockstep.system.errors import UserError, nearest
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _INTERPRETER = re.compile(r"python[\d.]*|bash|sh|env|exec|-m|-u")
-"""Words in front of a script that only say what runs it."""
+"""Words in front of a script that only name what runs it."""
 _PLACEHOLDER = re.compile(r"<[^<>]+>")
 """What a page prints in place of a value, such as `<path to imagenet>`."""
 _HELP = ("-h", "--help")
 _MOST_SHELLS = 4
-"""A shell script runs a command that is no shell script; this many are followed."""
+"""At most this many shell scripts that run one another are followed."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class ParsedCommand:
     values: dict[str, str]
     """The values of options by the first name of the option's row. A switch has "true"."""
     typed: dict[str, str]
-    """The names in `values` that the command line itself has, with the names as typed. Others are
-    of presets."""
+    """The names in `values` that the command line itself has, with the names as typed. All others
+    come from presets."""
     overridden: tuple[Word, ...]
-    """Options that the command line has again later."""
+    """Options that the command line repeats later."""
     launched: tuple[Word, ...]
     """The launcher's options."""
     unknown: tuple[str, ...]
@@ -70,7 +70,7 @@ class _Split:
 def read_command(
     words: list[str], system: str | None = None, revision: str | None = None
 ) -> ParsedCommand:
-    """Return what a command says: its words as the shell splits them, or one text.
+    """Parse a command: its words as the shell splits them, or one text.
 
     `system` is the name of the example and `revision` the year of its script. By default, they are
     found from the script, the launcher and the options. Raises `UserError` if no script of NVIDIA's
@@ -87,7 +87,7 @@ def read_command(
     placeholders = _PLACEHOLDER.findall(" ".join(words))
     if placeholders:
         raise UserError(
-            f"a placeholder instead of a value: {', '.join(placeholders)}. Replace it by a value"
+            f"a placeholder instead of a value: {', '.join(placeholders)}. Replace it with a value"
         )
     chosen = [row for name, row in systems().items() if system in (None, name)]
     is_shell = False
@@ -167,7 +167,7 @@ def _split(words: list[str], chosen: list[System]) -> _Split:
             hint = nearest(scripts[0], dict.fromkeys(names))
         raise UserError(
             f"the command names no script of NVIDIA's examples: {shlex.join(words)!r:.200}."
-            " Expected a script of its ResNets, such as: python main.py --arch resnet50 -b 256"
+            " Expected a ResNet script, such as: python main.py --arch resnet50 -b 256"
             f" --amp /imagenet. {hint}"
         )
     environment = {}
@@ -196,7 +196,7 @@ def _find_launcher(system: System, prefix: tuple[str, ...]) -> Launcher | None:
 
 def _mismatch(system: System, script: Script, split: _Split) -> tuple[int, int, int]:
     """Return how badly a command fits a script: unknown and missing options, abbreviated ones,
-    another's launcher."""
+    the launcher of another example."""
     options = system.options(script)
     _, unknown = _split_known(options, split.words)
     typed = [word.partition("=")[0] for word in split.words]
@@ -225,8 +225,8 @@ def _describe_choice(best: list[tuple[System, Script]]) -> str:
         elif script is not best[0][1]:
             options.append(f"--revision {script.revision}")
     return (
-        f"{best[0][1].name} is in {' and '.join(names)}; read as {names[0]} ({' or '.join(options)}"
-        " for the other)"
+        f"{best[0][1].name} is in {' and '.join(names)}; read as {names[0]} (for the other, add"
+        f" {' or '.join(options)})"
     )
 
 
@@ -260,7 +260,7 @@ def _parse_command(
 def _find_presets(
     system: System, script: Script, options: tuple[Option, ...], typed: dict[str, Word]
 ) -> list[str]:
-    """Return the options that presets add, those of the scripts that it runs included."""
+    """Return the options that presets add, including those of the scripts that this one runs."""
     values: dict[str, str] = {}
     for option in options:
         if option.names[0] in typed:

@@ -1,4 +1,4 @@
-"""The words of the command of Lockstep, and which options of NVIDIA's command it has no use for."""
+"""The words of the Lockstep command, and which options of NVIDIA's command it does not use."""
 
 import json
 import math
@@ -54,7 +54,7 @@ _USED_FIELDS = {
 """Fields of the recipe and of the execution that a kind of command uses; others use none. Training
 uses all."""
 _REASONS = (
-    (_ON_RANKS, _MACHINES, "the processes of one machine meet by themselves", False),
+    (_ON_RANKS, _MACHINES, "the processes of one machine find each other", False),
     ({"train"}, {"--weights"}, "the checkpoint that is resumed has the weights", True),
     ({"evaluate"}, _LOGS, "`lockstep evaluate --json` prints the result", True),
     (
@@ -66,15 +66,15 @@ _REASONS = (
     (_NAMES, _LOGS, "{} writes no log", True),
     (
         *({"evaluate", "predict"}, {"model", "logits", "@model", "@layers"}),
-        *("the model is that of the weights", False),
+        *("the model comes with the weights", False),
     ),
     ({"evaluate"}, {"@unit"}, "all images are evaluated", True),
     ({"benchmark"}, {"@nodes"}, "a benchmark runs on one machine", True),
-    ({"benchmark"}, {"quantisation", "sparsity"}, "dense fp steps are measured", True),
+    ({"benchmark"}, {"quantisation", "sparsity"}, "a benchmark neither prunes nor quantises", True),
     ({"benchmark"}, Recipe.model_fields, "the speed does not depend on it", False),
 )
-"""Why kinds of commands have no use for some names of templates, and whether anything is lost. The
-first row counts."""
+"""Why kinds of commands do not use some names of templates, and whether anything is lost. The first
+matching row counts."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Command:
-    """The command of Lockstep for a request."""
+    """The Lockstep command for a request."""
 
     parsed: ParsedCommand
     request: Request
@@ -145,8 +145,8 @@ class Command:
         return (text or name) in words
 
     def why_unused(self, name: str) -> tuple[str, bool]:
-        """Return why the command has no use for something that a template names, and whether
-        anything is lost by it."""
+        """Return why the command does not use a name of a template, and whether anything is
+        lost."""
         for kinds, names, reason, is_lost in _REASONS:
             if self.kind in kinds and name in names:
                 return reason.format(_NAMES[self.kind]), is_lost
@@ -284,7 +284,7 @@ class Command:
 
 def _iterations(slots: dict[str, str]) -> list[str]:
     """Return -i, -e and -w. Steps become epochs of the longest length that divides both parts, so
-    that none is measured that the original leaves out."""
+    that the same steps are measured as by NVIDIA's code."""
     warmup = int(slots.get("warmup_steps", 0))
     if "epoch_steps" in slots:
         left_out = int(slots.get("warmup_epochs", 0))
@@ -375,7 +375,7 @@ def nearest_recipe(wanted: Recipe, framework: str) -> tuple[str, dict[str, Any]]
     """Return the name of the example's recipe with the fewest fields to set, and these fields.
 
     `framework` is part of the names of the example's recipes, such as "paddle". Those of the wanted
-    model come first. A quantised recipe is none to change into one that is not.
+    model come first. A quantised recipe is never changed into one that is not.
     """
 
     def keep_if_any(is_wanted: Callable[[str, Recipe], bool]) -> dict[str, Recipe]:

@@ -1,5 +1,4 @@
-"""What NVIDIA's options are in Lockstep, in words, from the same rows that commands are translated
-with."""
+"""NVIDIA's options and their equivalents in words, from the same rows that translate commands."""
 
 from lockstep.recipes.nvidia.table import PLACEHOLDERS, SLOTS, Option, Script, System
 
@@ -11,7 +10,7 @@ def describe_script(system: System, script: Script) -> str:
     year = f" of {script.revision}" if script.revision else ""
     lines = [f"## {system.title}: `{script.name}`{year}", "", f"What it does: {script.about}.", ""]
     if script.not_here:
-        return "\n".join([*lines, f"Not here: {script.not_here}.", ""])
+        return "\n".join([*lines, f"Not translated: {script.not_here}.", ""])
     if script.also:
         others = " and ".join(f"`{name}`" for name in script.also)
         lines += [f"It also takes the options of {others}; those below have precedence.", ""]
@@ -51,17 +50,17 @@ def describe_names(option: Option) -> str:
 
 
 def describe_equivalent(option: Option) -> str:
-    """Return what to type in Lockstep for an option, or why there is nothing."""
+    """Return what to type in Lockstep for an option, or why nothing is needed."""
     parts = _values(option)
     if option.to is not None:
-        shown = _template(option.to) or "nothing to type"
+        shown = _template(option.to) or "not needed"
         parts.append(f"others: {shown}" if option.values else shown)
     if option.absent:
         parts.append(f"without it: {_template(option.absent)}")
     if option.same:
-        parts.append(f"nothing to type: {option.same}")
+        parts.append(f"not needed: {option.same}")
     if option.not_here:
-        parts.append(f"{'others ' if option.values else ''}not here: {option.not_here}")
+        parts.append(f"{'others ' if option.values else ''}not translated: {option.not_here}")
     if option.needs:
         parts.append(f"only with `{option.needs}`")
     return "; ".join(parts) + (f" ({option.remark})" if option.remark else "")
@@ -84,7 +83,7 @@ def _values(option: Option) -> list[str]:
     parts = [f"`{field}=V` for {_list(values)}" for field, values in same.items()]
     parts += others
     if nothing:
-        parts.append(f"{_list(nothing)}: nothing to type")
+        parts.append(f"{_list(nothing)}: not needed")
     return parts
 
 

@@ -1,10 +1,10 @@
 """The options of NVIDIA's scripts as data: the YAML files next to this one, one for each example.
 
-An option is carried by a *template*: words such as `lr={value}`. A word names one of these,
+A *template* translates an option: words such as `lr={value}`. A word names one of these,
 followed by "=" and a value:
 
 - a field of `Recipe` or `Execution`: `momentum={value}`;
-- an option of the command of Lockstep: `--data={value}`, or `--train-only`;
+- an option of the Lockstep command: `--data={value}`, or `--train-only`;
 - a part of the command that is no option, in `SLOTS`: `@ranks={value}`.
 
 `PLACEHOLDERS` are what a value can contain.
@@ -58,7 +58,7 @@ SLOTS: dict[str, str] = {
     "image": "lockstep predict ... {value}",
     "target": "TARGET or FOLDER",
 }
-"""The parts of a command that are neither fields nor options, with what the page shows for them."""
+"""The parts of a command that are neither fields nor options, as the page shows them."""
 
 COUNTS = (
     "@ranks",
@@ -123,26 +123,26 @@ class Option(Row):
     """One option of a script, or an environment variable that it reads."""
 
     names: tuple[str, ...]
-    """Its names. A name without hyphens is an argument that is known by its position."""
+    """Its names. A name without hyphens is a positional argument."""
     takes: Literal[0, 1, 2] = 1
     """Number of values. 0: a switch."""
     default: str | None = None
     """The value that the script uses if the option is left out. None: none."""
     required: bool = False
     to: str | None = None
-    """The template that carries every value, or those that `values` does not have."""
+    """The template for every value, or for those that `values` does not have."""
     values: dict[str, str] = Field(default_factory=dict)
-    """The templates that carry single values."""
+    """The templates for single values."""
     absent: str = ""
     """The template for a switch that is left out."""
     needs: str = ""
     """The option without which the script ignores this one."""
     same: str = ""
-    """Why there is nothing to type for it."""
+    """Why Lockstep does not need it."""
     not_here: str = ""
-    """Why it, or a value that `values` does not have, is not carried."""
+    """Why it, or a value that `values` does not have, is not translated."""
     remark: str = ""
-    """What the page says in addition."""
+    """An additional remark of the page."""
     example: str = ""
     """A value for the tests, if there is no default."""
 
@@ -159,17 +159,17 @@ class Option(Row):
             f"{self.names[0]} has neither an equivalent nor a reason"
         )
         assert not (self.same and carried), (
-            f"{self.names[0]} has an equivalent, but says that there is nothing to type"
+            f"{self.names[0]} has an equivalent, but also a reason not to need one"
         )
         return self
 
     @property
     def positional(self) -> bool:
-        """Whether it is known by its position."""
+        """Whether it is a positional argument."""
         return not self.names[0].startswith("-")
 
     def template(self, value: str) -> str | None:
-        """Return the template for a value. None: it is not carried."""
+        """Return the template for a value. None: it is not translated."""
         for known, template in self.values.items():
             if is_equal(known, value):
                 return template
@@ -192,22 +192,23 @@ class Script(Row):
     """The year of the revision, if revisions differ so much that they are separate rows."""
     about: str
     also: tuple[str, ...] = ()
-    """Scripts whose options it passes on. Options of its own have precedence."""
+    """Scripts whose options it passes on. Its own options take precedence."""
     command: str | None = None
-    """The command of Lockstep. None: there is none, for the reason in `not_here`."""
+    """The Lockstep command. None: there is none, for the reason in `not_here`."""
     arguments: str = ""
     """Template of what the script always does."""
     like: str = ""
-    """The published recipe that has what the script's code fixes. "": the fields of `Recipe()`."""
+    """The published recipe with the values that the script's code fixes. "": those of
+    `Recipe()`."""
     fields: dict[str, Any] = Field(default_factory=dict)
-    """Fields that the script's code fixes and this recipe does not have."""
+    """Fields that the script's code fixes at other values than this recipe."""
     not_here: str = ""
     presets: tuple[Preset, ...] = ()
     options: tuple[Option, ...] = ()
 
 
 def _drop_names(options: tuple[Option, ...], names: set[str]) -> list[Option]:
-    """Return the options under their other names; options without other names are left out."""
+    """Return the options under their other names, if they have any."""
     renamed = []
     for option in options:
         others = tuple(name for name in option.names if name not in names)
@@ -254,7 +255,7 @@ class Shell(Row):
 
 
 class System(Row):
-    """One example of NVIDIA: what its command lines consist of."""
+    """One of NVIDIA's examples: what its command lines consist of."""
 
     name: str
     title: str
@@ -271,7 +272,7 @@ class System(Row):
         return next((script for script in scripts if script.revision == revision), scripts[0])
 
     def options(self, script: Script) -> tuple[Option, ...]:
-        """Return all options of a script: those that it passes on first, because its own have
+        """Return all options of a script: those that it passes on first, because its own take
         precedence."""
         own = {name for option in script.options for name in option.names}
         options: list[Option] = []

@@ -1,8 +1,8 @@
-"""Translate a command of NVIDIA's examples into the equivalent command of Lockstep.
+"""Translate a command of NVIDIA's examples into the equivalent Lockstep command.
 
-What the script does without an option is translated too: its defaults, and what its code fixes.
-Where NVIDIA's page and code disagree about a value that no option sets, it is the page's, as in the
-published recipes.
+The script's defaults and the values that its code fixes are translated too. Where NVIDIA's page and
+code disagree about a value that no option sets, the page's value is used, as in the published
+recipes.
 """
 
 from contextlib import suppress
@@ -19,12 +19,12 @@ from lockstep.system.errors import RecipeError
 
 _DEFAULT = "it is the default of NVIDIA's script"
 _KEPT = "CUDA_VISIBLE_DEVICES"
-"""The environment variable that means the same to Lockstep."""
+"""The environment variable that Lockstep reads in the same way."""
 
 
 @dataclass(frozen=True)
 class Remark:
-    """Something to know about words of the original command."""
+    """A remark on words of NVIDIA's command."""
 
     words: str
     reason: str
@@ -32,7 +32,7 @@ class Remark:
 
 @dataclass(frozen=True)
 class Carried:
-    """Words of the original command, and what they became."""
+    """Words of NVIDIA's command, and what they became."""
 
     words: str
     becomes: tuple[str, ...]
@@ -51,18 +51,18 @@ class Translation:
     environment: dict[str, str]
     """Environment variables that the command keeps."""
     command: tuple[str, ...]
-    """The words of the command of Lockstep; empty if there is none. DATA, RUN, SOURCE, IMAGE,
-    TARGET and FOLDER stand for what the original command does not name."""
+    """The words of the Lockstep command; empty if there is none. DATA, RUN, SOURCE, IMAGE, TARGET
+    and FOLDER stand for what NVIDIA's command does not name."""
     recipe: str | None
     """The published recipe that is nearest."""
     changes: dict[str, Any]
     """The fields to set on it."""
     carried: tuple[Carried, ...]
-    """Options that are in the command, as fields of its recipe or as words. Every option of the
-    original command is here, in `not_carried`, in `not_needed` or in `unknown`."""
+    """Options that are in the command, as fields of its recipe or as words. Every option of
+    NVIDIA's command is here, in `not_carried`, in `not_needed` or in `unknown`."""
     not_carried: tuple[Remark, ...]
     not_needed: tuple[Remark, ...]
-    """Options for which there is nothing to type."""
+    """Options that Lockstep does not need."""
     unknown: tuple[str, ...]
     """Words that neither NVIDIA's script nor its launcher knows."""
     notes: tuple[str, ...]
@@ -78,16 +78,16 @@ class _Use:
     words: str
     """As it would be typed."""
     typed: bool
-    """Whether the command line has it, rather than a preset or a default."""
+    """Whether it is on the command line, rather than in a preset or a default."""
 
     @property
     def text(self) -> str:
-        """The value that a template gets."""
+        """The value for a template."""
         return self.value or self.option.default or ""
 
     @property
     def template(self) -> str | None:
-        """What carries the value, or the absence. None: nothing does."""
+        """The template for the value, or for the absence. None: there is none."""
         if self.option.takes == 0:
             return self.option.absent if self.value is None else self.option.to
         value = self.option.default if self.value is None else self.value
@@ -95,7 +95,7 @@ class _Use:
 
     @property
     def reason_to_drop(self) -> str:
-        """Why there is nothing to type for it, if it has no template; "" if it is not carried."""
+        """Why it is not needed, if it has no template; "" if it is not translated."""
         if self.option.same:
             return self.option.same
         default = self.option.default
@@ -116,8 +116,8 @@ class _Effect:
 def translate(
     words: list[str], system: str | None = None, revision: str | None = None
 ) -> Translation:
-    """Return the equivalent of a command line, given as words or as one text. Nothing is run or
-    read.
+    """Return the equivalent of a command line, given as words or as one text. Nothing is executed,
+    and no file is read.
 
     `system` and `revision` select the example and the year of the script, if the command fits
     several. Raises `UserError` if no script of NVIDIA's examples is in it.
@@ -126,7 +126,7 @@ def translate(
 
 
 def translate_command(parsed: ParsedCommand) -> Translation:
-    """Return the equivalent of a command line that is read."""
+    """Return the equivalent of a parsed command line."""
     uses = _list_uses(parsed)
     not_carried, not_needed = _find_without_equivalent(parsed, uses)
     ranks = _count_ranks(parsed, uses)
@@ -207,11 +207,11 @@ def _write_notes(parsed: ParsedCommand, request: Request, words: list[str]) -> l
         notes.append(f"replace {' and '.join(stand_ins)}, which the command does not name")
     backend = request.slots.get("backend")
     if words and "train" in words and backend not in (None, parsed.system.backend):
-        notes.append("the PyTorch backend quantises, so the command trains with it")
+        notes.append("only the PyTorch backend quantises: the command uses it")
     variables = dict.fromkeys(word for word in words if "$" in word)
     if variables:
         notes.append(
-            f"{', '.join(variables)}: variables of the shell are not replaced; write their values"
+            f"{', '.join(variables)}: shell variables are not expanded; write their values"
         )
     if request.nodes > 1 and "launch" in words:
         notes.append(
@@ -221,7 +221,7 @@ def _write_notes(parsed: ParsedCommand, request: Request, words: list[str]) -> l
 
 
 def _find_stand_ins(command: list[str], parsed: ParsedCommand) -> list[str]:
-    """Return the words that stand for what the original command does not name."""
+    """Return the words that stand for what NVIDIA's command does not name."""
     candidates = ("DATA", "RUN", "SOURCE", "IMAGE", "TARGET", "FOLDER")
     typed = parsed.values.values()
     stand_ins = [word for word in candidates if word in command and word not in typed]
@@ -248,7 +248,7 @@ def _list_uses(parsed: ParsedCommand) -> list[_Use]:
 
 
 def _has_effect(parsed: ParsedCommand, option: Option) -> bool:
-    """Return whether the options are there without which the script ignores this one."""
+    """Return whether the options are set without which the script ignores this one."""
     if not option.needs:
         return True
     options = parsed.system.options(parsed.script)
@@ -280,8 +280,8 @@ def _find_variable(parsed: ParsedCommand, name: str) -> Option | None:
 def _find_without_equivalent(
     parsed: ParsedCommand, uses: list[_Use]
 ) -> tuple[list[Remark], list[Remark]]:
-    """Return what the command line has and is not carried, and that for which there is nothing to
-    type."""
+    """Return the words of the command line that are not translated, and those that are not
+    needed."""
     not_carried = []
     not_needed = []
     for use in uses:
@@ -293,7 +293,7 @@ def _find_without_equivalent(
             not_carried.append(Remark(use.words, use.option.not_here))
     for name, value in parsed.environment.items():
         if name != _KEPT and _find_variable(parsed, name) is None:
-            reason = "this variable is not known; Lockstep inherits it if it is set"
+            reason = "unknown variable; Lockstep inherits it if it is set"
             not_carried.append(Remark(f"{name}={value}", reason))
     if parsed.script.not_here:
         not_carried.append(Remark(parsed.script.name, parsed.script.not_here))
@@ -399,7 +399,9 @@ def _apply_slots(request: Request, not_carried: list[Remark]) -> Request:
         fields["model"] = slots["model"].replace("#", slots.get("layers", "50"))
     if "iterations" in slots and "benchmark" not in slots:
         fields["epochs"] = slots["iterations"]
-        if "unit" in slots:  # the original then decays over 90 epochs, however many steps it takes
+        if (
+            "unit" in slots
+        ):  # NVIDIA's code then decays over 90 epochs, whatever the number of steps
             fields["epochs"] = "90"
             steps = execution.pop("stop_after_epochs", None) or slots["iterations"]
             execution["stop_after_steps"] = min(int(steps), int(slots["iterations"]))
@@ -410,7 +412,10 @@ def _apply_slots(request: Request, not_carried: list[Remark]) -> Request:
         if parts < 1:
             not_carried.append(Remark(words, f"the GPUs already have {part} in each step"))
         elif rest:
-            reason = f"it has whole parts of {part}, as in NVIDIA's code: {parts} of them"
+            reason = (
+                f"NVIDIA's code rounds a step down to whole parts of {part} images:"
+                f" {parts * part} images"
+            )
             not_carried.append(Remark(words, reason))
         if parts > 1:
             fields["global_batch_images"] = parts * part
