@@ -128,7 +128,7 @@ def test_ranks_are_launched_and_folders_have_both_ceilings(textures: Path) -> No
 def test_images_too_few_for_a_step_fail_with_the_reason(textures: Path) -> None:
     report = benchmark(cells(data=str(textures)), replace(PLAN, num_examples=3))
     assert report["cells"][0]["status"] == "failed"
-    assert "has 3 images to use, fewer than the 4 of a step" in report["cells"][0]["reason"]
+    assert "has 3 images to use, fewer than the 4 of one step" in report["cells"][0]["reason"]
     assert report["cells"][0]["images_per_sec"] is None
 
 
@@ -297,7 +297,7 @@ def test_a_report_that_cannot_be_written_is_said_before_anything_is_measured(
     measured: list[Path] = []
     worker(lambda folder: (measured.append(folder), Ended(1, "no"))[1])
     monkeypatch.setattr(grids, "write_json", full)
-    with pytest.raises(UserError, match=r"report.json cannot be written: No space left on device"):
+    with pytest.raises(UserError, match=r"cannot write .*report.json: No space left on device"):
         benchmark(cells(), PLAN, out=tmp_path / "report.json")
     assert measured == []
 

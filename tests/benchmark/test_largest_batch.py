@@ -97,7 +97,7 @@ def test_interrupts_report_what_fits(tiny_recipe: Recipe, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(largest_batch, "_try_steps", fake)
     with pytest.raises(
-        Interrupted, match="stopped after try 2: a batch of 64 fits, more may"
+        Interrupted, match="stopped after try 2: a batch of 64 fits, larger ones may"
     ) as stop:
         find_batch(tiny_recipe, HOW)
     assert stop.value.exit_code == EXIT_INTERRUPTED

@@ -158,10 +158,10 @@ def test_a_run_that_lost_images_is_named(answer: Run, tmp_path: Path, tiny_recip
     assert output.splitlines()[1:] == ["  train: a/0.jpg was left out: Input/output error"]
     cases.image_folder(data, {"train/b/2.jpg": cases.jpeg()})
     code, output, errors = answer("doctor", str(run))
-    assert "the data set has 1 image more than the run had" in " ".join(output.split())
+    assert "the data set has 1 image that the run did not have" in " ".join(output.split())
     environment["train"] = {"images": 5, "quarantined": []}
     (run / "environment.json").write_text(json.dumps(environment))
     assert answer("doctor", str(run)) == (0, f"{run}: no image was lost\n", "")
     code, _, errors = answer("doctor", str(tmp_path))
     assert code == 2
-    assert "is not a run that has begun" in " ".join(errors.split())
+    assert "is not the folder of a run that has begun" in " ".join(errors.split())

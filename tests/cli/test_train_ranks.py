@@ -141,7 +141,7 @@ def test_a_folder_refused_to_rank_0_ends_all(ranked: list[object], finished_run:
     changes = set_fields(epochs=1, momentum=0.5)
     code, _, errors = call(*LAUNCH, *ranked, "--out", finished_run, *changes)
     assert code == 2, errors
-    assert "holds a run of another recipe" in errors
+    assert "holds a run of a different recipe" in errors
     log = (finished_run / "logs" / "rank-1.log").read_text()
     assert "[rank 1] lockstep: another rank has ended" in log
     assert "Traceback" not in errors

@@ -208,7 +208,7 @@ def test_a_run_and_its_checkpoints_know_their_data(tmp_path: Path) -> None:
     step.mkdir(parents=True)
     (run / "recipe.yaml").write_text(Recipe().format_yaml())
     (run / "environment.json").write_text(json.dumps({"data": str(tmp_path)}))
-    with pytest.raises(CheckpointError, match="which you have not named for this run"):
+    with pytest.raises(CheckpointError, match="which no command on this machine has used"):
         find_run_data(run)
     settle_identity(run)
     remember(run, [f"data={tmp_path}"])

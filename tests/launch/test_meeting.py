@@ -82,9 +82,9 @@ def test_several_launchers_on_a_node_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "missing"),
     [
-        (Options(nodes=2), "--node-rank and --rendezvous HOST:PORT is missing"),
-        (Options(nodes=2, node_rank=0), "but --rendezvous HOST:PORT is missing"),
-        (Options(nodes=2, rendezvous="node0:29400"), "but --node-rank is missing"),
+        (Options(nodes=2), "missing: --node-rank, --rendezvous HOST:PORT"),
+        (Options(nodes=2, node_rank=0), "missing: --rendezvous HOST:PORT"),
+        (Options(nodes=2, rendezvous="node0:29400"), "missing: --node-rank"),
         (
             Options(nodes=2, node_rank=2, rendezvous="node0:29400"),
             "--node-rank is 2, expected 0 to 1",

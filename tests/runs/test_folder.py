@@ -98,7 +98,7 @@ def test_another_recipe_is_refused_with_its_fields(tiny_recipe: Recipe, tmp_path
     with pytest.raises(RecipeError) as error:
         open_run_folder(tmp_path / "run", other).__enter__()
     lines = str(error.value).splitlines()
-    assert lines[0] == f"{tmp_path / 'run'} holds a run of another recipe:"
+    assert lines[0] == f"{tmp_path / 'run'} holds a run of a different recipe:"
     assert {
         "  epochs: 2 in that run, 7 here",
         "  lr: 0.05 in that run, 0.5 here",

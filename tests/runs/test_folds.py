@@ -99,5 +99,5 @@ def test_other_folders_are_refused(tiny_recipe: Recipe, textures: Path, tmp_path
         with pytest.raises(RecipeError, match=f"would overwrite {name} with every run; unset it"):
             train(tmp_path / "cv", tiny_recipe, textures, print, Execution.of({name: "file"}))
     (tmp_path / "recipe.yaml").write_text(tiny_recipe.format_yaml())
-    with pytest.raises(UserError, match="holds a run; cross-validation needs another folder"):
+    with pytest.raises(UserError, match="holds a run; give cross-validation a new folder"):
         train(tmp_path, tiny_recipe, textures, print)

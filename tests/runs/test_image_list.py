@@ -194,7 +194,7 @@ def rename_class(root: Path) -> None:
         (rewrite, "train: 1 image changed (owl/2.jpg)"),
         (
             move,
-            "1 image with another name or label (cat/1.jpg, now owl/9.jpg)",
+            "1 image with a different name or label (cat/1.jpg, now owl/9.jpg)",
         ),
         (remove_class, "1 class missing (cat)"),
         (add_class, "1 class new (ape)"),

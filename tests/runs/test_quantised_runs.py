@@ -83,7 +83,7 @@ def test_a_stop_while_calibrating_trains_nothing(
 ) -> None:
     listener = stop_when(lambda event: event.get("what") == "calibrating")
     stopped = train_until(listener, recipe, textures, tmp_path / "run", weights=weights)
-    assert str(stopped).startswith("stopped by SIGTERM while calibrating; nothing is trained yet")
+    assert str(stopped).startswith("stopped by SIGTERM while calibrating; nothing was trained yet")
     assert checkpoint.steps(tmp_path / "run" / "checkpoints") == []
 
 

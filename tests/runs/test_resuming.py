@@ -287,7 +287,7 @@ def test_another_recipe_is_named_before_anything_that_does_not_fit_it(
 ) -> None:
     # The 60 images are fewer than a step of this recipe has, and its parts do not divide a step.
     execution = Execution(backend="reference", accumulation_steps=3)
-    with pytest.raises(RecipeError, match="holds a run of another recipe:\n") as refused:
+    with pytest.raises(RecipeError, match="holds a run of a different recipe:\n") as refused:
         lockstep.train("resnet50-paddle-90ep", textures, run, execution=execution)
     assert "global_batch_images: 8 in that run, 2048 here" in str(refused.value)
 

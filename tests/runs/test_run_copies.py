@@ -198,7 +198,7 @@ def test_a_store_of_another_run_is_refused_before_anything_is_written(
         execution=execution.replace(checkpoint_store=""),
     )
     before = list_files(second), list_files(find_copy(server, execution))
-    with pytest.raises(CheckpointError, match=r"holds a copy of another run, not of .*second"):
+    with pytest.raises(CheckpointError, match=r"holds a copy of a different run, .*second"):
         lockstep.train(tiny_recipe, textures, second, execution=execution)
     assert (list_files(second), list_files(find_copy(server, execution))) == before
     new = tmp_path / "new"
@@ -242,7 +242,9 @@ def test_a_run_that_starts_at_the_same_moment_is_refused(
     train_until(stop_at("save", 3), tiny_recipe, textures, first, execution=execution)
     with monkeypatch.context() as patched:  # the store was empty when this run looked
         patched.setattr(resuming, "find_newer_copy", lambda *arguments: {})
-        with pytest.raises(CheckpointError, match=r"holds a copy of another run, not of .*second"):
+        with pytest.raises(
+            CheckpointError, match=r"holds a copy of a different run, not of .*second"
+        ):
             lockstep.train(tiny_recipe, textures, second, execution=execution)
     assert checkpoint.steps(second / "checkpoints") == []
 

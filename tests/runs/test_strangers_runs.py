@@ -60,7 +60,7 @@ def change_environment(run: Path, **fields: Any) -> None:
 def test_folders_need_the_users_word(run: Path, tmp_path: Path, execution: dict[str, Any]) -> None:
     text = json.dumps(execution).replace("OUTSIDE", str(tmp_path / "outside"))
     change_environment(run, execution=json.loads(text))
-    with pytest.raises(CheckpointError, match="which you have not named for this run"):
+    with pytest.raises(CheckpointError, match="which no command on this machine has used"):
         lockstep.train(out=run)
     assert not (tmp_path / "outside").exists()
 
@@ -73,7 +73,7 @@ def test_folders_behind_links_need_the_users_word(run: Path, tmp_path: Path, nam
     (outside / "step-00000001/mine.txt").write_text("mine")
     (run / name).symlink_to(outside)
     before = sorted(outside.rglob("*"))
-    with pytest.raises(CheckpointError, match=f"link={name} -> .* you have not named"):
+    with pytest.raises(CheckpointError, match=f"link={name} -> .*, which no command on this"):
         lockstep.train(out=run)
     assert sorted(outside.rglob("*")) == before
 
@@ -95,7 +95,7 @@ def test_images_that_a_folder_names_need_the_users_word(run: Path, tmp_path: Pat
             lambda: lockstep.train(out=run),
             lambda: lockstep.load(run).evaluate().to_json(),
         ):
-            with pytest.raises(CheckpointError, match="which you have not named"):
+            with pytest.raises(CheckpointError, match="which no command on this machine"):
                 command()
     assert list((tmp_path / "others").iterdir()) == []
 

@@ -446,7 +446,7 @@ def test_an_engine_without_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyP
     no_program.chmod(0o700)
     for python, message in (
         (Path("/bin/true"), "exit code 0 and printed nothing"),
-        (no_program, "cannot be run"),
+        (no_program, "cannot run"),
     ):
         monkeypatch.setenv("LOCKSTEP_TORCH_PYTHON", str(python))
         report = lockstep.verify(["torch"], steps=3)

@@ -12,7 +12,7 @@ from lockstep import backends
 from lockstep.system.machine import share_of_cores
 
 PRODUCT_SIZE = {"cpu": 2048, "gpu": 8192}
-"""Rows and columns of the square matrices. They are so large that the time to read them does not
+"""Rows and columns of the square matrices: large enough that the time to read them does not
 matter."""
 COPY_BYTES = {"cpu": 2**28, "gpu": 2**30}
 """Bytes that a copy reads: more than any cache holds."""

@@ -33,8 +33,8 @@ def save_task(
     execution: Execution,
     exported: bytes | None = None,
 ) -> None:
-    """Write the task of a worker, which is started right after this: what it must measure, and the
-    present time.
+    """Write the task of a worker that starts right after this: what to measure, and the current
+    time.
 
     `exported` is the ONNX model that it measures; None: one of the initial weights.
     """

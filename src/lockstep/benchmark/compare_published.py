@@ -1,4 +1,4 @@
-"""Our speeds next to published ones: the cells of a benchmark report and
+"""Measured speeds next to published ones: the cells of a benchmark report and
 `recipes/published_speeds.yaml`."""
 
 import re
@@ -14,12 +14,12 @@ from lockstep.system.errors import RecipeError
 
 @dataclass(frozen=True)
 class Beside:
-    """A published row next to a cell of ours."""
+    """A published row next to a measured cell."""
 
     row: Row
     ratio: float | None
-    """Our images per second divided by theirs; None unless hardware, batch and precision are the
-    same."""
+    """Measured images per second divided by published ones; None unless hardware, batch and
+    precision are the same."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Comparison:
     hardware: str
     """The hardware of the cell."""
     image_size: int | None
-    """Height and width of our images; None if the report does not give them. All published rows
-    have 224."""
+    """Height and width of the measured images; None if the report does not give them. All published
+    rows have 224."""
     published: tuple[Beside, ...]
     left_out: int
     """Number of rows of the same model and kind on other hardware, or with other batches or numbers

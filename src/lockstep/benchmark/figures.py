@@ -36,8 +36,8 @@ NOTHING: dict[str, Any] = dict.fromkeys(
 
 
 def combine_times(timelines: list[dict[str, Any]]) -> list[float]:
-    """Return how long each iteration took on all ranks together, in seconds. It ends when it has
-    ended on every rank.
+    """Return how long each iteration took on all ranks together, in seconds: until it has ended on
+    every rank.
 
     The times add up to the time from the first rank's start to the last rank's end.
     """

@@ -28,8 +28,7 @@ _QUERIES = {
 
 
 def fingerprint(name: str) -> dict[str, Any]:
-    """Return versions, machine, threads and clocks as plain values; None for what neither system
-    nor framework reports.
+    """Return versions, machine, threads and clocks as plain values; None for what is not reported.
 
     `name` is a backend, or a runtime that is not native. It must be installed. A framework is
     loaded.

@@ -68,9 +68,7 @@ def benchmark(
         try:
             write_json(path, report)
         except OSError as error:
-            raise UserError(
-                f"{path} cannot be written: {error.strerror}; give another -o"
-            ) from None
+            raise UserError(f"cannot write {path}: {error.strerror}; use another -o") from None
     recorder = Recorder(listener)
     progress = recorder.progress("measuring")
     done = 0
@@ -238,7 +236,7 @@ def _measure_cell(cell: Cell, plan: Plan, recipe: Recipe, recorder: Recorder) ->
         try:
             ended = carry_out(command, folder, recorder.progress("iterations"))
         except OSError as error:
-            return entry | {"status": FAILED, "reason": f"{python} cannot be run: {error.strerror}"}
+            return entry | {"status": FAILED, "reason": f"cannot run {python}: {error.strerror}"}
         ranks = _read_results(folder, "rank")
         if len(ranks) < cell.ranks or ended.code:
             failures = _read_results(folder, "failure")

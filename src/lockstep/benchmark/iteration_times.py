@@ -137,8 +137,8 @@ def format_rate(rate: float) -> str:
 
 
 def quotient(over: float, under: float) -> float:
-    """Return the quotient of two rates as printed, so that a printed speed-up follows from the
-    printed speeds.
+    """Return the ratio of two rates as printed, so that a printed speed-up follows from the printed
+    speeds.
 
     >>> quotient(3410.4, 1055.3)  # 3410 over 1055
     3.2322274881516586

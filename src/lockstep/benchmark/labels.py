@@ -1,4 +1,4 @@
-"""What a report says of a cell, in words."""
+"""Describe the cells of a report in words."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def describe_kind(entry: Mapping[str, Any]) -> str:
 
 
 def name_cell(entry: Mapping[str, Any]) -> str:
-    """Return a cell's name, which is that of no other cell of a report."""
+    """Return a cell's name, which is unique in a report."""
     return f"{entry['what']} {describe_kind(entry)}, n {entry['ranks']}, batch {entry['batch']}"
 
 

@@ -104,19 +104,19 @@ def find_batch(
     except (KeyboardInterrupt, Interrupted) as stop:
         fitting = max((done.images for done in tries if done.fits and done.parts == 1), default=0)
         code = stop.exit_code if isinstance(stop, Interrupted) else EXIT_INTERRUPTED
-        known = f"a batch of {fitting} fits, more may" if fitting else "nothing is known yet"
+        known = f"a batch of {fitting} fits, larger ones may" if fitting else "nothing is known yet"
         raise Interrupted(f"stopped after try {len(tries)}: {known}", code) from None
     if parts is None:
         raise UserError(
             f"a batch of {largest} fits, but not {images} in any number of parts:"
-            f" {tries[-1].reason}\nUse another global_batch_images"
+            f" {tries[-1].reason}\nUse a different global_batch_images"
         )
     return Found(largest, parts, tries)
 
 
 def find_largest(fits: Callable[[int], bool], first: int, most: int, least: int = 1) -> int:
-    """Return a number up to `most` that fits, so that 1 / FINENESS more does not fit; 0 if `least`
-    does not fit.
+    """Return a number up to `most` that fits while 1 / FINENESS more does not; 0 if `least` does
+    not fit.
 
     If n fits, everything below n counts as fitting. Numbers are doubled from `first`, or halved,
     and then bisected.

@@ -52,8 +52,8 @@ class Turn:
 
     images_per_sec: float
     cpu_ms: float
-    """Processor time of an image on all cores together. It stays comparable on a machine that also
-    does other things."""
+    """Processor time of an image on all cores together. Other work on the machine hardly changes
+    it."""
     peak_mb: float
     """Peak use of main memory."""
 
@@ -73,7 +73,7 @@ LOADERS: Mapping[str, Loader] = {
     "dali": partial(run_loader, DaliLoader),
 }
 PROGRAM = ("-P", "-m", __name__)
-"""The arguments of Python for a process that measures one of `LOADERS`."""
+"""Python's arguments for a process that measures one of `LOADERS`."""
 
 
 def make_recipe(work: Work) -> Recipe:

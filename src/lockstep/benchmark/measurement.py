@@ -73,9 +73,9 @@ class Measured:
     warmup: Timeline
     counted: Timeline
     compute_only: Timeline | None
-    """Iterations on one batch that is used again; None if the data is such a batch already."""
+    """Iterations on one repeated batch; None if the data is such a batch already."""
     loader_only: Timeline | None
-    """Batches that are taken from the loader and not used; None without a loader."""
+    """Batches that are loaded and not used; None without a loader."""
     gemm_gflops: float | None
     copy_gb_per_sec: float | None
     processors: ProcessorTime
@@ -198,7 +198,7 @@ def _open_engine(
         ) as runtime:
             yield runtime
         return
-    # The measured steps are an epoch to the engine, which compiles if that pays in an epoch.
+    # The engine takes the measured steps as an epoch, and compiles if that pays in an epoch.
     epoch = recipe.replace(epochs=1, warmup_epochs=0)
     rates = np.full(steps, LEARNING_RATE)
     with backends.load(cell.backend).engine(epoch, rates, world, execution) as engine:
@@ -207,9 +207,9 @@ def _open_engine(
 
 
 def _measure_ceilings(cell: Cell, world: World) -> tuple[float | None, float | None, list[str]]:
-    """Return the rates of matrix products and copies, and remarks on those that are not known.
+    """Return the rates of matrix products and copies, and remarks on those that are unknown.
 
-    A runtime that is not native has no products to measure, and so no limit.
+    A runtime that is not native has no products to measure, and hence no limit.
     """
     world.wait()
     if cell.runtime != NATIVE:
@@ -288,8 +288,8 @@ def _drain(batches: Iterator[Batch], steps: int, progress: _Progress) -> Timelin
 
 
 def _try_rate(measure: Callable[[], float]) -> tuple[float | None, str]:
-    """Return a rate, or why there is none. The cell is still valid: its own figures exist already
-    and do not need a rate."""
+    """Return a rate, or why there is none. The cell is still valid: its figures do not need a
+    rate."""
     try:
         return measure(), ""
     except Exception as error:  # frameworks raise different ones for what they do not have
@@ -374,13 +374,13 @@ def open_data(cell: Cell, plan: Plan, recipe: Recipe) -> tuple[Index, np.ndarray
     index = open_index(find_split(data, split) if holds_split(data, split) else find_source(data))
     if len(index.classes) > recipe.logits:
         raise DataError(
-            f"{data} has {len(index.classes)} classes, the recipe only {recipe.logits} logits:"
-            " --set logits=..."
+            f"{data} has {len(index.classes)} classes, but the recipe has only {recipe.logits}"
+            f" logits: --set logits={len(index.classes)}"
         )
     images = min(plan.num_examples or len(index), len(index))
     needed = recipe.global_batch_images if cell.what == TRAIN else 1
     if images < needed:
         raise DataError(
-            f"{data} has {images} images to use, fewer than the {needed} of a step on all ranks"
+            f"{data} has {images} images to use, fewer than the {needed} of one step on all ranks"
         )
     return index, np.arange(images) * len(index) // images

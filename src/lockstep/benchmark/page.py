@@ -157,7 +157,7 @@ def _mark_cells(axes: "Axes", report: BenchmarkReport, cells: Sequence[Entry]) -
         lowest[intensity] = height
         name = name_computer(cell) + (f" {cell['model']}" if len(models) > 1 else "")
         text = f"{name}: {share_of_machine(report, cell):.0%} of the limit"
-        is_half = cell["dtype"] in ("bf16", "fp16")  # fewer bytes: its label has place to the right
+        is_half = cell["dtype"] in ("bf16", "fp16")  # fewer bytes: its label has room to the right
         place = (intensity * (1.06 if is_half else 1 / 1.06), height)
         axes.annotate(text, place, fontsize=8, va="center", ha="left" if is_half else "right")
 

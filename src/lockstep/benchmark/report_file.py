@@ -35,7 +35,7 @@ def find_environment(report: BenchmarkReport, backend: str) -> dict[str, Any]:
     """Return the environment that a backend's cells were measured in; empty if none of them has
     figures.
 
-    A backend can have a separate environment (MXNet's), with another Python and NumPy. Older
+    A backend can have a separate environment (MXNet's), with a different Python and NumPy. Older
     reports have one environment for all backends.
     """
     environment: dict[str, Any] = report["environment"]
@@ -46,7 +46,7 @@ def find_environment(report: BenchmarkReport, backend: str) -> dict[str, Any]:
 
 
 def read_benchmark(path: Path) -> BenchmarkReport:
-    """Return a benchmark report. Raises `DataError` if the file is not a report, or has another
+    """Return a benchmark report. Raises `DataError` if the file is not a report, or has a different
     version."""
     try:
         report: Any = parsed(read_regular_text(path, TEXT))
@@ -58,7 +58,7 @@ def read_benchmark(path: Path) -> BenchmarkReport:
         ) from None
     if not isinstance(report, dict) or report.get("kind") != KIND:
         raise DataError(
-            f"{path} is not a report of `lockstep benchmark`, which `-o FILE` writes; name another"
+            f"{path} is not a report of `lockstep benchmark`; give a file that `-o FILE` wrote"
         )
     if report.get("version") != VERSION:
         raise DataError(

@@ -38,8 +38,8 @@ class Pair:
 
     @property
     def scaling(self) -> float | None:
-        """The weak scaling of a pair that differs in ranks: the quotient of the rates over the
-        quotient of the ranks.
+        """The weak scaling of a pair that differs in ranks: the ratio of the rates over the ratio
+        of the ranks.
 
         1 is perfect if every rank has its own device. None for other pairs.
         """
@@ -49,8 +49,8 @@ class Pair:
 
 
 def pair_claims(cells: list[Entry]) -> list[Pair]:
-    """Return the pairs of cells for the claims of NVIDIA's documents, if these cells show them. All
-    other fields are equal.
+    """Return the pairs of cells for the claims of NVIDIA's documents, as far as measured. All other
+    fields are equal.
 
     The claims compare mixed precision with fp32, v1.5 with v1, a compiler with none, NHWC with
     NCHW, several ranks with one, and another runtime with the native one.

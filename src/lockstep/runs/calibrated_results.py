@@ -1,7 +1,7 @@
-"""The confidences of a run's validation images as its calibrated checkpoint gives them.
+"""The calibrated confidences of a run's validation images.
 
-An evaluation keeps those at temperature 1, because the temperature is fitted later. Then
-`trained.calibrated`, and `trained.temperature`, which these are of, are added to the results.
+An evaluation keeps confidences at temperature 1, because the temperature is fitted later. After
+that, `trained.calibrated` and the `trained.temperature` used for it are added to the results.
 """
 
 import math
@@ -19,7 +19,7 @@ from lockstep.weights.calibration import compute_probabilities, read_calibration
 from lockstep.weights.checkpoint import checkpoint_path, find_weights_file
 
 _SAME = 0.02
-"""Confidences of the same image differ by less, whichever engine computed them."""
+"""Confidences of the same image differ by less between engines."""
 
 
 def add_calibrated(file: Path, logits: np.ndarray, labels: np.ndarray, temperature: float) -> None:
@@ -44,7 +44,7 @@ def add_calibrated(file: Path, logits: np.ndarray, labels: np.ndarray, temperatu
 
 def calibrate_scores(run: Run, results: Results, weights: str) -> tuple[Scores, str]:
     """Return the scores of some weights, with the confidences that `predict` gives if the run has
-    them, and which temperature they are of, for people."""
+    them, and the temperature in words."""
     scores = results.scores[weights]
     stored, confidences = _read_calibrated(run.folder, results.step, weights, scores)
     temperature = stored

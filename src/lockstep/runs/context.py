@@ -48,7 +48,7 @@ class RunContext:
     notes: list[str] = field(default_factory=list)
     """Notes for the user on how the run begins."""
     details: list[str] = field(default_factory=list)
-    """What few users need to know of how it begins."""
+    """Details of the start that few users need."""
     copy: Callable[[], None] = lambda: None
     """Asks for a copy of the folder in an object store."""
     scales: "Scales" = field(default_factory=dict)
@@ -128,14 +128,14 @@ class RunContext:
         good = "none"
         if older:
             path = checkpoint.checkpoint_path(self.checkpoints, older[-1])
-            good = f"{path} (start another run from its weights with --weights)"
+            good = f"{path} (start a new run from it with --weights)"
         message = f"{problem}. Last good checkpoint: {good}. {_advise(self.recipe)}{hint}"
         event = {"kind": "diverged", "step": step, "message": message, **figures}
         self.recorder.log(cast(DivergedEvent, event))
         raise DivergedError(message)
 
     def time_batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield all batches, and add the time that is waited for each to `waited_sec`."""
+        """Yield all batches, and add the time spent waiting for each to `waited_sec`."""
         while True:
             began = time.perf_counter()
             batch = next(batches, None)
@@ -160,6 +160,6 @@ def stop_before_training(stop: StopRequests, activity: str) -> None:
     """Raise `Interrupted` if a stop is requested during an activity before the first step."""
     if stop.requested:
         raise Interrupted(
-            f"stopped by {stop.name} while {activity}; nothing is trained yet: repeat the command",
+            f"stopped by {stop.name} while {activity}; nothing was trained yet: repeat the command",
             stop.exit_code,
         )

@@ -26,7 +26,7 @@ class Quarantined(TypedDict):
 
 
 class PlugIn(TypedDict):
-    """An augmentation that is the user's own."""
+    """One of the user's own augmentations."""
 
     file: str
     """The file of its module."""
@@ -78,7 +78,7 @@ def describe_environment(backend: str | None) -> dict[str, Any]:
 
 
 def describe_plug_ins(recipe: Recipe) -> dict[str, PlugIn]:
-    """Return what a run records of the augmentations that are the user's own, by name."""
+    """Return what a run records of the user's own augmentations, by name."""
     files: dict[str, PlugIn] = {}
     for augmentation in recipe.augmentations:
         from lockstep.recipes.plug_ins import find_module_file
@@ -91,8 +91,8 @@ def describe_plug_ins(recipe: Recipe) -> dict[str, PlugIn]:
 
 
 def list_changed_plug_ins(path: Path, recipe: Recipe) -> list[str]:
-    """Return a note on each plug-in whose module is another one than when the run in a folder began
-    last; or a note that this is unknown."""
+    """Return a note on each plug-in whose module has changed since the run in a folder last began;
+    or a note that this is unknown."""
     try:
         before = read_environment(path).get("plug_ins", {})
     except CheckpointError:

@@ -1,4 +1,4 @@
-"""Evaluate a run's weights on its validation images, and pass all images of an index by."""
+"""Evaluate a run's weights on its validation images, and iterate over the images of an index."""
 
 import math
 import time
@@ -57,7 +57,7 @@ def _evaluate_weights(run: RunContext, step: int, weights: str) -> None:
     names = (run.recipe.selection, *run.execution.metrics)
     figures = measure(scores, len(run.sets.training.classes), names)
     problem = scores.describe_nonfinite()
-    if problem is not None and step == 0:  # training may mend the weights that it starts from
+    if problem is not None and step == 0:  # training may repair the starting weights
         run.recorder.warn("the starting weights give losses that are not finite")
         return
     if problem is not None:
@@ -120,7 +120,7 @@ def watch_images(
 
 
 def lacks_evaluation(run: RunContext, step: int) -> bool:
-    """Return whether an evaluation is due at this step that is not complete in the log, since the
+    """Return whether an evaluation is due at this step and not complete in the log, because the
     run was stopped.
 
     The last evaluation is due until there is a report: the report needs more than the log holds.

@@ -175,6 +175,6 @@ def _show_mistakes(run: RunContext, step: int) -> None:
     try:
         pictures = load_worst_mistakes(run.sets.validation, run.recipe, run.scores["trained"])
     except Exception as error:  # anything that a decoder or a storage raises
-        run.recorder.warn(f"the worst mistakes cannot be shown: {type(error).__name__}: {error}")
+        run.recorder.warn(f"cannot show the worst mistakes: {type(error).__name__}: {error}")
     else:
         run.recorder.show("mistakes", pictures, step)

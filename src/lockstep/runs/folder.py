@@ -69,8 +69,8 @@ def open_run_folder(
     different. It returns None if the run can resume under the new recipe, otherwise the reason in
     sentences. By default no such run can resume.
 
-    Raises `RecipeError` if it holds a run of another recipe. Raises `CheckpointError` if another
-    process trains in it, if it holds something else, or if it cannot be written to.
+    Raises `RecipeError` if it holds a run of a different recipe. Raises `CheckpointError` if
+    another process trains in it, if it holds something else, or if it cannot be written to.
     """
     with ExitStack() as held:
         try:
@@ -148,8 +148,8 @@ def suggest_run(weights: Path, data: str | Path = "DATA") -> str:
 
 
 def suggest_folds(run: Path, data: str | Path) -> str:
-    """Return the command that trains runs which judge all images of a data set, from the published
-    weights that a run started from, or from none: other weights may know the images."""
+    """Return the command of a cross-validation on all images of a data set, from the published
+    weights that a run started from, or from none: other weights may have seen the images."""
     from lockstep.runs.starting_weights import read_start
     from lockstep.weights.known_weights import read_known_weights
 
@@ -234,7 +234,7 @@ def _make_recipe_error(path: Path, changed: Changed, reason: str) -> RecipeError
             there, now = (shorten_text(format_value(value)) for value in (old, new))
             lines.append(f"  {place}: {there} in that run, {now} here")
     advice = f"{reason}\nUse another --out, or that run's recipe.".lstrip()
-    return RecipeError(f"{path} holds a run of another recipe:\n" + "\n".join([*lines, advice]))
+    return RecipeError(f"{path} holds a run of a different recipe:\n" + "\n".join([*lines, advice]))
 
 
 def holds_run(path: Path) -> bool:

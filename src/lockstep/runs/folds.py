@@ -1,4 +1,4 @@
-"""Cross-validation: a run for each fold of the training images, and what all of them say."""
+"""Cross-validation: a run for each fold of the training images, and the joint results."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ class FoldsReport(TypedDict):
     """Wilson's 95 % interval of `top1_percent`."""
     images: int
     trained_images: int
-    """How many of them the runs, or the weights that these started from, were trained on."""
+    """How many of the images are training images of the runs or of the starting weights."""
     best_steps: list[int]
 
 
@@ -67,17 +67,17 @@ def train_folds(
     weights: AnySource | None = None,
     listener: Listener,
 ) -> FoldsReport | None:
-    """Train the runs OUT/fold-1 to OUT/fold-K one after the other, and write and return what all of
-    them say; None if one is not finished, because the command ends before.
+    """Train the runs OUT/fold-1 to OUT/fold-K one after the other; write and return the joint
+    results, or None if the command ends before all runs are finished.
 
     `complete` returns the settings of a run, from its folder and its recipe fields `folds` and
     `fold`. `listener` gets the events of all runs. Folds that are finished are not repeated. Raises
-    `Interrupted` when a signal asked it to stop and everything is saved.
+    `Interrupted` when a signal asks it to stop and everything is saved.
     """
     if count_ranks() > 1:
-        raise UserError("--folds trains on one rank, but there are several; start one")
+        raise UserError("--folds trains on one rank, but several were started; start one")
     if holds_run(out):
-        raise UserError(f"{out} holds a run; cross-validation needs another folder: --out")
+        raise UserError(f"{out} holds a run; give cross-validation a new folder: --out")
     reports: list[Report] = []
     with StopRequests() as stop:
         for number in range(1, folds + 1):
@@ -104,7 +104,7 @@ def train_folds(
 
 
 def summarise_folds(reports: Sequence[Report], folders: Sequence[Path] = ()) -> FoldsReport:
-    """Return what finished runs of all folds, in these folders, say by their best checkpoints."""
+    """Return the joint results of the finished runs in these folders, by their best checkpoints."""
     bests: list[dict[str, Any]] = [dict(report["best"] or {}) for report in reports]
     selection = reports[0].get("selection", "top1")
     key = find_metric(selection).key
@@ -126,7 +126,7 @@ def summarise_folds(reports: Sequence[Report], folders: Sequence[Path] = ()) -> 
 
 
 def describe_folds(summary: FoldsReport) -> str:
-    """Return what all folds say, in a line."""
+    """Return the joint results in a line."""
     low, high = summary["top1_interval_percent"]
     values = summary["values"]
     metric = find_metric(summary["selection"])
@@ -134,8 +134,8 @@ def describe_folds(summary: FoldsReport) -> str:
     trained = ""
     if summary["trained_images"]:
         trained = (
-            f", too high because {summary['trained_images']} of them were also training images, of"
-            " these runs or of their starting weights"
+            f", too high because {summary['trained_images']} of them were also training images of"
+            " the runs or of their starting weights"
         )
     return (
         f"{summary['folds']} folds: mean {metric.title} {show(summary['mean'])},"

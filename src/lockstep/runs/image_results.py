@@ -47,7 +47,7 @@ _NONE = np.zeros(0, np.uint32)
 _COLUMNS: dict[str, type] = {"losses": np.float32, "ranks": np.int32, "predictions": np.int32}
 _COLUMNS["confidences"] = np.float32
 DAMAGE = (ValueError, KeyError, TypeError)
-"""Exceptions for files that are truncated, overwritten or of another program."""
+"""Exceptions for files that are truncated, overwritten or written by another program."""
 _MOST_ARRAYS = 64
 
 
@@ -117,7 +117,7 @@ def read_results(folder: Path, file_name: str = FILE) -> Results | None:
         step, digest = arrays["step"], arrays["digest"]
         names = arrays.get("classes", np.zeros(0, str))
         if (step.shape, digest.shape, names.ndim) != ((), (), 1) or step.dtype != np.int64:
-            raise ValueError("step, digest or classes have another shape or type")
+            raise ValueError("step, digest or classes have the wrong shape or type")
         return Results(int(step), str(digest), scores, tuple(map(str, names.tolist())))
     except FileNotFoundError:
         return None
@@ -183,7 +183,7 @@ def list_images(out: Path, sets: Sets, *, is_new: bool) -> None:
 
 
 def compare_images(out: Path, sets: Sets) -> str:
-    """Return which images differ from those in a run's folder; "" if none is known to."""
+    """Return which images differ from those in a run's folder; "" if none does, as far as known."""
     before = _read_images(out)
     now: Arrays = {}
     for name, index in _name_sets(sets):
@@ -227,8 +227,8 @@ def list_seen(out: Path, checkpoint: Path | None) -> None:
 
 
 def find_trained(checkpoint: Path | None, index: Index) -> np.ndarray:
-    """Return which images have the bytes of one that a checkpoint's run was trained on, or the
-    weights that it started from, whatever names and labels are; none if that is not known.
+    """Return which images have the same bytes as a training image of a checkpoint's run or of its
+    starting weights, whatever the names and labels; none if that is unknown.
 
     `checkpoint` is a file of the checkpoint; None: the weights are of no run.
     """
@@ -236,8 +236,8 @@ def find_trained(checkpoint: Path | None, index: Index) -> np.ndarray:
 
 
 def count_known(out: Path) -> int:
-    """Return on how many validation images, by their bytes, a run or the weights that it started
-    from are known to be trained."""
+    """Return how many validation images, by their bytes, are known to be training images of a run
+    or of its starting weights."""
     arrays = _read_images(out)
     return int(np.isin(_key_columns(arrays, "val"), _key_columns(arrays, "train", "seen")).sum())
 
@@ -275,7 +275,7 @@ def _key_bytes(lengths: np.ndarray, checksums: np.ndarray) -> np.ndarray:
 
 
 def read_sample(index: Index, turn: int) -> None:
-    """Read images spread over an index, other ones at each `turn`. Raises `DataError` if one of
+    """Read images spread over an index, different ones at each `turn`. Raises `DataError` if one of
     them changed since it was indexed."""
     count = min(len(index), _CHECKED)
     if not index.is_stored and len(index.checksums):
@@ -303,8 +303,8 @@ def _make_columns(name: str, index: Index) -> Arrays:
 
 
 def _compare(before: Arrays, now: Arrays) -> list[str]:
-    """Return how images differ: a few of each kind, and how many. Images that have other places are
-    known by their bytes, and a class that was renamed by all of its images."""
+    """Return how images differ: a few of each kind, and how many. Images that moved are
+    recognised by their bytes, and a renamed class by all of its images."""
     names = [name for name in ("train", "val") if f"{name}.labels" in now]
     columns = ["labels", "lengths", "checksums"]
     has_bytes = all(len(before[f"{n}.checksums"]) and len(now[f"{n}.checksums"]) for n in names)
@@ -326,7 +326,7 @@ def _compare(before: Arrays, now: Arrays) -> list[str]:
         if name in gone:
             renamed[name].add("" if place is None else here[place][0])
         elif place is not None:
-            lists["", "image with another name or label"].append(f"{key[1]}, now {place[1]}")
+            lists["", "image with a different name or label"].append(f"{key[1]}, now {place[1]}")
         elif key not in here:
             lists[key[0], "image missing"].append(key[1])
         elif here[key] != (name, *about):
@@ -353,7 +353,7 @@ def _compare(before: Arrays, now: Arrays) -> list[str]:
 
 
 def _find_moved(then: Places, here: Places) -> dict[tuple[str, str], tuple[str, str]]:
-    """Return where images are that have left their places, as far as their bytes are somewhere."""
+    """Return the new places of images that moved, found by their bytes."""
     places = {here[key][1:]: key for key in here.keys() - then.keys()}
     left = {key: places.get(about[1:]) for key, about in then.items() if key not in here}
     return {key: place for key, place in left.items() if place is not None}

@@ -1,5 +1,5 @@
-"""The state that a run begins or resumes with: of its newest checkpoint, of given weights, or the
-initial one; and the engine gets it."""
+"""Give the engine the state that a run begins or resumes with: of the newest checkpoint, of given
+weights, or the initial one."""
 
 import hashlib
 from pathlib import Path
@@ -47,8 +47,8 @@ def find_state(run: RunContext) -> tuple[State, list[str]]:
 
 
 def _require_same_images(run: RunContext) -> None:
-    """Raise `DataError` if another rank has other images: a step would have some twice, and others
-    not. Ranks on several machines each list a store."""
+    """Raise `DataError` if another rank has different images: a step would have some twice and miss
+    others. Ranks on several machines each list a store."""
     digest = hashlib.sha256(run.data_digest.encode()).digest()
     if not run.world.same(int.from_bytes(digest[:7], "big")):
         raise DataError(
@@ -58,8 +58,8 @@ def _require_same_images(run: RunContext) -> None:
 
 
 def _write_first_checkpoint(run: RunContext, start: "Start | None") -> None:
-    """Write what a new run starts from given weights; of a resumed run, refuse weights it was not
-    started from."""
+    """Write the first checkpoint of a new run from given weights; refuse weights that a resumed run
+    was not started from."""
     is_started = bool(checkpoint.steps(run.checkpoints))
     if not is_started:
         _remove_unstarted(run.out)
@@ -105,9 +105,9 @@ def _read_state(run: RunContext) -> tuple[State, list[str]]:
     changes = compare_images(run.out, run.sets) if state is not None else ""
     if state is not None and (changes or not same_images(digest, run.data_digest)):
         raise CheckpointError(
-            f"{run.out} was trained or evaluated on other images than those in"
+            f"{run.out} was trained or evaluated on images that differ from those in"
             f" {run.sets.training.source.title}{f': {changes}' if changes else ''}. Restore its"
-            " images, or start a new run from its weights with another --out:\n"
+            " images, or start a new run from its weights with a new --out:\n"
             f"  {suggest_run(run.out, name_folder(run.sets.data))}"
         )
     if run.leads:

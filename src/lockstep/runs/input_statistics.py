@@ -1,12 +1,12 @@
 """What a run from given weights measures on its training images before its first step: the scales
 of a quantised run's inputs, and the statistics of batch norms that are folded into convolutions.
 
-Scales are in the metadata of every checkpoint, whose SHA-256 is checked when it is read. So a run
-resumes with the same scales, and a checkpoint alone can be evaluated and exported.
+Scales are in the metadata of every checkpoint, whose SHA-256 is checked when it is read. A run
+thus resumes with the same scales, and a checkpoint alone can be evaluated and exported.
 
 A folded batch norm, as exported models have them, only adds a bias. Training would normalise with
-the statistics of its batch and lose what the network has learnt. So each gets the statistics of its
-inputs on training images, and a scale and a bias that undo them: no output of an evaluation
+the statistics of its batch and lose what the network has learnt. Each therefore gets the statistics
+of its inputs on training images, and a scale and a bias that undo them: no output of an evaluation
 changes, and a step normalises nearly as an evaluation does. Kernels get the norm of initial ones,
 because the change of a kernel in front of a batch norm is relative to its norm.
 """
@@ -33,7 +33,7 @@ from lockstep.weights import checkpoint
 from lockstep.weights.formats.lockstep_files import read_scales
 
 _BATCH_IMAGES = 32
-"""Most images that pass through the model together. Scales do not depend on it, apart from
+"""At most this many images pass through the model together. Scales depend on it only by
 rounding."""
 _MOST_NORM_IMAGES = 32
 """Training images that are measured. In the last stage of a network at 224 px, they have 1,568

@@ -1,5 +1,5 @@
-"""Classes that weights and the images of a new run both have, by name: their rows of the classifier
-start the run's."""
+"""Classes that both the weights and the images of a new run have, by name: the run starts with
+their rows of the classifier."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,8 +27,8 @@ class NamedClassifier(NamedTuple):
     bias: np.ndarray
 
     def match(self, classes: Sequence[str]) -> np.ndarray:
-        """Return the output of each class, int64 [classes]; -1 if the weights do not know it. A
-        name that several classes have says nothing."""
+        """Return the output of each class, int64 [classes]; -1 if the weights do not have it. A
+        name that several classes share does not count."""
         once = Counter(self.classes)
         known = {name: place for place, name in enumerate(self.classes) if once[name] == 1}
         wanted = Counter(classes)

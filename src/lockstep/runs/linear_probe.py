@@ -2,7 +2,7 @@
 
 The features of the training images are computed once, and the best classifier on them is found in
 seconds (`lockstep.models.logistic_regression`). The run starts from it (LP-FT, arXiv:2202.10054):
-training does not first tear the features apart for a random one.
+training does not first distort the features for a random one.
 
 Features are kept next to the index of the images, in a file for each set of weights, preprocessing
 and images. A file appears complete or not at all, and the newest few are kept.
@@ -39,7 +39,7 @@ _PENALTY = 0.005
 three times this value, accuracy stays within its interval (benchmarks/notes/fine-tuning.md)."""
 _FOLDS = 5
 _MOST_LOGITS = 1_000_000
-"""With more logits than this, which take long, one fold decides whether classes are kept."""
+"""With more logits than this, fits are slow, and one fold decides whether classes are kept."""
 _BATCH_IMAGES = 32
 """Images that pass through the model together. It is the same for every number of ranks, so that
 features are, too."""
@@ -90,7 +90,7 @@ def _fit(run: RunContext, engine: Engine, start: Start) -> Start:
         )
     probe = _Probe(run, features, images.labels(np.arange(len(images))))
     classes = make_printable_names(run.sets.training.classes)
-    if start.classes == ():  # the file does not say which classes it knows
+    if start.classes == ():  # the file does not name its classes
         own = features @ start.tensors["fc.weight"].T + start.tensors["fc.bias"]
         hits = probe.count_hits(own, np.arange(len(images)))
         if probe.is_counted.any() and probe.count_left_out_hits(None, hits) <= hits:
@@ -168,15 +168,15 @@ class _Probe:
         )
 
     def count_hits(self, logits: np.ndarray, samples: np.ndarray) -> int:
-        """Return how many of these images, if they are counted, are classified rightly."""
+        """Return how many of these images, if they are counted, are classified correctly."""
         is_hit = logits.argmax(axis=1) == self.labels[samples]
         return int((is_hit & self.is_counted[samples]).sum())
 
     def count_left_out_hits(
         self, first: Classifier | None, enough: int, tried: int = _FOLDS
     ) -> int:
-        """Return how many images of the `tried` folds are classified rightly by probes of others,
-        beginning at `first`. Once more than `enough` are, the rest is not tried."""
+        """Return how many images of the `tried` folds are classified correctly by probes of the
+        other folds, beginning at `first`. Once more than `enough` are, the rest is not tried."""
         folds = np.empty(len(self.labels), np.int64)
         folds[np.argsort(self.labels, kind="stable")] = np.arange(len(self.labels)) % _FOLDS
         hits = 0
@@ -251,8 +251,8 @@ def _compute_features(
 
 
 def _hash_inputs(run: RunContext, backbone: dict[str, np.ndarray], images: Index) -> str:
-    """Return a text that is another one for other features: a hash of weights, recipe, images and
-    what computes."""
+    """Return a text that identifies the features: a hash of weights, recipe, images and the
+    software that computes them."""
     fields = ("backend", "loader", "compile", "fused", "layout", "deterministic")
     about = {
         "recipe": _make_feature_recipe(run.recipe).fields(),

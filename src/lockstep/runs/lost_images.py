@@ -1,4 +1,4 @@
-"""Images that a run did not have because of a bad moment of a disk, or of an older version."""
+"""Images that a run did not have because a read failed, or because of an older version."""
 
 from pathlib import Path
 
@@ -15,13 +15,13 @@ from lockstep.system.text import format_count
 
 def list_lost_images(run: Path) -> list[str]:
     """Return lines on images that the run in a folder left out because the system failed to read
-    them, and on those that its data set has besides.
+    them, and on additional images in its data set.
 
     Raises `CheckpointError` if it is not a run's folder.
     """
     environment = read_environment(run)
     if not environment:
-        raise CheckpointError(f"{run} is not a run that has begun; expected the folder of one")
+        raise CheckpointError(f"{run} is not the folder of a run that has begun")
     lines: list[str] = []
     count = 0
     validation: Images = environment.get("val", {})
@@ -33,15 +33,15 @@ def list_lost_images(run: Path) -> list[str]:
     more = _count_images(run, validates=validation.get("images", 0) > 0) - count
     if more > 0:
         lines.append(
-            f"the data set has {format_count(more, 'image')} more than the run had: they are new,"
-            " or were missing then"
+            f"the data set has {format_count(more, 'image')} that the run did not have: new, or"
+            " missing at the time"
         )
     return lines
 
 
 def _count_images(run: Path, *, validates: bool) -> int:
-    """Return how many images the data set of a run has, good and bad; 0 if it is not there, or is
-    in a store."""
+    """Return how many images the data set of a run has, good and bad; 0 if it is missing, or in
+    a store."""
     count = 0
     try:
         data = find_last_data(run)

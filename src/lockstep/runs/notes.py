@@ -130,7 +130,7 @@ def list_unusual_settings(recipe: Recipe, facts: RunFacts) -> list[str]:
 
 def suggest_weights(recipe: Recipe, images: int) -> list[str]:
     """Return a note for a run of few images from random weights, if published weights of its model
-    would probably help. With a recipe that the user wrote, or the demo's, there is none.
+    would probably help. There is none for a recipe that the user wrote, or the demo's.
 
     >>> suggest_weights(Recipe(model="resnet50").rename("my-images"), 500)[0][:68]
     'with 500 images, training from published weights is usually better a'
@@ -233,7 +233,7 @@ def note_single_class(facts: RunFacts) -> Iterator[str]:
     if len(facts.classes) == 1:
         yield (
             f"all images are of one class, {facts.classes[0]}, so every accuracy is 100 %; put the"
-            " images of each class in a folder"
+            " images of each class in a separate folder"
         )
 
 
@@ -260,7 +260,7 @@ def _check_validation(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
     ):
         yield (
             f"{format_count(images, 'validation image')} give only rough accuracies, as the"
-            " intervals show; --folds 5 with another --out validates on all images, in five runs"
+            " intervals show; --folds 5 with a new --out validates on all images, in five runs"
         )
 
 

@@ -39,7 +39,7 @@ def find_rate(
     its weights and its linear probe.
 
     It needs one process. Nothing is kept: `settings.out` is a folder that does not exist. Raises
-    `Interrupted` if a stop is requested, and `UserError` for a range that is none.
+    `Interrupted` if a stop is requested, and `UserError` for a wrong range.
     """
     if not 0 < low < high < math.inf:
         raise UserError(f"the rates rise from {low:g} to {high:g}; expected 0 < from < to")

@@ -188,7 +188,7 @@ class Run:
 
     @cached_property
     def lost_best(self) -> str:
-        """Which checkpoint is used because the best one is missing; "" if that is there."""
+        """Which checkpoint is used if the best one is missing; "" if it exists."""
         return explain_lost_best(self.folder)
 
     def is_best(self, step: int, weights: str) -> bool:
@@ -367,7 +367,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """What a run's folder says about the run."""
+    """The facts about a run in its folder."""
 
     recipe: Recipe
     environment: Environment

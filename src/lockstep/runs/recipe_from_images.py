@@ -104,7 +104,7 @@ def collect_facts(
 
 
 def say_where(out: Path) -> str:
-    """Return the end of a line that says where the values of a recipe are."""
+    """Return the end of a line: where the values of a recipe are."""
     return f"; all values are in {out}/recipe.yaml, --set changes them"
 
 

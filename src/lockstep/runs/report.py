@@ -94,9 +94,8 @@ class Report(TypedDict):
     restarts: NotRequired[Count]
     """How often a launcher has started all ranks again after a failure; missing if never."""
     top1_percent: NotRequired[float | None]
-    """That of the best checkpoint, or of the best one left if it is gone; None if none was
-    evaluated. This and the next two fields are in the report that `lockstep.train` returns, not in
-    report.json."""
+    """That of the best checkpoint, or of the best remaining one; None if none was evaluated. This
+    and the next two fields are in the report that `lockstep.train` returns, not in report.json."""
     top1_interval_percent: NotRequired[list[float] | None]
     """The 95 % interval of `top1_percent`, from low to high. The best checkpoint was chosen on the
     same images, which makes both a little too high."""

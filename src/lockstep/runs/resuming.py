@@ -71,7 +71,7 @@ class RunSettings:
     """What was taken from the run's folder, in words. Keys are none or some of "recipe",
     "evaluation", "data" and "execution"."""
     notes: tuple[str, ...] = ()
-    """Notes on what a new run does because nothing says otherwise."""
+    """Notes on the defaults of a new run."""
 
     @property
     def wanted(self) -> Recipe:
@@ -98,8 +98,8 @@ def complete_settings(
     run. If it is given by name, the run keeps the geometry of its evaluations.
 
     Unless `trust_run` is set, what the folder names outside of itself must have been named for this
-    run on this machine before (`lockstep.runs.trust`). The modules of augmentations that are the
-    user's own are imported. Raises `RecipeError` if they cannot be, `DataError` if there are no
+    run on this machine before (`lockstep.runs.trust`). The modules of the user's own
+    augmentations are imported. Raises `RecipeError` if they cannot be, `DataError` if there are no
     images and no run to take them from, `CheckpointError` if the run's folder cannot be read.
     """
     out = as_path(out, "out")
@@ -172,14 +172,14 @@ def _set_share_apart(settings: RunSettings) -> RunSettings:
 def _require_modules(
     own: Recipe, source: object, changes: Mapping[str, Any], require: Require
 ) -> None:
-    """Require the user's word for the modules that a recipe from a folder imports."""
+    """Require the user's confirmation of the modules that a recipe from a folder imports."""
     if isinstance(source, str | Path) and Path(source).is_dir() and "augmentations" not in changes:
         require(Path(source), list_names({}, recipe=own))
 
 
 def _refuse_copy(own: Recipe | None, changes: Mapping[str, Any], copied: Path) -> None:
-    """Raise `RecipeError` if a copy, fetched into a temporary folder, is of a run of another recipe
-    than that of the command. Fields that are settled later are compared later."""
+    """Raise `RecipeError` if a copy, fetched into a temporary folder, is of a run with a different
+    recipe than the command's. Fields that are settled later are compared later."""
     if own is not None:
         late = ("logits", "class_weights", "eval_antialias", *GEOMETRY)
         refuse_another_recipe(copied, own.replace(**changes), (*RESUMABLE, *late))

@@ -1,12 +1,12 @@
-"""A run's copy in an object store: written after each save while the run goes on, and fetched where
-the run's folder is gone.
+"""A run's copy in an object store: written after each save while the run continues, and fetched
+where the run's folder is gone.
 
 The copy has the files of the run's folder and its checkpoints. The `state.json` of a checkpoint is
 written last and removed first: one without it is unfinished, and is not fetched.
 
-A store belongs to one run: the id in its `run.json` says to which. Before anything is written, here
-or there, the ids and the checkpoints are compared: the newer of folder and copy must continue the
-other one.
+A store belongs to one run: the id in its `run.json` says to which. Before anything is written on
+either side, the ids and the checkpoints are compared: the newer of folder and copy must continue
+the other one.
 """
 
 import re
@@ -47,7 +47,7 @@ _WAIT_SEC = 120.0
 
 
 class _CopyThread(threading.Thread):
-    """Copies a run's folder whenever a copy is wanted. Errors are kept for the run to report: they
+    """Copies a run's folder on request. Errors are kept for the run to report: they
     never stop it."""
 
     def __init__(self, folder: Path, store: ObjectStore) -> None:
@@ -69,7 +69,7 @@ class _CopyThread(threading.Thread):
             try:
                 copy_run(self._folder, self._store)
                 self.failures.clear()
-            except Exception as error:  # whatever it is, the run goes on
+            except Exception as error:  # whatever it is, the run continues
                 self.failures.append(str(error) or type(error).__name__)
 
 
@@ -123,7 +123,7 @@ def open_store(url: str) -> ObjectStore:
 
 @dataclass(frozen=True)
 class _Copy:
-    """What a store has of a run."""
+    """A run's copy in a store."""
 
     url: str
     items: Mapping[str, StoredObject]
@@ -140,15 +140,15 @@ class _Copy:
         return max(self.steps, default=-1)
 
     def refuse(self, folder: Path, reason: str) -> CheckpointError:
-        """Return the error that folder and copy do not belong together."""
+        """Return the error that the folder and the copy do not belong together."""
         return CheckpointError(
-            f"{self.url} holds a copy of another run, not of {folder}: {reason}. Nothing was"
+            f"{self.url} holds a copy of a different run, not of {folder}: {reason}. Nothing was"
             f" changed. Give each run a separate address: --set {FIELD}=..."
         )
 
 
 def _read_copy(store: ObjectStore) -> _Copy:
-    """Return what a store has. Raises `DataError`."""
+    """Return the copy in a store. Raises `DataError`."""
     items = {item.name: item for item in store.list_objects() if _NAME.fullmatch(item.name)}
     complete = [name.split("/")[1] for name in items if name.endswith(f"/{_LAST}")]
     steps = sorted(int(name.removeprefix("step-")) for name in complete)

@@ -13,9 +13,9 @@ def slim_run(folder: Path, *, keeps_newest: bool = False) -> tuple[list[int], li
     """Keep the best checkpoint of a finished run, and the newest one on request, without velocities
     and means of squared gradients. Such a run cannot resume. An interrupted call can be repeated.
 
-    Return the steps that are kept, those that are removed, the bytes that are freed, and that the
-    best checkpoint is gone, if it is. Raises `CheckpointError` if the folder holds no finished run,
-    if a process trains in it, or if a checkpoint to keep is damaged.
+    Return the steps that are kept, those that are removed, the bytes that are freed, and which
+    checkpoint stands in if the best one is missing. Raises `CheckpointError` if the folder holds no
+    finished run, if a process trains in it, or if a checkpoint to keep is damaged.
     """
     checkpoints = folder / "checkpoints"
     _check_folder(folder, checkpoints)

@@ -5,8 +5,8 @@ The weights are pruned if the recipe is sparse.
 
 Before its first step such a run has, in addition to the files of `lockstep.runs.folder`:
 
-    start.json                  name of the given weights, whether they know the run's classes or
-                                a linear probe does, SHA-256 of their tensors and of the masks
+    start.json                  name of the given weights, whether they or a linear probe have the
+                                run's classes, SHA-256 of their tensors and of the masks
     masks.safetensors           which weights pruning keeps, bool by tensor, if the recipe is sparse
     checkpoints/step-00000000   the state before the first step
 
@@ -82,7 +82,7 @@ class Start:
     checkpoint_file: Path | None = None
     """The file of the checkpoint if the weights are those of a run."""
     details: tuple[str, ...] = ()
-    """What few users need to know, such as where the classifier comes from."""
+    """Details that few users need, such as where the classifier comes from."""
 
     @property
     def option(self) -> str:
@@ -126,7 +126,7 @@ class StartSource:
     def knows(self, classes: Sequence[str]) -> bool:
         """Return whether the weights say that they tell these classes apart.
 
-        Weights that do not name their classes may know others: a linear probe can replace their
+        Weights that do not name their classes may have other ones: a linear probe can replace the
         classifier.
         """
         weights = self.weights
@@ -182,7 +182,7 @@ def fit_start(source: StartSource | None, recipe: Recipe, run: Path) -> Start | 
     for name in INVISIBLE_FIELDS:
         if name in changed:
             before, after = map(format_value, changed[name])
-            notes.append(f"the weights have {name} {before}, not {after}")
+            notes.append(f"the weights have {name}={before}, this run {name}={after}")
     tensors = _convert_to_float32(weights.tensors)
     features = recipe.spec.features
     named = None if source.resumes else name_classifier(weights.classes, tensors, features)
@@ -274,7 +274,7 @@ def _check_shapes(weights: Weights, fitted: dict[str, np.ndarray], recipe: Recip
     expected = {tensor.name: tensor.shape for tensor in spec.list_tensors(recipe.logits)}
     if expected.keys() != fitted.keys() and weights.recipe.model != recipe.model:
         held = weights.recipe.fields()["model"]
-        name = held if isinstance(held, str) else "another network"
+        name = held if isinstance(held, str) else "a different network"
         value = held if isinstance(held, str) else f"'{json.dumps(held, allow_nan=False)}'"
         raise CheckpointError(
             f"{weights.source} holds {name}, which does not fit the recipe's model"
@@ -462,7 +462,7 @@ def read_start(run: Path) -> dict[str, Any]:
         noted = None
     if not isinstance(noted, dict) or "weights_sha256" not in noted:
         raise CheckpointError(
-            f"{path} is missing or damaged; restore it, or start again in another --out"
+            f"{path} is missing or damaged; restore it, or start again with a new --out"
         )
     return noted
 

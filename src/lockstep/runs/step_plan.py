@@ -114,8 +114,8 @@ def explain_early_stop(run: RunContext, log: Sequence[LogEvent], step: int) -> s
 
         if starts_from_probe(run.out):
             return (
-                "training cannot improve a linear probe on fixed features of images without"
-                " augmentation"
+                "the linear probe is already the best fit: the features are frozen and images"
+                " are not augmented"
             )
     evaluations = [entry for entry in log if entry["kind"] == "evaluate" and entry["step"] <= step]
     best = find_best(evaluations, recipe.selection)

@@ -1,8 +1,8 @@
-"""The user's word for what a run's folder names.
+"""The user's confirmation of what a run's folder refers to.
 
-A folder can be anyone's. What it names outside of itself is used only if a command on this machine
-named it before for this run, or trusts the folder: files to write, links to folders, images to
-read, addresses to send to, and modules to import. Commands leave what they used in
+A folder can be anyone's. What it refers to outside of itself is used only if a command on this
+machine used it before for this run, or trusts the folder: files to write, links to folders, images
+to read, addresses to send to, and modules to import. Commands leave what they used in
 `lockstep/runs/ID` in the user's state folder (`XDG_STATE_HOME`), a JSON text on each line.
 """
 
@@ -52,23 +52,24 @@ def list_links(folder: Path) -> Iterator[str]:
 
 
 def require_word(folder: Path, names: Iterable[str]) -> None:
-    """Raise `CheckpointError` if a run's folder names something that no command on this machine
-    has named for this run."""
+    """Raise `CheckpointError` if a run's folder refers to something that no command on this machine
+    has used for this run."""
     identity = read_identity(folder)  # refuses checkpoints of two runs
     known = set() if identity is None else _read(identity.id)
     unknown = [name for name in dict.fromkeys(names) if name not in known]
     if unknown:
         more = f", and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+        shown = ", ".join(f"{name!r:.200}" for name in unknown[:3]) + more
+        them = "them" if len(unknown) > 1 else "it"
         raise CheckpointError(
-            f"{folder} names {', '.join(f'{name!r:.200}' for name in unknown[:3])}{more}, which you"
-            " have not named for this run on this machine; expected your consent: anyone can"
-            " write a folder. Name it in the command (--data, --recipe, --set), or add --trust-run"
-            " if you trust whoever wrote the folder"
+            f"{folder} refers to {shown}, which no command on this machine has used for this run."
+            f" Anyone could have written that. To confirm {them}, give {them} in the command"
+            " (--data, --recipe, --set); if you trust the folder's author, add --trust-run"
         )
 
 
 def accept(folder: Path, names: Iterable[str]) -> None:
-    """Accept whatever a run's folder names."""
+    """Accept whatever a run's folder refers to."""
     read_identity(folder)  # refuses checkpoints of two runs
 
 

@@ -107,7 +107,7 @@ def _run_worker(backend: str, python: Path, folder: Path, recorder: Recorder) ->
     try:
         ended = carry_out(command, folder, progress)
     except OSError as error:
-        return {"error": f"{python} cannot be run: {error.strerror}"}
+        return {"error": f"cannot run {python}: {error.strerror}"}
     if ended.code or not result.is_file():
         output = f": {ended.errors}" if ended.errors else " and printed nothing"
         return {"error": f"{python} ended with exit code {ended.code}{output}"}

@@ -110,8 +110,8 @@ def compare(actual: Arrays, reference: Arrays, workload: Workload, full: bool) -
 
 
 def _compute_definitions(actual: Arrays, workload: Workload) -> dict[str, Arrays]:
-    """Return the quantities that follow from a definition and the backend's own results, so that
-    the rounding of a gradient does not hide them."""
+    """Return the quantities that follow from a definition and the backend's results, so that the
+    rounding of a gradient does not hide them."""
     recipe = workload.recipe
     decay = {}
     for tensor in recipe.list_tensors():
@@ -175,7 +175,7 @@ def _compare_quantity(
     quantity: str, actual: Arrays, expected: Arrays, measure: str, bound: Bound
 ) -> Row:
     if _list_shapes(actual) != _list_shapes(expected):
-        why = "there are more or fewer values than expected"
+        why = "the number of values is not the expected one"
         return Row(quantity, np.inf, np.inf, measure, bound.value, why)
     difference = max(largest(actual[name] - value) for name, value in expected.items())
     relative = _MEASURES[measure](actual, expected)

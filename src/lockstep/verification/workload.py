@@ -31,7 +31,7 @@ FINE_TUNING: dict[str, Any] = {
     "lr_multipliers": {"backbone": 0.5, "layer4": 2, "fc": 3},
     "lr_depth_decay": 0.9,
 }
-"""What is frozen, and the rates by tensor, in the step that shows them. Every model has these
+"""The frozen tensors, and the rates by tensor, in the step that shows them. Every model has these
 tensors: below the lowest trained one, and between trained ones."""
 DRAWN: dict[str, Any] = {
     "sampling": "square_root",
@@ -172,7 +172,7 @@ def build(
         lr_end=min(base.lr_end, peak),
         warmup_start_lr=min(base.warmup_start_lr, peak),
         global_batch_images=BATCH[full],
-        optimizer="sgd",  # others divide by gradients: rounding moves weights far
+        optimizer="sgd",  # others divide by gradients, so that rounding moves weights far
         ema_decay=base.ema_decay or 0.99,
         **_choose_sizes(base, steps, full),
     )

@@ -113,5 +113,5 @@ def test_a_file_of_something_else_is_never_replaced(
     several.entry(start)
     assert len(warned) == 1
     assert f"{tmp_path / 'mine'} " in warned[0]
-    assert f"remove it, or give another --set {field}=FILE" in warned[0]
+    assert f"remove it, or use a different file: --set {field}=FILE" in warned[0]
     assert (tmp_path / "mine").read_text() == '{"my": "notes"}'

@@ -98,7 +98,7 @@ def test_images_that_cannot_be_read_any_more_do_not_end_a_finished_run(
     assert report["steps"] == 7
     assert events[-1]["kind"] == "finish"
     (warning,) = [event["message"] for event in events if event["kind"] == "warning"]
-    assert warning.startswith("the worst mistakes cannot be shown: ")
+    assert warning.startswith("cannot show the worst mistakes: ")
     assert notebook.select("images") == []
     assert notebook.select("close") == [["finished"]]
 

@@ -1,8 +1,8 @@
 """`DLLL {json}` lines as NVIDIA's dllogger writes them, with the keys and units of the example for
 the run's framework: of a run's log, and in a file while a run trains.
 
-What an example logs and Lockstep does not measure is left out. What Lockstep measures differently
-has the example's unit. Keys and units are those of the examples' code (PaddlePaddle 22.05, MXNet's
+Figures that Lockstep does not measure are left out. Figures that it measures differently are in the
+example's unit. Keys and units are those of the examples' code (PaddlePaddle 22.05, MXNet's
 of 2019 to 2023, PyTorch 21.03, TensorFlow 20.06).
 """
 
@@ -307,8 +307,7 @@ def make_line(step: list[int] | str, data: dict[str, Any]) -> Content:
 
 
 def rename_figures(keys: Iterable[Key], figures: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return figures under an example's keys and in its units; figures that are missing are left
-    out."""
+    """Return figures under an example's keys and in its units, without those that are missing."""
     renamed: dict[str, float | None] = {}
     for key in keys:
         if key.figure in figures:
@@ -451,8 +450,8 @@ def _read_lines(path: Path) -> dict[str, deque[str]]:
     contents = [_parse_line(line) for line in lines]
     if None in contents or not PREFIX.startswith(truncated[: len(PREFIX)]):
         raise UserError(
-            f"{path} has lines that are not dllogger's; remove it, or give another --set"
-            " dlll_file=FILE"
+            f"{path} has lines that are not dllogger's; remove it, or use a different file:"
+            " --set dlll_file=FILE"
         )
     for line, content in zip(lines, contents, strict=True):
         lines_by_content[_remove_times(content or {})].append(f"{line}\n")

@@ -127,7 +127,8 @@ class NvidiaReport(Logger):
         self._opening = replace(self._opening, log=())  # a long run has many entries
 
     def _take(self, entry: LogEvent) -> bool:
-        """Keep what an entry says, and return whether it ends an epoch's training or evaluation."""
+        """Keep the figures of an entry, and return whether it ends an epoch's training or
+        evaluation."""
         if entry["kind"] == "train":
             if entry["first_step"] % self._per_epoch == 0:
                 self._intervals = []
@@ -152,8 +153,7 @@ open_logger = NvidiaReport
 
 
 def _check(path: Path) -> None:
-    """Raise `UserError` if a file is another one than such a report, so that no other file is ever
-    replaced."""
+    """Raise `UserError` if a file is not such a report, so that no other file is ever replaced."""
     try:
         text = read_regular(path, TEXT) if path.exists() else b""
         there: Any = parsed(text or b'{"metrics": {}}')
@@ -161,6 +161,6 @@ def _check(path: Path) -> None:
         there = None
     if not isinstance(there, dict) or "metrics" not in there:
         raise UserError(
-            f"{path} is not NVIDIA's report; remove it, or give another --set"
+            f"{path} is not NVIDIA's report; remove it, or use a different file: --set"
             " nvidia_report_file=FILE"
         )
