@@ -9,7 +9,7 @@ import numpy as np
 class LentImages(Protocol):
     """Images that a loader left where it decoded them, such as on a GPU, and lends by DLPack.
 
-    Whoever reads them keeps this object until it has read them: then their memory is used again.
+    Readers must keep this object until they have read them; then the memory is reused.
     """
 
     @property
@@ -52,7 +52,7 @@ class Batch:
     None: as `coefficients`."""
     boxes: np.ndarray | None = None
     """int32 [N, 4]: top, left, height and width of the box in which the image has its partner's
-    pixels, for CutMix; 0 where there is none. None if there is none in any image. A batch has both
+    pixels, for CutMix; 0 where there is none. None if no image has one. A batch has both
     this and `target_coefficients`, or neither."""
     is_held: bool = False
     """Whether every batch has the same array of images, so that an engine may keep it on its

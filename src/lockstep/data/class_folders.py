@@ -31,27 +31,27 @@ KINDS = {
     HIDDEN: ("hidden file", "hidden files"),
     LOOSE_IMAGE: ("image outside the class folders", "images outside the class folders"),
     STRAY_FILE: ("file that is not an image", "files that are not images"),
-    CLASS_LIST: ("list without all classes", "lists without all classes"),
+    CLASS_LIST: ("incomplete list of classes", "incomplete lists of classes"),
     LINK: ("link in a tar", "links in tars"),
     EXTRA_IMAGE: ("second image of a sample", "second images of samples"),
     BAD_RECORD: ("damaged place without an image", "damaged places without images"),
     NO_END: ("tar without its end", "tars without their ends"),
     NEIGHBOUR: ("item next to the images that are read", "items next to the images that are read"),
 }
-"""The kinds of what is left out, and the words for one and for many. They are also kinds of
-findings of `lockstep data check`."""
+"""The kinds of what is left out, with the words for one and for many; also kinds of findings of
+`lockstep data check`."""
 REFUSED = (EMPTY_CLASS, NESTED_FOLDER)
-"""What strict readers refuse: a data set without it has fewer images or classes than its folders
-show."""
+"""The kinds that strict readers refuse: without them, a data set has fewer images or classes than
+the folders suggest."""
 _OWN_FILES = (sources.QUARANTINE, sources.CLASSES, sources.CACHE, *sources.STORE_FILES)
 _BEGIN = 64
-"""This many bytes of a file decide whether it begins as an image."""
+"""This many bytes of a file decide whether it begins like an image."""
 _SHOWN = 5
 _LISTED = 20
 
 
 class Skipped(NamedTuple):
-    """Something in a folder of class folders that is no image of a class."""
+    """Something in a folder of class folders that is not an image of a class."""
 
     kind: str
     """One of `KINDS`."""
@@ -118,7 +118,7 @@ def list_class_folders(root: Path) -> list[str]:
 
 
 def list_beside_classes(root: Path) -> list[Skipped]:
-    """Return what is next to class folders and is none, without Lockstep's own files."""
+    """Return what is next to class folders and not one of them, without Lockstep's own files."""
     skipped = []
     for entry in _scan(root):
         if entry.name.startswith("."):
@@ -208,7 +208,7 @@ def explain_no_images(root: Path, skipped: Sequence[Skipped]) -> DataError:
     refuse_form(root)
     nested = [place for kind, place, _ in skipped if kind == NESTED_FOLDER]
     within = {place.partition("/")[0] for place in nested}
-    advice = "put the images of each class in a folder"
+    advice = "put the images of each class in a separate folder"
     if len(within) == 1:
         around = root / within.pop()
         advice = f"if the classes are the folders in {around}, name that folder instead"
@@ -245,8 +245,8 @@ def _scan(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _begins_as_image(path: str) -> bool:
-    """Return whether a file begins as an image. One that cannot be read counts as an image, so that
-    the reason is reported."""
+    """Return whether a file begins like an image. One that cannot be read counts as an image, so
+    that the reason is reported."""
     try:
         with open_regular(path, IMAGE) as file:
             return BEGINS_AS_IMAGE.match(file.read(_BEGIN)) is not None

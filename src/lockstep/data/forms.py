@@ -1,5 +1,5 @@
 """Data sets whose images are not ranges of bytes: which form a path has, and the command that packs
-it once so that it can be trained with."""
+it for training."""
 
 import os
 import re
@@ -30,7 +30,7 @@ _NUMBERED = re.compile(r"(.+)-\d{5}-of-\d{5}\b")
 _MOST_DEPTH = 3
 _MOST_POINTER_BYTES = 1024
 _MOST_FOLDERS = 20
-"""In a folder of more folders, these are taken for classes, unless they are named as splits."""
+"""In a folder of more folders than this, they count as classes, unless they are named as splits."""
 _COLUMNS = {
     "image": r"(?:file|image|img|photo)s?|(?:(?:file|image|img|photo)[_ ]?)?(?:path|name|id)",
     "label": r"(?:label|class|category)(?:[_ ]?(?:name|id))?|labels|classes|target|species|breed"
@@ -108,7 +108,7 @@ def _find_word(name: str) -> str:
 
 
 def _list_folders(root: Path, file: Path) -> list[str]:
-    """Return the folders in a data set that lead to a file, without those that say nothing."""
+    """Return the folders in a data set that lead to a file, without meaningless ones."""
     parts = file.relative_to(root).parts[:-1]
     return [name for name in parts if name.lower() not in ("data", "default")]
 
@@ -129,8 +129,8 @@ def _refuse_json(path: Path) -> None:
     code = "import json, sys; [print(json.dumps(row)) for row in json.load(open(sys.argv[1]))]"
     names = f"{shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix('.jsonl')))}"
     raise DataError(
-        f"{path} is not a list of images; expected JSON lines: for each image an object of its path"
-        f" and its label. To convert a JSON array: python -c '{code}' {names}"
+        f"{path} is not a list of images; expected JSON lines: for each image an object with its"
+        f" path and label. To convert a JSON array: python -c '{code}' {names}"
     )
 
 
@@ -147,7 +147,7 @@ def find_form(path: Path) -> Form | None:
     files = sorted(_walk(path))
     refuse_pointers(files)
     for kind, names in _NAMES.items():
-        # Of an archive next to what was unpacked from it, only that counts.
+        # Next to what was unpacked from it, an archive does not count.
         if kind != TABLE and any(re.fullmatch(_STORED, file.name) for file in files):
             continue
         members = [file for file in files if re.fullmatch(names, file.name, re.IGNORECASE)]
@@ -172,8 +172,8 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _is_data(root: Path, kind: str, path: Path) -> bool:
-    """Return whether a file in a folder is the data set. Next to class folders, or in one, it says
-    something else, and an archive is what they were unpacked from."""
+    """Return whether a file in a folder is the data set. Next to class folders, or in one, it is
+    something else, or the archive that they were unpacked from."""
     with os.scandir(path.parent) as entries:
         folders = [entry.name for entry in entries if entry.name[0] != "." and entry.is_dir()]
     if kind == TABLE:

@@ -246,7 +246,7 @@ class Images:
 
     @contextmanager
     def foreseeing(self, list_steps: Callable[[], np.ndarray]) -> Iterator[None]:
-        """Let the cache of an object store know, while the block runs, when images are read next.
+        """Tell the cache of an object store, while the block runs, when images are read next.
 
         `list_steps` returns the step of each image, int32 [images], `NEVER` if it is not known.
         """
@@ -275,7 +275,7 @@ class Images:
         return np.split(order, ends[:-1])
 
     def stop_prefetch(self) -> None:
-        """Fetch no more of what is not needed yet."""
+        """Stop fetching what is not needed yet."""
         places = self._stored_places(0) if self.is_stored else None
         if places is not None:
             places.transfer.cancel()
@@ -315,8 +315,8 @@ class Images:
 
 
 class ImageSizes:
-    """Heights and widths of images, which are looked up when they are asked for: there may be more
-    images than an array of them has room for."""
+    """Heights and widths of images, looked up on demand: an array of all of them may be too
+    large."""
 
     def __init__(self, rows: np.ndarray, orientations: np.ndarray | None = None) -> None:
         self._rows = rows
@@ -339,8 +339,8 @@ AnyImages = TypeVar("AnyImages", bound=Images)
 
 
 def are_numbers_of(images: Images, classes: tuple[str, ...]) -> bool:
-    """Return whether classes are the numbers that are stored with images: those of a run that did
-    not know their names."""
+    """Return whether classes are only the numbers stored with images: those of a run without class
+    names."""
     is_stored = images.source.format in ("recordio", "tfrecord")
     numbers = tuple(map(str, range(max(len(classes), 1))))
     return is_stored and classes == numbers and not set(images.classes) <= set(classes)

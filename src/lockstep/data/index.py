@@ -79,7 +79,7 @@ class Index(Images):
     """Size and modification time, at the time of listing, of every file that holds many images."""
     quarantined: tuple[Quarantined, ...]
     skipped: tuple[Skipped, ...]
-    """What is in class folders and is no image of a class."""
+    """What is in class folders and not an image of a class."""
     digest: str
     """SHA-256 of labels, lengths, sizes and classes: equal for the same images in the same order in
     any format."""
@@ -144,8 +144,8 @@ class Index(Images):
         return data
 
     def _read(self, sample: int) -> tuple[bool, bytes]:
-        """Return the current bytes of an image, and before them whether its file is another one by
-        its time."""
+        """Return whether the time of an image's file shows a change, and the current bytes of the
+        image."""
         if not self.source.files:
             data, time = read_file(self.path(sample))
             return time != self.times[sample], data
@@ -221,7 +221,8 @@ def check_layouts(sources: Iterable[Source]) -> None:
 
 
 def list_skipped(images: Index | Listing) -> tuple[Skipped, ...]:
-    """Return what is in a source and is no image of a class, with what is next to class folders."""
+    """Return what is in a source and not an image of a class, with what is next to class
+    folders."""
     beside = list_beside_classes(images.source.root) if images.source.format == FOLDER else ()
     return (*beside, *images.skipped)
 
@@ -451,7 +452,7 @@ def _load(source: Source, cache: Path) -> Index | None:
     if any(is_usable(source, bad, since) for bad in quarantined):
         return None
     if _digest(arrays["rows"], about["classes"]) != about["digest"]:
-        raise ValueError("the digest is not that of the images")
+        raise ValueError("the digest does not match the images")
     return Index(
         source,
         arrays["rows"],

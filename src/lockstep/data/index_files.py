@@ -109,20 +109,20 @@ def read_index(
         return None
     for name, is_right in _FIELDS.items():
         if not is_right(about.get(name)):
-            raise ValueError(f"{name} is not what an index has there")
+            raise ValueError(f"{name} does not have the form of an index")
     if list(map(tuple, about["states"])) != states:
-        raise ValueError("states are not those of the files")
+        raise ValueError("states do not match the files")
     if len(set(about["classes"])) < len(about["classes"]):
-        raise ValueError("a class has another one's name")
+        raise ValueError("two classes have the same name")
     arrays = _map_arrays(cache, are_files=format == FOLDER and not states, about=about)
     used = _check_rows(arrays, states, len(about["classes"]))
     if format == FOLDER:
         if not set(compress(about["classes"], used)) <= folders:
-            raise ValueError("classes are not the class folders")
+            raise ValueError("classes do not match the class folders")
         _check_names(arrays, [name if name in folders else "" for name in about["classes"]])
     # Files left by a killed process or a full disk do not match.
     if any(about.get(name, digest) != digest for name, digest in _hash_arrays(arrays).items()):
-        raise ValueError("the arrays do not have their checksum")
+        raise ValueError("the arrays do not match the checksum")
     return IndexFiles(about, arrays)
 
 
@@ -181,7 +181,7 @@ def _check_rows(
         }
         for name, where in wrong.items():
             if where.any():
-                raise ValueError(f"{name} are out of their range")
+                raise ValueError(f"{name} are out of range")
         used[rows["label"]] = True
         last = int(ends[-1])
     return used
@@ -210,5 +210,5 @@ def _check_names(arrays: dict[str, np.ndarray], classes: list[str]) -> None:
             rest = np.flatnonzero(widths[labels] > place)
             is_wrong |= (text[begins[rest] + place] != letters[labels[rest], place]).any()
         if is_wrong:
-            raise ValueError("names are not those of images in their classes")
+            raise ValueError("names do not match the classes of the images")
         last += int(ends[-1])

@@ -21,9 +21,9 @@ from lockstep.system.regular_files import explain_failure, is_failure
 
 Result = TypeVar("Result")
 LEFT_OUT = f"left out by {QUARANTINE}: "
-"""How the reason of an image begins that a quarantine leaves out."""
+"""The beginning of the reason of an image that a quarantine leaves out."""
 FAILURES = {"None", "MemoryError", *map(os.strerror, errno.errorcode)}
-"""Reasons that are those of the system."""
+"""Reasons that the system gives."""
 
 
 class Facts(NamedTuple):

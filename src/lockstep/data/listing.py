@@ -47,7 +47,7 @@ class Listing(Images):
     left_out: tuple[Quarantined, ...] = ()
     """The images that a quarantine leaves out."""
     skipped: tuple[Skipped, ...] = ()
-    """What is in class folders or files and is no image of a class."""
+    """What is in class folders or files and not an image of a class."""
 
 
 def list_images(
@@ -98,7 +98,7 @@ def order_as_listed(
     """Return the order in which images with new labels are listed; None if they are in it.
 
     `before` are the names of the classes in the order of their old labels. Labels of other images,
-    whose classes are not numbers, leave the order as it is, unless `is_first`. So do any in
+    whose classes are not numbers, leave the order as it is, unless `is_first`; so do all labels in
     RecordIO, where images have numbers.
     """
     is_same = images.numbered or not (is_first or are_numbers(before))

@@ -117,8 +117,8 @@ def find_store_folder(path: Path) -> Path | None:
     """Return the folder at or above a path that stands for an object store; None if there is none.
 
     Its list of objects decides what is requested, and from which address, and its cache is emptied.
-    So only a folder that was made for an address in this user's cache stands for a store: the same
-    files in another folder, such as someone's data set, or behind a link are files like others.
+    Therefore only a folder that was made for an address in this user's cache stands for a store.
+    The same files elsewhere, such as in someone's data set or behind a link, are ordinary files.
     """
     stores = user_cache() / STORES
     for folder in (path, *path.parents[:3]):
@@ -129,8 +129,8 @@ def find_store_folder(path: Path) -> Path | None:
 
 
 def read_store_field(folder: Path, name: str) -> str | None:
-    """Return what the list of objects in a folder that stands for a store says of the store: its
-    `url`, or the `address` that commands name. None in other folders."""
+    """Return a field of the list of objects in a folder that stands for a store: the store's `url`,
+    or the `address` that commands name. None in other folders."""
     if find_store_folder(folder) != folder:
         return None
     with suppress(OSError, ValueError, KeyError, TypeError):
@@ -297,7 +297,7 @@ def _find_named(data: Path, split: str) -> list[str]:
 
 
 def explain_compression(path: Path, begin: bytes) -> str:
-    """Return that a file which begins so is compressed, and how to unpack it; "" if it is not."""
+    """Return how to unpack a file with these first bytes; "" if it is not compressed."""
     for magic, (name, command) in _COMPRESSIONS.items():
         if begin.startswith(magic):
             target = path.with_name(unpack_name(path.name))

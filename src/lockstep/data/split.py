@@ -2,7 +2,7 @@
 images held out.
 
 An image is held out for validation if the hash of its class and name is within the share of all
-hashes. So it stays on its side when other images are added. Every class keeps an image on both
+hashes. It stays on its side when other images are added. Every class keeps an image on both
 sides: if the hashes leave none for validation, the image with the smallest hash is taken; if they
 leave none for training, the one with the largest. The only image of a class is for training.
 """
@@ -235,8 +235,8 @@ def _find_other_word(data: Path) -> str:
 
 
 def _require_split(data: Path, split: str) -> Source:
-    """Return the source of a split. The error of a data set without validation images suggests to
-    hold out a share."""
+    """Return the source of a split. The error of a data set without validation images suggests
+    holding out a share."""
     try:
         return find_split(data, split)
     except DataError as error:
@@ -352,8 +352,8 @@ def assign_folds(index: Index, fold: Fold) -> np.ndarray:
     """Return the number of the fold in which each image is for validation: int64 [images], from 1.
 
     The images of each class, in the order of their hashes, are dealt to the folds in turn, and the
-    next class goes on where the last one ended. So folds differ by at most one image in size, and
-    by at most one in each class.
+    next class continues where the last one ended: folds differ by at most one image in size, and by
+    at most one in each class.
     """
     labels = index.rows["label"].astype(np.int64)
     order = np.lexsort((_hash_names(index, labels, b"%d/" % fold.seed), labels))

@@ -1,8 +1,8 @@
 """Copy a data set to a disk of this machine, so that training does not read it from a network file
 system.
 
-Names, bytes and times stay the same. So the index of the original is the index of the copy, and a
-run resumes with either.
+Names, bytes and times stay the same: the copy has the same index as the original, and a run resumes
+with either.
 """
 
 import hashlib
@@ -110,7 +110,7 @@ def _files(data: Path) -> Iterator[_File]:
         folders.sort()
         if len(Path(folder).relative_to(data).parts) > 40:
             raise DataError(
-                f"{folder} is nested too deep; does a link in it lead to a folder around it?"
+                f"{folder} is nested too deep; a link in it may lead to a folder around it"
             )
         for name in sorted(names):
             if name in _NOT_COPIED:

@@ -1,5 +1,5 @@
-"""A small synthetic data set: ten kinds of texture as JPEGs in an image folder, for the demo and
-the tests.
+"""A small synthetic data set for the demo and the tests: ten kinds of texture as JPEGs in an image
+folder.
 
 Every image is a function of (seed, split, number): a pattern with random angle, period, phase, two
 colours, shading and noise, 96 pixels on its shorter side and up to 144 on the other.

@@ -359,7 +359,7 @@ def test_strips_are_refused_where_they_are_resized(height: int, width: int, kind
         lambda data: read_photo(data, recipe),
         lambda _: read_photo(pixels, recipe),
     ):
-        with pytest.raises(OverBudget, match="at most 256 times the other"):
+        with pytest.raises(OverBudget, match="at most 256 times the shorter"):
             use(data)
 
 

@@ -210,7 +210,7 @@ def test_configurations_are_not_mixed(tmp_path: Path) -> None:
         write_table(test, image=IMAGES, **columns)
         code, output = run("data", "pack", test.parent, tmp_path / f"out{i}")
         assert code == 0
-        assert "note: 6 images of the split test not written" in output
+        assert "note: left out 6 images of the split test without a label" in output
         assert {path.name for path in (tmp_path / f"out{i}").glob("[!.]*")} == {
             "classes.txt",
             "train-000000.tar",

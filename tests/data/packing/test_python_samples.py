@@ -178,5 +178,5 @@ def test_a_killed_pack_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         pack(source, tmp_path / "out", Packing("webdataset"))
         assert read_packed(tmp_path / "out") == {"": rows}
     source.write_text("\n".join(lines[:-1]))
-    with pytest.raises(DataError, match="holds images of which some were overwritten"):
+    with pytest.raises(DataError, match="some images have changed since"):
         pack(source, tmp_path / "out", Packing("webdataset"))

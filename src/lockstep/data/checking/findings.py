@@ -55,10 +55,13 @@ KINDS = {
         "an image outside the class folders, left out",
         "Move it into a class folder, or out of the data set",
     ),
-    "stray-file": _warning("a file that is not an image, left out", "Nothing, or put it elsewhere"),
-    "hidden": _warning("a hidden file, left out", "Nothing, or rename it if it is an image"),
+    "stray-file": _warning(
+        "a file that is not an image, left out", "Ignore it, or move it elsewhere"
+    ),
+    "hidden": _warning("a hidden file, left out", "Ignore it, or rename it if it is an image"),
     "class-list": _warning(
-        f"a {CLASSES} that lacks a class folder, and is ignored: folders are sorted",
+        f"a {CLASSES} that does not list every class folder; it is ignored, and the class folders"
+        " are sorted by name",
         "Correct the list, or remove it",
     ),
     "link": _warning(
@@ -66,7 +69,7 @@ KINDS = {
         "Write the tar with: tar --dereference --hard-dereference",
     ),
     "extra-image": _warning(
-        "one of several images of a sample, left out", "Nothing, or make it a separate sample"
+        "one of several images of a sample, left out", "Ignore it, or make it a separate sample"
     ),
     "no-end": _warning(
         "a tar without the two blocks of zeros that end it: images may be missing",
@@ -74,7 +77,7 @@ KINDS = {
     ),
     "neighbour": _warning(
         "a folder, file or image next to the images that are read, left out",
-        "Nothing if it holds the same images; else move them, or name the folder train or val",
+        "Ignore it if it holds the same images; else move them, or rename the folder train or val",
     ),
     "no-images": _error("no image that can be used", "Put the images there, or remove it"),
     "two-formats": _error(
@@ -83,12 +86,12 @@ KINDS = {
     "unfinished": _error(f"{_PACK} is writing, or was interrupted", "Run the same command again"),
     "missing-shard": _error("a numbered file is missing", "Put it back"),
     "compressed": _error(
-        "a file whose images cannot be read by offset", "Unpack it as the message says"
+        "a file whose images cannot be read by offset", "Unpack it with the command in the detail"
     ),
     "unreadable-file": _error(
         "a file or folder that cannot be read", "Check its permissions and the disk"
     ),
-    "refused": _error("loaders refuse the images", "Do what the message says"),
+    "refused": _error("images that cannot be loaded", "Correct what the detail names"),
     "bad-quarantine": _error(
         f"a {QUARANTINE} that is not a list of images", "Correct or remove it"
     ),
@@ -102,7 +105,7 @@ KINDS = {
         "more or fewer images than ImageNet has", "Look for missing or added images"
     ),
     "many-blank": _warning(
-        "a share of images that show nothing", "Find the cause, such as a failed download"
+        "many images that show nothing", "Find the cause, such as a failed download"
     ),
     "not-compared": _warning(
         "too many images to look for near-duplicates", "Compare parts of the data set"
@@ -140,7 +143,8 @@ KINDS = {
     "truncated": _bad_image("the end of the image is missing", _FETCH),
     "damaged": _bad_image("an image that cannot be decoded", _FETCH),
     "needs-plug-in": _error(
-        "an image in a format that needs a plug-in", "Install what the message says"
+        "an image in a format that needs a plug-in",
+        "Install the plug-in with the command in the detail",
     ),
     "not-an-image": _bad_image(
         "not an image in a known format", f"Convert it to JPEG, remove it, or {_LEAVE_OUT.lower()}"
@@ -155,7 +159,7 @@ KINDS = {
     "in-train-and-val": _bad_image("a training image that is also in val", _LEAVE_OUT),
     "duplicate": _odd_image("the same bytes as another image of its class", "Keep one of them"),
     "near-duplicate": _odd_image(
-        "a training image that shows a photo of val again: re-encoded, resized or slightly cropped",
+        "a training image that repeats a val image: re-encoded, resized or slightly cropped",
         f"Look at both; if they show the same, remove one, {_OR_LIST}",
     ),
     "blank": _odd_image(

@@ -1,9 +1,9 @@
 """Training photos that look like a validation photo: re-encoded, resized or slightly cropped.
 
 An image is hashed by pHash (Zauner 2010, phash.org/docs/pubs/thesis_zauner.pdf): which of 64 low
-frequencies of its 32 x 32 grey means are above their median. It has a hash of all of it and of two
-middle parts, so that a crop of up to a tenth has a counterpart. Two images are candidates if few
-bits of two hashes differ, and alike if their grey means correlate, shifted by up to two pixels.
+frequencies of its 32 x 32 grey means are above their median. There is a hash of the whole image and
+of two middle parts, so that a crop of up to a tenth has a counterpart. Two images are candidates if
+few bits of two hashes differ, and alike if their grey means correlate, shifted by up to two pixels.
 """
 
 from collections.abc import Iterator

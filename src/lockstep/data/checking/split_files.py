@@ -87,8 +87,8 @@ def _find_split(data: Path, split: str) -> tuple[Source, list[Problem]] | None:
 
 
 def _list_unread(data: Path, source: Source, read: str) -> list[Problem]:
-    """Return what lies next to the images that are read and is not read."""
-    detail = f"not read: {read} is read"
+    """Return what lies next to the images and is not read."""
+    detail = f"not read, because {read} is read"
     return [(NEIGHBOUR, name, detail) for name in sources.list_unread(data, source)]
 
 
@@ -229,7 +229,7 @@ class Part:
 
 
 def _list_skipped(listing: Listing) -> list[Problem]:
-    """Return what is in class folders or tars and is no image of a class."""
+    """Return what is in class folders or tars and not an image of a class."""
     root = listing.source.root
     details = {
         EMPTY_CLASS: "no images",

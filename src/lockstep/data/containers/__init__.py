@@ -3,7 +3,7 @@ written.
 
 No framework is needed. Every module of `CONTAINERS` has `scan_images`, which lists the images of a
 file without decoding them, and `Writer`. Damage is listed too. The images before and after it are
-right, and reading continues at the next record that can be found.
+intact, and reading continues at the next record that can be found.
 """
 
 import os
@@ -28,7 +28,7 @@ _PIECES = os.sysconf("SC_IOV_MAX")
 
 
 def split_path(path: str) -> list[str]:
-    """Return the parts of a path without those that lead nowhere.
+    """Return the parts of a path without empty ones, `.` and `..`.
 
     >>> split_path("./train//cat"), split_path("../cat")
     (['train', 'cat'], ['cat'])

@@ -29,8 +29,8 @@ class Stopped(Exception):
 class Budget:
     """The work of a pass over a file, which is proportional to the length of the file.
 
-    Every read asks for it. So records that lead to each other again and again do not take hours,
-    and an interruption waits for one read at most.
+    Every read is deducted, so that records that lead to each other again and again cannot take
+    hours, and an interruption waits for at most one read.
     """
 
     def __init__(self, size: int, stopped: Event | None = None) -> None:
@@ -39,7 +39,7 @@ class Budget:
         self._stopped = stopped
 
     def spend(self, length: int) -> None:
-        """Take off a read. Raises `Stopped`, or `ValueError` if nothing is left."""
+        """Deduct a read. Raises `Stopped`, or `ValueError` if nothing is left."""
         if self._stopped is not None and self._stopped.is_set():
             raise Stopped
         self._rest -= length + _READ_COST
@@ -97,7 +97,8 @@ class Places:
         """Yield the offset and the bytes of consecutive chunks, of which each repeats the last
         `overlap` bytes of the one before.
 
-        Holes are left out; the first chunks are short. So a search costs as much as what it passes.
+        Holes are left out, and the first chunks are short: a search costs as much as what it
+        passes.
         """
         length = _FIRST_CHUNK
         while start + overlap < self.size:

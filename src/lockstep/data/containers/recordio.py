@@ -266,7 +266,7 @@ def unpack_header(payload: bytes) -> tuple[Header, int]:
 
 def scan_images(path: Path, stopped: Event | None = None) -> Iterator[Stored | Damage]:
     """Yield the images of a `.rec` file in its order; no `.idx` is used. An image with several
-    labels counts as damage: which of them is its class is known only to its writer.
+    labels counts as damage: only the writer knows which of them is the class.
 
     Names come from the `.lst` next to the file, if there is one: a line for each record, `number
     <tab> labels <tab> path`.

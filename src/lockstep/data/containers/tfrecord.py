@@ -218,9 +218,9 @@ def _find_image(payload: bytes, offset: int) -> Stored:
 
 
 def find_bytes(payload: bytes, image: bytes) -> int:
-    """Return where the bytes of an image are in a message that has them. Any place is right.
+    """Return where the bytes of an image are in a message. Any place that has them is right.
 
-    The first place of its head is nearly always that of the image. Finding it takes a twentieth of
+    The first place with its head is nearly always that of the image, and is found in a twentieth of
     the time. Only one is tried: there may be a million.
     """
     begin = payload.find(image[:_HEAD_BYTES])

@@ -235,8 +235,8 @@ def augment(
     """Apply augmentations to an image, uint8 [size, size, 3], one after the other. `parameters` is
     what each does to it.
 
-    Raises `RecipeError` if one returns something else than such an image, or if one of the user's
-    own fails.
+    Raises `RecipeError` if one returns anything but such an image, or if one of the user's own
+    fails.
     """
     from lockstep.recipes.plug_ins import naming
 
@@ -251,6 +251,6 @@ def augment(
                 f" uint8 {out.shape}"
             )
         if not pixels.flags.writeable:
-            pixels = pixels.copy()  # of an image of Pillow; the next augmentation may change it
+            pixels = pixels.copy()  # of a Pillow image; the next augmentation may change it
     if pixels is not out:
         out[:] = pixels

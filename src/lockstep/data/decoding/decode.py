@@ -177,8 +177,8 @@ def _jpeg_size(data: bytes | memoryview) -> tuple[int, int] | None:
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-    # Damaged, or valid but rare: TurboJPEG does not know every chroma sampling ratio, nor
-    # simplejpeg TurboJPEG's 4:4:1
+    # Damaged, or valid but rare: TurboJPEG lacks some chroma sampling ratios, and simplejpeg lacks
+    # TurboJPEG's 4:4:1.
     except (ValueError, KeyError):
         return None
     return (height, width) if colours in ("RGB", "YCbCr", "Gray") else None
@@ -243,7 +243,7 @@ def _check_by_pillow(data: bytes) -> tuple[int, int]:
 
 
 def convert_to_rgb(image: Image.Image, source: Image.Image | None = None) -> np.ndarray:
-    """Return a loaded image of Pillow as uint8 RGB [height, width, 3], as `decode` does. Its `info`
+    """Return a loaded Pillow image as uint8 RGB [height, width, 3], as `decode` does. Its `info`
     may change. `source` is the image as it was opened, if `image` was made of it.
 
     Raises `ValueError` if its values have no known range.

@@ -14,7 +14,7 @@ JPEG_START = b"\xff\xd8"
 """The first bytes of every JPEG."""
 START_OF_SCAN = 0xDA
 _SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
-"""A marker that libjpeg also takes for one within the data of a scan. Others, and RST0 to RST7, do
+"""A marker that libjpeg also accepts within the data of a scan. Other bytes, and RST0 to RST7, do
 not end a scan."""
 _WITHOUT_LENGTH = (0xD8, 0xD9)
 """Markers that start and end an image. libjpeg refuses a second start."""
@@ -80,7 +80,7 @@ def list_png_chunks(data: bytes | memoryview) -> Iterator[tuple[bytes, int, int]
         start = place + 8
         end = start + int.from_bytes(data[place : place + 4], "big")
         yield name, start, end
-        place = end + 4  # behind the checksum
+        place = end + 4  # after the checksum
 
 
 def sift_png(data: bytes | memoryview, names: Sequence[bytes] = ()) -> tuple[bytes, list[str]]:
@@ -88,7 +88,7 @@ def sift_png(data: bytes | memoryview, names: Sequence[bytes] = ()) -> tuple[byt
     their names. With `names`, it has only chunks of these names; others are not checked.
 
     Other formats are returned unchanged. Raises `ValueError` with the name of a critical chunk that
-    fails its checksum, and if the critical chunks are others than a decoder knows.
+    fails its checksum, and if the critical chunks are not the usual ones.
     """
     damaged: list[str] = []
     critical = []

@@ -67,8 +67,8 @@ def readable_formats() -> tuple[str, ...]:
 
 
 def explain_pointer(begin: bytes | memoryview) -> str:
-    """Return what to do if a file begins as a pointer of Git LFS, a short text that stands for it;
-    "" if it does not."""
+    """Return what to do if a file begins like a pointer of Git LFS, a short text that stands for
+    it; "" if it does not."""
     if bytes(begin[: len(_POINTER)]) == _POINTER:
         return "a Git LFS pointer, not the file; fetch all files in its repository: git lfs pull"
     return ""

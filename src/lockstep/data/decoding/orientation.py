@@ -40,7 +40,7 @@ _RAW_PROFILES = ("Raw profile type exif", "Raw profile type APP1")
 _WEBP = b"WEBP"
 _APP1 = 0xE1
 _MOST_SEGMENTS = 1000
-"""Several times what any camera or program writes before the pixels. A made file could have
+"""Several times what any camera or program writes before the pixels. A crafted file could have
 millions."""
 
 

@@ -81,8 +81,8 @@ def scale_grey(image: Image.Image, source: Image.Image) -> Image.Image:
     check_tiff(tags)
     if image.mode == "F" or (image.mode == "I" and source.format not in _WIDE_GREY):
         raise ValueError(
-            f"an image of Pillow's mode {image.mode}, 32 bits, is not supported; scale it to 0 to"
-            " 255 and save it as PNG of 8 bits"
+            f"a Pillow image of mode {image.mode}, 32 bits, is not supported; scale it to 0 to 255"
+            " and save it as 8-bit PNG"
         )
     if not image.mode.startswith("I"):
         return image
@@ -96,7 +96,7 @@ def scale_grey(image: Image.Image, source: Image.Image) -> Image.Image:
 
 
 def load_colours(image: ImageFile.ImageFile, reopen: Callable[[], ImageFile.ImageFile]) -> None:
-    """Load an image of Pillow, and scale colours of 16 bits: to v / 257, rounded to the nearest."""
+    """Load a Pillow image, and scale 16-bit colours to v / 257, rounded to the nearest."""
     tiles = image.tile
     image.load()
     swapped = [_swap_bytes(tile) for tile in tiles]

@@ -42,13 +42,13 @@ MOST_RATIO = 256
 """The limit for one side over the other. A narrow strip of few pixels can become any number of them
 when its shorter side is resized: 256 x 65,536 at this limit."""
 SMALL = 2**22
-"""Up to this many pixels are allowed for any number of bytes, because decoding them is quick."""
+"""This many pixels are allowed in a file of any size, because decoding them is quick."""
 USUAL = 2**25
 """Most cameras' photos have at most this many pixels. Every thread may decode such an image without
 waiting."""
 MOST_PIXELS_A_BYTE = 2**14
 """The limit of pixels for each byte of a file. A PNG of a blank page with one bit a pixel has half
-as many. A file with more is made to take time."""
+as many. A file with more is crafted to take time."""
 MOST_BYTES = 2**30
 """The limit of bytes of a file."""
 MOST_BYTES_BESIDES = 2**26
@@ -123,8 +123,8 @@ def check_ratio(height: int, width: int, source: Sequence[int] = ()) -> None:
     if height > MOST_RATIO * width or width > MOST_RATIO * height:
         height, width = source or (height, width)
         raise TooManyPixels(
-            f"{width} x {height} pixels are too many on one side: it may have at most {MOST_RATIO}"
-            " times the other; crop the image"
+            f"{width} x {height} pixels are too many on one side: the longer side may be at most"
+            f" {MOST_RATIO} times the shorter; crop the image"
         )
 
 

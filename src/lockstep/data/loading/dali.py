@@ -102,8 +102,7 @@ class DaliLoader(AbstractContextManager["DaliLoader"]):
                     yield self._inputs(plan)
 
         pipeline = self._pipeline(inputs(), len(first.samples), first.size)
-        # Other execution models use the memory of an output again as soon as the next one is asked
-        # for.
+        # Other execution models reuse the memory of an output as soon as the next one is requested.
         lends = self._lends and pipeline.exec_dynamic
         while True:
             try:

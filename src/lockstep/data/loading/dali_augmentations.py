@@ -2,7 +2,7 @@
 
 An image's random numbers are drawn in its plan, as for the host loader. DALI gets what follows from
 them as inputs next to the image. Its pixels are within one level of the host loader's
-(docs/reference/augmentations.md); an augmentation of which they are not is refused.
+(docs/reference/augmentations.md); other augmentations are refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,8 @@ _REASONS = {
     "trivialaugment_wide": _OPERATIONS,
     "three_augment": _BOXES,
 }
-"""Why DALI does not have the pixels of some augmentations, with the largest difference measured."""
+"""Why DALI changes pixels differently in some augmentations, with the largest difference
+measured."""
 
 
 class _Operator(NamedTuple):
@@ -146,7 +147,7 @@ _OPERATORS = {
 
 
 def refuse_other_pixels(augmentations: Sequence[Augmentation]) -> None:
-    """Raise `RecipeError` that names the augmentations whose pixels DALI does not have."""
+    """Raise `RecipeError` that names the augmentations whose pixels DALI cannot give."""
     reasons = {}
     for augmentation in augmentations:
         reason = _find_reason(augmentation)
@@ -161,7 +162,7 @@ def refuse_other_pixels(augmentations: Sequence[Augmentation]) -> None:
 
 
 def _find_reason(augmentation: Augmentation) -> str:
-    """Return why DALI does not have an augmentation's pixels; "" if it has them."""
+    """Return why DALI cannot give an augmentation's pixels; "" if it can."""
     if isinstance(augmentation, ColourJitter) and augmentation.hue:
         return "DALI's hue differs by up to 156 levels; DALI supports hue: 0"
     if isinstance(augmentation, GaussianBlur) and augmentation.dialect == "pillow":

@@ -114,7 +114,7 @@ def fetch_ahead(index: Index, plans: Iterable[BatchPlan], most_gap: int) -> Iter
 
     The plans come in groups, whose images are fetched together. The first group is one plan, so
     that the first batch comes early; each group is twice as long as the one before, up to half of
-    `AHEAD_BYTES`. A group begins to be fetched when the one before it is handed out.
+    `AHEAD_BYTES`. A group begins to be fetched when the one before it is yielded.
     """
     plans = iter(plans)
     groups: deque[list[BatchPlan]] = deque()

@@ -36,7 +36,7 @@ _USUAL = Columns()
 
 
 def _ignore(split: str, bad: Quarantined) -> None:
-    """Report no image that is left out."""
+    """Ignore images that are left out."""
 
 
 def pack(

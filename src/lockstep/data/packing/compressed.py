@@ -41,7 +41,7 @@ def unpack(form: Form, folder: Path) -> None:
             if not target.is_file():
                 with replacing(target) as partial, naming(target), partial.open("wb") as file:
                     _unpack_file(path, file)
-                # A pack that resumes knows the files again by their times.
+                # A pack that resumes recognises the files by their times.
                 os.utime(target, ns=(0, path.stat().st_mtime_ns))
             if target.suffix == ".tar":
                 _divide(target)
@@ -51,7 +51,7 @@ def _divide(path: Path) -> None:
     """Divide a tar of class folders in folders of splits (`train/cat`, `val/cat`) into a tar in the
     folder of each split; leave others as they are, and those that are damaged to their reader.
 
-    It is emptied at last, so that a pack that resumes finishes this, and does not unpack it again.
+    It is emptied last, so that a pack that resumes finishes this and does not unpack it again.
     """
     file = Places(path)
     parts = {}

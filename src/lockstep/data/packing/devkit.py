@@ -1,5 +1,5 @@
 """Read the labels of ImageNet's validation images from its development kit: a file of numbers, and
-`meta.mat`, a file of MATLAB, which says what they number."""
+`meta.mat`, a MATLAB file that explains the numbers."""
 
 import importlib.util
 import subprocess
@@ -28,8 +28,8 @@ synsets = loadmat(sys.argv[1], variable_names=["synsets"])["synsets"].ravel()
 classes = {str(item["ILSVRC2012_ID"].item()): item["WNID"].item() for item in synsets}
 print(json.dumps(classes))
 """
-"""SciPy reads a file of MATLAB in a process with limits: a few bytes can claim to need any memory.
-It executes nothing of the file."""
+"""SciPy reads a MATLAB file in a process with limits: a few bytes can claim to need any amount of
+memory. Nothing in the file is executed."""
 
 
 def read_ground_truth(
@@ -68,6 +68,6 @@ def read_kit_classes(path: Path) -> dict[str, str]:
     ended = subprocess.run(command, capture_output=True, text=True)
     if ended.returncode:
         reason = ended.stderr.strip().rpartition("\n")[2] or "it needs too much time or memory"
-        raise DataError(f"{path} cannot be read as meta.mat of ImageNet: {reason:.200}")
+        raise DataError(f"{path} cannot be read as ImageNet's meta.mat: {reason:.200}")
     classes: dict[str, str] = parsed(ended.stdout)
     return classes

@@ -14,8 +14,8 @@ from lockstep.system.strict_json import parsed
 class Faults:
     """The numbers of a split's bad images, with the reasons, in a file of the target.
 
-    A bad image is noted on the disk before the images after it are written. So a pack that resumes
-    knows from the number of written images where it was interrupted.
+    A bad image is noted on the disk before the images after it are written: the number of written
+    images tells a pack that resumes where it was interrupted.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Pack samples that a Python program has: arrays, images of Pillow, encoded bytes or paths."""
+"""Pack samples of a Python program: arrays, Pillow images, encoded bytes or paths."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ def pack(
     Args:
         samples: An iterable, or a data set with a length and items, of `(image, label)` or
             `(image, label, split)`. The split is "train", "val" or "test". An image is a path or
-            encoded bytes, stored unchanged, or an image of Pillow or a uint8 array
+            encoded bytes, stored unchanged, or a Pillow image or a uint8 array
             ([height, width, 3] or [height, width]), stored as PNG without loss.
         out: The folder to write; it must be empty or not exist.
         classes: Names of the classes; a label that is a number is an index into them. By default
@@ -53,7 +53,7 @@ def pack(
             "samples is a loader of batches; expected single samples. Pack its data set:"
             " lockstep.pack(loader.dataset, ...)"
         )
-    if classes is None:  # a part of a data set of torch has it as `dataset`
+    if classes is None:  # torch's Subset has it in `dataset`
         classes = getattr(getattr(samples, "dataset", samples), "classes", None)
     if not isinstance(classes, Sequence | None) or isinstance(classes, str):
         raise UserError(

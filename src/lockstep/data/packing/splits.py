@@ -34,7 +34,7 @@ _KINDS = {
     **{b"II*\0": "tif", b"MM\0*": "tif", b"P": "pnm", b"ftypavi": "avif", b"ftyp": "heic"},
 }
 """The first bytes of images, and the endings of their names, by which other programs decode them.
-AVIF and HEIC have theirs after four others."""
+AVIF and HEIC are identified by the bytes after the first four."""
 _OTHER = "img"
 
 
@@ -99,7 +99,7 @@ class Split:
             raise self.listing.explain_change(number, CHANGED)
 
     def sound(self, numbers: Sequence[int]) -> list[int]:
-        """Return the numbers that are not of images known to be bad."""
+        """Return the numbers of the images that are not known to be bad."""
         bad = self.faults.reasons()
         return [number for number in numbers if number not in bad]
 
@@ -152,7 +152,7 @@ def _find_checksums(listing: Listing) -> np.ndarray:
 
 
 def _identify_images(images: Images) -> Iterable[Any]:
-    """Return what tells each image from the others: its name in a folder, else its place."""
+    """Return what identifies each image: its name in a folder, else its place."""
     if images.source.format == FOLDER:
         return images.names
     return zip(images.rows["file"].tolist(), images.rows["offset"].tolist(), strict=True)

@@ -1,5 +1,5 @@
-"""Write samples that come one after another, from tables, lists and programs, as WebDataset's tars.
-Memory does not grow with their number. An interrupted pack resumes after the last whole image."""
+"""Write a stream of samples, from tables, lists and programs, as WebDataset's tars. Memory does not
+grow with the number. An interrupted pack resumes after the last whole image."""
 
 import io
 import operator
@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
 
 def encode_image(image: Any) -> bytes:
-    """Return encoded bytes, or the bytes of a file, unchanged; an array or an image of Pillow
+    """Return encoded bytes, or the bytes of a file, unchanged; an array or a Pillow image
     without loss. Raises `ValueError` with the reason if it is none of them."""
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
@@ -68,8 +68,8 @@ def encode_image(image: Any) -> bytes:
 def _check_array(image: Any) -> np.ndarray:
     if not hasattr(image, "__array__"):
         raise ValueError(
-            f"an image is of type {type(image).__name__}; expected bytes, a path, an array of"
-            " uint8, or an image of Pillow"
+            f"an image is of type {type(image).__name__}; expected bytes, a path, a uint8"
+            " array, or a Pillow image"
         )
     array = np.asarray(image)
     if array.ndim == 3 and array.shape[2] == 1:

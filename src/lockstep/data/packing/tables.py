@@ -25,22 +25,22 @@ from lockstep.system.strict_json import to_json
 from lockstep.system.text import format_count
 
 _ENDINGS = ("", ".JPEG", ".jpg", ".jpeg", ".png")
-"""What a list may leave out at the end of a path. ImageNet's lists do."""
+"""The ending of a path that a list may leave out, as ImageNet's lists do."""
 _PATH = re.compile("file|path|image|img|photo", re.IGNORECASE)
 _SEVERAL = "Several labels of an image are not supported"
 _NO_LABELS = (None, "", "-1", -1)
-"""Labels of images without one. Of many public data sets the split `test` has only these."""
+"""Labels that mean "none". In many public data sets, the split `test` has only these."""
 
 
 class Columns(NamedTuple):
     """How the user reads a table or a list."""
 
     image: str = ""
-    """The column of images; empty: the only one that may be."""
+    """The column of images; empty: the only possible one."""
     label: str = ""
-    """The column of labels; empty: the only one that may be."""
+    """The column of labels; empty: the only possible one."""
     images: Path | None = None
-    """The folder in which the images are that it names by paths; None: its own."""
+    """The folder of images that it names by paths; None: the folder that it is in."""
 
 
 class Table(NamedTuple):
@@ -53,7 +53,7 @@ class Table(NamedTuple):
     """By the name of each column, what its type may hold: `image`, `array`, `text`, `number`, or
     `cell` if there are no types; empty for other types."""
     classes: Mapping[str, Sequence[str]]
-    """The names that the numbers of columns stand for."""
+    """The names behind the numbers in columns."""
     read: Callable[[Sequence[str]], Iterator[tuple[str, Mapping[str, Any]]]]
     """Yields the place of each row and its values of some columns."""
 
@@ -72,7 +72,7 @@ class _Chosen(NamedTuple):
     column: str
     """The column of splits; empty if there is none."""
     folder: Path
-    """Where images are that are named by their paths."""
+    """The folder of images that are named by paths."""
 
     def read(self, positions: Mapping[str, int] | None, image: str) -> Iterator[Row]:
         """Yield rows with the class of each label by the positions of names; without positions the
@@ -149,7 +149,9 @@ def write_tables(
     if not labels:
         raise DataError(f"{form.path} has no labels in {format_count(unlabelled, 'row')}")
     if unlabelled:
-        note(f"note: {format_count(unlabelled, 'image')} of the split test not written: no label")
+        note(
+            f"note: left out {format_count(unlabelled, 'image')} of the split test without a label"
+        )
     if not classes:
         classes = sort_classes(sorted(labels))
         positions = {name: i for i, name in enumerate(classes)}
@@ -230,12 +232,12 @@ def _check_rows(
     if missing:
         raise DataError(
             f"{item.table.path}: {len(missing)} of {count} images are missing; the first is"
-            f" {missing[0]}. If they are in another folder, name it: --images FOLDER"
+            f" {missing[0]}. If they are in a different folder, name it: --images FOLDER"
         )
 
 
 def read_split(word: Any, place: str) -> str:
-    """Return the split that a word names. Raises `DataError` for another word."""
+    """Return the split that a word names. Raises `DataError` for any other word."""
     split = name_split(str(word))
     if split is None:
         raise DataError(f"{place}: {word!r:.100} is not a split; expected train, val or test")

@@ -68,7 +68,7 @@ def _state(file: str) -> tuple[int, int]:
 
 
 def check_is_own(target: Path) -> None:
-    """Raise `DataError` if a folder holds other things than a pack."""
+    """Raise `DataError` if a folder holds anything but a pack."""
     if not target.is_dir() or (target / CACHE / _ABOUT).exists():
         return
     strange = [path.name for path in target.iterdir() if path.name != CACHE]
@@ -114,8 +114,7 @@ def _check_same(
     note = note.strip(b"\0")
     if not note or before is None:
         raise DataError(
-            f"{target} has lost its record of what is written to it; remove it, or choose an empty"
-            " folder"
+            f"{target} lost the record of what was packed; remove it, or choose an empty folder"
         )
     if note != identity.encode():
         raise DataError(
@@ -124,7 +123,7 @@ def _check_same(
     # A file that could not be read then (0, 0) may be readable now.
     if before.shape != states.shape or (before != states)[before.any(axis=1)].any():
         raise DataError(
-            f"{target} holds images of which some were overwritten since; choose an empty folder"
+            f"some images have changed since the pack to {target} began; choose an empty folder"
         )
 
 

@@ -2,8 +2,8 @@
 
 The folder that stands for the store has a folder for each class with two files: the list of its
 objects, and an empty file, the bundle, as long as all images after one another, each at the start
-of a block. So an image is a range of a file, as in other formats, and is fetched and kept in the
-same way.
+of a block. An image is thus a range of a file, as in other formats, and is fetched and kept in
+the same way.
 """
 
 import hashlib

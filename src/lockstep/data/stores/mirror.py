@@ -1,8 +1,8 @@
 """A local folder that stands for a data set in an object store.
 
 It has an empty file of the right length for every object that holds many images, and for every
-class folder, and real copies of the small files that describe them. So everything that lists,
-indexes and names the files of a data set works as on a disk. The time of such a file stands for the
+class folder, and real copies of the small files that describe them. Everything that lists, indexes
+and names the files of a data set thus works as on a disk. The time of such a file stands for the
 object's ETag: an index is built again when an object changes.
 """
 

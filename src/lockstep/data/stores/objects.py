@@ -17,7 +17,7 @@ from lockstep.system.regular_files import ANY_SIZE, open_regular
 
 INSTALL = "pip install obstore==0.12.1"
 _RETRY: Any = {"max_retries": 8, "retry_timeout": timedelta(minutes=2)}
-"""A store that asks for patience (503) or does not answer gets it."""
+"""A store that answers 503 or nothing is asked again within these limits."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
 """Environment variables with the address of a store that is not its company's own."""
 NO_OBJECT = (OSError, ValueError)
@@ -25,7 +25,7 @@ NO_OBJECT = (OSError, ValueError)
 CONNECTIONS = 32
 """Requests at a time. With 100 KB each and 20 ms to the store this is 1 Gbit/s."""
 _ANSWERS = 4
-"""An answer that ends too early is asked for again, up to this many times in all."""
+"""Number of tries if an answer ends too early."""
 _PIECE_BYTES = 16 * 2**20
 """Whole objects are read in pieces of this many bytes."""
 _CONNECT_SEC = 10
@@ -49,7 +49,7 @@ class StoredObject:
     size: int
     """Length in bytes."""
     version: str
-    """Its ETag: another one means other bytes."""
+    """Its ETag, which changes with the bytes."""
     modified: float
     """When it was written, in seconds since 1970."""
 
@@ -157,8 +157,8 @@ class ObjectStore:
                 raise self._explain(name, error, "removed") from None
 
     def _receive(self, item: StoredObject, wanted: Any) -> Any:
-        """Return an answer's bytes. The library makes requests again, but goes on with an answer
-        that ended too early only if it has an ETag."""
+        """Return an answer's bytes. The library repeats requests, but continues an answer that
+        ended too early only if it has an ETag."""
         import obstore
 
         end = time.monotonic() + _RETRY["retry_timeout"].total_seconds()

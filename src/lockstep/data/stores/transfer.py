@@ -16,7 +16,7 @@ from lockstep.data.stores.objects import CONNECTIONS, RangeReader, StoredObject
 from lockstep.system.errors import DataError
 
 MOST_BYTES = 2**23
-"""The length of a request at most."""
+"""The maximum length of a request."""
 
 
 class Part(NamedTuple):
@@ -97,7 +97,7 @@ class Transfer:
             return cached.read(part.begin, part.end)
 
     def cancel(self) -> None:
-        """Leave out what was not begun to be fetched. It is fetched when it is read."""
+        """Cancel fetches that have not begun. Their parts are fetched when they are read."""
         with self._lock:
             self._awaited.clear()
             for place, request in list(self._requested.items()):
@@ -157,8 +157,8 @@ class Transfer:
             yield
         except OSError as error:
             raise DataError(
-                f"{self._folder} cannot keep what is fetched: {error.strerror or error}. Make room"
-                " there, or set XDG_CACHE_HOME to a folder of another disk"
+                f"cannot write fetched data to {self._folder}: {error.strerror or error}. Free"
+                " space there, or set XDG_CACHE_HOME to a folder on another disk"
             ) from None
 
     def _open(self, item: StoredObject) -> CachedObject:

@@ -1,4 +1,4 @@
-"""Files of a web server, which lists none: the address names them by a pattern."""
+"""Files of a web server, which cannot list them: the address names them by a pattern."""
 
 import ipaddress
 import re
