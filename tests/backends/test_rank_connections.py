@@ -1,4 +1,4 @@
-"""The connections by which the hosts of ranks ask each other questions."""
+"""The connections by which the hosts of ranks exchange values."""
 
 import multiprocessing
 import os

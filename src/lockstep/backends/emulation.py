@@ -1,4 +1,4 @@
-"""Which precisions an engine emulates on a processor, and what that costs."""
+"""Which precisions an engine emulates on a processor, and how much slower that is."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class Emulation:
     slower: str
     """How much slower than fp32 it was measured to be, such as "7 to 16 times"."""
     instead: str
-    """The precision to take."""
+    """The precision to use instead."""
 
     def __str__(self) -> str:
         return f"{self.precision} is emulated on this processor, {self.slower} slower than fp32"
@@ -27,7 +27,7 @@ def find_emulation(
     """Return what an engine emulates when it computes in a precision; None where hardware
     multiplies it.
 
-    `processor` is the arithmetic of another processor than this one.
+    `processor` is the arithmetic of a processor; by default, of this one.
     """
     if on_gpu or precision not in ("bf16", "fp16"):
         return None

@@ -80,14 +80,14 @@ def _join(
     distributed: str,
     addresses: str,
 ) -> None:
-    """Name this rank. If it is one of several that do not know each other's addresses, let them
-    meet and set the variables. They meet as launchers on several machines do, each as a node of one
+    """Name this rank. If it is one of several that do not know each other's addresses, connect them
+    and set the variables. They meet as launchers on several machines do, each as a node of one
     rank.
 
-    `addresses` is the environment variable that tells addresses if another launcher has. Ranks meet
-    at LOCKSTEP_RENDEZVOUS, in a Slurm step at its first host. Without a place nothing happens, and
-    the framework reports what it lacks. Raises `UserError` or `LockstepError` if the ranks cannot
-    meet.
+    `addresses` is the environment variable in which another launcher gives the addresses. Ranks
+    meet at LOCKSTEP_RENDEZVOUS, or at the first host of a Slurm step. Without either, nothing
+    happens, and the framework reports what is missing. Raises `UserError` or `LockstepError` if the
+    ranks cannot meet.
     """
     name_rank(backend)
     if (
@@ -162,7 +162,7 @@ def load(name: str) -> LoadedBackend:
     missing."""
     check_installed(name)
     # GNU's OpenMP reads this when the framework loads it. By default its threads spin while they
-    # wait for each other. Next to another busy program a step then takes many times its share. A
+    # wait for each other, and a step next to another busy program takes many times its share. A
     # short spin costs 1 to 2 % on an idle machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     module: Any = importlib.import_module(f"lockstep.backends.{name}")

@@ -80,7 +80,7 @@ class World(Protocol):
     ranks: int
     """The number of processes."""
     device: str
-    """The name of the device that the engine computes on, for people."""
+    """The name of the device that the engine computes on, to show to users."""
     on_gpu: bool
     """Whether that is a GPU."""
 
@@ -248,7 +248,7 @@ class Backend(Protocol):
         """
 
     def devices(self) -> list[str]:
-        """Return the names of the devices that the framework sees, for people."""
+        """Return the names of the devices that the framework sees, to show to users."""
 
     def libraries(self) -> dict[str, Any]:
         """Return `threads` on a CPU, and the versions of `cuda`, `cudnn` and `onednn` if known."""

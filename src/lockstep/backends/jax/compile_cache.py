@@ -1,4 +1,4 @@
-"""Keeping what XLA compiles between runs, in the user's cache."""
+"""Keep what XLA compiles between runs, in the user's cache."""
 
 import hashlib
 import stat
@@ -12,15 +12,15 @@ from lockstep.system.files import own_folder, user_cache
 from lockstep.system.machine import arithmetic, processor
 
 MOST_BYTES = 2**30
-"""What is kept is at most about so large: a step of a full model has a few megabytes."""
+"""The approximate limit of the kept files: a step of a full model takes a few megabytes."""
 
 
 def keep_compiled() -> None:
     """Let JAX keep what takes it more than a second to compile, unless the user has chosen a folder
     for it (JAX_COMPILATION_CACHE_DIR).
 
-    What is kept is machine code. Therefore the folder has the user's rights alone, and every kind
-    of processor has its own: users may have one home on different machines.
+    What is kept is machine code. Only the user can access the folder, and every kind of processor
+    has a separate one, because different machines may share a home.
     """
     if jax.config.jax_compilation_cache_dir is not None:
         return

@@ -1,11 +1,11 @@
-"""Connecting JAX's ranks, each of them at its own address only.
+"""Connect JAX's ranks, each at its own address only.
 
 `jax.distributed` has a service in rank 0, where ranks tell each other their devices and where gloo
 listens. On CPUs all ranks leave it as soon as gloo has connected them. Nothing needs it then, and
 as long as they are in it, the end of rank 0 aborts the others within JAX's own code.
 
-Two things have no public function in JAX 0.10: the address at which gloo listens, which by itself
-is that of the host's name, and the number of ranks before devices are used.
+Two things have no public function in JAX 0.10: the address at which gloo listens, by default that
+of the host's name, and the number of ranks before devices are used.
 """
 
 import os
@@ -20,8 +20,8 @@ from lockstep.system.ranks import LOOPBACK, listen_address
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
 """Environment variable: where rank 0 has the service of `jax.distributed`, as host:port."""
 _MEETING_SEC = 120
-"""Seconds until all ranks have come, or have left. They have met before, for questions between
-hosts, so that they come and leave at the same time."""
+"""Seconds until all ranks have joined, or have left. Their hosts are connected already, so that
+they join and leave at the same time."""
 
 
 def is_connected(ranks: int) -> bool:

@@ -1,7 +1,7 @@
 """StableHLO: the recipe's preprocessing, the model and softmax as two programs of `jax.export`.
 
-They are two because XLA compiles a program for each shape of its input: photos of another size then
-need another resize, and not another model. Weights are an argument of the model, since XLA would
+There are two because XLA compiles a program for each shape of its input: photos of another size
+then need a new resize, but no new model. Weights are an argument of the model, since XLA would
 spend minutes on computing with constants.
 """
 

@@ -1,4 +1,4 @@
-"""Grad-CAM with JAX: where a stage's features speak for a class."""
+"""Grad-CAM with JAX: where a stage's features support a class."""
 
 from collections.abc import Mapping
 from functools import partial

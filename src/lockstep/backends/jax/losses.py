@@ -1,4 +1,4 @@
-"""How a batch is mixed, the training loss of its images, and the scores of an evaluation."""
+"""Mix a batch, and compute the training loss of its images and the scores of an evaluation."""
 
 import jax
 import jax.numpy as jnp

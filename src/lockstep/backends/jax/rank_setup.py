@@ -11,8 +11,8 @@ from lockstep.launch.nodes import Start, Table, share_cores
 
 @contextmanager
 def prepare_ranks(table: Table, distributed: str) -> Iterator[Start]:
-    """Yield how this machine's ranks are started. JAX has no launcher: rank 0 has a service at
-    which all ranks meet."""
+    """Yield how this machine's ranks are started. JAX has no launcher: all ranks join a service in
+    rank 0."""
     variables = find_places(table) | share_cores(THREADS, table)
     yield Start(table, lambda local_rank: variables)
 

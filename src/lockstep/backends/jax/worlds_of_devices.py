@@ -224,5 +224,5 @@ def _check_places() -> None:
     missing = [name for name in names if name not in os.environ]
     if missing:
         raise BackendError(
-            f"several ranks, but no {', '.join(missing)}; start them with `lockstep launch`"
+            f"several ranks need {', '.join(missing)} to be set; start them with `lockstep launch`"
         )

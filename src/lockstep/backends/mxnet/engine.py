@@ -2,9 +2,9 @@
 vectors.
 
 One vector holds all tensors of the model. Gradients, velocities and averages have one vector each,
-too. So the update, the sum over ranks and the moving average are a few operations on whole vectors,
-and the graph computes with views. MXNet executes all calls asynchronously, also on a CPU. Only
-`fetch`, `evaluate`, `predict` and `read` wait.
+too. The update, the sum over ranks and the moving average are thus a few operations on whole
+vectors, and the graph computes with views. MXNet executes all calls asynchronously, also on a CPU.
+Only `fetch`, `evaluate`, `predict` and `read` wait.
 """
 
 import os

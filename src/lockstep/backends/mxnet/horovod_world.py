@@ -1,4 +1,4 @@
-"""Horovod, if it is installed: one of the two ways in which NVIDIA's original used several GPUs."""
+"""Horovod, if it is installed: one of the two ways in which NVIDIA's code uses several GPUs."""
 
 import os
 import secrets
@@ -58,8 +58,8 @@ class HorovodWorld(Ranks):
 
 
 def _meet() -> RankConnections:
-    """Connect the ranks for questions between hosts, since Horovod answers only after all work that
-    MXNet has enqueued.
+    """Connect the hosts of the ranks, since Horovod answers only after all work that MXNet has
+    enqueued.
 
     Rank 0 listens. It sends its address and a shared secret to the others through Horovod.
     """

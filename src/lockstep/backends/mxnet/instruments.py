@@ -1,4 +1,4 @@
-"""What a benchmark asks of MXNet: threads, versions, matrix products; and its profiler."""
+"""What a benchmark needs from MXNet: threads, versions, matrix products; and the profiler."""
 
 import os
 from collections.abc import Iterator

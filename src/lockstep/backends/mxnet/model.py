@@ -29,8 +29,7 @@ class Pass:
 
     `values` are the tensors by canonical name, in canonical layout. In training a batch norm that
     is not frozen overwrites its running statistics with the mean and biased variance of the batch.
-    A graph does this in its backward pass. So these values must be separate arrays for this
-    purpose.
+    A graph does this in its backward pass, so that these values must be separate arrays.
     """
 
     def __init__(

@@ -152,8 +152,8 @@ class Workers(Ranks):
             <= os.environ.keys()
         ):
             raise BackendError(
-                f"several ranks, but no DMLC_PS_ROOT_URI and {rank_connections.ADDRESS} with the"
-                " addresses of parameter server and rank 0; start them with `lockstep launch`"
+                f"several ranks need DMLC_PS_ROOT_URI and {rank_connections.ADDRESS}, the addresses"
+                " of parameter server and rank 0; start them with `lockstep launch`"
             )
         rank = int(os.environ["RANK"])
         ranks = int(os.environ["WORLD_SIZE"])

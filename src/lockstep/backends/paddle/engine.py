@@ -1,9 +1,9 @@
 """The training step on Paddle: forward and backward as a program, the update on three vectors.
 
-One vector holds all tensors of the model. Velocities and averages have one vector each, too. So the
-update, the sum over ranks and the moving average are a few operations on whole vectors, and the
-model has views of them. The layout is NCHW on a CPU, where oneDNN computes, and NHWC on a GPU. Only
-`fetch`, `evaluate`, `predict` and `read` wait for the device.
+One vector holds all tensors of the model. Velocities and averages have one vector each, too. The
+update, the sum over ranks and the moving average are thus a few operations on whole vectors, and
+the model has views of them. The layout is NCHW on a CPU, where oneDNN computes, and NHWC on a GPU.
+Only `fetch`, `evaluate`, `predict` and `read` wait for the device.
 """
 
 import time

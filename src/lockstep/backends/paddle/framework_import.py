@@ -1,5 +1,5 @@
-"""Importing Paddle without its greetings and its SIGTERM handler, and with this process's share of
-the cores."""
+"""Importing Paddle without its start-up messages and its SIGTERM handler, and with this process's
+share of the cores."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""What a benchmark asks of Paddle: threads, versions, matrix products; and its profiler."""
+"""What a benchmark needs from Paddle: threads, versions, matrix products; and the profiler."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -62,7 +62,8 @@ def open_predictor(folder: str | Path, options: Options | None = None) -> "Predi
     for path in (program, weights):
         if not path.is_file():
             raise CheckpointError(
-                f"there is no {path}; expected a folder of `lockstep export --to paddle-inference`"
+                f"there is no {path}; expected a folder that `lockstep export --to"
+                " paddle-inference` wrote"
             )
     side = _side(program)
     config = inference.Config(str(program), str(weights))
@@ -145,7 +146,8 @@ def _side(path: Path) -> int | None:
             side = int(operation.result(0).shape[1])
             return side if side > 0 else None
     raise CheckpointError(
-        f"{path} takes no images; expected a program of `lockstep export --to paddle-inference`"
+        f"{path} takes no images; expected a program that `lockstep export --to paddle-inference`"
+        " wrote"
     )
 
 

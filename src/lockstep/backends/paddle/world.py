@@ -36,8 +36,8 @@ class PaddleWorld(HostQuestions):
         if self.ranks > 1:
             if "PADDLE_TRAINER_ENDPOINTS" not in os.environ:
                 raise BackendError(
-                    "several ranks, but no PADDLE_TRAINER_ENDPOINTS with their addresses; start"
-                    " them with `lockstep launch` or `python -m paddle.distributed.launch`"
+                    "several ranks need PADDLE_TRAINER_ENDPOINTS with their addresses; start them"
+                    " with `lockstep launch` or `python -m paddle.distributed.launch`"
                 )
             if not self.on_gpu:
                 os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"
@@ -46,7 +46,7 @@ class PaddleWorld(HostQuestions):
             confine_sockets()
             with self.explain_errors(), silence_output():
                 dist.init_parallel_env()
-                # Questions between hosts must not wait for the work of a GPU.
+                # Exchanges between hosts must not wait for the work of a GPU.
                 self._host_group = dist.new_group(backend="gloo") if self.on_gpu else None
             refuse_open_sockets()
 
@@ -98,7 +98,7 @@ class PaddleWorld(HostQuestions):
 def _choose_interface() -> None:
     """Make gloo use the network interface between the ranks, unless the user has chosen one.
 
-    By itself gloo takes the address of the host's name, which is loopback in /etc/hosts of many
+    By default gloo takes the address of the host's name, which is loopback in /etc/hosts of many
     systems.
     """
     name = "GLOO_SOCKET_IFNAME"

@@ -1,4 +1,4 @@
-"""What a benchmark asks of NumPy, threads and matrix products, and a profiler."""
+"""What a benchmark needs from NumPy: threads and matrix products; and a profiler."""
 
 import os
 from collections.abc import Iterator

@@ -4,12 +4,12 @@ Every library has a table with the addresses of the functions that it calls from
 `replace_bind` writes the address of a function of ours over that of `bind` in these tables. System
 V ABI, "Dynamic Linking", describes them.
 
-A shim loaded by LD_PRELOAD would be plainer, but it must be there before the process starts. Ranks
+A shim loaded by LD_PRELOAD would be simpler, but it must exist before the process starts. Ranks
 of srun and mpirun know their address only after they have met, in the middle of a user's program,
 which would have to start again. The shim would also need a compiler or a built wheel, without which
 TensorFlow and Paddle could not be launched, and every child process would inherit it. A setting
-would be plainer still: TensorFlow's server and Paddle's store have none, because the address is a
-constant in their code.
+would be simpler still, but TensorFlow's server and Paddle's store have the address as a constant in
+their code.
 """
 
 import ctypes

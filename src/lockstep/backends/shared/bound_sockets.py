@@ -1,9 +1,9 @@
-"""Keeping a framework's sockets on one address: loopback on one machine, the chosen address on
+"""Keep a framework's sockets on one address: loopback on one machine, the chosen address on
 several.
 
 TensorFlow's server and Paddle's store bind to all interfaces, and TensorFlow's server executes any
-graph that it receives. So a rank of `lockstep launch` replaces the C function `bind` in the loaded
-libraries: a request for all interfaces becomes a request for the rank's address
+graph that it receives. A rank of `lockstep launch` therefore replaces the C function `bind` in the
+loaded libraries: a request for all interfaces becomes a request for the rank's address
 (`listen_address`). If a rank still listens elsewhere after it has met the others, it refuses to
 train.
 """

@@ -23,7 +23,7 @@ def choose_gpu(
         raise BackendError(f"{message}. {advice}" if advice else message)
     if local_rank >= gpus:
         raise BackendError(
-            f"local rank {local_rank} has no GPU: there are {gpus}; launch fewer processes"
+            f"local rank {local_rank} has no GPU: there are only {gpus}; launch fewer processes"
         )
     return local_rank
 

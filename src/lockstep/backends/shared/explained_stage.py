@@ -1,7 +1,7 @@
 """Which stage's output explains a prediction (Grad-CAM)."""
 
 LEAST_PLACES = 4
-"""A map of fewer places a side only says which half of the image speaks for a class."""
+"""A map with fewer places a side only shows which half of the image supports a class."""
 _STAGES = 4
 
 

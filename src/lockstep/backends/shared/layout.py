@@ -28,7 +28,7 @@ class Layout:
     """The order of a model's tensors in a vector: frozen parameters, trained parameters by group,
     statistics that training moves, frozen statistics.
 
-    So what a step changes is one part of the vector. A vector of only the first `count` values
+    What a step changes is thus one part of the vector. A vector of only the first `count` values
     holds parameters without statistics, for example velocities.
     """
 

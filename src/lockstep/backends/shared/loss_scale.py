@@ -7,8 +7,8 @@ class LossScaleState:
     """The loss scale, constant or adapted to overflows by the recipe's rule.
 
     A dynamic one grows after `loss_scale_growth_steps` consecutive steps without overflow, and
-    shrinks after `loss_scale_backoff_steps` with one. A framework's own scaler has another rule or
-    waits for every step.
+    shrinks after `loss_scale_backoff_steps` with one. A framework's own scaler has a different rule
+    or waits for every step.
     """
 
     def __init__(self, recipe: Recipe) -> None:

@@ -1,7 +1,7 @@
-"""Connections between the ranks, by which their hosts ask each other questions.
+"""Connections between the ranks, by which their hosts exchange values.
 
-For frameworks without such questions: MXNet's parameter server only adds up, and hangs when a rank
-has ended; JAX's collective operations wait for the device.
+For frameworks without such an exchange: MXNet's parameter server only adds up, and hangs when a
+rank has ended; JAX's collective operations wait for the device.
 """
 
 import socket
@@ -72,7 +72,7 @@ _LARGEST_MESSAGE_BYTES = 2**16
 
 
 def meet_ranks(rank: int, ranks: int, address: str, key: str) -> RankConnections:
-    """Return the connected ranks, once all have come to `address` (host:port). Raises
+    """Return the connected ranks, once all have joined at `address` (host:port). Raises
     `BackendError` if they do not."""
     host, _, port = address.rpartition(":")
     try:

@@ -1,6 +1,6 @@
-"""Importing TensorFlow without its greetings, and with GPU memory that grows as needed.
+"""Importing TensorFlow without its start-up messages, and with GPU memory that grows as needed.
 
-TensorFlow writes the greetings before it reads its log level.
+TensorFlow writes the messages before it reads its log level.
 """
 
 import importlib

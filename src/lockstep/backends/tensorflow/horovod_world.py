@@ -1,4 +1,4 @@
-"""Horovod, if it is installed: NVIDIA's original used it for several GPUs."""
+"""Horovod, if it is installed: NVIDIA's code uses it for several GPUs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

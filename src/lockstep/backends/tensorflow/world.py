@@ -18,7 +18,7 @@ from lockstep.system.ranks import make_rank_error
 from lockstep.system.text import format_count
 
 _QUESTIONS = 1 << 20
-"""Group key of questions between hosts. It is far from the keys of the strategy, which are counted
+"""Group key of exchanges between hosts. It is far from the keys of the strategy, which are counted
 from 0."""
 
 
@@ -69,7 +69,7 @@ class Workers(TensorflowWorld):
         super().__init__(execution)
         if not os.environ.get("TF_CONFIG"):
             raise BackendError(
-                "several ranks, but no TF_CONFIG with their addresses; start them with `lockstep"
+                "several ranks need TF_CONFIG with their addresses; start them with `lockstep"
                 " launch`"
             )
         self.rank = int(os.environ["RANK"])

@@ -50,7 +50,7 @@ def compute(folder: Path, images: np.ndarray) -> tuple[np.ndarray, str]:
 
 
 def _build(name: str, logits: int) -> tuple[Any, str]:
-    """Return a network without weights, and who has it."""
+    """Return a network without weights, and the package that has it."""
     try:
         timm = importlib.import_module("timm")
         if timm.is_model(name):

@@ -125,8 +125,8 @@ class SquareProgram(PhotoProgram):
 
 
 class _Checked(nn.Module):
-    """A program that refuses other images than it takes. TorchScript compiles it; tracing would
-    lose the check."""
+    """A program that refuses images of the wrong type or shape. TorchScript compiles it; tracing
+    would lose the check."""
 
     def __init__(self, program: nn.Module) -> None:
         super().__init__()

@@ -92,9 +92,11 @@ def _obstacle(recipe: Recipe, execution: Execution, ranks: int) -> str:
     if execution.layout == "nchw":
         return "layout is nchw, and the kernels need nhwc"
     if recipe.batch_norm == "synchronised" and ranks > 1:
-        return "batch norm is synchronised over ranks, which the kernels do not do"
+        return "batch norm is synchronised over ranks, which the kernels do not support"
     return (
-        "the recipe quantises, which the kernels do not do" if recipe.quantisation != "none" else ""
+        "the recipe quantises, which the kernels do not support"
+        if recipe.quantisation != "none"
+        else ""
     )
 
 

@@ -1,4 +1,4 @@
-"""Grad-CAM with PyTorch: where a stage's features speak for a class."""
+"""Grad-CAM with PyTorch: where a stage's features support a class."""
 
 import numpy as np
 import torch

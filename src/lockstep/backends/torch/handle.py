@@ -31,7 +31,7 @@ class TorchHandle:
 
 
 class EndTimes:
-    """Waits for events of a GPU, and tells when they were over, also if that is asked later.
+    """Waits for events of a GPU, and records when they were over, for later queries.
 
     `train` can return when most of its steps are done, so that the host asks late.
     """

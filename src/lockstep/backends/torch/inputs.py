@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 PINNED = 4
 """Batches that can be in pinned memory. With 256 images of 224 px that is 268 MB, since PyTorch
-takes powers of two. So the host can be five steps ahead of a GPU."""
+takes powers of two. The host can thus be five steps ahead of a GPU."""
 
 
 class Inputs:
@@ -34,8 +34,7 @@ class Inputs:
         self._device = device
         self._streams = CudaStreams(device) if device.type == "cuda" else None
         self._uploads = Uploads(self._streams) if self._streams is not None else None
-        # A stream of its own: uploads wait for steps that the copy of a lent batch need not wait
-        # for.
+        # A separate stream: uploads wait for steps that the copy of a lent batch need not wait for.
         self._borrower = Borrower(
             device, torch.cuda.Stream(device) if self._streams is not None else None
         )

@@ -1,4 +1,4 @@
-"""What a benchmark asks of PyTorch: threads, versions, matrix products; and its profiler."""
+"""What a benchmark needs from PyTorch: threads, versions, matrix products; and the profiler."""
 
 import os
 import re

@@ -1,8 +1,8 @@
 """A step as one CUDA graph: captured once, and replayed for every later step.
 
-What a graph replays is exactly what was captured: the same kernels on the same memory. So a step
-reads everything that changes from tensors that keep their memory: the batch from buffers, the rest
-from tables and counters on the device (`update`).
+What a graph replays is exactly what was captured: the same kernels on the same memory. A step
+therefore reads everything that changes from tensors that keep their memory: the batch from buffers,
+the rest from tables and counters on the device (`update`).
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Its functions have the process group of the time of their import as a default. Imported before
-# there is one (DDP imports it), it keeps no group alive.
+# Its functions default to the process group at the time of their import. Imported before there is
+# one (DDP imports it), it keeps no group alive.
 import torch.distributed.nn.functional
 from torch.distributed.rendezvous import rendezvous
 
@@ -50,7 +50,7 @@ class TorchWorld(HostQuestions):
             refuse_open_sockets()
 
     def _meet(self, backend: str) -> dist.ProcessGroup:
-        """Join the process group; return another for questions between hosts, which must not wait
+        """Join the process group; return another for exchanges between hosts, which must not wait
         for the device's work."""
         store = self._store_of_launcher()
         connecting = None  # PyTorch's own time
@@ -112,17 +112,17 @@ class TorchWorld(HostQuestions):
 COMING = timedelta(minutes=10)
 """Ranks of another launcher wait this long for each other."""
 CONNECTING = timedelta(seconds=20)
-"""Ranks that have all come wait this long to be connected. With a wrong address some of them hear
-nothing. gloo tries five times, so that they end after 100 s."""
+"""Once all ranks have joined, they wait this long to be connected. With a wrong address some of
+them receive nothing. gloo tries five times, so that they end after 100 s."""
 WAITING = timedelta(minutes=30)
 """Ranks wait this long for an exchange, as is PyTorch's default for gloo."""
 
 
 def choose_interface(store: Any, rank: int, ranks: int, leading: str) -> None:
-    """Wait until all ranks have come, and make gloo use the network interface on the way to them.
+    """Wait until all ranks have joined, and make gloo use the network interface on the way to them.
 
-    By itself gloo takes the address of the host's name, which is loopback in /etc/hosts of many
-    systems. `leading` is the host of rank 0. There it may be a name of loopback, too. Then a rank
+    By default gloo takes the address of the host's name, which is loopback in /etc/hosts of many
+    systems. `leading` is the host of rank 0. There it may be a name of loopback, too; the rank then
     looks for the way to one of the others. Ranks that are all on one machine stay on loopback. A
     variable that the user has set stays as it is. Raises `RuntimeError` if ranks are missing after
     `COMING`.
@@ -156,7 +156,7 @@ def _store(rank: int) -> Any:
     """Return the store of ranks on several machines. Rank 0 listens for it, at its own address
     only.
 
-    By itself a `TCPStore` listens on all interfaces.
+    By default a `TCPStore` listens on all interfaces.
     """
     address = os.environ["MASTER_ADDR"]
     port = int(os.environ["MASTER_PORT"])
@@ -175,7 +175,7 @@ def _place_and_advice(error: Exception) -> str:
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     return (
         f"{place}: {error}. Check that all ranks are started, that no firewall is between them, and"
-        f" that {IFNAME}, if it is set, names the interface on the way to the others"
+        f" that {IFNAME}, if it is set, names the interface that reaches them"
     )
 
 
@@ -201,8 +201,8 @@ def _check_addresses() -> None:
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing and STORE not in os.environ:
         raise BackendError(
-            f"several ranks, but no {', '.join(missing)}; start them with `lockstep launch` or"
-            " torchrun"
+            f"several ranks need {', '.join(missing)} to be set; start them with `lockstep launch`"
+            " or torchrun"
         )
 
 
@@ -216,7 +216,7 @@ def _device(execution: Execution, local_rank: int) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of a device, for people."""
+    """Return the name of a device to show."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU, {format_count(torch.get_num_threads(), 'thread')}"
