@@ -60,11 +60,10 @@ def require_word(folder: Path, names: Iterable[str]) -> None:
     if unknown:
         more = f", and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         shown = ", ".join(f"{name!r:.200}" for name in unknown[:3]) + more
-        them = "them" if len(unknown) > 1 else "it"
         raise CheckpointError(
             f"{folder} refers to {shown}, which no command on this machine has used for this run."
-            f" Anyone could have written that. To confirm {them}, give {them} in the command"
-            " (--data, --recipe, --set); if you trust the folder's author, add --trust-run"
+            " Anyone could have written that. To confirm, give the same in the command (--data,"
+            " --recipe, --set); if you trust the folder's author, add --trust-run"
         )
 
 

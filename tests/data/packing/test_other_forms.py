@@ -297,7 +297,7 @@ def test_a_list_with_test_images_of_which_some_have_no_label(tmp_path: Path) -> 
     notes: list[str] = []
     counts = pack(path, tmp_path / "out", WEBDATASET, note=notes.append)
     assert counts == {"test": 3, "train": 1}
-    assert [note.partition(" not")[0] for note in notes] == ["note: 2 images of the split test"]
+    assert notes == ["note: left out 2 images of the split test without a label"]
     assert read_packed(tmp_path / "out/test") == {"": EXPECTED[2:5]}
 
 
