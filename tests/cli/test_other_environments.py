@@ -219,5 +219,5 @@ def test_another_graph_is_refused(tiny_recipe: Recipe, textures: Path, tmp_path:
     command = ["train", "--recipe", recipe, *places]
     code, _, errors = call(*command)
     assert code == 2
-    assert "already exists with another graph" in errors
+    assert "already exists with a different graph" in errors
     assert not checkpoints(tmp_path / "run")

@@ -131,7 +131,7 @@ def test_the_file_is_refused_without_either_of_the_options(answer: Run, case: Ca
     errors = answer("predict", case.file, *case.photos)[2]
     assert "not a complete ResNet" in errors
     errors = answer("predict", case.file, *case.photos, "--model", FIELDS)[2]
-    check_lines(errors, r"described model with tensors .*: criterion\.weight;.*--ignore 'crit")
+    check_lines(errors, r"described model, but also has .*: criterion\.weight;.*--ignore 'crit")
 
 
 def test_predictions_are_those_of_pytorch(answer: Run, case: Case) -> None:

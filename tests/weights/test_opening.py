@@ -66,7 +66,7 @@ def log_evaluations(run: Path, *entries: dict[str, Any]) -> None:
     (run / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
 
 
-BEST_AVERAGE = "uses the best checkpoint: top-1 40.00 % at step 24 (moving average)"
+BEST_AVERAGE = "using the best checkpoint: top-1 40.00 % at step 24 (moving average)"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ BEST_AVERAGE = "uses the best checkpoint: top-1 40.00 % at step 24 (moving avera
         ([(16, 30), (24, 20), (24, 40, "ema")], None, -24, BEST_AVERAGE),
         ([(16, 30), (24, 20), (24, 40, "ema")], False, 16, "at step 16;"),
         ([(16, 60), (24, 20), (24, 40, "ema")], True, -24, BEST_AVERAGE),
-        ([], None, 24, "uses the newest checkpoint, of step 24: the run was never evaluated"),
+        ([], None, 24, "using the newest checkpoint, of step 24: the run was never evaluated"),
     ],
 )
 def test_by_default_the_best_weights_of_a_run_are_used_and_a_remark_names_them(
@@ -94,10 +94,10 @@ def test_by_default_the_best_weights_of_a_run_are_used_and_a_remark_names_them(
 @pytest.mark.parametrize(
     ("entries", "checkpoint", "value", "left"),
     [
-        ([(8, 20), (12, 90)], None, 8, "uses the best one left: top-1 20.00 % at step 8; "),
-        ([(8, 20), (12, 90)], "best", 8, "uses the best one left: top-1 20.00 % at step 8; "),
-        ([(12, 90), (24, 30)], None, 24, "uses the best one left: top-1 30.00 % at step 24"),
-        ([(12, 90)], None, 24, "uses the newest checkpoint, of step 24: "),
+        ([(8, 20), (12, 90)], None, 8, "using the best one left: top-1 20.00 % at step 8; "),
+        ([(8, 20), (12, 90)], "best", 8, "using the best one left: top-1 20.00 % at step 8; "),
+        ([(12, 90), (24, 30)], None, 24, "using the best one left: top-1 30.00 % at step 24"),
+        ([(12, 90)], None, 24, "using the newest checkpoint, of step 24: "),
     ],
 )
 def test_a_best_checkpoint_that_is_gone_is_named(

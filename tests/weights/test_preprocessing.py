@@ -51,7 +51,7 @@ def test_a_config_of_timm_is_evaluated_at_its_sizes_for_tests() -> None:
     }
     assert classes == ()
     assert len(remarks) == 1
-    assert "evaluates at 224 px with crop_pct 0.965" in remarks[0]
+    assert "evaluating at 224 px with crop_pct 0.965" in remarks[0]
 
 
 def test_the_older_layout_without_pretrained_cfg_is_the_same() -> None:
@@ -203,12 +203,12 @@ def test_unknown_preprocessing_is_refused(name: str, value: Any, message: str) -
         (
             "model_args",
             {"output_stride": 16},
-            "model_args: output_stride is 16, which is another model",
+            "model_args: output_stride is 16, which Lockstep lacks",
         ),
         (
             "model_args",
             {"aa_layer": "blurpool"},
-            "model_args: aa_layer is 'blurpool', which is another model",
+            "model_args: aa_layer is 'blurpool', which Lockstep lacks",
         ),
         ("model_args", ["output_stride"], "model_args is .*; expected a table"),
         ("multi_label", True, "multi_label is True; expected false: each output"),

@@ -300,7 +300,7 @@ def test_names_of_modules_and_files_do_not_decide_how_images_are_prepared(tmp_pa
         assert weights.recipe == opened[0].recipe
         assert weights.remarks == opened[0].remarks
         assert assumptions(weights.remarks) == ["torchvision-v1"]
-        assert weights.remarks[-1].endswith("(weights of timm need bicubic: set interpolation)")
+        assert weights.remarks[-1].endswith("(timm's weights need bicubic: set interpolation)")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Weights on disk: checkpoints, other programs' files, conversion, pruning.
 
-`open_weights` opens weights of any origin; other rooms need no other name for them.
+`open_weights` opens weights of any origin; other packages need nothing else to read them.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,13 +1,12 @@
-"""Calibration: how far probabilities can be believed, and what is unknown.
+"""Calibration: how reliable probabilities are, and which images are unknown.
 
-A network that is trained until it fits is surer than it is right. Its logits are divided by one
-number, the temperature, before softmax (Guo et al. 2017, arXiv:1706.04599), which leaves the order
-of the classes as it is. An image is unknown if the probability of its likeliest class is below a
-threshold.
+Networks are usually overconfident. Their logits are divided by one number, the temperature, before
+softmax (Guo et al. 2017, arXiv:1706.04599), which keeps the order of the classes. An image is
+unknown if its top class is less probable than a threshold.
 
-Both are in `calibration.json` in a checkpoint's folder. It is written after the checkpoint, which
-never changes, and names the weights by their SHA-256. So it stays with a checkpoint that is copied,
-and does not fit another one. `model.safetensors` and `ema.safetensors` have an entry each.
+Both are in `calibration.json` in a checkpoint's folder. The file is written after the checkpoint,
+which never changes, and names the weights by their SHA-256, so it belongs to this checkpoint and
+its copies alone. `model.safetensors` and `ema.safetensors` have an entry each.
 """
 
 import math
@@ -29,10 +28,9 @@ from lockstep.weights.checkpoint import read_digest
 from lockstep.weights.formats import naming_target
 
 LEAST_IMAGES = 20
-"""A temperature is not fitted to fewer images."""
+"""A temperature is fitted to at least this many images."""
 RANGE = 20.0
-"""Temperatures are between 1/20 and 20. Outside, the logits say nothing, or all images are right.
-"""
+"""Temperatures are from 1/20 to 20. Beyond, logits mean nothing, or all images are right."""
 BINS = 15
 """Bins of the expected calibration error, as in the paper."""
 _ROWS = 4096
@@ -50,7 +48,7 @@ class Calibration:
     temperature: float = 1.0
     """Logits are divided by it before softmax."""
     unknown_below: float = 0.0
-    """An image is unknown if the probability of its likeliest class is below this; 0: none is."""
+    """An image is unknown if its top class is less probable than this; 0: none is."""
 
 
 UNCALIBRATED = Calibration()
@@ -262,7 +260,7 @@ def choose_threshold(confidences: np.ndarray, hits: np.ndarray, precision: float
     """Return the threshold that answers the most images with at least this precision, above 0 and
     at most 1.
 
-    `confidences` are the probabilities of the likeliest classes [N], `hits` whether these are
+    `confidences` are the probabilities of the top classes [N], `hits` whether these are
     right, bool [N]. The threshold is halfway between the last image that is answered and the first
     that is not. Raises `DataError` if no threshold reaches the precision.
 
@@ -333,7 +331,7 @@ def read_calibration(file: Path) -> tuple[Calibration, tuple[str, ...]]:
 
 
 def parse_calibration(value: Any, source: Path) -> Calibration:
-    """Return the calibration in metadata. Raises `CheckpointError` if it is none."""
+    """Return the calibration in metadata. Raises `CheckpointError` if it is not one."""
     values = value if isinstance(value, dict) else {}
     temperature = values.get("temperature")
     threshold = values.get("unknown_below", 0.0)

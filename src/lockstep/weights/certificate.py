@@ -2,8 +2,8 @@
 framework.
 
 The framework of a format runs in a separate process if it is installed; otherwise the reference
-backend computes. There it also reads the target with its own reader. What it gets must be what
-Lockstep's reader gets, so that a mistake that Lockstep's writer and reader share is seen.
+backend computes. The framework also reads the target with its own reader and must get what
+Lockstep's reader gets: this finds mistakes that Lockstep's writer and reader share.
 """
 
 import json
@@ -94,8 +94,8 @@ class Certificate(TypedDict):
     """Where each field of the preprocessing comes from: "file", "certificate", "user" or
     "assumed"."""
     through_target: Comparison | None
-    """The source and the target, each with its own preprocessing, if the target's program has one
-    of its own."""
+    """The source and the target, each with its own preprocessing, if the target's program has
+    one."""
     changes: list[str]
     """What was dropped, folded, invented or could not be carried over, with the reason."""
 
@@ -171,7 +171,7 @@ def _measure(
     if not np.isfinite(logits).all():
         raise CheckpointError(
             f"{source.source} computes logits that are not finite, so a certificate is impossible;"
-            " lockstep convert --inspect shows which weights are odd, --no-certificate converts"
+            " lockstep convert --inspect shows the odd weights; --no-certificate converts them"
             " them"
         )
     through = None

@@ -8,7 +8,7 @@
         state.json             step, loss scaling, digest of the data, SHA-256 of these files
 
 A checkpoint is written under a temporary name, flushed to disk and renamed. Reading checks every
-digest, also that of `state.json`, which it holds itself.
+digest, including that of `state.json`, which the file itself holds.
 """
 
 import hashlib

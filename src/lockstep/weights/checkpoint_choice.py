@@ -91,14 +91,14 @@ def _choose_best(source: Path, saved: list[int], ema: bool | None, *, is_named: 
     step = saved[-1]
     uses_average = bool(ema)
     if best is None:
-        remark = f"uses the newest checkpoint, of step {step}: {reason}"
+        remark = f"using the newest checkpoint, of step {step}: {reason}"
     else:
         step = best["step"]
         if ema is None:
             uses_average = best["weights"] == "ema"
-        remark = f"uses the best checkpoint: {describe_best(best, selection)}"
+        remark = f"using the best checkpoint: {describe_best(best, selection)}"
         if lost is not None:
-            remark = f"{reason}; uses the best one left: {describe_best(best, selection)}"
+            remark = f"{reason}; using the best one left: {describe_best(best, selection)}"
         if step != saved[-1]:
             remark += f"; --checkpoint newest uses step {saved[-1]}"
     is_silent = is_named or not (len(saved) > 1 or uses_average)

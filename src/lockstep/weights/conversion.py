@@ -196,7 +196,7 @@ def _write_certificate(
     certificate = certify(weights, copy, staged, TARGETS[to], changes, folder)
     if not certificate["holds"]:
         raise CheckpointError(
-            f"{target} would not compute as {weights.source} does: logits differ by"
+            f"{target} would compute differently from {weights.source}: logits differ by"
             f" {certificate['largest_difference']:.2g} of the largest logit; expected at most"
             f" {certificate['bound']:g}.{_explain_difference(weights.recipe, copy.recipe)} Nothing"
             " is written; --no-certificate writes it anyway"
@@ -247,7 +247,7 @@ def _describe_classes(to: str, weights: Weights) -> Iterator[str]:
 
 
 def _give_names(folder: Path, target: Path, written: Written) -> None:
-    """Let what was written appear: the certificate first, what makes the rest readable last."""
+    """Move new files into place: the certificate first, what makes the rest readable last."""
     readable = written.arrays[0]
     paths = [path for path in written.files if path != readable]
     certificate = _certificate_path(target)

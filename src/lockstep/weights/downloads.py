@@ -27,7 +27,7 @@ how many there are."""
 _TIMEOUT_SEC = 30
 """A server may send nothing for this long."""
 _ATTEMPTS = 5
-"""A connection may break this often, as long as every one of them brings some bytes."""
+"""The connection may break this often, as long as each one brings some bytes."""
 _PART = 2**20
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _SIZE = re.compile(r"[0-9]{1,18}")
@@ -75,7 +75,7 @@ class _Broken(Exception):
 
 
 class _OtherPart(OSError):
-    """An answer that is not what is missing of a file."""
+    """An answer that is not the missing part of a file."""
 
 
 def download(
@@ -85,7 +85,7 @@ def download(
 
     - What an interrupted download leaves, `target` with `.part` added, is continued: if the digest
       is known, or the server still has the same file.
-    - `sha256` is the start of the file's SHA-256 in hexadecimal digits. A download with another
+    - `sha256` is the start of the file's SHA-256 in hexadecimal digits. A download with a different
       digest is removed.
     - One process downloads at a time; others wait for it.
 
@@ -144,7 +144,7 @@ def _is_same_file(path: Path, file: IO[bytes]) -> bool:
 def _fetch(
     address: str, file: IO[bytes], part: Path, *, can_resume: bool, progress: Progress | None
 ) -> None:
-    """Append to an open file what of an address is missing in it. Raises `OSError`."""
+    """Append to an open file what it lacks of the file at an address. Raises `OSError`."""
     for _ in range(_ATTEMPTS):
         before = file.tell()
         try:
@@ -265,5 +265,5 @@ def _check_digest(file: Path, sha256: str, *, address: str = "") -> None:
         hint = "it was removed"
     raise CheckpointError(
         f"{address or file} has the SHA-256 {digest}; expected one that begins with {sha256}: the"
-        f" file is damaged, or another one; {hint}"
+        f" file is damaged, or not the expected one; {hint}"
     )

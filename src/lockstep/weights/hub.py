@@ -1,4 +1,4 @@
-"""Weights that are somewhere else, by name: `torchvision/resnet50.IMAGENET1K_V2`,
+"""Remote weights by name: `torchvision/resnet50.IMAGENET1K_V2`,
 `timm/resnet50.a1_in1k`, `hf:OWNER/MODEL`, `https://HOST/FILE`.
 
 They are downloaded once, into `~/.cache/lockstep/weights` (`XDG_CACHE_HOME`), and verified each
@@ -47,8 +47,7 @@ _unverified = set[Path]()
 
 
 def is_remote(name: str | Path) -> bool:
-    """Return whether a name is that of weights somewhere else. A file of this name takes
-    precedence."""
+    """Return whether a name is that of remote weights. A file of this name takes precedence."""
     text = str(name)
     if text.startswith((HUB, "https://", "http://")):
         return True
@@ -56,8 +55,8 @@ def is_remote(name: str | Path) -> bool:
 
 
 def fetch_weights(name: str, *, progress: "Progress | None" = None) -> Path:
-    """Return the file, or the folder of files, of weights that are somewhere else. They are
-    downloaded if they are not in the cache.
+    """Return the file, or the folder of files, of remote weights. They are downloaded if they are
+    not in the cache.
 
     Raises `CheckpointError` for unknown names, for a file with another digest, and without a
     network with the address and the place where the file can be put by hand.
@@ -110,8 +109,8 @@ def removing_refused(path: Path) -> Iterator[None]:
 
 
 def locate_weights(name: str | Path) -> Path:
-    """Return the path of weights, downloaded if they are somewhere else. Raises `CheckpointError`
-    as `fetch_weights` does."""
+    """Return the path of weights, downloaded if they are remote. Raises `CheckpointError` as
+    `fetch_weights` does."""
     if is_remote(name):
         return fetch_weights(str(name))
     return as_path(name, "weights")
@@ -202,8 +201,8 @@ def _fetch_from_hub(name: str) -> Path:
                 break
     if not any(path.name in HUB_WEIGHTS for path in paths):
         raise CheckpointError(
-            f"hf:{name} has none of the files {', '.join(HUB_WEIGHTS)}; expected weights of PyTorch"
-            " or an export to ONNX. Download the file that you want, and name it"
+            f"hf:{name} has none of the files {', '.join(HUB_WEIGHTS)}; expected PyTorch weights"
+            " or an ONNX export. Download the file that you want, and name it"
         )
     for path in paths:
         _check_hub_digest(path)
@@ -248,7 +247,7 @@ def _is_no_retry_warning(record: logging.LogRecord) -> bool:
 
 
 def _check_hub_digest(file: Path) -> None:
-    """Raise `CheckpointError` if a large file of the hub's cache, which is named by its SHA-256, is
+    """Raise `CheckpointError` if a large file in the hub's cache, which is named by its SHA-256, is
     damaged."""
     content = file.resolve()
     if _SHA256.fullmatch(content.name) and hash_file(content) != content.name:

@@ -104,7 +104,7 @@ def assume_preprocessing(
             changes["eval_resize"] = math.floor(crop / 0.875)
     remarks = _describe_assumption(row, KNOWN[row] | changes, changes.keys() - settings)
     if origin == "PyTorch" and remarks and "interpolation" in changes.keys() - settings:
-        remarks = (f"{remarks[0]} (weights of timm need bicubic: set interpolation)",)
+        remarks = (f"{remarks[0]} (timm's weights need bicubic: set interpolation)",)
     return changes, remarks
 
 

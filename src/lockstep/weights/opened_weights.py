@@ -88,7 +88,7 @@ class Weights:
     calibration: Calibration = UNCALIBRATED
     """What turns the logits into probabilities."""
     checkpoint_file: Path | None = None
-    """The file of Lockstep's checkpoint that they are in; None if they are from elsewhere."""
+    """Lockstep's checkpoint file that holds them; None if they are from elsewhere."""
 
     @property
     def has_preprocessing(self) -> bool:

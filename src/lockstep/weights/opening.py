@@ -29,8 +29,8 @@ from lockstep.weights.weights_choice import DESCRIBED, AnySource, WeightsChoice,
 def open_weights(
     source: AnySource, *, momentum: bool = False, needs_classifier: bool = True, **settings: Any
 ) -> Weights:
-    """Return the weights of a run, a checkpoint folder, a file, or weights somewhere else by their
-    name (`lockstep.weights.hub`).
+    """Return the weights of a run, a checkpoint folder or a file, or remote weights by their name
+    (`lockstep.weights.hub`).
 
     - `settings` are arguments of `choose`: fields of a `WeightsChoice`.
     - With `momentum`, the state also has the velocities, the moving average and the loss scale, as
@@ -183,7 +183,7 @@ def _compute_as(weights: Weights, model: str | ModelSpec) -> Weights:
         differences = [f"{name} is {v}, not {other}" for name, v, other in values if v != other]
         raise CheckpointError(
             f"{weights.source} says that its network is {held}, not {wanted}:"
-            f" {'; '.join(differences)}. Leave out --model, or name the file of another network"
+            f" {'; '.join(differences)}. Leave out --model, or name a file with that network"
         )
     own = map_shapes(recipe.spec.list_tensors(recipe.logits))
     if own != map_shapes(spec.list_tensors(recipe.logits)):
@@ -191,5 +191,5 @@ def _compute_as(weights: Weights, model: str | ModelSpec) -> Weights:
             f"{weights.source} holds {held}, whose tensors are not those of {wanted}"
         )
     return replace(weights, recipe=recipe.replace(model=model)).add_remarks(
-        f"computes as {wanted}, as requested; without --model it is {held}"
+        f"computing as {wanted}, as requested; without --model it is {held}"
     )

@@ -56,7 +56,7 @@ def check_preprocessing(preprocessing: Preprocessing | None) -> Changes:
 
 
 def set_preprocessing(recipe: Recipe, settings: Changes) -> tuple[Recipe, tuple[str, ...]]:
-    """Return a recipe with the preprocessing that a user sets, and a remark if it is another one.
+    """Return a recipe with the preprocessing that a user sets, and a remark if it differs.
     Raises `RecipeError`."""
     if not settings:
         return recipe, ()

@@ -70,11 +70,11 @@ def _suggest_published(path: Path) -> str:
 def check_exists(path: Path) -> None:
     """Raise `CheckpointError` if there is nothing at a path, before a framework is imported."""
     if not path.exists():
-        recognise(path)  # some formats are named by the begin of their files' names
+        recognise(path)  # some formats are named by the beginning of their files' names
 
 
 def read_head(path: Path) -> bytes:
-    """Return the begin of a file, by which formats recognise it."""
+    """Return the beginning of a file, by which formats recognise it."""
     with open_regular(path, WEIGHTS) as file:
         return file.read(HEAD_BYTES)
 

@@ -106,8 +106,9 @@ def verify_signature(
 
     Args:
         path: A folder or a file.
-        key: The public key of the signer, or trusted X.509 certificates, PEM. These must be
-            valid when the signer's certificate begins to be: signatures have no trusted time.
+        key: The public key of the signer, or trusted X.509 certificates, PEM. They must be
+            valid at the start of the signer's certificate's validity period, because a signature
+            carries no trusted timestamp.
         signature: The signature; by default `model.sig` in the folder, or `FILE.sig`.
 
     Returns:
@@ -170,7 +171,7 @@ def _read_private_key(path: Path) -> Any:
         descriptor, status = regular_files.open_descriptor(path, regular_files.SETTINGS)
         with os.fdopen(descriptor, "rb") as file:
             if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise ValueError("others can read or own it; make it yours alone: chmod 600")
+                raise ValueError("it must belong to you and be readable only by you: chmod 600")
             data = file.read()
         password = os.environ.get(PASSWORD)
         if b"ENCRYPTED" not in data:
@@ -316,8 +317,8 @@ def _verify(path: Path, key: Path, signature: Path, copy: Path | None = None) ->
 
 
 def _open_bundle(data: bytes, trusted: Any) -> tuple[bytes, str]:
-    """Return the signed payload of a bundle, and the signer. Raises `ValueError` if it is another
-    one than a user trusts."""
+    """Return the signed payload of a bundle, and the signer. Raises `ValueError` unless the user
+    trusts that signer."""
     bundle = parsed(data.decode())
     if not _fits(bundle, _BUNDLE):
         raise ValueError("it is not a signature of OpenSSF Model Signing by one signer")

@@ -207,8 +207,8 @@ def _open_hub() -> Any:
 
 
 def _is_same(path: Path, entry: Any) -> bool:
-    """Return whether a file has the contents of an entry of a repository: large ones are known by
-    their SHA-256, others by Git's SHA-1."""
+    """Return whether a file has the contents of an entry of a repository: large ones are identified
+    by their SHA-256, others by Git's SHA-1."""
     if entry.lfs is not None:
         return bool(hash_file(path) == entry.lfs.sha256)
     data = read_regular(path, WEIGHTS)

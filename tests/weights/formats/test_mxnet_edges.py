@@ -19,7 +19,7 @@ from tests.weights.formats.peer_cases import logits, run_peer, save_images
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_models")]
 
 ABOUT = (
-    *("has one output", "only which classes are best", "it returns several results"),
+    *("has one output", "name only the best classes", "it returns several results"),
     *(
         "follows the probability",
         "follows the probabilities",

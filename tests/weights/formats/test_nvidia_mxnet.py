@@ -301,7 +301,7 @@ def test_a_run_writes_every_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert_canonical(
         read(prefix.parent / "model-0002.params").state.tensors, state_of(recipe, 2).tensors
     )
-    with pytest.raises(CheckpointError, match="already exists with another graph"):
+    with pytest.raises(CheckpointError, match="already exists with a different graph"):
         write_epoch(prefix, 3, recipe_of(logits=7), state_of(recipe_of(logits=7)))
 
 

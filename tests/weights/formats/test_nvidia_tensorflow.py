@@ -382,7 +382,7 @@ def test_without_momentum_asked_for_none_is_read_and_none_is_missed(tmp_path: Pa
 def test_other_outputs_than_the_originals_are_kept_and_remarked(tmp_path: Path) -> None:
     recipe = recipe_of(RESNET, 10)
     remarks = write(tmp_path / "ten", recipe, state_of(recipe)).remarks
-    assert "the original's graph has 1001 outputs; these weights have 10" in remarks
+    assert "NVIDIA's graph has 1001 outputs; these weights have 10" in remarks
     weights = read(tmp_path / "ten")
     assert weights.recipe.logits == 10
     check_lines(weights.remarks, "10 outputs; .* 1001")

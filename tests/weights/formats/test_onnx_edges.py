@@ -71,7 +71,7 @@ def test_a_node_more_is_computed_or_refused_by_name(insertion: Insertion, tmp_pa
     file = tmp_path / "model.onnx"
     onnx.save(edited, str(file))
     kinds = {node.op_type for node in edited.graph.node}
-    named = (*(f"{kind} '" for kind in kinds), "has one output", "'y' says only which classes")
+    named = (*(f"{kind} '" for kind in kinds), "has one output", "('y') name only the best classes")
     reason = ""
     try:
         weights = read(file)
@@ -381,7 +381,7 @@ def test_other_outputs_are_named(nodes: list[Any], reason: str, tmp_path: Path) 
             read(save(edited, tmp_path))
         return
     weights = read(save(edited, tmp_path))
-    assert f"reads its output 'p', not '{nodes[-1].output[0]}'" in weights.remarks
+    assert f"reading the output 'p', not '{nodes[-1].output[0]}'" in weights.remarks
     assert is_same_answer(compute(edited, prepare(weights)), compute_as_read(weights))
     del edited.graph.output[0]
     with pytest.raises(CheckpointError, match="follows the"):

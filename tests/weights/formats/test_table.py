@@ -197,7 +197,7 @@ def open_case(
 
 @pytest.mark.parametrize(("name", "array"), LEFTOVER)
 def test_an_array_that_may_matter_refuses_the_file(name: str, array: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="tensors that this network does not") as caught:
+    with pytest.raises(CheckpointError, match="tensors that Lockstep would ignore") as caught:
         open_case(name, tmp_path, {array: CASES[name].leftover[array]})
     assert f"--ignore '{array}'" in str(caught.value)
 

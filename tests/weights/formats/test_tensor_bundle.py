@@ -154,7 +154,7 @@ CRAFTED: dict[str, tuple[list[tuple[bytes, bytes]], int, str]] = {
     "newer": (
         [(b"", bytes([0x08, 1, 0x1A, 2, 0x10, 2]))],
         0,
-        "of version 2, newer than the known 1",
+        "of version 2; expected at most 1",
     ),
     "no message": ([HEADER, (b"a", b"\xff")], 0, "not a message of type Entry"),
     "no text": ([HEADER, (b"\xff", ONE)], 0, "utf-8"),

@@ -132,7 +132,7 @@ OUTPUTS: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "classes alone": (
         lambda x: tf.argmax(classify(x), 1, name="best"),
-        "'best:0' says only which classes are best",
+        "name only the best classes",
     ),
     "two images": (
         lambda x: classify(x) + tf.nn.softmax(Basic()(normalise(tf.reverse(x, [2])))),
@@ -208,7 +208,7 @@ def test_of_several_signatures_the_one_for_servers_is_read(tmp_path: Path) -> No
     signatures = {"another": module.scaled, "serving_default": module.probabilities}
     tf.saved_model.save(module, str(tmp_path / "saved"), signatures)
     weights = read(tmp_path / "saved" / "saved_model.pb")
-    assert "reads its signature 'serving_default', not another" in weights.remarks
+    assert "reading the signature 'serving_default', not another" in weights.remarks
     expected = module.probabilities(tf.constant(IMAGES))["probabilities"]
     assert is_same_answer(np.asarray(expected), compute_as_read(weights))
     signatures = {"serving_default": module.scaled, "another": module.probabilities}

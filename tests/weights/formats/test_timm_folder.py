@@ -156,7 +156,7 @@ def test_half_precision_becomes_float32(dtype: torch.dtype, state: State, tmp_pa
             r"closest model, resnet34, does not fit: layer1\.2\.\S+ is missing",
         ),
         (CONFIG | {"architecture": "vit_base"}, "config.json: architecture is 'vit_base'"),
-        ('{"architectures": ["ResNet"]}', "config.json is not of timm"),
+        ('{"architectures": ["ResNet"]}', "config.json is not timm's"),
     ],
 )
 def test_a_wrong_config_is_refused(config: Any, message: str, state: State, tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a loss": (
         add_loss,
-        r"is a Lightning checkpoint with its own loss: it is PyTorch's basic with tensors"
+        r"is a Lightning checkpoint with its own loss: it looks like PyTorch's basic, but"
         r" .*: criterion\.weight;.*--ignore 'criterion\.weight'$",
     ),
     "MoCo": (
@@ -219,7 +219,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a Sequential that names no modules": (
         lambda: dict(rename(Plain().state_dict(), "fc.", "fc.1.")),
-        r"with a Sequential, which may have modules that .*: fc\.0;",
+        r"but has a Sequential that may contain more modules: fc\.0;",
     ),
     "several classes": (
         lambda: add_value(hyper_parameters={"multi_label": True}),
@@ -231,7 +231,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "OpenMMLab": (
         lambda: add_value(meta={"mmpretrain_version": "1.0"}),
-        r"is a file of OpenMMLab: .*values .*: meta\.mmpretrain_version; .*settings of OpenMMLab",
+        r"is an OpenMMLab file: .*values .*: meta\.mmpretrain_version; .*settings of OpenMMLab",
     ),
     "Transformers": (
         lambda: name_values("resnet.embedder.embedder.convolution.weight"),

@@ -91,7 +91,7 @@ def test_a_tensor_outside_of_the_network_is_refused_or_ignored(tmp_path: Path) -
     tensors = {f"model.{name}": tensor for name, tensor in module_of().state_dict().items()}
     tensors["loss.weight"] = torch.zeros(3)
     command = r"lockstep convert \S+any\.pth weights\.safetensors --ignore 'loss\.weight'$"
-    expected = rf"PyTorch's small with tensors .*: loss\.weight; .* {command}"
+    expected = rf"PyTorch's small, but also has tensors .*: loss\.weight; .* {command}"
     with pytest.raises(CheckpointError, match=expected):
         read_again(tensors, tmp_path)
     for pattern in ("loss.weight", "loss.*"):

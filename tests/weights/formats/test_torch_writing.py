@@ -248,9 +248,9 @@ def add_square_averages(state: Any) -> Any:
     ("change", "remark"),
     [
         (without_one, r"1 of \d+ velocities are missing, such as layer1.*; the others were left"),
-        (change_shape, r"their order is unknown, conv1\.weight is \[3\], expected \[8, 3, 7, 7\]"),
-        (split_groups, r"the optimizer's groups of \[1, 1, 1\] parameters are of no known program"),
-        (add_square_averages, r"the optimizer is not SGD, it also keeps square_avg"),
+        (change_shape, r"their order is unknown: conv1\.weight is \[3\], expected \[8, 3, 7, 7\]"),
+        (split_groups, r"the optimizer's groups of \[1, 1, 1\] parameters fit no known program"),
+        (add_square_averages, r"the optimizer is not SGD: it also keeps square_avg"),
         (
             lambda state: {"state": {}, **{"param_groups": state["param_groups"]}},
             r"there are no velocities \(optimizer\)",

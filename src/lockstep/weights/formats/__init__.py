@@ -121,7 +121,7 @@ class ByteReader:
 
 def is_safetensors(head: bytes, path: Path) -> bool:
     """Return whether a file begins as safetensors do: with the length of its header, and the
-    header's first character. `head` is its begin."""
+    header's first character. `head` is its beginning."""
     length = int.from_bytes(head[:8], "little")
     return head[8:9] == b"{" and length <= path.stat().st_size - 8
 

@@ -25,7 +25,7 @@ _SPELLED = dict.fromkeys((*range(32), *range(127, 160), *map(ord, "['")), "?")
 
 @dataclass(frozen=True)
 class Part:
-    """A node, a layer or a tensor of a file that no tensor of the network is made of alone."""
+    """A node, layer or tensor of a file that is not by itself a tensor of the network."""
 
     name: str
     """Its name in the file, after its operator or class if it has one: `Gather 'y'`."""
@@ -52,12 +52,12 @@ def refuse_leftover(
     path: Path | str,
     network: str,
     names: Iterable[str],
-    relation: str = "with tensors",
+    problem: str = "also has tensors that Lockstep would ignore",
     effect: str = "they may change its results",
     used: Collection[str] | None = None,
 ) -> CheckpointError:
-    """Return the error for a file with parts that its network does not compute with: `relation`
-    says what they are. It names them and their effect, and the command that leaves them out, in few
+    """Return the error for a file with parts that its network does not compute with: `problem` says
+    what they are. The error names them, their effect and the command that leaves them out, in few
     patterns that fit none of the names `used`, if these are known."""
     names = list(names)
     patterns: dict[str, None] = {}
@@ -70,8 +70,7 @@ def refuse_leftover(
     first = list_first(names, 1).translate(_SPELLED)
     options = "".join(f" --ignore '{pattern.translate(_SPELLED)}'" for pattern in patterns)
     return CheckpointError(
-        f"{path} is {network} {relation} that this network does not compute with:"
-        f" {first}; {effect}. If they have no effect on"
+        f"{path} looks like {network}, but {problem}: {first}; {effect}. If they have no effect on"
         f" inference, leave them out: lockstep convert {quote(str(path))} weights.safetensors"
         f"{options}"
     )
@@ -96,6 +95,6 @@ def check_outputs(path: Path | str, logits: int) -> None:
     if logits == 1:
         raise CheckpointError(
             f"{path} has one output; expected at least 2, since a softmax of one output is always"
-            " 100 %. If its program takes the sigmoid, which the file does not say, export the"
+            " 100 %. If its program computes a sigmoid, which the file does not say, export the"
             " model with the sigmoid to ONNX, and name that file"
         )

@@ -19,7 +19,7 @@ FOURTH_CHANNEL = "the stem has a fourth input channel, which receives only zeros
 COUNTERS = (
     "num_batches_tracked of every batch norm was added: PyTorch expects it; results are unchanged",
 )
-"""`Written.added` of files for modules of PyTorch."""
+"""`Written.added` of files for PyTorch modules."""
 
 _PADDINGS = {
     "same": "TensorFlow's SAME padding",

@@ -1,4 +1,4 @@
-"""Files in which users of JAX have weights: MessagePack of `flax.serialization`, and archives of
+"""Weights files of JAX users: MessagePack of `flax.serialization`, and archives of
 `numpy.savez`.
 
 They hold variables of Flax (`flax_models`), or a dict of arrays by PyTorch's names and in its
@@ -46,7 +46,7 @@ _COUNTER = "num_batches_tracked"
 _BEGIN = 4096
 _ZIP = b"PK\x03\x04"
 _MOST_GROWTH = 16
-"""Compressed weights are hardly smaller. What grows more was made to fill the memory."""
+"""Weights hardly compress. An archive that expands more was made to fill the memory."""
 
 
 def matches(head: bytes, path: Path) -> bool:
@@ -76,7 +76,7 @@ def find(path: Path) -> Path | None:
     last = steps[max(steps)] if steps else path
     if any((last / name).is_file() for name in _ORBAX):
         raise CheckpointError(
-            f"{last} is a checkpoint of Orbax, which cannot be read. Restore it with Orbax, and"
+            f"{last} is an Orbax checkpoint, which cannot be read. Restore it with Orbax, and"
             " write its params and batch_stats with flax.serialization.to_bytes"
             " (docs/how-to/flax.md)"
         )

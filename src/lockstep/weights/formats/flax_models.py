@@ -178,7 +178,7 @@ def build_variables(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
 
 
 def describe_differences(recipe: Recipe) -> Iterator[str]:
-    """Yield in what the example's model differs from that of a recipe."""
+    """Yield how the example's model differs from that of a recipe."""
     if recipe.spec not in map(MODELS.get, _MODELS):
         yield f"Flax's example has only the models {', '.join(_MODELS)}, not this one"
     if recipe.padding != "flax":

@@ -1,4 +1,4 @@
-"""safetensors files of other programs: the tensors of a module of PyTorch, or Flax's variables."""
+"""safetensors files of other programs: the tensors of a PyTorch module, or Flax's variables."""
 
 from pathlib import Path
 from typing import Any

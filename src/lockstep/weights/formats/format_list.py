@@ -19,7 +19,7 @@ class Format(Protocol):
     def matches(self, head: bytes, path: Path) -> bool:
         """Return whether a file is in this format by its content, whatever its name is.
 
-        `head` is the begin of the file: its first `HEAD_BYTES`, or all of it.
+        `head` is the beginning of the file: its first `HEAD_BYTES`, or all of it.
         """
 
     def find(self, path: Path) -> Path | None:

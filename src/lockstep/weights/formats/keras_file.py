@@ -84,13 +84,14 @@ _PASSING = ("input", "inputlayer", "flatten", "identity", *INNER_MODELS, "toplev
 """Classes that change nothing, in small letters without `_`."""
 _ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError, RecipeError)
 _UNDESCRIBED = (
-    "it holds only weights: its network is assumed to be that of keras.applications, without"
-    " further layers, and with softmax after the classifier"
+    "it holds only weights. Assumed: the network is that of keras.applications, without further"
+    " layers, and with softmax after the classifier"
 )
 _OLD = (
-    "it has the names of Keras until 2018; assumed: batch norms add"
-    f" {keras_variables.OLD_EPSILON:g} to the variance, kernels are those of TensorFlow's backend,"
-    " and it pads by 1 before the first pooling, unlike versions without a layer pool1_pad"
+    "its layer names are those of Keras until 2018. Assumed: batch norms add"
+    f" {keras_variables.OLD_EPSILON:g} to the variance; kernels are stored as by the TensorFlow"
+    " backend; the first pool's input is padded by 1 (versions without a layer pool1_pad do not"
+    " pad)"
 )
 
 
@@ -169,7 +170,7 @@ def _read_model(
     }
     leftover, parts = split_ignored(rest, choice)
     if leftover:
-        raise refuse_leftover(path, "a ResNet of Keras", sorted(leftover))
+        raise refuse_leftover(path, "a Keras ResNet", sorted(leftover))
     halves = [name for name in places if variables.find_type(places[name]) != "float32"]
     remarks = [*network.remarks, *network.describe_units(), *describe_converted(halves)]
     if model.rounds:

@@ -1,4 +1,4 @@
-"""Read a file of Keras in a separate process first: `python -m
+"""Read a Keras file in a separate process first: `python -m
 lockstep.weights.formats.keras_process FILE`.
 
 HDF5's library never returns from some damaged files (one of 30,000 in the fuzzer), and Ctrl-C does

@@ -187,7 +187,7 @@ def require_h5py() -> ModuleType:
     try:
         import h5py
     except ImportError:
-        raise BackendError(f"files of Keras need the package h5py: {INSTALL}") from None
+        raise BackendError(f"Keras files need the package h5py: {INSTALL}") from None
     return h5py
 
 

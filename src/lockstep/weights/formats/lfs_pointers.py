@@ -33,7 +33,7 @@ _PACKED = {
 
 def refuse_packed(path: Path, head: bytes) -> None:
     """Raise `CheckpointError` if a file that begins so is packed by tar or compressed. `.pth.tar`
-    files of PyTorch are not."""
+    files are PyTorch's and pass."""
     for kind, (place, magic) in _PACKED.items():
         if head.startswith(magic, place):
             raise CheckpointError(

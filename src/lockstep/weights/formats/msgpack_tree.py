@@ -127,7 +127,7 @@ class _Reader(ByteReader):
         size = 1 << (first - 0xD4) if fixed else self.number(_EXTENSIONS[first])
         kind = self.number(">b")
         if kind not in (_ARRAY, _SCALAR):
-            raise ValueError(f"it has an extension of type {kind}, which no array of Flax is")
+            raise ValueError(f"it has an extension of type {kind}, which is not a Flax array")
         self.arrays += 1
         inside = _Reader(self.take(size))
         array = inside._read_array(inside.value(0))
@@ -197,7 +197,7 @@ def _pack_number(number: int) -> bytes:
 
 
 def _pack_size(size: int, short: tuple[int, int], forms: Mapping[int, str]) -> bytes:
-    """Return the begin of a text, a list, a dict or bytes in the shortest form. `short` has the
+    """Return the beginning of a text, a list, a dict or bytes in the shortest form. `short` has the
     first byte of its shortest form and the number of sizes that this has."""
     first, count = short
     if size < count:

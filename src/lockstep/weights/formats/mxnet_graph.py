@@ -44,7 +44,7 @@ NORM = {
 }
 """MXNet's names of the tensors of a batch norm."""
 _VERSION = 10300
-"""MXNet 1.3, the original's version. Newer versions read graphs of older ones; older versions warn
+"""MXNet 1.3, NVIDIA's version. Newer versions read graphs of older ones; older versions warn
 about newer graphs."""
 _GLUON_NORM = NORM | {"running_mean": "running_mean", "running_var": "running_var"}
 _LAYER = re.compile(
@@ -66,7 +66,7 @@ _NEWEST_VERSION = 10901
 
 
 def name_tensors(spec: ModelSpec) -> Names:
-    """Return the original's name, without `arg:` and `aux:`, of every canonical tensor."""
+    """Return NVIDIA's name, without `arg:` and `aux:`, of every canonical tensor."""
     unit = "stage{stage}_unit{number}_"
     kernels = name_convolutions(
         spec, "conv0_weight", f"{unit}conv{{conv}}_weight", f"{unit}conv1sc_weight"
@@ -158,7 +158,7 @@ class _Graph:
 
 
 def build_symbol(recipe: Recipe, names: Names | None = None, layout: str = "NCHW") -> bytes:
-    """Return the original's graph of a model in fp32, from `data` (images) and `softmax_label` to
+    """Return NVIDIA's graph of a model in fp32, from `data` (images) and `softmax_label` to
     probabilities. Variables may have other names, biases of convolutions included."""
     spec = recipe.spec
     names = names or name_tensors(spec)

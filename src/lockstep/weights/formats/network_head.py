@@ -114,8 +114,8 @@ def follow_head(graph: Graph, value: str, features: int, rank: int, inner: set[s
         raise ValueError(walk.unknown[0])
     if not finals:
         raise ValueError(
-            f"{', '.join(map(repr, outputs))} says only which classes are best, without scores;"
-            " export the model with its logits or probabilities"
+            f"its outputs ({', '.join(map(repr, outputs))}) name only the best classes, without"
+            " scores; export the model with its logits or probabilities"
         )
     if any(not _are_equal(finals[0], scores) for scores in finals[1:]):
         raise ValueError(
@@ -127,7 +127,7 @@ def follow_head(graph: Graph, value: str, features: int, rank: int, inner: set[s
     if not walk.unknown:
         return head
     others = [name for name, scores in outputs.items() if scores.kind == "derived"]
-    about = f"reads its output {output!r}, not {', '.join(map(repr, others))}"
+    about = f"reading the output {output!r}, not {', '.join(map(repr, others))}"
     return replace(head, remarks=(*head.remarks, about))
 
 

@@ -36,7 +36,7 @@ _NO_PADS = [0] * 4
 _AXES = ("images", "channels", "height", "width")
 _KERAS_EPSILON = 1.001e-5
 _CLOSE = 0.02
-"""A mean that differs by this share from ImageNet's tells the order of colours."""
+"""A mean within this share of ImageNet's shows the order of colours."""
 _OF_KERAS = re.compile(r"\bconv[2-5]_block[0-9]+_[0-3]_(conv|bn)(_|\b)")
 """Names of layers of Keras' ResNets."""
 KERAS_MEAN = (123.68, 116.779, 103.939)

@@ -1,10 +1,10 @@
 """Checkpoints of NVIDIA's MXNet models and other MXNet ResNets: conversion from and to canonical
 names and layouts, which docs/reference/checkpoints.md lists.
 
-NVIDIA's symbol code of 2019 is the original here. Its epochs count from 1; those of NVIDIA's later
-code, in Gluon, count from 0. In fp16 with DALI the stem has a fourth input channel. DALI fills it
-with zeros, so that its weights have no effect. The original stores no velocities. Lockstep stores
-them in a separate file, in canonical form and under the names of their parameters.
+"NVIDIA's code" is the symbol code of 2019. Its epochs count from 1; those of NVIDIA's later code,
+in Gluon, count from 0. In fp16 with DALI the stem has a fourth input channel. DALI fills it with
+zeros, so that its weights have no effect. NVIDIA's code stores no velocities. Lockstep stores them
+in a separate file, in canonical form and under the names of their parameters.
 
 Checkpoints of other programs are read by their graph (`mxnet_symbol`), or by the names of Gluon's
 layers (`mxnet_graph`).
@@ -59,7 +59,7 @@ _SYMBOL = "-symbol.json"
 _OF_EPOCH = re.compile(r"(.+)([-_])([0-9]{4,9})\.params")
 """The second group is "_" in the names that NVIDIA's later code writes."""
 _MODELS = ("resnet50", "resnet101", "resnet152")
-"""The original's models that exist here too. Its models with basic blocks differ: they have a
+"""NVIDIA's models that exist here too. Its models with basic blocks differ: they have a
 projection in stage 1."""
 _LOGITS = 1000
 
@@ -244,7 +244,7 @@ def _describe_step(path: Path) -> str:
 
 
 def write(target: Path, recipe: Recipe, state: State, into: Path | None = None) -> common.Written:
-    """Write a state with the original's names, and the graph; return the files and remarks on them.
+    """Write a state with NVIDIA's names, and the graph; return the files and remarks on them.
 
     `target` is `<prefix>-<epoch>.params`, or a prefix, whose epoch is 0. An existing graph with the
     same contents is kept, since epochs share it. Without momentum no `.momentum.params` is written.
@@ -274,7 +274,7 @@ def write(target: Path, recipe: Recipe, state: State, into: Path | None = None) 
 
 
 def write_epoch(prefix: Path, epoch: int, recipe: Recipe, state: State) -> Path:
-    """Write weights as the original does after an epoch, and velocities; return the weights' file.
+    """Write weights as NVIDIA's code does after an epoch, and velocities; return the weights' file.
     Epochs count from 1.
 
     The graph is written if there is none. Existing files of the epoch are replaced atomically,
@@ -295,7 +295,7 @@ def write_epoch(prefix: Path, epoch: int, recipe: Recipe, state: State) -> Path:
 def check_prefix(prefix: Path, recipe: Recipe) -> None:
     """Write the graph, or check the existing one, before a run that will write weights next to it.
 
-    Raises `CheckpointError` if there is another graph, or if the folder cannot be written to.
+    Raises `CheckpointError` if there is a different graph, or if the folder cannot be written to.
     """
     graph = _name_graph(prefix)
     with naming_target(graph):
@@ -326,19 +326,19 @@ def _name_graph(prefix: Path) -> Path:
 
 
 def _has_graph(prefix: Path, recipe: Recipe) -> bool:
-    """Return whether the recipe's graph exists. Raises `CheckpointError` if another one exists."""
+    """Return whether the recipe's graph exists. Raises `CheckpointError` for a different one."""
     graph = _name_graph(prefix)
     if not graph.exists() or read_whole(graph, TEXT) == build_symbol(recipe):
         return graph.exists()
     raise CheckpointError(
-        f"{graph} already exists with another graph; name a new prefix, or remove it"
+        f"{graph} already exists with a different graph; name a new prefix, or remove it"
     )
 
 
 def _name_arrays(
     recipe: Recipe, state: State
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return the state's weights and velocities by the original's names. Raises `CheckpointError`
+    """Return the state's weights and velocities by NVIDIA's names. Raises `CheckpointError`
     if the state is of another model than the recipe's."""
     weights, velocities = name_arrays(OIHW, name_tensors(recipe.spec), recipe, state)
     kinds = {name: ("arg", "aux")["_moving_" in name] for name in weights}
@@ -348,20 +348,20 @@ def _name_arrays(
 def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
     if recipe.model not in _MODELS:
         yield (
-            f"of the models here, the original's code has {', '.join(_MODELS)}, not this one, which"
-            " has its own graph"
+            f"NVIDIA's code has only {', '.join(_MODELS)} of these models, not this one; its graph"
+            f" is in *{_SYMBOL}"
         )
     # How much SAME pads depends on the size of the images, which a graph does not fix.
     for remark in common.describe_other_padding(recipe):
         yield f"the graph pads symmetrically; {remark}"
     if recipe.logits != _LOGITS:
         yield (
-            f"the original's graph has {_LOGITS} outputs; these weights have {recipe.logits}:"
+            f"NVIDIA's graph has {_LOGITS} outputs; these weights have {recipe.logits}:"
             " --num-classes"
         )
     if state.momentum:
         yield (
-            f"MXNet does not read the velocities in *{_MOMENTUM}: the original resumes with"
+            f"MXNet does not read the velocities in *{_MOMENTUM}: NVIDIA's code resumes with"
             " velocities of 0"
         )
     if state.step:

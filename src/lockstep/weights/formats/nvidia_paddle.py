@@ -89,7 +89,7 @@ def find(path: Path) -> Path | None:
 
     A path is a prefix, one of its files, the folder of an epoch, a folder of such
     folders, or the folder around `ResNet50`. Of several epochs the last one with both files is
-    used, as in the original. Raises `CheckpointError` if the path is ambiguous.
+    used, as in NVIDIA's code. Raises `CheckpointError` if the path is ambiguous.
     """
     if path.is_dir():
         return _find_prefix(path) or _find_last_epoch(path) or _find_last_epoch(path / _FOLDER)
@@ -276,10 +276,10 @@ def _number_layers(kind: str, stored: list[str], count: int) -> list[str]:
 
 
 def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) -> common.Written:
-    """Write a state with the names of the original's static program; return the files and remarks
+    """Write a state with the names of NVIDIA's static program; return the files and remarks
     on them.
 
-    The stem gets a fourth input channel of zeros, since the original's images have four channels.
+    The stem gets a fourth input channel of zeros, since NVIDIA's images have four channels.
     Without momentum no `.pdopt` is written. `into` is as in `write_new`. Raises `CheckpointError`
     if one of the two files exists already.
     """
@@ -296,7 +296,7 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
         parameters |= rate
         added = rate | _make_scaler(recipe, state)
         velocities |= added
-        about = (f"{', '.join(added)} were added, since programs of Paddle look for them",)
+        about = (f"{', '.join(added)} were added, since Paddle programs look for them",)
     files: common.Writers = {}
     if velocities:
         files[_file(prefix, _OPTIMIZER)] = partial(paddle_pickle.dump, arrays=velocities)
@@ -318,16 +318,14 @@ def _make_scaler(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
 
 
 def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
-    yield (
-        "the stem has a fourth input channel of zeros, for the original's --image-shape 4,224,224"
-    )
+    yield "the stem has a fourth input channel of zeros, for NVIDIA's --image-shape 4,224,224"
     if recipe.model != _MODEL:
-        yield f"the original's code has only the model {_MODEL}, not this one"
+        yield f"NVIDIA's code has only the model {_MODEL}, not this one"
     for remark in common.describe_other_padding(recipe):
-        yield f"the original's graph pads symmetrically; {remark}"
+        yield f"NVIDIA's graph pads symmetrically; {remark}"
     if recipe.logits != _LOGITS:
         yield (
-            f"the original's graph has {_LOGITS} outputs; these weights have {recipe.logits}:"
+            f"NVIDIA's graph has {_LOGITS} outputs; these weights have {recipe.logits}:"
             " --num-of-class"
         )
     if not state.momentum:

@@ -57,7 +57,7 @@ _OF_MODEL: dict[str, dict[str, float]] = {
     "resnext101-32x4d": {"weight_decay": 1 / 16384},
     "seresnext101-32x4d": {"weight_decay": 1 / 16384},
 }
-"""The original's models, and the recipe fields in which their scripts differ."""
+"""NVIDIA's models, and the recipe fields in which their scripts differ."""
 _SQUEEZE = "bottleneck_se_layer"
 _LAYOUT = {"conv_weight": ("HWIO",), "squeeze": ("IO",), "fc_weight": ("IO", "11IO")}
 
@@ -264,7 +264,7 @@ def _read_step(bundle: Bundle) -> int:
 
 def _describe_file(logits: int, bundle: Bundle) -> Iterator[str]:
     if logits != _LOGITS:
-        yield (f"the classifier has {logits} outputs; the original has {_LOGITS}, the last unused")
+        yield (f"the classifier has {logits} outputs; NVIDIA's has {_LOGITS}, the last unused")
     if _STEP not in bundle.entries:
         yield f"there is no {_STEP}; step 0 is used"
 
@@ -284,7 +284,7 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
         )
     scope = recipe.model if isinstance(recipe.model, str) else "resnet"
     if scope == "seresnext101-32x4d":
-        scope = "se-resnext101-32x4d"  # as the original calls it
+        scope = "se-resnext101-32x4d"  # as NVIDIA's code calls it
     names = {tensor: f"{scope}/{name}" for tensor, name in name_tensors(spec).items()}
     weights, velocities = table.name_arrays(_LAYOUT, names, recipe, state)
     variables = {_STEP: np.array(state.step, np.int64)} | weights
@@ -301,18 +301,18 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
 
 def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
     if recipe.model not in _OF_MODEL:
-        yield f"the original's code has only the models {', '.join(_OF_MODEL)}, not this one"
+        yield f"NVIDIA's code has only the models {', '.join(_OF_MODEL)}, not this one"
     if recipe.padding != "same":
         yield (
-            "the original's graph pads as TensorFlow's SAME; these weights were trained with"
+            "NVIDIA's graph pads as TensorFlow's SAME; these weights were trained with"
             f" {recipe.padding} padding"
         )
     if recipe.logits != _LOGITS:
-        yield f"the original's graph has {_LOGITS} outputs; these weights have {recipe.logits}"
+        yield f"NVIDIA's graph has {_LOGITS} outputs; these weights have {recipe.logits}"
     if not state.momentum:
         yield (
-            "no velocities were written: the original can evaluate and fine-tune from it, but not"
-            " resume"
+            "no velocities were written: NVIDIA's code can evaluate and fine-tune from these"
+            " weights, but not resume"
         )
     if state.scaler:
         yield "the state of dynamic loss scaling cannot be stored and was left out"

@@ -134,7 +134,7 @@ class OnnxGraph(Graph):
             raise ValueError(f"{label} cannot be computed: {error!s:.200}") from None
 
     def place(self, name: str) -> str | None:
-        """Return the stored constant that a value is or is made of first; None if it is none."""
+        """Return the stored constant that a value is or is made of first; None if there is none."""
         for _ in range(_MOST_STEPS):
             maker = self.makers.get(name)
             if name in self.stored or maker is None or maker.op_type not in _COMPUTED:

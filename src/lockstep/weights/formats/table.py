@@ -275,7 +275,7 @@ def name_layers(
     head: tuple[str, str],
     endings: tuple[str, str] = ("", ""),
 ) -> common.Names:
-    """Return the names of all tensors: of kernels, of the variables of batch norms (the begin of
+    """Return the names of all tensors: of kernels, of the variables of batch norms (the start of
     their names, and `leaves` by canonical suffix), and of the classifier. `endings` are added to
     kernels and norms."""
     names = {"fc.weight": head[0], "fc.bias": head[1]}

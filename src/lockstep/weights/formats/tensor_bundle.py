@@ -224,7 +224,7 @@ def _read_index(pairs: Iterable[Pair]) -> tuple[int, dict[str, Entry]]:
         raise ValueError("its values are in big endian; save it again on a little-endian machine")
     if header.version.min_consumer > _VERSION:
         raise ValueError(
-            f"it is of version {header.version.min_consumer}, newer than the known {_VERSION}"
+            f"it is of version {header.version.min_consumer}; expected at most {_VERSION}"
         )
     entries = {}
     for key, value in stored.items():

@@ -228,7 +228,7 @@ def _read_field(file: BinaryIO, tag: bytes) -> bytes:
     """Return the next text of a message. Raises `ValueError` if there is another field, or a long
     text."""
     if file.read(1) != tag:
-        raise ValueError("it is another field")
+        raise ValueError("it is a different field")
     length = read_number(file.read)
     if length > 1000:
         raise ValueError("it is a long string")

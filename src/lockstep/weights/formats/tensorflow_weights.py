@@ -160,7 +160,7 @@ def _name_signatures(graph: FlatGraph) -> Iterator[str]:
     """Yield a remark on the signatures that are not read."""
     chosen, *others = graph.signatures or ("",)
     if others:
-        yield f"reads its signature {chosen!r:.60}, not {', '.join(others)[:200]}"
+        yield f"reading the signature {chosen!r:.60}, not {', '.join(others)[:200]}"
 
 
 def _is_nvidias(resnet: Network, sources: set[tuple[str, str]]) -> bool:

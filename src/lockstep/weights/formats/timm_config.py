@@ -87,7 +87,7 @@ def _is_table(value: Any) -> bool:
 
 
 _SQUARE = (_is_square, "[channels, height, width] with equal height and width")
-OTHERS = "lockstep export and a file FILE.safetensors hold every network"
+OTHERS = "To keep any network, use lockstep export or convert to FILE.safetensors"
 """What is suggested for a network that a format of another program cannot hold."""
 SHARE = (lambda value: is_number(value) and 0.001 <= value <= 1, "a number from 0.001 to 1")
 _CHECKS: dict[str, tuple[Check, str]] = {
@@ -258,7 +258,8 @@ def _find_model(
         similar, _, _ = nearest(fields["architecture"], _ARCHITECTURES).partition("Known")
         raise CheckpointError(
             f"architecture is {fields['architecture']!r:.60}, which Lockstep does not have. If it"
-            f" computes as a model of Lockstep, name that: --model resnet50. {similar}".strip()
+            " computes the same as a Lockstep model, name that: --model resnet50."
+            f" {similar}".rstrip()
         )
     outputs = MODELS[name].features
     if fields.get("num_features", outputs) != outputs:
@@ -267,8 +268,8 @@ def _find_model(
 
 
 def _check_arguments(arguments: Mapping[str, Any], outputs: int | None) -> None:
-    """Raise `CheckpointError` if arguments of timm's function make another model than its name
-    says."""
+    """Raise `CheckpointError` if arguments of timm's function make a different model from what its
+    name says."""
     supported = _MODEL_ARGS | {"num_classes": outputs}
     for argument, argued in arguments.items():
         if argued is None or argument in _TRAINING_ARGS:
@@ -276,7 +277,7 @@ def _check_arguments(arguments: Mapping[str, Any], outputs: int | None) -> None:
         if supported.get(argument) != argued:
             known = ", ".join(f"{name} {value}" for name, value in supported.items() if value)
             raise CheckpointError(
-                f"model_args: {argument} is {argued!r:.60}, which is another model; supported:"
+                f"model_args: {argument} is {argued!r:.60}, which Lockstep lacks; supported:"
                 f" {known}"
             )
 
@@ -307,7 +308,7 @@ def _describe_rest(
         yield f"config.json does not say, so timm's default is assumed: {', '.join(assumed)}"
     if trained != tested:
         yield (
-            f"evaluates at {tested} px with crop_pct {share:g}, the sizes for tests, as timm's"
+            f"evaluating at {tested} px with crop_pct {share:g}, the test sizes, as timm's"
             f" validation does; training was at {trained} px"
         )
     dropped = sorted({*_TRAINING_ARGS}.intersection(own.get("model_args", {})))

@@ -48,7 +48,7 @@ def matches(head: bytes, path: Path) -> bool:
 
 
 def find(path: Path) -> Path | None:
-    """Return the weights file of timm's folder that a path names; None if it names none.
+    """Return the weights file of a timm folder that a path names; None if it names none.
 
     A `config.json` that names no `architecture` is another program's. Raises `CheckpointError` as
     `find_weights` does.
@@ -75,7 +75,7 @@ def find_weights(path: Path, program: str, is_its: Callable[[Any], bool]) -> Pat
         if (folder / name).is_file():
             return folder / name
     raise CheckpointError(
-        f"{folder / CONFIG} is of {program}, but its weights are missing; expected {_SAFE} or"
+        f"{folder / CONFIG} belongs to {program}, but its weights are missing; expected {_SAFE} or"
         f" {_PICKLED}"
     )
 
@@ -112,7 +112,7 @@ def read(path: Path, *, momentum: bool = True, choice: WeightsChoice = DEFAULT_C
     config = read_json(path.parent / CONFIG)
     if not _is_timms(config):
         raise CheckpointError(
-            f"{path.parent / CONFIG} is not of timm; expected a table with architecture"
+            f"{path.parent / CONFIG} is not timm's; expected a table with architecture"
         )
     try:
         fields, ignored = split_ignored(timm_config.merge_layouts(config), choice)

@@ -1,4 +1,4 @@
-"""Where the network of a file of PyTorch is, an account of all tensors and modules, and what a file
+"""Where the network of a PyTorch file is, an account of all tensors and modules, and what a file
 is that Lockstep cannot read.
 
 Names of tensors may begin with `module.` (several ranks) and `_orig_mod.` (a compiled model), and
@@ -116,7 +116,7 @@ _WITHOUT_RESNET = {
     "a ResNet for small images": r"layer\d\.0\.shortcut\.0\.",
 }
 """The same for files in which no ResNet was recognised."""
-_PROGRAMS = {"pytorch-lightning_version": "a Lightning checkpoint", "meta": "a file of OpenMMLab"}
+_PROGRAMS = {"pytorch-lightning_version": "a Lightning checkpoint", "meta": "an OpenMMLab file"}
 """Kinds by the name of a value next to the state_dict."""
 _LOSS = re.compile(r"(^|\.)(criterion|\w*loss\w*)\.", re.MULTILINE)
 

@@ -178,11 +178,11 @@ def _account_for_rest(
     if matching.spec.blur == "after":
         silent = [name for name in silent if not name.endswith("maxpool.1")]
     if silent:
-        relation = "with modules without tensors"
+        problem = "also has modules without tensors that Lockstep would ignore"
         if network.is_guess:
-            relation = "with a Sequential, which may have modules"
+            problem = "has a Sequential that may contain more modules"
         used = list(map(torch_contents.strip_wrappers, network.names.values()))
-        raise refuse_leftover(path, model, silent, relation, used=used)
+        raise refuse_leftover(path, model, silent, problem, used=used)
     logits = None
     if network.has_classifier:
         logits = matching.logits

@@ -1,5 +1,5 @@
-"""Values next to a state_dict in a file of PyTorch: what they say of the network, of its classes
-and of images, and an account of all of them.
+"""Values next to a state_dict in a PyTorch file: what they say about the network, its classes and
+images, and an account of all of them.
 
 `torch_settings` says what each value would do in inference. `args` of timm's and of torchvision's
 training scripts say how images are prepared, as mean and standard deviation of any program do.
@@ -62,15 +62,16 @@ def account_for_values(
             others[top] = Part(top, "without effect", "it describes the training")
     plain = [name for name, value in values.items() if not isinstance(value, np.ndarray)]
     for effect, names in leftover.items():
-        raise refuse_leftover(path, network, names, "with values", effect, plain)
+        problem = "also has values that Lockstep would ignore"
+        raise refuse_leftover(path, network, names, problem, effect, plain)
     yield from others.values()
 
 
 def find_model(path: Path, root: Values, values: Values) -> str | None:
     """Return the model that a file names; None if it names none.
 
-    Raises `CheckpointError` for a name of another network: it may have the same tensors and compute
-    something else.
+    Raises `CheckpointError` for the name of a network that Lockstep does not have: it may have the
+    same tensors and compute something else.
     """
     names = [*map(root.get, _ARCHITECTURES), _read_args(root)[1].get("model")]
     # timm's saver without arguments stores the name of the class: resnet.
@@ -86,7 +87,7 @@ def find_model(path: Path, root: Values, values: Values) -> str | None:
     if name and not model:
         raise CheckpointError(
             f"{path} says that its network is {name!r:.60}, which Lockstep does not have. If it"
-            " computes as one of Lockstep's, name that: --model resnet50"
+            " computes the same as a Lockstep model, name that: --model resnet50"
         )
     return model
 

@@ -162,14 +162,14 @@ def _describe_checkpoint(
     step = f"; step {state.step} is not" if state.step else ""
     yield f"epoch {epochs} is stored, at which --resume begins{step}"
     if recipe.model not in _OF_NVIDIA:
-        yield f"the original's code has only the models {', '.join(_OF_NVIDIA)}, not this one"
-    yield from describe_model(recipe, "the original's model")
+        yield f"NVIDIA's code has only the models {', '.join(_OF_NVIDIA)}, not this one"
+    yield from describe_model(recipe, "NVIDIA's model")
     if recipe.logits != _LOGITS:
         outputs = f"{_LOGITS} outputs; these weights have {recipe.logits}"
-        yield f"the original's model has {outputs}: --num_classes"
+        yield f"NVIDIA's model has {outputs}: --num_classes"
     if not state.momentum:
         yield "no velocities were written: after --resume they begin at 0"
     if state.scaler:
-        yield "the loss scale was left out: the original does not store it"
+        yield "the loss scale was left out: NVIDIA's code does not store it"
     if state.ema:
         yield "the moving averages are in state_dict_ema"

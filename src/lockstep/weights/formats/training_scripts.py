@@ -99,7 +99,7 @@ def _order_velocities(
         if list(map(len, order)) != sizes:
             order = _split(trained, is_first)
     if list(map(len, order)) != sizes:
-        raise ValueError(f"the optimizer's groups of {sizes} parameters are of no known program")
+        raise ValueError(f"the optimizer's groups of {sizes} parameters fit no known program")
     velocities = {}
     keys: set[str] = set()
     for name, slot in zip(chain(*order), chain(*slots), strict=True):
@@ -112,12 +112,12 @@ def _order_velocities(
             velocities[name] = numbers(value)
     others = sorted(keys - {_VELOCITY})
     if others:
-        raise ValueError(f"the optimizer is not SGD, it also keeps {', '.join(others[:3])}")
+        raise ValueError(f"the optimizer is not SGD: it also keeps {', '.join(others[:3])}")
     shapes = map_shapes(trained)
     for name, velocity in velocities.items():
         if velocity.shape != shapes[name]:
             problem = f"{name} is {list(velocity.shape)}, expected {list(shapes[name])}"
-            raise ValueError(f"their order is unknown, {problem}")
+            raise ValueError(f"their order is unknown: {problem}")
     return velocities
 
 

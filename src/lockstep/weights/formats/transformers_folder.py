@@ -124,12 +124,12 @@ _INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 
 
 def matches(head: bytes, path: Path) -> bool:
-    """Return whether a file belongs to a folder of transformers."""
+    """Return whether a file belongs to a transformers folder."""
     return find(path) is not None
 
 
 def find(path: Path) -> Path | None:
-    """Return the weights file of a folder of transformers that a path names; None if it names none.
+    """Return the weights file of a transformers folder that a path names; None if it names none.
 
     Raises `CheckpointError` as `find_weights` does.
     """
