@@ -42,7 +42,7 @@ PLANTED = {
     "0 to 1": "pixels from 0 to 1",
     "-1 to 1": "pixels from -1 to 1",
     "normalised twice": "normalised twice",
-    "another mean": "another mean or scale",
+    "another mean": "a wrong mean or scale",
     "no antialiasing": "antialiasing",
     "squashed": "squashed to a square",
     "no margin": "no margin",
@@ -52,7 +52,7 @@ PLANTED = {
     "alpha over white": "transparency over white",
     "softmax twice": "softmax twice",
     "shifted": "classes shifted up by one",
-    "another order": "classes in another order",
+    "another order": "classes in the wrong order",
     "the photo before": "a batch that mixes images",
 }
 
@@ -61,7 +61,7 @@ PLANTED = {
 def test_a_fault_in_the_users_own_code_is_named(fault: str, folder: Path, proof: Proof) -> None:
     text, code = ask(proof, Predictor(folder / "bare.onnx", CLASSES, fault))
     assert code == 1
-    named = [line for line in text.splitlines() if line.startswith(("This is", "It looks like"))]
+    named = [line for line in text.splitlines() if line.startswith(("Cause", "Probable cause"))]
     assert [PLANTED[fault] in line for line in named] == [True], text
 
 
@@ -125,7 +125,7 @@ def rename_output(model: onnx.ModelProto, name: str, new: str) -> None:
     [
         (reverse_colours, "colours swapped"),
         (add_softmax, "softmax twice"),
-        (leave_out_softmax, "softmax left out"),
+        (leave_out_softmax, "the softmax is missing"),
         (roll_classes, "classes shifted up by one"),
         (swap_photos, "a batch that mixes images"),
     ],
@@ -138,7 +138,7 @@ def test_a_fault_in_the_graph_is_named(
     onnx.save(model, tmp_path / "model.onnx")
     lines, code = check_model(proof, *open_onnx(tmp_path), must_normalise=True)
     assert code == 1
-    assert [line for line in lines if line.startswith(f"This is: {name};")], lines
+    assert [line for line in lines if line.startswith(f"Cause: {name};")], lines
 
 
 def run_check(

@@ -118,7 +118,7 @@ def test_a_server_may_take_single_photos_and_must_take_large_ones(folder: Path) 
 def test_a_fault_of_a_server_is_named(folder: Path) -> None:
     with serve(folder, swaps=True) as (url, _):
         lines, code = check_server(read_proof(folder / "proof"), url, [f"{KEY}:secret"])
-    assert [line for line in lines if line.startswith("This is: colours swapped;")]
+    assert [line for line in lines if line.startswith("Cause: colours swapped;")]
     assert code == 1
 
 

@@ -1,7 +1,7 @@
 """The command of `proof/check.py`: it asks the model, a server or the user's own function for
 answers.
 
-Its source is a part of `proof/check.py`, as that of `record.py` and `diagnosis.py`.
+Its source is a part of `proof/check.py`, like those of `record.py` and `diagnosis.py`.
 """
 
 import argparse
@@ -29,9 +29,9 @@ from lockstep.proof.record import (
 )
 
 Answer = Callable[[np.ndarray], Any]
-"""Answers what a model takes for some photos: probabilities or logits [N, logits]."""
+"""Returns a model's answers for inputs: probabilities or logits [N, logits]."""
 Prepare = Callable[[np.ndarray], np.ndarray]
-"""Returns what a model takes for a photo, uint8 [H, W, 3]: a batch of one."""
+"""Returns a model's input for a photo, uint8 [H, W, 3]: a batch of one."""
 Read = Callable[[Path], np.ndarray]
 """Returns the pixels of a photo, uint8 RGB [H, W, 3]."""
 _MOST_ANSWERED = 2**26
@@ -41,8 +41,8 @@ _OF_LOGITS = ("timm", "transformers")
 
 
 def load_package(module: str, distributions: str = "") -> Any:
-    """Return a module. Raises `CannotCheck` if it is missing; `distributions` have it, if they have
-    another name."""
+    """Return a module. Raises `CannotCheck` if it is missing; `distributions` are what to install
+    if it has a different name."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -76,9 +76,9 @@ def check_model(
 
     Args:
         proof: The photos and what is expected.
-        prepare: Makes what the model takes of a photo.
-        answer: Answers that.
-        read: Decodes a photo; by default Pillow does.
+        prepare: Turns a photo into the model's input.
+        answer: Returns the model's answers for inputs.
+        read: Decodes a photo; by default with Pillow.
         must_normalise: Whether answers must be probabilities.
 
     Returns:
@@ -104,7 +104,7 @@ def check_model(
     comparison = Comparison(proof, read_answers(proof, rows))
     lines, code = judge(comparison, pixels, _compare_batches(proof, inputs, rows, answer))
     if comparison.answers.are_logits and must_normalise:
-        lines.append("This is: softmax left out; the model answers logits, expected probabilities")
+        lines.append("Cause: the softmax is missing; the model returns logits, not probabilities")
         code = 1
     return lines, code
 
@@ -139,7 +139,7 @@ def _compare_batches(
                 for place, row in zip(places, together, strict=True):
                     answers[place] = row
             else:
-                sentences.append(f"a batch of {len(places)} photos has {len(together)} answers")
+                sentences.append(f"a batch of {len(places)} photos gets {len(together)} answers")
     alone = read_answers(proof, rows).logs
     for number, logs in enumerate(read_answers(proof, answers).logs):
         difference = float(np.abs(logs - alone[number]).max()) / proof.unit
@@ -178,7 +178,7 @@ class _Straight(urllib.request.HTTPRedirectHandler):
 
 
 class Server:
-    """A model behind the Open Inference Protocol, as Triton and `lockstep serve` have it."""
+    """A model behind the Open Inference Protocol, such as Triton's or that of `lockstep serve`."""
 
     def __init__(self, url: str, headers: Sequence[str]) -> None:
         if not url.startswith(("http://", "https://")):

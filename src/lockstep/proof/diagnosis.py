@@ -1,7 +1,7 @@
 """Compare answers to probe photos with those that are expected, and name the fault that explains
 the difference.
 
-Its source is a part of `proof/check.py`, as that of `record.py`.
+Its source is a part of `proof/check.py`, like that of `record.py`.
 """
 
 import difflib
@@ -15,8 +15,7 @@ import numpy as np
 from lockstep.proof.record import LEAST, Fault, Proof, take_log_softmax
 
 DECODER = "another JPEG decoder"
-"""The fault that is none: it shows how far answers differ if JPEGs are decoded by another library.
-"""
+"""Not a real fault: it shows how far answers differ if another library decodes JPEGs."""
 MIXES = "a batch that mixes images"
 SATURATED = "quantised values saturated"
 _CONSISTENT = 0.4
@@ -24,13 +23,13 @@ _CONSISTENT = 0.4
 predicts: 0 is equal, 1 is no nearer than the right answers."""
 _EXACT = 0.1
 _OTHER_DECODER = 0.05
-"""By this share of the largest logit answers may differ with another JPEG decoder, if the proof
-does not say."""
+"""Answers may differ by this share of the largest logit with another JPEG decoder, unless the
+proof says otherwise."""
 _EQUAL_PIXELS = 0.01
 """Means of pixels are printed with three digits."""
 _ROUNDED_PIXELS = 5e-3
-"""By this share of the largest logit answers may differ if another resize rounds pixels by a
-level."""
+"""Answers may differ by this share of the largest logit if another resize rounds pixels by a level.
+"""
 _RESOLVED = 2e-3
 """Answers that differ by a smaller share may be equal: float16 has 11 bits."""
 
@@ -40,7 +39,7 @@ class Answers:
     """What a model answered to the photos."""
 
     logs: np.ndarray
-    """Logarithms of probabilities, float64 [photos, logits]; NaN where they are not known."""
+    """Logarithms of probabilities, float64 [photos, logits]; NaN if unknown."""
     slack: float = 0.0
     """Probabilities that differ by no more are equal."""
     are_logits: bool = False
@@ -154,12 +153,13 @@ class Comparison:
         return float(differences.max()) / self.proof.unit if differences.size else math.inf
 
     def find_class(self, probe: int) -> int | None:
-        """Return the likeliest class of an answer."""
+        """Return the most likely class of an answer."""
         row = self.answers.logs[probe]
         return None if np.isnan(row).all() else int(np.nanargmax(row))
 
     def has_class(self, probe: int) -> bool:
-        """Return whether the likeliest class is right, or is as likely within the bound."""
+        """Return whether the most likely class is right, or the right one is as likely within the
+        bound."""
         number = self.find_class(probe)
         logs = self.proof.logs[probe]
         bound = self.proof.document["bounds"]["logits"] * self.proof.unit
@@ -197,8 +197,8 @@ def _mean_size(values: np.ndarray) -> float:
 
 
 def _correlate(row: np.ndarray, logs: np.ndarray) -> float:
-    """Return the correlation of two answers, 0 if one of them is the same for all classes: softmax
-    twice resembles any answer that is."""
+    """Return the correlation of two answers; 0 if one of them is the same for all classes, because
+    it would resemble the answers of a double softmax."""
     if len(row) < 3:
         return 1.0
     shapes = [values - values.mean() for values in (row, logs)]
@@ -211,7 +211,7 @@ class Diagnosis:
     """What explains wrong answers."""
 
     names: list[str]
-    """Faults; of several, any explains them."""
+    """Faults; if there are several, each one explains the answers."""
     advice: str
     is_exact: bool
     probes: set[int]
@@ -220,7 +220,7 @@ class Diagnosis:
 
 def name_faults(comparison: Comparison, failing: Iterable[int]) -> list[Diagnosis]:
     """Return faults that together explain the answers to some photos, those that explain most
-    first. What no fault explains is in none of them."""
+    first. Photos that no fault explains are left out."""
     proof = comparison.proof
     left = set(failing)
     candidates = []
@@ -241,7 +241,7 @@ def name_faults(comparison: Comparison, failing: Iterable[int]) -> list[Diagnosi
         return [Diagnosis([MIXES], advice, True, mixed)]
     if left and not is_named and _are_sorted_alike(comparison, left):
         advice = "the model's first output is the first class of classes.txt, and so on"
-        return [Diagnosis(["classes in another order"], advice, True, left)]
+        return [Diagnosis(["classes in the wrong order"], advice, True, left)]
     diagnoses: list[Diagnosis] = []
     while left and candidates:
         gains = []
@@ -262,8 +262,8 @@ def name_faults(comparison: Comparison, failing: Iterable[int]) -> list[Diagnosi
 
 
 def _is_of_another(comparison: Comparison, probe: int) -> bool:
-    """Return whether the answer to a photo is the right one for exactly one other: of two classes,
-    or of a few that are known, it may resemble several."""
+    """Return whether the answer to a photo is the right one for exactly one other photo. With few
+    classes, it may resemble several."""
     bound = comparison.proof.document["bounds"]["logits"]
     others = range(len(comparison.proof.probes))
     alike = [other for other in others if comparison.measure(probe, other) <= bound]
@@ -278,7 +278,7 @@ def judge(
     Args:
         comparison: The answers and the proof.
         pixels: For "decoded" and "seen", by how many levels of 255 each photo differs; empty if
-            nobody knows.
+            unknown.
         mixing: Sentences on photos that have other answers in a batch.
 
     Returns:
@@ -289,7 +289,7 @@ def judge(
     shares = [comparison.measure(probe) for probe in range(len(proof.probes))]
     failing = []
     for probe, share in enumerate(shares):
-        # Pixels that are rounded otherwise, within their bounds, change the answer as well.
+        # Pixels that are rounded differently, within their bounds, change the answer as well.
         is_rounded = any(sizes[probe] > _EQUAL_PIXELS for sizes in pixels.values())
         least = is_rounded * measure_decoder(proof) if pixels else _ROUNDED_PIXELS
         if share > max(bounds["logits"], least):
@@ -300,16 +300,16 @@ def judge(
             if size > bounds[stage]:
                 how = f"differ by {size:.3g} of 255, expected at most {bounds[stage]:g}"
                 if size == math.inf:
-                    how = "are of another size"
+                    how = "have the wrong size"
                 lines.append(f"{proof.name(probe)}: {stage} pixels {how}")
     lines += mixing
     if mixing:
-        lines.append(f"This is: {MIXES}; a photo must not change the answers to others")
+        lines.append(f"Cause: {MIXES}; a photo must not change the answers to others")
     remark = []
     if failing and _is_decoder(comparison, failing):
         remark = [
-            f"{len(failing)} JPEGs differ by up to {max(shares):.2g} of the largest logit, and no"
-            f" PNG does: this is {DECODER}, which is not a fault as long as classes are equal"
+            f"only JPEGs differ ({len(failing)}, by up to {max(shares):.2g} of the largest logit)."
+            f" Cause: {DECODER}, which is not a fault as long as classes are equal"
         ]
         failing = []
     elif failing:
@@ -328,7 +328,7 @@ def judge(
 
 def measure_decoder(proof: Proof) -> float:
     """Return by which share of the largest logit answers may differ if pixels are rounded
-    otherwise: three times what the fault `DECODER` changes."""
+    differently: three times what the fault `DECODER` changes."""
     for fault in proof.faults:
         if fault.name == DECODER:
             right = proof.logs[list(fault.probes)][:, fault.columns]
@@ -370,7 +370,7 @@ def _describe_failing(
         lines.append(f"  {proof.name(probe)}: {reason}")
     answered = set(failing) - set(comparison.answers.problems)
     for diagnosis in name_faults(comparison, answered):
-        how = "This is" if diagnosis.is_exact else "It looks like"
+        how = "Cause" if diagnosis.is_exact else "Probable cause"
         lines.append(f"{how}: {', or '.join(diagnosis.names)}; {diagnosis.advice}")
         if diagnosis.probes != set(failing):
             files = [proof.probes[probe]["file"] for probe in sorted(diagnosis.probes)]
@@ -378,12 +378,12 @@ def _describe_failing(
         answered -= diagnosis.probes
     if answered and proof.document["model"]["precision"] == "int8":
         lines.append(
-            f"It looks like: {SATURATED}; processors with AVX2 but without VNNI add pairs of"
+            f"Probable cause: {SATURATED}; processors with AVX2 but without VNNI add pairs of"
             " products in 16 bits: use the runtime's option for 7-bit weights, or another processor"
         )
     elif len(answered) == len(shares):
         lines.append(
-            "It looks like: another mean or scale, another resize, or other weights, as all"
+            "Probable cause: a wrong mean or scale, a wrong resize, or other weights, because all"
             " photos differ"
         )
     elif answered:

@@ -29,7 +29,7 @@ _ORDERS = ("classes sorted as text", "classes sorted as numbers")
 
 
 def decode(data: bytes, recipe: Recipe) -> np.ndarray:
-    """Return what evaluation decodes of a file, all of it: uint8 [height, width, 3]."""
+    """Return all pixels that evaluation decodes from a file: uint8 [height, width, 3]."""
     pixels = decode_undamaged(data)
     if recipe.exif_orientation:
         pixels = turn_image(pixels, read_orientation(data))
@@ -44,8 +44,8 @@ def cut(pixels: np.ndarray, recipe: Recipe) -> np.ndarray:
 
 
 def list_decodings(data: bytes, recipe: Recipe) -> dict[str, np.ndarray]:
-    """Return what mistakes decode of a file, uint8 [height, width, 3], by mistake; those that do
-    not concern its kind are left out."""
+    """Return the pixels of a file after each decoding mistake, uint8 [height, width, 3]. Mistakes
+    that do not concern its kind are left out."""
     forgotten = recipe.replace(exif_orientation=not recipe.exif_orientation)
     photos = {"EXIF orientation": decode(data, forgotten)}
     image: Image.Image = open_by_pillow(data)
@@ -74,7 +74,7 @@ def _cut_elsewhere(pixels: np.ndarray, recipe: Recipe, changes: dict[str, Any]) 
 
 
 def list_cuts(pixels: np.ndarray, recipe: Recipe) -> dict[str, np.ndarray]:
-    """Return the squares, uint8 [S, S, 3], that mistakes make of decoded pixels, by mistake."""
+    """Return the squares, uint8 [S, S, 3], that each mistake cuts from decoded pixels."""
     swapped = np.ascontiguousarray(pixels[..., ::-1])
     squares = {"colours swapped": cut(swapped, recipe)}
     side = recipe.eval_crop
@@ -96,8 +96,8 @@ def list_cuts(pixels: np.ndarray, recipe: Recipe) -> dict[str, np.ndarray]:
 
 
 def list_scales(squares: np.ndarray, recipe: Recipe) -> dict[str, np.ndarray]:
-    """Return pixels, float32 [N, S, S, 3], that the right mean and scale turn into what the network
-    sees after mistakes, by mistake."""
+    """Return for each mistake pixels, float32 [N, S, S, 3], that the right mean and scale turn into
+    what the network sees after it."""
     mean, std = np.array(recipe.mean), np.array(recipe.std)
     wrong = {
         "pixels not normalised": squares,
@@ -113,7 +113,7 @@ def list_scales(squares: np.ndarray, recipe: Recipe) -> dict[str, np.ndarray]:
 
 
 def list_answers(logits: np.ndarray, classes: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return logits [N, logits] after mistakes in what is made of the right ones, by mistake."""
+    """Return the logits [N, logits] after each mistake in using the right ones."""
     answers = {
         "softmax twice": np.exp(take_log_softmax(logits)),
         "classes shifted up by one": np.roll(logits, 1, axis=1),

@@ -36,7 +36,7 @@ _TELLING_OF_REFERENCE = 2
 _BATCH = 16
 _MOST_LOGITS = 1000
 _COLUMNS = 300
-"""Of more logits, answers after a mistake have this many: a proof of 4000 classes is below 1 MB."""
+"""Answers after a mistake have at most this many logits: a proof of 4000 classes is below 1 MB."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Subject:
     """Name and version of the runtime that is installed here."""
     scales: Mapping[str, float] = field(default_factory=dict)
     run: Callable[[list[np.ndarray], np.ndarray], np.ndarray] | None = None
-    """Returns the model's own logits, of photos and of the squares that are seen of them. They are
-    expected instead of the engine's where the model only resembles its weights."""
+    """Returns the model's own logits, of photos and of the squares cut from them. If the model only
+    resembles its weights, the proof expects them instead of the engine's."""
 
     @property
     def telling(self) -> int:
@@ -219,7 +219,7 @@ def _change_squares(
     squares: np.ndarray,
     telling: int,
 ) -> dict[tuple[str, int], np.ndarray]:
-    """Return the squares that differ after mistakes, by mistake and number of the probe."""
+    """Return the squares that differ after a mistake, by its name and the number of the probe."""
     changed = {}
     for number, (data, pixels) in enumerate(zip(contents, decoded, strict=True)):
         mistakes = {}

@@ -1,8 +1,7 @@
 """The probe photos of a proof: drawn, and encoded as files of the kinds that decoders treat
 differently.
 
-Each has strong colours, fine detail, and nothing that is the same left and right, or above and
-below.
+Each has strong colours and fine detail, and no symmetry between left and right, or top and bottom.
 """
 
 import io
@@ -30,9 +29,9 @@ class Photo(NamedTuple):
     width: int
     height: int
     mode: str = "RGB"
-    """Pillow's name of how it is stored."""
+    """Pillow's name for how it is stored."""
     orientation: int = UPRIGHT
-    """In its EXIF data, of a JPEG."""
+    """The orientation in a JPEG's EXIF data."""
     settings: Mapping[str, Any] = MappingProxyType({})
     """How Pillow encodes it."""
 

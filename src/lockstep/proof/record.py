@@ -1,7 +1,7 @@
 """Compare a model's answers to the probe photos of a proof with those that are expected, and name
 the fault that explains a difference.
 
-It needs NumPy and Pillow, and nothing of Lockstep: its source is a part of `proof/check.py`
+It needs NumPy and Pillow, but not Lockstep: its source is a part of `proof/check.py`
 (`lockstep.proof.runtimes.write_check`).
 """
 
@@ -29,11 +29,11 @@ _MOST_PIXELS = 2**24
 _FEWEST_PROBES = 8
 _MOST_PROBES = 64
 _LARGEST_BOUND = 0.3
-"""That of int8 after training."""
+"""The bound of int8 after training."""
 _MOST_LOGITS = 2**18
 _MOST_BATCH = 1024
 _DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""What reading JSON of another form raises."""
+"""What reading unexpected JSON raises."""
 LEAST = 1e-30
 """Smaller probabilities are replaced by this one."""
 

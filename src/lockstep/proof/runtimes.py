@@ -38,7 +38,7 @@ def open_openvino(folder: Path) -> tuple[Prepare, Answer]:
 
 
 def open_savedmodel(folder: Path) -> tuple[Prepare, Answer]:
-    """Open a SavedModel by TensorFlow's loader."""
+    """Open a SavedModel with TensorFlow's loader."""
     tensorflow = load_package("tensorflow")
     model = tensorflow.saved_model.load(str(folder))  # its signatures live as long as it
 
@@ -50,7 +50,7 @@ def open_savedmodel(folder: Path) -> tuple[Prepare, Answer]:
 
 
 def open_frozen_graph(folder: Path) -> tuple[Prepare, Answer]:
-    """Open a frozen graph by TensorFlow."""
+    """Open a frozen graph with TensorFlow."""
     tensorflow = load_package("tensorflow").compat.v1
     definition = tensorflow.GraphDef.FromString((folder / "frozen_graph.pb").read_bytes())
     with tensorflow.Graph().as_default() as graph:
@@ -129,7 +129,7 @@ def open_stablehlo(folder: Path) -> tuple[Prepare, Answer]:
 
 
 def open_timm(folder: Path) -> tuple[Prepare, Answer]:
-    """Open a folder by timm, with its own preprocessing."""
+    """Open a folder with timm and its own preprocessing."""
     torch = load_package("torch")
     timm = load_package("timm")
     image = load_package("PIL.Image")
@@ -143,7 +143,7 @@ def open_timm(folder: Path) -> tuple[Prepare, Answer]:
 
 
 def open_transformers(folder: Path) -> tuple[Prepare, Answer]:
-    """Open a folder by transformers, with its own preprocessing."""
+    """Open a folder with transformers and its own preprocessing."""
     torch = load_package("torch")
     transformers = load_package("transformers")
     image = load_package("PIL.Image")
@@ -159,7 +159,7 @@ def open_transformers(folder: Path) -> tuple[Prepare, Answer]:
 
 def open_plan(folder: Path) -> tuple[Prepare, Answer]:
     """Refuse to open a target that only `--url` and `--predictor` check."""
-    raise CannotCheck(f"{folder} is checked by --url or --predictor")
+    raise CannotCheck(f"{folder} cannot be opened here; use --url or --predictor")
 
 
 OPENERS: dict[str, Callable[[Path], tuple[Prepare, Answer]]] = {
@@ -177,7 +177,7 @@ OPENERS: dict[str, Callable[[Path], tuple[Prepare, Answer]]] = {
     "timm": open_timm,
     "transformers": open_transformers,
 }
-"""By target. TensorRT's has none: it is asked by `--url` or `--predictor`."""
+"""By target. TensorRT has none: use `--url` or `--predictor`."""
 _OWN_IMPORT = re.compile(r"^from lockstep\.[^(\n]*(\([^)]*\))?\n", re.MULTILINE)
 _HEAD = '''"""Compare a model of the format {target} with proof.json, and name what differs.
 
