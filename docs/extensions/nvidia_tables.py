@@ -117,5 +117,5 @@ def describe_translation(command: str, name: str, revision: str) -> str:
     if not translation.command:
         return f"| `{command}` | {'; '.join(remark.reason for remark in lost)} |"
     equivalent = f"`lockstep {shlex.join(translation.command)}`"
-    remarks = [f"; not carried: `{remark.words}`: {remark.reason}" for remark in lost]
+    remarks = [f"; not translated: `{remark.words}`: {remark.reason}" for remark in lost]
     return f"| `{command}` | {''.join([equivalent, *remarks])} |"

@@ -95,7 +95,7 @@ def test_quotients_follow_from_rates(answer: Answer, measured: list[dict[str, An
     _, output, _ = answer(
         "benchmark", "train", "-n", "1,2", "-b", 4, "--dtype", "fp32,bf16", "-i", 9
     )
-    lines = output[output.index("quotients") :].splitlines()[2:]
+    lines = output[output.index("ratios") :].splitlines()[2:]
     assert len(lines) == 4
     for line in lines:
         parts = [part.strip() for part in cells_of(line)]

@@ -158,11 +158,11 @@ def test_how_images_are_prepared_is_set_and_stored(
         (
             "device=cpu",
             (
-                "device can be set for evaluate, predict and serve; here --set takes only"
-                " preprocessing"
+                "--set takes only preprocessing here, not device; set that for evaluate,"
+                " predict or serve"
             ),
         ),
-        ("precision=bf16", "precision can be set for evaluate, predict and serve"),
+        ("precision=bf16", "--set takes only preprocessing here, not precision"),
         ("epochs=3", "epochs cannot be set for trained weights"),
         ("eval_corp=3", "there is no field 'eval_corp'. Did you mean --set eval_crop=3?"),
     ],

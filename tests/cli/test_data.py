@@ -253,7 +253,7 @@ def test_show_needs_no_framework(
     out = tmp_path / "sheet.png"
     code, output, errors = answer("data", "show", textures, "--out", out, "--images", 4)
     assert (code, out.is_file()) == (0, True)
-    assert errors == "note: PyTorch is not installed, so sizes are those of a CPU\n"
+    assert errors == "note: PyTorch is not installed, so these are the sizes for a CPU\n"
     assert output.splitlines()[-1] == f"{out}: images of 64 px, as my-images prepares them"
 
 

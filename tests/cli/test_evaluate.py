@@ -185,7 +185,7 @@ def test_a_runtime_without_bf16_has_fp32(answer: Run, run_in_bf16: Path, texture
     runtime = ("--runtime", "onnxruntime")
     code, output, errors = answer("evaluate", run_in_bf16, "--data", textures, "--json", *runtime)
     assert (code, json.loads(output)["precision"]) == (0, "fp32")
-    check_lines(errors, r"^note: computes in fp32, .* bf16: .* onnxruntime .* on a CPU$")
+    check_lines(errors, r"^note: computing in fp32, .* bf16: .* onnxruntime .* on a CPU$")
     code, _, errors = answer(
         "evaluate", run_in_bf16, "--data", textures, *runtime, "--set", "precision=bf16"
     )
@@ -197,7 +197,7 @@ def test_a_runtime_without_bf16_has_fp32(answer: Run, run_in_bf16: Path, texture
 def test_emulated_bf16_is_evaluated_in_fp32(answer: Run, run_in_bf16: Path, textures: Path) -> None:
     code, output, errors = answer("evaluate", run_in_bf16, "--data", textures, "--json")
     assert (code, json.loads(output)["precision"]) == (0, "fp32")
-    assert errors.startswith("note: computes in fp32; bf16 is emulated on this processor")
+    assert errors.startswith("note: computing in fp32, because bf16 is emulated on this processor")
     output, errors = answer(
         "evaluate", run_in_bf16, "--data", textures, "--json", "--set", "precision=bf16"
     )[1:]

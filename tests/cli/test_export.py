@@ -48,8 +48,8 @@ def test_bf16_is_exported_in_fp32(answer: Run, run_in_bf16: Path, tmp_path: Path
     code, output, _ = answer("export", run_in_bf16, tmp_path / "model")
     chosen, computes = output.splitlines()[4:]
     assert (code, (tmp_path / "model/model.onnx").is_file()) == (0, True)
-    assert re.match(r"note: writes onnx, because onnxruntime \S+ is installed here; --to", chosen)
-    assert computes == "note: computes in fp32; the weights were trained in bf16"
+    assert re.match(r"note: writing onnx, because onnxruntime \S+ is installed here; --to", chosen)
+    assert computes == "note: the export computes in fp32; the weights were trained in bf16"
 
 
 def test_int8_after_training_shows_top_1_before_and_after(

@@ -61,7 +61,7 @@ def test_every_try_is_a_line_and_the_last_one_a_command(
     code, output, errors = answer("find", "batch", *how)
     assert (code, errors) == (0, "")
     assert output.splitlines() == [
-        "a given model in bf16 at 32 px on torch",
+        "a custom model in bf16 at 32 px on torch",
         "    32 images: fits, 100.0 images/s",
         "    64 images: too large",
         "    48 images: fits, 100.0 images/s",
@@ -97,7 +97,7 @@ def test_the_answer_is_a_command_that_trains_the_recipes_batch() -> None:
     plain = find.advise("r.yaml", recipe, Execution(), Found(98, 4, []), [])
     assert plain[2:] == [
         "lockstep train --recipe r.yaml --data DATA --out RUN --set accumulation_steps=4",
-        "With --recompute blocks, more fit, but steps take longer.",
+        "With --recompute blocks, larger batches fit, but steps take longer.",
     ]
     assert find.advise("r.yaml", recipe, Execution(), Found(256, 1, []), [])[1:] == [
         "The recipe's 256 images fit at once:",
@@ -127,4 +127,4 @@ def test_unknown_memory_needs_a_limit(answer: Run, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(machine, "free_memory_bytes", lambda: None)
     code, _, errors = answer("find", "batch")
     assert code == 2
-    assert errors.endswith("say how much may be used: --memory-gb\n")
+    assert errors.endswith("set a limit: --memory-gb\n")

@@ -177,7 +177,7 @@ def test_a_script_without_equivalent_is_answered_with_the_reason_alone(answer: R
         "from-nvidia", "--", "bash", "scripts/nsys_profiling.sh", "--list", "train", "DATA"
     )
     assert (code, output) == (0, "")
-    assert errors.startswith("not carried: nsys_profiling.sh: `lockstep train --profile ")
+    assert errors.startswith("not translated: nsys_profiling.sh: `lockstep train --profile ")
     assert "not known" not in errors
 
 

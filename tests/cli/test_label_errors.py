@@ -77,7 +77,7 @@ def test_errors_are_listed_and_drawn(run: Path, data: Path, tmp_path: Path, answ
     arguments = ("data", "check", data, "--labels", run, "--out", out)
     code, output, _ = answer(*arguments)
     assert code == 1
-    assert "21 of 69 images are judged" in output
+    assert "21 of 69 images were judged" in output
     assert "; doubtful: " in output
     assert "note: these runs have a top-1" not in output
     assert "val/green/red-6.png: green" in output

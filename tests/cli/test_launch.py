@@ -211,7 +211,7 @@ def test_a_dry_run_prints_ranks_and_starts_none(answer: Run, launched: Launched)
 
 def test_ray_refuses_what_says_where_machines_meet(answer: Run, launched: Launched) -> None:
     errors = answer("launch", "--on", "ray", "--hosts", "a", "-n", 1, "--", *TRAIN)[2]
-    assert "--hosts has no use with --on ray" in errors
+    assert "--hosts does not apply to --on ray" in errors
     assert "expected ray" in answer("launch", "--on", "slurm", "-n", 1, "--", *TRAIN)[2]
     for address in ("local", "ray://node0:10001"):
         options = ["--on", "ray", "--address", address, "-n", 1]

@@ -23,7 +23,7 @@ def test_a_run_without_validation_is_trained_in_parts_and_evaluated_later(
     arguments = ["train", "--recipe", recipe, "--data", data, "--out", run, "--no-tensorboard"]
     code, output, errors = answer(*arguments, "--train-only", "--stop-after-steps", 3)
     assert (code, errors) == (0, "")
-    assert re.search("^60 training images on .*, never evaluated$", output, re.MULTILINE)
+    assert re.search("^60 training images on .*, without evaluation$", output, re.MULTILINE)
     assert "note: this command stops after step 3 of 4; repeat it to resume\n" in output
     assert output.endswith(
         f"stopped after step 3 of 4 as requested; saved in {run}. Repeat the command to resume;"

@@ -132,7 +132,7 @@ def test_weights_of_bf16_are_used_in_fp32_where_it_is_emulated_and_this_is_noted
     in_fp32 = answer("predict", run_folder, *images, "--json")[1]
     code, output, errors = answer("predict", run_in_bf16, *images, "--json")
     assert (code, output) == (0, in_fp32)
-    check_lines(errors, "^note: computes in fp32; bf16 is emulated.*--set precision=bf16$")
+    check_lines(errors, "^note: computing in fp32, because bf16 is emulated.*--set precision=bf16$")
 
 
 @pytest.mark.usefixtures("without_bf16")

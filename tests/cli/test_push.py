@@ -83,7 +83,7 @@ def test_an_export_and_the_cache_are_read(
         lockstep.load("hf:owner/model@other")
     hub.refused = {}
     (export / "model.onnx").rename(export / "other.onnx")
-    assert "folder has none of them" in answer("push", export, NAME, "--dry-run")[1]
+    assert "folder has none: download" in answer("push", export, NAME, "--dry-run")[1]
 
 
 def test_other_contents_are_replaced_on_request_only(hub: Hub, folder: Path, answer: Run) -> None:
@@ -94,7 +94,7 @@ def test_other_contents_are_replaced_on_request_only(hub: Hub, folder: Path, ans
     assert "replaces config.json" in output
     assert "note: the repository stays private" in output
     assert "note: the repository keeps model.bin, which" in output
-    assert "has 1 of these files with other contents; nothing is uploaded: --replace" in errors
+    assert "has 1 of these files with other contents. Nothing is uploaded; --replace" in errors
     assert answer("push", folder, NAME, "--replace", "--dry-run")[0] == 0
     assert hub.commits == []
     assert answer("push", folder, NAME, "--replace")[0] == 0

@@ -121,7 +121,7 @@ def test_the_jobs_of_an_array_have_a_place_each_in_a_store(tmp_path: Path) -> No
         (["slurm", "-n", 8, "--", "train", "--recipe", "x", "--data", "D", "--out", "R"], "x"),
         (["slurm", "-n", 8, "--time", "4h", "--", *TRAIN], "expected H:MM:SS"),
         (["slurm", "-n", 8, "--time", "0:05:00", "--", *TRAIN], "300 s are for saving"),
-        (["slurm", "-n", 8, "--recipes", "a", "--", *TRAIN], "are given together"),
+        (["slurm", "-n", 8, "--recipes", "a", "--", *TRAIN], "need each other"),
         (["kubernetes", "-n", 8, "--image", "I", "--", "train", "--what"], "No such option"),
         (["kubernetes", "-n", 8, "--image", "I", "--volume", "d", "--", *TRAIN], "CLAIM:/PATH"),
         (["ray", "-n", 8, "--", "train"], "--out"),

@@ -79,14 +79,15 @@ def test_the_fastest_runtime_within_the_bound_is_chosen(choose: Choose, file: Pa
     assert chosen == "onnxruntime"
     assert notes == [
         (
-            "measures the runtimes native, onnxruntime, openvino once for this machine and these"
+            "measuring the runtimes native, onnxruntime, openvino once for this machine and these"
             " weights; this takes seconds"
         ),
         (
             "the runtime openvino is not used: its logits differ by 1.1e-04 of the largest, more"
             " than the bound of 1e-04"
         ),
-        f"uses the runtime onnxruntime (images/s: onnxruntime 20, native 10); remembered in {file}",
+        "using the runtime onnxruntime (images/s: onnxruntime 20, native 10); remembered in"
+        f" {file}",
     ]
 
 

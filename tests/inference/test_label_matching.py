@@ -64,8 +64,8 @@ def train(order: list[str], reds: Path, recipe: Recipe, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("sort", "top1", "other", "remark"),
     [
-        (sort_as_timm, 100, 16.67, "the order of the classes fits the images: top-1 is 100.00 %"),
-        (sort_as_torchvision, 16.67, 100, "WARNING: the classes are probably in another order"),
+        (sort_as_timm, 100, 16.67, "the class order fits the images: top-1 is 100.00 %"),
+        (sort_as_torchvision, 16.67, 100, "WARNING: the class order is probably wrong"),
     ],
 )
 def test_accuracy_is_reported_in_the_orders_of_other_programs(

@@ -123,7 +123,7 @@ def test_outputs_without_names_have_those_of_imagenet_where_they_may_be_its_clas
         ({"logits": 1000}, "1000 outputs"),
         (
             {"logits": 1001, "padding": "same"},
-            "1001 outputs as NVIDIA's TensorFlow model, the last unused",
+            "1001 outputs, the last unused, like NVIDIA's TensorFlow model",
         ),
     ],
 )
@@ -134,8 +134,9 @@ def test_names_that_are_assumed_are_noted(
     model = lockstep.load(save_weights(classes=(), **changes)).on(listener=heard.append)
     for features in (False, True, False):  # once, whatever is asked for
         model.predict(image_file(tmp_path, 50, 50), features=features)
-    message = f"the weights name no classes and have {which}; shows ImageNet's names. If these are"
-    assert heard == [{"kind": "note", "message": f"{message} other classes: --classes FILE"}]
+    message = f"the weights name no classes and have {which}; showing ImageNet's names."
+    message += " If these are wrong: --classes FILE"
+    assert heard == [{"kind": "note", "message": message}]
 
 
 def test_1000_classes_of_a_user_keep_their_names(save_weights: SaveWeights, tmp_path: Path) -> None:

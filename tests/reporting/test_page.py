@@ -158,12 +158,12 @@ def test_runs_of_data_that_grew_are_compared_on_the_images_of_both(
     page = write_page([tmp_path / "first", tmp_path / "second"], tmp_path / "page.html")
     text = " ".join(page.text.split())
     assert f"Top-1 on the 12 images that all were evaluated on: {', '.join(lines)}." in text
-    assert "Not all runs know these classes, second does: c." in text
+    assert "second knows classes that not all runs know: c." in text
     assert f"lockstep evaluate {tmp_path}/first --data DATA" in text
     (tmp_path / "first/images.npz").write_bytes(b"damaged")
     page = write_page([tmp_path / "first", tmp_path / "second"], tmp_path / "page.html")
     assert "that all were evaluated on" not in page.text
-    assert "second does: c." in " ".join(page.text.split())
+    assert "second knows classes that not all runs know: c." in " ".join(page.text.split())
 
 
 def test_a_run_stands_beside_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from lockstep.system.ranks import follow_launcher, leave_exit_code
 from lockstep.system.registry import Row, make_table
 from lockstep.system.signals import repeat_lost_interrupts
 
-# Click's exception class. Each version of Typer has it under another name.
+# Click's exception class, whose module depends on Typer's version.
 _Misuse: Any = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
@@ -26,7 +26,7 @@ _PASSES_ON = {
     "launch": {"allow_extra_args": True, "ignore_unknown_options": True},
     "from-nvidia": {"allow_extra_args": True, "allow_interspersed_args": False},
 }
-"""How commands that take the options of others are parsed."""
+"""Parser settings of commands that pass options on to other commands."""
 COMMANDS = make_table(
     __name__,
     "demo",
@@ -54,13 +54,13 @@ COMMANDS = make_table(
     "find",
     "submit",
 )
-"""In the order of the help. The module has the function `command`, or the group `app`."""
+"""In the order of the help. Each module has a function `command` or a group `app`."""
 _RARE = ("sign", "verify-signature", "push", "sparsify", "from-nvidia", "runs", "submit")
 """Commands that `lockstep --help` names in its last line only."""
 
 
 class _Commands(Mapping[str, Any]):
-    """The commands of Typer by their names, each made when it is looked up."""
+    """Typer's commands by name, each made when it is looked up."""
 
     def __getitem__(self, name: str) -> Any:
         return _load_command(COMMANDS[name])
@@ -142,7 +142,7 @@ def run() -> None:
     repeat_lost_interrupts()
     try:
         code = _run_command()
-    except KeyboardInterrupt:  # another one while the command ends
+    except KeyboardInterrupt:  # a second one while the command ends
         code = _explain_interrupt()
     leave_exit_code(code)
     sys.exit(code)
@@ -179,15 +179,15 @@ def _run_command() -> int:
 
 
 def _explain_interrupt() -> int:
-    """Print how a training that Ctrl-C ended resumes, and return the exit code."""
+    """Print how to resume training after Ctrl-C, and return the exit code."""
     if sys.argv[1:2] == ["train"]:
         _complain("interrupted; the same command resumes from the newest checkpoint")
     return EXIT_INTERRUPTED
 
 
 def _end_without_reader(error: BrokenPipeError, output: TextIO) -> int:
-    """Return the exit code after a write to a closed pipe: 0 if it is the output, whose reader has
-    what it wanted, such as `head`."""
+    """Return the exit code after a write to a closed pipe: 0 if the reader of
+    standard output, such as `head`, has what it wanted."""
     if not is_reader_gone(output):
         _complain(error)  # a connection
         return UserError.exit_code

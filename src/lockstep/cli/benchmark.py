@@ -36,18 +36,16 @@ def convert(
 
 Data = Annotated[
     Path,
-    typer.Argument(help="Images in any format; of a data set, those of training."),
+    typer.Argument(help="Images in any format; a data set's training images."),
 ]
 Loaders = Annotated[
     str, typer.Option(metavar="A,B", help="Loaders; the first one is the baseline.")
 ]
-Threads = Annotated[int, typer.Option(min=1, help="Threads, and cores, of each loader.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads and cores for each loader.")]
 Batch = Annotated[int, typer.Option(min=1, help="Images per batch.")]
 Size = Annotated[int, typer.Option(min=1, help="Height and width of the output, in pixels.")]
-Seconds = Annotated[float, typer.Option(min=0.1, help="Seconds of each measurement.")]
-Turns = Annotated[
-    int, typer.Option(min=1, help="Measurements of each loader; the loaders alternate.")
-]
+Seconds = Annotated[float, typer.Option(min=0.1, help="Seconds per measurement.")]
+Turns = Annotated[int, typer.Option(min=1, help="Measurements per loader; the loaders alternate.")]
 
 
 @app.command("loader")

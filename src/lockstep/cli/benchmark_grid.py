@@ -81,12 +81,12 @@ Examples = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(
-        "-o", metavar="FILE", help="Report (JSON). Cells that it has are not measured again."
+        "-o", metavar="FILE", help="Report (JSON); cells already in it are not measured again."
     ),
 ]
 Compare = Annotated[
     Path | None,
-    typer.Option("--compare", metavar="FILE", help="Another report, to show next to this one."),
+    typer.Option("--compare", metavar="FILE", help="Another report to show next to this one."),
 ]
 OnlyInference = Annotated[bool, rare("--only-inference", help="Do not measure training.")]
 
@@ -178,8 +178,7 @@ def _list_tasks(command: str, only_inference: bool) -> list[str]:
 
 
 def _note_emulation(cells: "Sequence[Cell]", execution: dict[str, Any]) -> list[str]:
-    """Return a note for each precision of a backend that this processor emulates. On a GPU there
-    are none."""
+    """Return a note for each precision of a backend that this processor emulates; none on a GPU."""
     from lockstep.backends.emulation import find_emulation
     from lockstep.system.machine import gpu
 

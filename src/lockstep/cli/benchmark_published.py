@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.cli.terminal import format_number, print
+from lockstep.system.text import format_count
 
 if TYPE_CHECKING:
     from lockstep.benchmark.compare_published import Beside, Comparison
@@ -37,7 +38,7 @@ def command(
 ) -> None:
     """Compare a report with what NVIDIA and MLPerf published.
 
-    Shows rows of the same chip, and divides speeds only if the hardware is the same.
+    Shows rows of the same chip, with speed ratios only if the hardware is the same.
     """
     from lockstep.benchmark.compare_published import compare
     from lockstep.benchmark.report_file import read_benchmark
@@ -71,8 +72,8 @@ def _describe(comparison: "Comparison") -> list[str]:
     if not comparison.published and not comparison.left_out:
         lines.append("no published figures for this model")
     if comparison.left_out:
-        rows = f"{comparison.left_out} rows of other hardware, batches or numbers of accelerators"
-        line = f"{rows} are left out; --all shows them"
+        rows = format_count(comparison.left_out, "row")
+        line = f"not shown: {rows} of other hardware, batches or numbers of accelerators (--all)"
         if not comparison.published:
             line = f"no published figures for {comparison.hardware}; {line}"
         lines.append(line)

@@ -47,7 +47,7 @@ def show_report(report: BenchmarkReport, other: BenchmarkReport | None) -> None:
         console.print(_build_rates([entry for entry in measured if entry["what"] == what]))
     pairs = pair_claims(report["cells"])
     if pairs:
-        console.print("\nquotients of the rates above", markup=False)
+        console.print("\nratios of the rates above", markup=False)
         console.print(_build_quotients(pairs))
     if other is not None:
         console.print("\nthis report (left) next to the other", markup=False)
@@ -109,7 +109,7 @@ def _describe_bound(entry: Entry) -> str:
 
 
 def _build_quotients(pairs: list[Pair]) -> Table:
-    table = _make_table("", "over", "images/s", "images/s", "quotient", "intervals", "weak scaling")
+    table = _make_table("", "over", "images/s", "images/s", "ratio", "intervals", "weak scaling")
     for pair in pairs:
         word = {"compile": "compile ", "ranks": "n "}.get(pair.axis, "")
         table.add_row(
@@ -134,7 +134,7 @@ def _name_pair(pair: Pair) -> str:
 def _show_beside(console: Console, report: BenchmarkReport, other: BenchmarkReport) -> None:
     """Print how the measurements of two reports differ, and the cells that both have.
 
-    Rates are divided only if both reports are the same measurement.
+    Ratios are shown only if both reports made the same measurement.
     """
     differences = compare_settings(report, other)
     pairs = pair_reports(report, other)
@@ -144,13 +144,13 @@ def _show_beside(console: Console, report: BenchmarkReport, other: BenchmarkRepo
     hinder = [setting.name for setting in differences if not setting.divides]
     if hinder:
         console.print(
-            f"nothing is divided: the measurements differ in {', '.join(hinder)}", markup=False
+            f"no ratios are shown: the measurements differ in {', '.join(hinder)}", markup=False
         )
     console.print(_build_pairs(pairs, divided=not hinder))
     here = _count_measured(report) - len(pairs)
     there = _count_measured(other) - len(pairs)
     if here or there:
-        text = f"measured only in one report: {here} cells here, {there} there"
+        text = f"measured in only one report: {here} cells here, {there} there"
         console.print(text, markup=False)
 
 

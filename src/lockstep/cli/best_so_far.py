@@ -1,5 +1,5 @@
-"""What a person sees of the rest of a run: the best evaluation so far, where early stopping would
-end the run, and how long a step takes."""
+"""A run's outlook: the best evaluation so far, where early stopping would end the run, and how long
+a step takes."""
 
 from dataclasses import dataclass, field
 from statistics import median_low
@@ -11,8 +11,8 @@ from lockstep.system.event_log import EvaluateEvent, StartEvent, TrainEvent
 
 _LEAST_INTERVALS = 3
 _STOPPED = 5.0
-"""An interval whose steps take more than this many times as long as usual counts as a usual one:
-its process was probably stopped."""
+"""If an interval's steps take more than this many times as long as usual, the usual time counts:
+the process was probably suspended."""
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Outlook:
 
     @classmethod
     def read(cls, event: StartEvent) -> Self | None:
-        """Return the outlook at the start of a process; None if the event does not have it."""
+        """Return the outlook at the start of a process; None if the event lacks its fields."""
         if "selection" not in event or "steps_per_epoch" not in event:
             return None
         return cls(
@@ -47,9 +47,8 @@ class Outlook:
             self.best = event
 
     def describe(self, event: EvaluateEvent, *, names_best: bool = True) -> str:
-        """Return what follows from an evaluation that was added, for the end of its line: with
-        `names_best`, an earlier one that is better; where early stopping would end the run, if this
-        step has not improved the best."""
+        """Return the end of an added evaluation's line: with `names_best`, an earlier one that is
+        better; and where early stopping would end the run, if this step is not the best."""
         if self.best is None:
             return ""
         text = ""
@@ -72,7 +71,7 @@ class Outlook:
 
 @dataclass
 class StepPace:
-    """How long a step takes, from the last epoch in this process: with evaluation and saving."""
+    """How long a step takes, including evaluation and saving, in this process's last epoch."""
 
     per_epoch: int
     """Steps of an epoch; 0 if unknown."""
@@ -83,7 +82,7 @@ class StepPace:
     """Steps, seconds of training, and seconds of everything else."""
 
     def add(self, event: TrainEvent) -> float | None:
-        """Add the interval of an event, and return the seconds of a step; None if it has none."""
+        """Add the interval of an event, and return the seconds per step; None without new steps."""
         steps = event["step"] - self.step
         seconds = event.get("elapsed_sec", 0.0) - self.second
         if steps <= 0:
@@ -92,7 +91,7 @@ class StepPace:
         self.second += seconds
         training = min(event.get("images", 0) / event["images_per_sec"], seconds)
         interval = (steps, training, seconds - training)
-        if not self.intervals:  # it waited for compilers and caches, and is not used again
+        if not self.intervals:  # the first one also compiles and fills caches
             self.intervals.append((0, 0.0, 0.0))
             return seconds / steps
         recent = [interval]

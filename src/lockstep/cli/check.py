@@ -16,7 +16,7 @@ Runtime = Annotated[
         metavar="NAME",
         help=(
             "native, onnxruntime, openvino, tensorrt, auto, or program (runs an export's own code:"
-            " trust its author). By default as `lockstep evaluate`."
+            " trust its author). Default: as for `lockstep evaluate`."
         ),
     ),
 ]
@@ -50,15 +50,15 @@ def command(
 
 
 def _find_proof(folder: Path) -> Path:
-    """Return the folder of the proof: next to the model, or with it in a repository of Triton.
-    Raises `CheckpointError` if there is not one."""
+    """Return the folder of the proof: next to the model, or with it in a Triton repository.
+    Raises `CheckpointError` if there is not exactly one."""
     from lockstep.system.errors import CheckpointError
 
     places = [*folder.glob("proof/proof.json"), *folder.glob("*/proof/proof.json")]
     if len(places) != 1 or places[0].parent.is_symlink():
         raise CheckpointError(
             f"{folder!s:.200} has no proof of a model; expected a folder with proof/proof.json, as"
-            " lockstep export and lockstep convert --to timm or transformers write it"
+            " written by lockstep export and lockstep convert --to timm or transformers"
         )
     return places[0].parent
 

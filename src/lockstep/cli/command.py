@@ -1,5 +1,5 @@
 """The class of all commands: its help fits a screen, and it suggests what to type instead of an
-unknown option. Such options are often those of other programs, which are fields of the recipe here.
+unknown option. Many options of other programs are recipe fields here.
 """
 
 import re
@@ -17,13 +17,13 @@ MOST_SHOWN = 12
 """`--help` shows this many options, and more only if none of them is rare."""
 _RARE = "rare"
 rare = partial(typer.Option, rich_help_panel=_RARE)
-"""Declares an option that `--help` leaves out of a command with many; `--help-all` shows it."""
+"""Declares an option that only `--help-all` shows if the command has many options."""
 _NUMBER = re.compile(r"<(int|float)( range)?>|(INTEGER|FLOAT)( RANGE)?")
 _RANGE = re.compile(r"(; )?[\d.<=]*x[<>]=?[\d.]+(; )?")
 
 
 class ShortHelp:
-    """A command or group whose `--help` leaves out what is rare. Goes before a class of Typer."""
+    """A command or group whose `--help` leaves out rare options. Mix it in before a Typer class."""
 
     params: list[Any]
     _help_all: Any = None
@@ -36,12 +36,12 @@ class ShortHelp:
         return [option for option in options if option.rich_help_panel == _RARE]
 
     def describe_rare(self) -> str:
-        """Return what `--help-all` shows besides, as words; "" if there is nothing."""
+        """Return what `--help-all` adds, as words; "" if it adds nothing."""
         count = len(self.list_rare())
         return f"{count} more options" if count else ""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, with `--help` and `--help-all`, hidden if it shows no more."""
+        """Return the parameters, `--help` and `--help-all`, which is hidden if it adds nothing."""
         parameters = super().get_params(ctx)  # type: ignore[misc]
         if self._help_all is None:
             self._help_all = _make_help_all(parameters[-1], hidden=not self.describe_rare())
@@ -67,7 +67,7 @@ class ShortHelp:
                     formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write what `--help-all` shows besides."""
+        """Write what `--help-all` adds."""
         rare_ones = self.describe_rare()
         if rare_ones and not shows_all(ctx):
             formatter.write_paragraph()
@@ -137,7 +137,7 @@ def needs_help_all(misuse: Any) -> bool:
 
 
 def _make_help_all(shown: Any, *, hidden: bool) -> Any:
-    """Return the option `--help-all`, made of `--help`."""
+    """Return the option `--help-all`, made from `--help`."""
     option = copy(shown)
     option.name = "help_all"
     option.hidden = hidden
@@ -153,7 +153,7 @@ def _make_help_all(shown: Any, *, hidden: bool) -> Any:
 
 
 def _suggest(option: str, words: list[str], options: list[str]) -> str:
-    """Return what to type instead of an option; "" if nothing is known. `options` exist."""
+    """Return what to type instead of an option, given those that exist; "" if nothing is known."""
     from lockstep.recipes import Execution, Recipe
     from lockstep.recipes.synonyms import suggest_option
 

@@ -39,12 +39,11 @@ _WITHIN_EPOCH = ("evaluate", "progress", "save")
 """Events between the last step of an epoch and its line."""
 _SHOWN_NOTES = 4
 _SILENCE_SEC = 300
-"""Without a terminal, an epoch that takes longer has a line this often."""
+"""Without a terminal, a longer epoch prints a line this often."""
 
 
 class _TimeLeft(TimeRemainingColumn):
-    """Shows the time left that a task reports. If it reports none, the time follows from the speed
-    of its bar."""
+    """Shows the time left that a task reports, or else an estimate from the speed of its bar."""
 
     def render(self, task: Task) -> Text:
         """Return the text of a task."""
@@ -72,20 +71,20 @@ def format_time_left(seconds: float) -> str:
 
 
 def _advise_on_ending(step: int, out: str) -> str:
-    """Return how to train on, for a run that stopped early at a step."""
+    """Return how to continue a run that stopped early at a step."""
     if step == 0:  # after its linear probe
         return (
             "to train the classifier on augmented images: repeat the command with --set"
             " flip_probability=0.5 and another --out"
         )
     return (
-        f"to train on: lockstep train --out {shlex.quote(out)} --set early_stopping_epochs=0, or a"
-        " greater number"
+        f"to continue: lockstep train --out {shlex.quote(out)} --set early_stopping_epochs=0, or a"
+        " larger number"
     )
 
 
 def _list_accuracies(report: Report, out: str) -> list[tuple[str, str]]:
-    """Return the rows of a summary that the evaluations of the run in `out` fill."""
+    """Return a summary's rows on the evaluations of the run in `out`."""
     rows = []
     best = report["best"]
     final = report["final"].get("trained")
@@ -119,7 +118,7 @@ def _describe_images(about: Mapping[str, Any]) -> str:
     if about["ranks"] > 1:
         line += f", {about['ranks']} ranks"
     if not is_evaluated:
-        line += ", never evaluated"
+        line += ", without evaluation"
     return line
 
 
@@ -161,7 +160,7 @@ class Reporter:
         self._is_settled = False
         self._line = self._left = ""
         self._evaluation: EvaluateEvent | None = None
-        """The better evaluation of those that belong to the line."""
+        """The best evaluation of the epoch that the line is about."""
         self._last_evaluated = "trained"
         self._is_probing = False
         self._second = 0.0

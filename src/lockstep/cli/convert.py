@@ -128,7 +128,7 @@ def _inspect(choice: "WeightsChoice", as_json: bool) -> None:
 
 
 def _group_by_place(values: dict[str, Any], places: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield, for each place that values of the preprocessing come from, a line of these values."""
+    """Yield a line of preprocessing values for each place that they come from."""
     for place in dict.fromkeys(places.values()):
         held = {name: value for name, value in values.items() if places[name] == place}
         title = place if place == "assumed" else f"from the {place}"

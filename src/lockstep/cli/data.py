@@ -69,7 +69,7 @@ def pack(
 ) -> None:
     """Write a data set in another storage format.
 
-    SOURCE may also be Parquet, a folder of save_to_disk, a list of images (CSV, JSON lines), or
+    SOURCE may also be Parquet, a save_to_disk folder, a list of images (CSV, JSON lines), or
     compressed tars and TFRecords; unusable images are left out and named (exit code 1).
     """
     from lockstep.cli.console import Reporter
@@ -101,9 +101,9 @@ def pack(
 @app.command("stage")
 def stage(
     data: Data,
-    to: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder on a disk of this machine.")],
+    to: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder on a local disk.")],
 ) -> None:
-    """Copy a data set to a disk of this machine, with its index.
+    """Copy a data set and its index to a local disk.
 
     Copies only missing files; runs treat the copy as the same data set.
     """
@@ -124,7 +124,7 @@ def index(data: Data) -> None:
 
     Replaces an existing index.
     """
-    for split, index in _indexes(data, anew=True):
+    for split, index in _indexes(data, fresh=True):
         print(
             f"{split}: {_format_size(len(index), len(index.classes))},"
             f" {len(index.quarantined)} left out"
@@ -185,7 +185,7 @@ def check(
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="Without val: hold out this share, report its copies in train (default: 0.3).",
+            help="Without val: share to hold out and compare with the rest (default: 0.3).",
         ),
     ] = None,
     quarantine: Annotated[
@@ -198,7 +198,7 @@ def check(
         list[str] | None,
         typer.Option(
             metavar="RUN",
-            help="Find wrong labels instead, by runs or --folds of this data; repeatable.",
+            help="Find wrong labels instead, with runs (such as --folds) on this data; repeatable.",
         ),
     ] = None,
     out: Annotated[
@@ -260,13 +260,13 @@ def _check_labels(data: Path, runs: list[str], out: Path, *, as_json: bool) -> N
         print_json(counts | {"suspects": rows})
     else:
         print(
-            f"{check.judged} of {check.images} images are judged by runs that did not train on"
+            f"{check.judged} of {check.images} images were judged by runs that did not train on"
             f" them; doubtful: {format_count(len(suspects), 'label')}"
         )
         if check.trained:
             print(
-                f"note: {format_count(check.trained, 'image')} are not judged: the weights that"
-                " these runs started from were trained on them; to judge them too:"
+                f"note: not judged: {format_count(check.trained, 'image')} that the weights these"
+                " runs started from were trained on; to judge them too:"
                 f" {suggest_folds(Path(runs[0]), data)}"
             )
         if check.odds > 1:
@@ -372,7 +372,7 @@ def show(
 def _open_shown(
     data: Path, name: str | None, weights: "Choose | None", changes: dict[str, Any], split: str
 ) -> "tuple[Index, Recipe]":
-    """Return the index of a split, and the recipe that `train` has with these options. If the
+    """Return the index of a split, and the recipe that `train` uses with these options. If the
     recipe has a validation share or a fold, the images are divided as in its runs."""
     from lockstep.data.split import arrange_classes, divide_index
     from lockstep.recipes import load_recipe, my_images
@@ -439,7 +439,7 @@ def _choose_recipe(
 
     how = Execution(backend=DEFAULT_BACKEND)
     if backends.FRAMEWORKS[how.backend].version() is None:
-        print("note: PyTorch is not installed, so sizes are those of a CPU", file=sys.stderr)
+        print("note: PyTorch is not installed, so these are the sizes for a CPU", file=sys.stderr)
         how = Execution(backend="reference")
     with closing(backends.load(how.backend).world(how)) as world, Recorder(None) as recorder:
         return choose_from_images(name, source, training, changes, how, world, recorder, Path())
@@ -463,7 +463,7 @@ def sort_val(
     print(f"{sorted_images} sorted into classes in {folder}")
 
 
-def _indexes(data: Path, *, anew: bool = False, quiet: bool = False) -> "list[tuple[str, Index]]":
+def _indexes(data: Path, *, fresh: bool = False, quiet: bool = False) -> "list[tuple[str, Index]]":
     from lockstep.cli.console import Reporter
     from lockstep.data.index import open_index
     from lockstep.data.sources import find_sources
@@ -476,7 +476,7 @@ def _indexes(data: Path, *, anew: bool = False, quiet: bool = False) -> "list[tu
         for split, source in find_sources(folder).items():
             classes = indexes[0][1].classes if indexes else None
             progress = reporter.progress(f"indexing {split}".strip())
-            index = open_index(source, classes=classes, progress=progress, anew=anew)
+            index = open_index(source, classes=classes, progress=progress, anew=fresh)
             indexes.append((split, index))
         for note in note_skipped(folder, [index for _, index in indexes]):
             reporter.say(f"note: {note}")

@@ -21,7 +21,7 @@ def command(
     images: Annotated[
         int,
         typer.Option(
-            help="Training images to draw; a fifth as many for validation.", min=5 * len(KINDS)
+            help="Training images to draw, plus a fifth as many for validation.", min=5 * len(KINDS)
         ),
     ] = IMAGES,
     backend: options.Backend = DEFAULT_BACKEND,

@@ -23,8 +23,8 @@ def command(
 ) -> None:
     """Show what is installed here, and how to get the rest.
 
-    With RUNS, names images that a disk or a network failed to deliver, and counts those that only
-    the data set has (exit code 1).
+    With RUNS, lists the images that a run left out because a read failed, and counts images in the
+    data set that the run did not have. Exit code 1 if there are any.
     """
     if runs:
         _examine(runs)
@@ -33,7 +33,7 @@ def command(
 
 
 def _examine(runs: list[Path]) -> None:
-    """Print what runs lost."""
+    """Print the images that runs lost."""
     from lockstep.data.images import printable
     from lockstep.runs.lost_images import list_lost_images
 

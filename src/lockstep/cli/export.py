@@ -132,7 +132,7 @@ def _show(result: dict[str, Any]) -> None:
 
 
 def _describe_sizes(sizes: list[list[int]]) -> str:
-    """Return the sizes of what a program got, in words."""
+    """Describe the sizes of the images that a program computed."""
     pixels = sorted(sizes, key=lambda size: size[0] * size[1])
     smallest, largest = (f"{width} x {height}" for height, width in (pixels[0], pixels[-1]))
     return f"of {smallest} to {largest} pixels" if len(sizes) > 1 else f"as {smallest} pixels"

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 GB = 10**9
 _KEPT = ("device", "compile", "layout", "recompute", "deterministic", "fused", "cuda_graph")
-"""Fields of the execution that the command of the answer repeats. The backend has its own option.
-"""
+"""Execution fields that the printed command repeats. The backend has its own option."""
 
 app = typer.Typer(help="Find settings that suit this machine.", no_args_is_help=True)
 
@@ -51,7 +50,7 @@ Recompute = Annotated[
 Memory = Annotated[
     float | None,
     typer.Option(
-        help="Memory limit of a process on a CPU, in GB (default: what is free).",
+        help="Memory limit of a process on a CPU, in GB (default: free memory).",
         min=0.01,
     ),
 ]
@@ -72,7 +71,7 @@ def batch(
 ) -> None:
     """Find the largest batch whose training step fits into memory.
 
-    Tries each batch in a process of two steps, and prints how to train the recipe's batch.
+    Tries two steps of each batch in a new process, and prints how to train the recipe's batch.
     """
     from lockstep.benchmark.largest_batch import find_batch
     from lockstep.recipes import load_recipe
@@ -178,7 +177,7 @@ def lr(
 
 
 def advise_rate(result: "RateRange", steps: int) -> list[str]:
-    """Return what a range test of `steps` steps says, as lines."""
+    """Return what a range test of `steps` steps shows, as lines."""
     first = f"{result.rates[0]:.2g}"
     end = f"{result.rates[-1]:.2g}"
     lines = [f"{len(result.losses)} of {steps} steps, the rate rising from {first} to {end}"]
@@ -198,8 +197,8 @@ def advise_rate(result: "RateRange", steps: int) -> list[str]:
 
 
 def describe_model(recipe: "Recipe") -> str:
-    """Return a model's name, or what it is if it has none."""
-    return recipe.model if isinstance(recipe.model, str) else "a given model"
+    """Return a model's name; "a custom model" if it has none."""
+    return recipe.model if isinstance(recipe.model, str) else "a custom model"
 
 
 def describe_try(done: "Try") -> str:
@@ -253,13 +252,13 @@ def advise(
         shlex.join(command),
     ]
     if execution.recompute == "off" and FRAMEWORKS[execution.backend].recomputes and parts > 1:
-        lines.append("With --recompute blocks, more fit, but steps take longer.")
+        lines.append("With --recompute blocks, larger batches fit, but steps take longer.")
     return lines
 
 
 def _limit_memory(execution: "Execution", memory_gb: float | None) -> int | None:
-    """Return what a process may allocate on a CPU. Raises `UserError` if it is not known, or given
-    for a GPU."""
+    """Return how much a process may allocate on a CPU. Raises `UserError` if the free memory is
+    unknown, or if `memory_gb` is set for a GPU."""
     from lockstep.system.machine import free_memory_bytes, gpu
 
     on_gpu = execution.device != "cpu" and gpu() is not None
@@ -271,7 +270,6 @@ def _limit_memory(execution: "Execution", memory_gb: float | None) -> int | None
     limit = free_memory_bytes() if memory_gb is None else int(memory_gb * GB)
     if limit is None and not on_gpu:
         raise UserError(
-            "this system does not report how much memory is free; say how much may be used:"
-            " --memory-gb"
+            "this system does not report how much memory is free; set a limit: --memory-gb"
         )
     return limit

@@ -24,13 +24,14 @@ def command(
         typer.Option(metavar="YEAR", help="Year of MXNet's scripts: 2019 (default) or 2022."),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON: the command, the recipe and what is lost.")
+        bool,
+        typer.Option("--json", help="Print JSON: command, recipe and what is not translated."),
     ] = False,
 ) -> None:
     """Translate a command of NVIDIA's examples; run nothing.
 
-    Prints the equivalent command, and on standard error what it does not carry; for a command with
-    -h, the equivalents of all options.
+    Prints the equivalent command, and on standard error what is not translated. For a command with
+    -h, prints the equivalents of all its options.
 
     Example: lockstep from-nvidia -- python main.py --arch resnext101-32x4d -b 128 --amp /imagenet
     """
@@ -59,10 +60,10 @@ def command(
         environment = translation.environment.items()
         keep = [f"{name}={shlex.quote(value)}" for name, value in environment]
         print(escape_line(" ".join([*keep, shlex.join(words)])))
-    remarks = [("not carried", remark) for remark in translation.not_carried]
-    remarks += [("nothing to type", remark) for remark in translation.not_needed]
+    remarks = [("not translated", remark) for remark in translation.not_carried]
+    remarks += [("not needed", remark) for remark in translation.not_needed]
     lines = [f"{label}: {remark.words}: {remark.reason}" for label, remark in remarks]
     if translation.unknown:
-        lines.append(f"not known: {shlex.join(translation.unknown)}")
+        lines.append(f"unknown: {shlex.join(translation.unknown)}")
     for line in [*lines, *(f"note: {note}" for note in translation.notes)]:
         print(escape_line(line), file=sys.stderr)

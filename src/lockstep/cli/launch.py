@@ -139,11 +139,11 @@ def command(
 
 
 _HERE = ("rendezvous", "bind", "secret-file", "hosts", "node-rank")
-"""Options that say where machines meet, which Ray knows."""
+"""Options that set where machines meet; Ray sets this itself."""
 
 
 def _refuse_here(scheduler: str, values: Mapping[str, object]) -> None:
-    """Raise `UserError` for options that `--on` has no use for, or another scheduler than Ray."""
+    """Raise `UserError` for options that `--on` cannot use, or a scheduler other than Ray."""
     if scheduler != "ray":
         raise UserError(
             f"--on is {scheduler}, expected ray; lockstep submit prints jobs for others"
@@ -151,7 +151,7 @@ def _refuse_here(scheduler: str, values: Mapping[str, object]) -> None:
     for name, value in values.items():
         if value is not None:
             raise UserError(
-                f"--{name} has no use with --on ray, which knows its nodes; leave it out"
+                f"--{name} does not apply to --on ray, which knows its nodes; leave it out"
             )
 
 
@@ -193,8 +193,8 @@ def _print_ranks(processes: int, nodes: int | None, hosts: Sequence[str], out: P
 
 
 def add_options(arguments: Sequence[str], values: Mapping[str, str | None]) -> list[str]:
-    """Return a command line with these options before its own, which take precedence. Options
-    without a value are left out."""
+    """Return a command line with these options inserted before its own, which take precedence.
+    Options without a value are left out."""
     first = 0
     while first < len(arguments) and not arguments[first].startswith("-"):
         first += 1
@@ -206,7 +206,7 @@ def add_options(arguments: Sequence[str], values: Mapping[str, str | None]) -> l
 
 
 def _refuse_conflicts(values: Mapping[str, str | None], execution: "Execution") -> None:
-    """Raise `UserError` if the launched command has settled other values than the launch names."""
+    """Raise `UserError` if the launched command sets other values than `launch` does."""
     for name, value in values.items():
         settled = getattr(execution, name)
         if value is not None and value != settled:
@@ -224,8 +224,8 @@ def _connect(
     watch: Watch,
     arguments: list[str],
 ) -> Iterator[tuple[Starting, Link | None]]:
-    """Yield how ranks are started, once the machines have met, and the link to the other machines
-    if there are any. `start` starts this machine's ranks of a table."""
+    """Once the machines have met, yield how to start ranks, and the link to the other machines if
+    there are any. `start` starts this machine's ranks of a table."""
     meeting = find_meeting(meeting_options, os.environ)
     if str(meeting_options.secret_file) == STDIN:
         ssh.end_with_input()
@@ -253,8 +253,8 @@ def _connect(
 def make_logs(out: Path | None) -> Iterator[Path | None]:
     """Yield the folder for the output of ranks, in the folder of the run that they train.
 
-    Yield None if they train none, or in a folder with other things. If no run begins, the folder is
-    removed again.
+    Yield None if they train no run, or if its folder contains other things. If no run begins, the
+    folder is removed again.
     """
     from lockstep.runs.folder import LOGS, list_other_things
 

@@ -88,8 +88,8 @@ Checkpoint = Annotated[
 
 
 def _check_model(text: str | None) -> str | None:
-    """Return a text that means a network. Raises an error for another one, before anything is read
-    or downloaded."""
+    """Return a text that describes a network. Raises an error for any other text, before anything
+    is read or downloaded."""
     if text is not None:
         from lockstep.weights import WeightsChoice
 
@@ -121,7 +121,7 @@ WEIGHTS = "A run, a checkpoint, a file of weights or a name (`lockstep weights`)
 
 
 def find_weights(name: str) -> Path:
-    """Return the path of weights. Those that are somewhere else are downloaded, with a bar."""
+    """Return the path of weights. Remote ones are downloaded, with a progress bar."""
     from lockstep.weights.hub import fetch_weights, is_remote
 
     if not is_remote(name):
@@ -137,7 +137,7 @@ def choose_weights(
     model: str | None = None,
     ignore: list[str] | None = None,
 ) -> "WeightsChoice":
-    """Return what options choose of weights. Those that are somewhere else are downloaded."""
+    """Return the weights that options choose. Remote ones are downloaded."""
     from lockstep.weights import WeightsChoice
 
     return WeightsChoice(find_weights(name), checkpoint, ema, model, ignore=tuple(ignore or ()))
@@ -146,8 +146,8 @@ def choose_weights(
 def load_model(
     name: str, model: str | None, ignore: list[str] | None, **choice: Any
 ) -> "LoadedModel":
-    """Return the model that options choose; `choice` is what `lockstep.load` takes besides. Weights
-    that are somewhere else are downloaded."""
+    """Return the model that options choose; `choice` has more arguments of `lockstep.load`. Remote
+    weights are downloaded."""
     from lockstep import load
 
     return load(find_weights(name), network=model, ignore=ignore or (), **choice)
@@ -158,7 +158,9 @@ def sign_target(target: Path, key: Path | None) -> None:
     from lockstep import sign
 
     if key is not None and not target.exists():
-        raise UserError(f"{target} is several files; sign their folder: lockstep sign")
+        raise UserError(
+            f"{target} is the prefix of several files; sign their folder: lockstep sign"
+        )
     for path in sign(target, key) if key is not None else ():
         print(f"wrote {path}")
 
@@ -170,7 +172,7 @@ def choose_start(
     name: str | Path | None, model: str | None, ignore: list[str] | None, settings: "RunSettings"
 ) -> "WeightsChoice | None":
     """Return the weights that a run starts from; None without a name. Errors of the data come
-    before a download. Raises `UserError` for options that say how weights are read, without any."""
+    before a download. Raises `UserError` for options on reading weights if there are none."""
     if name is None and (model or ignore):
         raise UserError(
             "--model and --ignore say how --weights are read; add --weights, or set the network of"
@@ -205,8 +207,8 @@ Classes = Annotated[
 def read_settings(
     assignments: list[str] | None, backend: str, **options: Any
 ) -> tuple[dict[str, Any], Any]:
-    """Return the changes of the recipe, and the execution. `options` are its fields; None stands
-    for one not given."""
+    """Return the changes of the recipe, and the execution. `options` are execution fields; those
+    that are None are not set."""
     from lockstep.recipes import Execution
 
     changes, values = read_fields(assignments, backend=backend, **options)
@@ -220,7 +222,7 @@ def read_fields(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the fields of the recipe and of the execution that are set.
 
-    `options` are fields of the execution; None stands for one not given.
+    `options` are execution fields; those that are None are not set.
     """
     from lockstep.recipes import parse_settings
 
@@ -230,7 +232,7 @@ def read_fields(
 
 
 class CommandSettled(Exception):
-    """A command has settled its execution, and `settle_command` runs it only so far."""
+    """A command has settled its execution; `settle_command` ends it here."""
 
     def __init__(self, execution: "Execution", out: Path | None) -> None:
         self.execution = execution
@@ -334,8 +336,8 @@ def switch_environment(backend: str) -> None:
 def read_inference_options(
     assignments: list[str] | None, backend: str, like: str | None = None, **options: str | None
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Return precision and execution, and the preprocessing, None if nothing of it is set. `like`
-    names a recipe with the preprocessing to begin with.
+    """Return precision and execution, and the preprocessing, None if it is not set. `like` names a
+    recipe whose preprocessing is the starting point.
 
     The other fields of the recipe come with the weights; setting one raises `RecipeError`.
     """
@@ -345,16 +347,16 @@ def read_inference_options(
 
 
 def read_preprocessing(assignments: list[str] | None, like: str | None) -> dict[str, Any] | None:
-    """Return the preprocessing to write; None if nothing is set. Raises `RecipeError` for other
-    fields, also of the execution."""
+    """Return the preprocessing to write; None if nothing is set. Raises `RecipeError` for all other
+    fields."""
     recipe, execution = read_fields(assignments)
     others = [*execution]
     if "precision" in recipe:
         others.insert(0, "precision")
     if others:
         raise RecipeError(
-            f"{', '.join(others)} can be set for evaluate, predict and serve; here --set takes"
-            " only preprocessing (export has --precision)"
+            f"--set takes only preprocessing here, not {', '.join(others)}; set that for evaluate,"
+            " predict or serve (export has --precision)"
         )
     return _read_preprocessing(recipe, like)
 

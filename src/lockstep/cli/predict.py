@@ -258,8 +258,7 @@ def _save(prediction: "Prediction", path: Path) -> None:
 
 @contextmanager
 def _open_output(output: Path | None, is_printed: bool) -> Iterator[Any]:
-    """Yield a function that writes text to a file, or to standard output so that a reader has it at
-    once, or nowhere."""
+    """Yield a function that writes text to a file, to standard output without delay, or nowhere."""
     if output is None:
 
         def write(text: str) -> None:

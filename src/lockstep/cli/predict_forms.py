@@ -12,10 +12,10 @@ from lockstep.weights.class_names import describe_class
 
 
 class Form:
-    """Makes text of predictions, one after the other."""
+    """Formats predictions, one after the other."""
 
     unknown_below = 0.0
-    """The threshold below which images are unknown. If it is 0, the text has nothing on it."""
+    """The threshold below which images are unknown; 0 leaves unknown images out of the text."""
 
     def begin(self) -> str:
         """Return the text before all predictions."""
@@ -44,8 +44,8 @@ class Table(Form):
 
 
 class Csv(Form):
-    """A line for each class of each image; rank 1 is the likeliest class. The last column is there
-    if images can be unknown."""
+    """A line for each class of each image; rank 1 is the top class. The last column exists only if
+    images can be unknown."""
 
     def begin(self) -> str:
         """Return the header."""
@@ -64,19 +64,19 @@ class Csv(Form):
 
 
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""A spreadsheet computes a cell that begins so, also a quoted one: the name of a file could run a
-command there."""
+"""A spreadsheet evaluates a cell that begins with one of these, even if it is quoted: a file's name
+could run a command."""
 
 
 def _escape_path(path: str) -> str:
-    """Return a path that no spreadsheet computes, and that still names the file. Only relative
-    paths can need a change."""
+    """Return a path that no spreadsheet evaluates, and that still names the file. Only relative
+    paths may need a change."""
     return f"./{path}" if path.startswith(_FORMULAS) and path != STDIN else path
 
 
 def _escape_name(name: str) -> str:
-    """Return a name behind an apostrophe, which spreadsheets take for the mark of a text, if they
-    would compute it."""
+    """Return a name; if a spreadsheet would evaluate it, with an apostrophe in front, which marks
+    text there."""
     return f"'{name}" if name.startswith(_FORMULAS) else name
 
 
@@ -123,8 +123,8 @@ FORMS: dict[str, type[Form]] = {"table": Table, "csv": Csv, "jsonl": JsonLines, 
 
 
 def choose_form(name: str | None, output: Path | None) -> Form:
-    """Return the form of a name, or without one that of the ending of `output`; otherwise a table.
-    Raises `UserError`."""
+    """Return the form called `name`, else the one that `output` ends in, else a table. Raises
+    `UserError` for an unknown name."""
     if name is None:
         ending = output.suffix.removeprefix(".").lower() if output is not None else ""
         return FORMS.get(ending, Table)()

@@ -49,7 +49,7 @@ def command(
     if public and not push.is_public:
         print(
             "note: the repository stays private: --public is for new ones. To change that, open the"
-            " settings on its page of the hub"
+            " settings of its page on the hub"
         )
     for name, path in push.files.items():
         change = "replaces" if name in push.replaced else "adds"
@@ -62,15 +62,15 @@ def command(
         )
     if not any((folder / name).exists() for name in HUB_WEIGHTS):
         print(
-            f"note: Lockstep reads {', '.join(HUB_WEIGHTS)} of the hub, and the folder has none of"
-            " them: download the repository to use it"
+            f"note: Lockstep reads {', '.join(HUB_WEIGHTS)} from the hub, but the folder has none:"
+            " download the repository to use it"
         )
     if not push.files:
         print("the repository already has these files; nothing is uploaded")
     elif push.replaced and not (replace or dry_run):
         raise CheckpointError(
-            f"hf:{push.name} has {len(push.replaced)} of these files with other contents; nothing"
-            " is uploaded: --replace replaces them in a new commit, and the history keeps the old"
+            f"hf:{push.name} has {len(push.replaced)} of these files with other contents. Nothing"
+            " is uploaded; --replace replaces them in a new commit, and the history keeps the old"
         )
     elif not dry_run:
         print(f"uploaded as {escape_line(carry_out(push, message))}")

@@ -196,7 +196,7 @@ def _list_sections() -> Iterator[Section]:
     for part, schema in TypeAdapter(ModelSpec).json_schema()["properties"].items():
         default = f": {format_value(schema['default'])}" if "default" in schema else ""
         parts.append((part, f"{part}{default}", descriptions[part]))
-    yield Section("model", f"Model: what {EXAMPLE!r} can say", parts)
+    yield Section("model", f"Model: parts of a description such as {EXAMPLE!r}", parts)
     how = _list_fields(Execution(), list(Execution.model_fields))
     yield Section("execution", "Execution: how a recipe is run", how)
 

@@ -28,7 +28,7 @@ def command(
         bool,
         typer.Option(
             "--explain",
-            help="Show what speaks for the wrong class in mistaken images (Grad-CAM).",
+            help="Show which parts of misclassified images support the wrong class (Grad-CAM).",
         ),
     ] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`lockstep submit`: hand a command to a scheduler."""
+"""`lockstep submit`: submit a command to a scheduler."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from lockstep.cli.terminal import print
 from lockstep.launch.job import name_runs
 from lockstep.system.errors import UserError
 
-app = typer.Typer(help="Hand a command to a scheduler.", no_args_is_help=True)
+app = typer.Typer(help="Submit a command to a scheduler.", no_args_is_help=True)
 
 _PASSES_ON = {"allow_extra_args": True, "ignore_unknown_options": False}
 Nodes = Annotated[int, typer.Option(help="Machines, called nodes.", min=1)]
@@ -38,7 +38,7 @@ Patience = Annotated[
 Restarts = Annotated[
     int, typer.Option(help="Restart all ranks after a failure, at most N times.", min=0)
 ]
-Now = Annotated[bool, typer.Option("--now", help="Hand the job in instead of printing it.")]
+Now = Annotated[bool, typer.Option("--now", help="Submit the job instead of printing it.")]
 
 
 @app.command("slurm", context_settings=_PASSES_ON)
@@ -77,14 +77,14 @@ def slurm(
     restarts: Restarts = 0,
     now: Now = False,
 ) -> None:
-    """Print a batch script of Slurm, or hand it in.
+    """Print a batch script for Slurm, or submit it.
 
     Example: lockstep submit slurm --nodes 4 -n 8 --time 4:00:00 -- train --data DATA --out RUN
     """
     from lockstep.launch import slurm as scheduler
 
     if (recipes is None) != (runs is None):
-        raise UserError("--recipes A,B and --runs FOLDER are given together")
+        raise UserError("--recipes A,B and --runs FOLDER need each other; give both or neither")
     if tasks not in scheduler.TASKS:
         raise typer.BadParameter(f"expected {' or '.join(scheduler.TASKS)}", param_hint="--tasks")
     named = name_runs(recipes.split(","), runs) if recipes and runs else {}
@@ -122,7 +122,7 @@ def ray(
     restarts: Restarts = 0,
     now: Now = False,
 ) -> None:
-    """Print a script that hands a job to Ray, or run it.
+    """Print a script that submits a job to Ray, or run it.
 
     Example: lockstep submit ray --nodes 4 -n 8 -- train --data DATA --out RUN
     """
@@ -159,7 +159,7 @@ def kubernetes(
     restarts: Restarts = 0,
     now: Now = False,
 ) -> None:
-    """Print a manifest for Kubernetes, or hand it in.
+    """Print a manifest for Kubernetes, or submit it.
 
     Example: lockstep submit kubernetes --nodes 4 -n 8 --image IMAGE --volume data:/data
     --volume runs:/runs -- train --recipe RECIPE --data /data --out /runs/first
@@ -172,7 +172,7 @@ def kubernetes(
     _parse(context, command)
     cluster = scheduler.Cluster(image, form, scheduler.read_volumes(volumes or []))
     job = make_job(name, nodes, processes, gpus, command, patience, restarts, time)
-    # Through JSON: YAML would replace a part that stands twice by a reference to it.
+    # Through JSON: YAML would replace a repeated part by a reference.
     objects = json.loads(json.dumps(scheduler.write_manifest(job, cluster), allow_nan=False))
     text = f"# kubectl create secret generic {name} --from-file={scheduler.SECRET}=FILE\n"
     text += yaml.safe_dump_all(objects, sort_keys=False, width=1000)
@@ -180,12 +180,12 @@ def kubernetes(
 
 
 def _parse(context: typer.Context, arguments: Sequence[str]) -> None:
-    """Raise an error if a command has options that it does not know. Its files are elsewhere."""
+    """Raise an error if a command has unknown options. Its files may be elsewhere."""
     commands = context.find_root().command
     name, command, rest = commands.resolve_command(context, list(arguments))  # type: ignore[attr-defined]
     command.make_context(name, rest, parent=context.find_root())
 
 
 def _show(text: str, submit: Callable[[str], str], *, is_wanted: bool) -> None:
-    """Print what a scheduler gets, or hand it in and print the answer."""
+    """Print what a scheduler gets, or submit it and print the answer."""
     print(submit(text) if is_wanted else text, end="\n" if is_wanted else "")

@@ -99,7 +99,7 @@ def make_console(**options: Any) -> "Console":
 
     class EscapingConsole(Console):
         def on_broken_pipe(self) -> None:
-            self.quiet = True  # what was begun is done to its end, without a reader
+            self.quiet = True  # the command runs to its end without a reader
 
         def render_str(self, text: str, **how: Any) -> Text:
             return super().render_str(escape_text(text), **how)  # before it is laid out
@@ -126,7 +126,7 @@ def _escape(match: re.Match[str]) -> str:
 def show_download(name: str) -> Iterator[Callable[[int, int | None], None]]:
     """Show the progress of a download on stderr: a bar in a terminal, else a line when it begins.
 
-    Yield what is called with the bytes that are there and all bytes, None if they are unknown.
+    Yield a function that takes the bytes received and the total, None if it is unknown.
     """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 

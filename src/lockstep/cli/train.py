@@ -217,8 +217,8 @@ def _train_folds(
     if summary is not None:
         print(describe_folds(summary))
         print(
-            "for a model to use: the same command without --folds, into another --out, with --split"
-            " 0.3 if there are no validation images"
+            "to train a model for use, repeat the command without --folds, with another --out, and"
+            " with --split 0.3 if there are no validation images"
         )
 
 

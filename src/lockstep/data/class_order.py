@@ -16,8 +16,8 @@ TEXT = "text"
 AS_INDEXED = "index"
 """The order that the index of the images has."""
 _PROGRAMS = {
-    "text": "text order (1, 10, 2), as torchvision and Keras",
-    "natural": "natural order (1, 2, 10), as timm",
+    "text": "text order (1, 10, 2; torchvision, Keras)",
+    "natural": "natural order (1, 2, 10; timm)",
 }
 """The orders in which other programs number folders, in words."""
 
@@ -58,7 +58,7 @@ def describe_order(names: Sequence[str]) -> str:
     none, or all orders are the same.
 
     >>> describe_order(["2", "10"])
-    'natural order (1, 2, 10), as timm'
+    'natural order (1, 2, 10; timm)'
     """
     return next((order for order, own in list_orders(names).items() if own == tuple(names)), "")
 

@@ -1,5 +1,5 @@
-"""Fit a temperature to the images of an evaluation, for probabilities that can be believed, and
-choose a threshold for a precision."""
+"""Calibrate probabilities: fit a temperature to the images of an evaluation, and choose a threshold
+for a precision."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -53,7 +53,7 @@ class Calibrator:
         self._labels = np.zeros(0, np.int64)
 
     def watch(self, session: Session) -> Session:
-        """Return a session that evaluates as this one, and leaves its logits here."""
+        """Return a session that evaluates like this one and stores its logits here."""
         return replace(session, evaluate=partial(self._evaluate, session.predict))
 
     def _evaluate(
@@ -66,12 +66,12 @@ class Calibrator:
 
     def store(self, warn: Callable[[str], None]) -> dict[str, Any]:
         """Fit a temperature, choose a threshold if one is wanted, and store them with the
-        checkpoint. If there is neither, what is stored stays. Without a new temperature, the
-        threshold is that of the stored one. A run's results of the same images get the calibrated
-        confidences, which its report shows. `warn` is called if it answers few images.
+        checkpoint. If there is neither, the stored ones stay. Without a new temperature, the
+        threshold is chosen for the stored one. A run's results for the same images get the
+        calibrated confidences, which its report shows. `warn` is called if few images are answered.
 
-        The result has them as `calibration` and `threshold`, the reason for the former to be None
-        as `calibration_reason`, and the temperature that counts as `temperature`, 1 without one.
+        The result has both as `calibration` and `threshold`. `calibration_reason` says why there is
+        no calibration; `temperature` is the one in use, 1 without one.
         Raises `DataError` if no threshold reaches the precision.
         """
         fit, reason = fit_temperature(self._logits, self._labels)

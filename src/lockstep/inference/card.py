@@ -1,7 +1,7 @@
-"""The card of a model, `README.md`: what is known of it, for people and for Hugging Face's hub.
+"""The card of a model, `README.md`: what is known about it, for people and for Hugging Face's hub.
 
-Every figure comes from the files of a run and its weights; what they do not say is named as not
-known. Names that anybody may have chosen are escaped, and no path of this machine is in it.
+Every figure comes from the files of a run and its weights; missing ones are listed as not known.
+Names that anybody may have chosen are escaped, and paths of this machine are left out.
 """
 
 import math
@@ -32,7 +32,7 @@ from lockstep.weights.preprocessing import read_evaluation
 from lockstep.weights.run_identity import read_identity
 
 _HALF = 10
-"""Of more than twice as many classes, only as many of the worst and of the best are listed."""
+"""Of more than twice this many classes, only this many of the worst and of the best are listed."""
 _MACHINE = ("ranks", "device", "processor", "cores", "system", "lockstep", "python", "numpy")
 """What `environment.json` says of a machine. The version of the backend follows."""
 _MARKUP = re.compile(r"[\\`*#\[\]<>|~&$@!]|(?<![^\W_])_|_(?![^\W_])|:(?!\d)|(?<!\d)\.|\.(?!\d)")
@@ -44,7 +44,7 @@ Rows = dict[str, object]
 
 @dataclass
 class _Origin:
-    """What the files around weights say of them. A digest is that of an index of images, or ""."""
+    """What the files around weights say about them. Digests are of an index of images, or ""."""
 
     missing: str = "the weights are not in a run's folder"
     run: Run | None = None
@@ -63,8 +63,8 @@ def write_card(
     """Write the card of weights into their new folder, and return the names of its files.
 
     The weights have scales only if these are written, too. `form` is the format, such as "timm",
-    and `compared` the certificate of the conversion or the comparison of the export. The run
-    computed without the quantisation of what `is_requantised`.
+    and `compared` the certificate of the conversion or the comparison of the export. With
+    `is_requantised`, the run's evaluation is left out, because it computed without quantisation.
     """
     origin = _find_origin(weights)
     if is_requantised:
@@ -77,7 +77,7 @@ def write_card(
     blocks = [
         f"---\n{front}---",
         f"# {_escape(name)}",
-        f"An image classifier in the format of {form}. Lockstep {version()} wrote this card: every"
+        f"An image classifier in {form} format. Lockstep {version()} wrote this card: every"
         " figure comes from the files of the training run. Missing ones are listed as not known.",
         _make_table("what", "value", about),
         "## Accuracy",
@@ -243,7 +243,7 @@ def _list_lineage(weights: Weights, origin: _Origin, compared: Any) -> Rows:
 
 
 def _make_table(left: str, right: str, rows: Mapping[str, object]) -> str:
-    """Return a table in Markdown. None and "" are values that are not known."""
+    """Return a table in Markdown. None and "" are shown as "not known"."""
     lines = [f"| {left} | {right} |", "|---|---|"]
     for name, value in rows.items():
         text = "not known" if value in (None, "") else str(value)

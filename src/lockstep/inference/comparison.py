@@ -33,7 +33,7 @@ largest logit.
   ResNet-50).
 """
 BOUND_ELSEWHERE = 3e-2
-"""The same for a program that was quantised after training, and its own answers on another
+"""The bound for a program that was quantised after training, and its own answers on another
 processor. With ResNet-50 in ONNX Runtime and OpenVINO, AVX512-VNNI and AVX2 (emulated) differ by
 4e-8; AMX was not measured. Float32's rounding could decide some integers, as in trained ones."""
 _REASONS = {
@@ -135,7 +135,7 @@ def answer_photos(
     squares: np.ndarray,
 ) -> Answers:
     """Return the classes and the logarithms of probabilities, float64 [N, logits], that a program
-    answers to photos, or to the squares that are seen of them, whichever it takes."""
+    returns for photos, or for the squares cut from them, whichever it takes."""
     batches = [photo[None] for photo in photos] if target.resizes(wanted) else [squares]
     with target.open_program(wanted.inputs(), folder) as program:
         answers = [program(batch) for batch in batches]

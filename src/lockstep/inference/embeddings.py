@@ -25,8 +25,8 @@ def add_features(weights: Weights) -> Weights:
     """Return weights with more logits: first the features before the classifier, then the logits of
     the given weights.
 
-    The classifier gets an identity matrix above its own rows. So every runtime returns the features
-    as its classifier receives them, rounded as the precision or quantisation has it, in the same
+    With an identity matrix above the classifier's own rows, every runtime returns the features as
+    its classifier receives them, with the rounding of the precision or quantisation, in the same
     computation as the logits.
     """
     count = weights.recipe.spec.features
@@ -39,8 +39,7 @@ def add_features(weights: Weights) -> Weights:
 
 
 class Embeddings:
-    """Features and paths of images, kept on disk until `write`, so that they may be more than fit
-    in memory."""
+    """Features and paths of images, kept on disk until `write`: they need not fit in memory."""
 
     def __init__(self, features: int, rows: IO[bytes], names: IO[bytes]) -> None:
         self._features = features
@@ -92,8 +91,8 @@ def _write_header(file: IO[bytes], dtype: str, shape: tuple[int, ...]) -> None:
 
 @contextmanager
 def write_embeddings(path: Path, features: int) -> Iterator[Embeddings]:
-    """Yield what collects features. When the block ends, the file `path` appears complete; after an
-    error it does not.
+    """Yield a collector of features. When the block ends, the file `path` appears complete; after
+    an error it does not appear.
 
     Until then, hidden files in the same folder hold them. They take as much room as the file.
     Raises `OSError`.

@@ -35,13 +35,14 @@ def choose_precision(
         recorder.note(f"{emulated}: --set precision=fp32 gives the same results within rounding")
         return weights.replace_precision(requested)
     recorder.note(
-        f"computes in fp32; {emulated}. To keep the recipe's precision: --set precision={precision}"
+        f"computing in fp32, because {emulated}. To keep the recipe's precision:"
+        f" --set precision={precision}"
     )
     return weights.replace_precision("fp32")
 
 
 def load_engine(weights: Weights, world: backends.World, execution: Execution) -> Engine:
-    """Return an engine that holds the weights, and quantises if they were trained so.
+    """Return an engine that holds the weights, and quantises if they were trained that way.
 
     Raises `BackendError` if the engine cannot quantise.
     """

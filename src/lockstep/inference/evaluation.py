@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from lockstep.inference.label_file import LabelFile, Labels
 
 _MOST_PIXELS = 2**24
-"""Photos of a batch have at most this many pixels together, unless one has more: three bytes each.
-"""
+"""The photos of a batch have at most this many pixels of three bytes, unless one alone has more."""
 
 
 def evaluate(
@@ -116,8 +115,8 @@ def _evaluate(
         remarks.insert(
             0,
             f"the run, or the weights that it started from, was trained on {trained:,} of these"
-            f" {len(matched.index):,} images (the bytes are the same), so the results are too good:"
-            " evaluate images that were not used for training",
+            f" {len(matched.index):,} images (the bytes are the same), so the results are too"
+            " optimistic: evaluate images that were not used for training",
         )
     if calibrator is not None and recipe.eval_flips:
         remarks.append("calibrated and evaluated without mirrored images, as in `lockstep predict`")
@@ -173,7 +172,7 @@ def _describe_scores(
     execution: Execution,
 ) -> dict[str, Any]:
     """Return the fields of an `Evaluation` that follow from the scores, and the remarks; one more
-    if the order of classes is not proven."""
+    if the class order is uncertain."""
     classes = len(matched.index.classes)
     names = (weights.recipe.selection, *execution.metrics)
     metrics: dict[str, Any] = {**measure(scores, classes, names)}
@@ -207,8 +206,8 @@ def _describe_scores(
 
 
 def group_photos(sizes: np.ndarray, most: int) -> list[np.ndarray]:
-    """Return the places of photos that follow each other and have one size, at most `most`
-    together, and `_MOST_PIXELS`.
+    """Return the positions of consecutive photos of one size, in groups of at most `most` photos
+    and `_MOST_PIXELS`.
 
     `sizes` are heights and widths: int64 [N, 2].
 

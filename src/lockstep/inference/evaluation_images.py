@@ -29,7 +29,7 @@ class EvaluationImages:
     division: float | Fold
     """The share or the fold of them that is held out for validation; 0: all are evaluated."""
     is_own: bool
-    """Whether they are those of the run, whose training has noted what is left out."""
+    """Whether they are those of the run, whose training has already reported what is left out."""
     advice: str = ""
     """The command that trains with images whose classes the weights do not know."""
 
@@ -57,13 +57,13 @@ class EvaluationImages:
                 )
         if self.division:
             whole = len(index)
-            # A bad image is of no part, and is named with each.
+            # Bad images belong to no part, and are listed with each.
             index = replace(divide_index(index, self.division)[1], quarantined=index.quarantined)
             part: object = self.division
             if isinstance(part, float | int):
                 part = f"the share of {part:g}"
             remarks.append(
-                f"evaluates {part} held out for validation, {len(index)} of {whole} images;"
+                f"evaluating {part} held out for validation, {len(index)} of {whole} images;"
                 " --split 0 evaluates all"
             )
         if labels is not None:

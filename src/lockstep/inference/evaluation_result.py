@@ -36,7 +36,7 @@ class Evaluation:
     """Names of the classes of the images, in the order of `per_class`."""
     per_class: Any
     """A mapping of lists with a count of images for each class: all of them (`images`), those whose
-    likeliest class is right (`top1`), those with the right class in the first five (`top5`), and
+    top class is right (`top1`), those with the right class in the first five (`top5`), and
     those of any class for which the model predicts this class (`predicted`)."""
     class_summary: Any
     """Shares in percent: `recall_percent` and `precision_percent` by class, and their means."""
@@ -55,9 +55,11 @@ class Evaluation:
     calibration: dict[str, Any] = field(default_factory=dict)
     """The calibration that was stored with the checkpoint; empty unless you asked for one."""
     sets: dict[str, "Evaluation"] = field(default_factory=dict)
-    """Results by name for a folder of data sets, whose means this result has; else empty."""
+    """For a folder of data sets: the result of each set by name; this result holds their means.
+    Otherwise empty."""
     corruption_errors: dict[str, float] = field(default_factory=dict)
-    """ImageNet-C's errors by corruption in percent of AlexNet's, and their `mean`; else empty."""
+    """For ImageNet-C: errors by corruption in percent of AlexNet's, and their `mean`. Otherwise
+    empty."""
 
     @property
     def images(self) -> int:
@@ -66,12 +68,12 @@ class Evaluation:
 
     @property
     def top1(self) -> float:
-        """The share of images whose likeliest class is their label, in percent."""
+        """The share of images whose most likely class is their label, in percent."""
         return float(self.metrics["top1_percent"])
 
     @property
     def top5(self) -> float | None:
-        """The share of images whose label is among the five likeliest classes, in percent.
+        """The share of images whose label is among the five most likely classes, in percent.
 
         None if it was not computed.
         """

@@ -18,7 +18,7 @@ from lockstep.weights import Weights
 from lockstep.weights.class_names import find_imagenet
 
 _DEEPEST = 3
-"""Data sets are looked for in folders within this many folders: GROUP/CORRUPTION/SEVERITY."""
+"""Data sets are looked for in this many levels of folders: GROUP/CORRUPTION/SEVERITY."""
 _SEVERITIES = ["1", "2", "3", "4", "5"]
 _CLASSES = 1000
 _ALEXNET_ERRORS = {
@@ -45,7 +45,7 @@ https://github.com/hendrycks/robustness"."""
 def find_sets(where: str | Path, weights: Weights, *, has_labels: bool) -> dict[str, Path]:
     """Return the data sets in a folder by their places in it. Empty if it is itself one, holds
     fewer than two, or has folders that are not classes of the weights: folders inside class folders
-    are no data sets."""
+    are not data sets."""
     data = Path(where)
     has_split = sources.holds_split(data, "train") or sources.holds_split(data, "val")
     if sources.find_url(where) is not None or not data.is_dir() or has_split:
@@ -82,7 +82,7 @@ def _list_sets(data: Path, place: str, depth: int) -> list[str]:
 def average_sets(data: str, sets: dict[str, Evaluation]) -> Evaluation:
     """Return the means of the results of data sets, each of which counts the same.
 
-    The interval is the mean of their intervals: it holds however much they are alike. ImageNet-C
+    The interval is the mean of their intervals: it holds even if they are alike. ImageNet-C
     has the same images in every data set.
     """
     results = list(sets.values())

@@ -66,7 +66,7 @@ def export(
     if to is None:
         target = choose_target(precision, batch, bare=bare)
         chosen = [
-            f"writes {target.name}, because {target.runtime() or 'no runtime'} is installed here;"
+            f"writing {target.name}, because {target.runtime() or 'no runtime'} is installed here;"
             " --to chooses another format: lockstep export --help lists them"
         ]
     else:
@@ -165,7 +165,7 @@ def _prove(target: Target, wanted: ProgramSpec, folder: Path, precision: str) ->
         why=explain_bound(target, wanted, precision),
     )
     if wanted.quantised is not None and target.runtime() is not None:
-        # Its answers only resemble those of the weights, and are the same elsewhere.
+        # Its answers only resemble those of the weights, but are the same on other machines.
         run = partial(answer_photos, target, wanted, folder)
         subject = replace(subject, run=lambda *images: run(*images)[1], bound=BOUND_ELSEWHERE)
     # Triton takes every folder of a repository for a model.
@@ -245,18 +245,20 @@ def _remark_on_precision(target: Target, weights: Weights, precision: str | None
     remarks = []
     trained_in = weights.recipe.precision
     if precision is None and trained_in in ("bf16", "fp16"):
-        remark = f"computes in fp32; the weights were trained in {trained_in}"
+        remark = f"the export computes in fp32; the weights were trained in {trained_in}"
         if target.name in _IN_MANY_PRECISIONS:
             remark += f" (--precision {trained_in} keeps that)"
         remarks.append(remark)
     if weights.scales and not _quantises(target, precision):
         if precision == "int8":
-            remark = "is quantised after training, without the scales of the weights"
+            remark = "the export is quantised after training, without the scales of the weights"
         else:
-            how = "--to onnx" if target.backend else "without --precision, or with int8, it"
+            how = "export --to onnx"
+            if target.backend is None:
+                how = "leave out --precision or set it to int8"
             remark = (
                 f"{target.name} computes in float, but the weights were trained for"
-                f" {weights.recipe.quantisation}; {how} quantises"
+                f" {weights.recipe.quantisation}; to quantise, {how}"
             )
         remarks.append(remark)
     return remarks
@@ -277,12 +279,12 @@ def _remark_on_decoding(weights: Weights) -> list[str]:
     remarks = []
     if weights.recipe.exif_orientation:
         remarks.append(
-            "takes pixels: first turn photos by their EXIF orientation (in Python:"
+            "the program takes pixels: first turn photos by their EXIF orientation (in Python:"
             " PIL.ImageOps.exif_transpose), as `lockstep predict` does"
         )
     if weights.recipe.dct_scaling:
         remarks.append(
-            "takes pixels: `lockstep predict` decodes large JPEGs at 1/2, 1/4 or 1/8 of their size"
-            " (dct_scaling), so their pixels differ slightly from those of a full-size decode"
+            "the program takes pixels, and those of large JPEGs differ slightly from a full-size"
+            " decode: `lockstep predict` decodes at 1/2, 1/4 or 1/8 of the size (dct_scaling)"
         )
     return remarks

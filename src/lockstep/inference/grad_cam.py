@@ -1,4 +1,4 @@
-"""Grad-CAM over images: which parts of an image speak for its likeliest class."""
+"""Grad-CAM over images: which parts of an image support its most likely class."""
 
 import importlib
 from typing import Any, Protocol, cast
@@ -11,7 +11,7 @@ from lockstep.system.errors import BackendError
 from lockstep.weights import Weights
 
 _SHOWN = 0.6
-"""The share of the colour in a pixel where the heat is largest; elsewhere it is less in proportion.
+"""The share of the colour in a pixel where the heat is largest; elsewhere proportional to the heat.
 """
 
 
@@ -24,16 +24,16 @@ class Explainer(Protocol):
 
 
 def make_explainer(weights: Weights, backend: str, world: backends.World | None) -> Explainer:
-    """Return what explains the predictions of weights, in the world of the backend's engine.
+    """Return an explainer for the predictions of weights, in the world of the backend's engine.
 
     Raises `BackendError` if the backend cannot, or without a world: another runtime predicts.
     """
     if world is None:
-        raise BackendError("only a framework computes Grad-CAM; leave out --runtime")
+        raise BackendError("only a framework can compute Grad-CAM; leave out --runtime")
     if not backends.FRAMEWORKS[backend].explains:
         names = [name for name, framework in backends.FRAMEWORKS.items() if framework.explains]
         raise BackendError(
-            f"the backend {backend} computes no Grad-CAM; use --backend {' or '.join(names)}"
+            f"the backend {backend} cannot compute Grad-CAM; use --backend {' or '.join(names)}"
         )
     module: Any = importlib.import_module(f"lockstep.backends.{backend}.grad_cam")
     return cast(Explainer, module.Explainer(weights.recipe, weights.tensors, world))

@@ -1,4 +1,4 @@
-"""Images to predict, of any kind: paths, encoded bytes, arrays, tensors and images of Pillow. Each
+"""Images to predict, of any kind: paths, encoded bytes, arrays, tensors and Pillow images. Each
 becomes what a model sees."""
 
 import os
@@ -93,7 +93,7 @@ def _check_kind(value: Any) -> None:
 
 
 def _wrong(value: Any, description: str = "") -> DataError:
-    """Return the error for a value that is no image, with what to do for usual ones."""
+    """Return the error for a value that is not an image, with advice for common mistakes."""
     advice = ""
     axes = len(getattr(value, "shape", ()))
     if isinstance(value, list | tuple | Mapping) or axes == 1:

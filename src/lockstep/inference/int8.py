@@ -1,10 +1,10 @@
 """Int8 after training: an ONNX model or a program for phones that is calibrated on training images,
 and what it loses on validation images.
 
-Programs for phones are quantised by their frameworks' own quantisers (`lockstep.backends`). Of ONNX
-models ONNX Runtime's static quantiser does the work. It measures the range of every value on the
-calibration images, and puts pairs of QuantizeLinear and DequantizeLinear where a convolution, a
-sum, a pool or the classifier takes or gives values. Weights have a scale for each output channel.
+Programs for phones are quantised by their frameworks' own quantisers (`lockstep.backends`), ONNX
+models by ONNX Runtime's static quantiser. It measures the range of every value on the calibration
+images, and puts pairs of QuantizeLinear and DequantizeLinear at the inputs and outputs of
+convolutions, sums, pools and the classifier. Weights have a scale for each output channel.
 Batch norms are folded first, so that ONNX Runtime computes convolutions in integers.
 
 The logits themselves stay float32: 8 bits would make many of them equal.
@@ -278,7 +278,7 @@ def _list_float_nodes(plain: Any) -> list[str]:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Keep back what the quantiser prints, and advice to prepare models that were not folded."""
+    """Suppress what the quantiser prints, and advice to prepare models that were not folded."""
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Images whose label is probably wrong, by runs that did not train on them."""
+"""Find images whose label is probably wrong, with runs that did not train on them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from lockstep.weights.calibration import collect_logits, compute_probabilities
 from lockstep.weights.checkpoint import read_data_digest
 
 TRUSTED_SHARE = 0.9
-"""Runs that predict fewer labels than this share doubt many that are right."""
+"""Runs that predict a smaller share of the labels doubt many that are right."""
 ODDS = 5.0
 """How many times as likely as the label a suggestion of such runs must be."""
 _SMALLEST_CELL = 160
@@ -70,20 +70,20 @@ class LabelCheck:
     judged: int
     """Images that some run predicted without having trained on them."""
     right: int
-    """Of these, the images for which the label is the likeliest class."""
+    """Of these, the images for which the label is the most likely class."""
     trained: int
-    """Images that were to be judged, but that the weights of all their judges were trained on."""
+    """Images that were not judged, because the weights of all their judges were trained on them."""
     images: int
     """All training and validation images."""
     odds: float
-    """How many times as likely as its label the suggestion for a suspect is at least."""
+    """The suggestion for a suspect is at least this many times as likely as its label."""
     recipe: Recipe
-    """It says how the images are prepared."""
+    """How the images are prepared."""
 
 
 @dataclass
 class _Judgement:
-    """What runs say of an image."""
+    """What runs predict for an image."""
 
     index: Index
     sample: int
@@ -103,7 +103,7 @@ def check_labels(
     execution: Execution | None = None,
     listener: Listener | None = None,
 ) -> LabelCheck:
-    """Find label errors of a data set by runs that were trained on it.
+    """Find label errors of a data set with runs that were trained on it.
 
     Each run judges its validation images, without those that its first weights were trained on; its
     best checkpoint was chosen on them. A folder of runs, such as those of `train --folds`, stands

@@ -1,4 +1,4 @@
-"""Which outputs are right for the images of a test set, as a file or a mapping says it
+"""Which outputs are right for the images of a test set, from a file or a mapping
 (docs/how-to/test-sets.md), and the scores of a model by them.
 
 - `{"labels": LABELS, "restrict": RESTRICT}`; both can be missing. A file that is only LABELS is

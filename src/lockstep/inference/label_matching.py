@@ -208,15 +208,15 @@ def describe_orders(orders: list[dict[str, Any]], images: int) -> str:
     worse, better = sorted(orders, key=lambda order: order["top1_percent"])
     parts = []
     for order in (better, worse):
-        counts = ", which counts" if order["counts"] else ""
+        counts = ", which this result uses" if order["counts"] else ""
         accuracy = format_accuracy(order["top1_percent"], images)
         parts.append(f"{accuracy} in {order['order']}{counts}")
     accuracies = f"top-1 is {'; '.join(parts)}"
     if worse["top1_interval_percent"][1] >= better["top1_interval_percent"][0]:
-        return f"the order of the classes is not proven: {accuracies}"
+        return f"the class order is uncertain: {accuracies}"
     if better["counts"]:
-        return f"the order of the classes fits the images: {accuracies}"
+        return f"the class order fits the images: {accuracies}"
     return (
-        f"WARNING: the classes are probably in another order: {accuracies}; to use the better"
-        " order, list the folders in that order: --classes FILE"
+        f"WARNING: the class order is probably wrong: {accuracies}; to use the better order, list"
+        " the folders in that order: --classes FILE"
     )

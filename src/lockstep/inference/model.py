@@ -47,7 +47,7 @@ class Model:
         self._predictors: dict[tuple[bool, bool], Predictor] = {}
         self._stack = ExitStack()
         weakref.finalize(self, self._stack.close)
-        source.about  # noqa: B018  # what is wrong with the source is an error now
+        source.about  # noqa: B018  # raises errors of the source
 
     @property
     def _about(self) -> Weights:
@@ -85,7 +85,7 @@ class Model:
 
     @property
     def unknown_below(self) -> float:
-        """The probability below which the likeliest class is unknown; at 0 every class is known."""
+        """The probability below which the top class is unknown; at 0 every class is known."""
         return self._about.calibration.unknown_below
 
     @property
@@ -159,18 +159,18 @@ class Model:
         explain: bool = False,
         on_error: OnError | None = None,
     ) -> Any:
-        """Predict the likeliest classes of one image or several.
+        """Predict the most likely classes of one image or several.
 
         Probabilities are the softmax of the logits. A calibrated model first divides these by its
         temperature.
 
         Args:
-            images: One image: a path, the bytes of an image file, an image of Pillow, or an array
+            images: One image: a path, the bytes of an image file, a Pillow image, or an array
                 or a tensor, RGB [height, width, 3] or [3, height, width], uint8 or floats from 0 to
                 1. Or several: an iterable, or an array [N, ...].
             top: The number of classes to return.
             features: Whether to add the features before the classifier.
-            explain: Whether to add a picture of what speaks for the likeliest class.
+            explain: Whether to add a picture of the parts that support the most likely class.
             on_error: A function to call with the name of an unreadable image, and the reason. The
                 other images are predicted.
 
@@ -222,11 +222,12 @@ class Model:
         return next(inputs) if is_one_image(images) else inputs
 
     def _keep(self, values: Iterator[Any]) -> Iterator[Any]:
-        """Yield values; meanwhile the model is referred to, and so stays open."""
+        """Yield values; this reference keeps the model open meanwhile."""
         yield from values
 
     def _open_predictor(self, *, features: bool, explain: bool) -> Predictor:
-        """Return the predictor that is open, or open it. The notes of all kinds are the same."""
+        """Return the predictor that is open, or open it. Only the first one sends
+        notes, because all send the same."""
         kind = features, explain
         if kind not in self._predictors:
             options = replace(self._options, listener=None) if self._predictors else self._options

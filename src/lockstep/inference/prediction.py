@@ -38,7 +38,7 @@ OnError = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Prediction:
-    """The likeliest classes of one image, the likeliest first.
+    """The most likely classes of one image, the top class first.
 
     >>> import lockstep
     >>> prediction = lockstep.load("run").predict("data/val/dots/00006.jpg", top=2)
@@ -47,18 +47,17 @@ class Prediction:
     """
 
     path: Path | None
-    """The path of the image; None for bytes, arrays and images of Pillow."""
+    """The path of the image; None for bytes, arrays and Pillow images."""
     classes: tuple[str, ...]
     """Names of the classes, or output numbers as text. A run has the names of its image folders."""
     probabilities: tuple[float, ...]
     """The probability of each class, from 0 to 1."""
     is_unknown: bool = False
-    """Whether the likeliest class is less probable than the model's `unknown_below`."""
+    """Whether the top class is less probable than the model's `unknown_below`."""
     features: np.ndarray | None = field(default=None, compare=False, repr=False)
     """The input of the classifier, float32 [features], if you asked for it."""
     explanation: np.ndarray | None = field(default=None, compare=False, repr=False)
-    """Grad-CAM of the likeliest class over the image, if you asked for it: uint8 [size, size, 3].
-    """
+    """Grad-CAM of the top class over the image, if you asked for it: uint8 [size, size, 3]."""
 
 
 class Predictor:
@@ -86,7 +85,7 @@ class Predictor:
         self.features = weights.recipe.spec.features if features else 0
         """The number of features of an image; 0 if predictions have none."""
         self.unknown_below = weights.calibration.unknown_below
-        """An image is unknown if its likeliest class is less probable than this; 0: none is."""
+        """An image is unknown if its top class is less probable than this; 0: none is."""
         computed = add_features(weights) if features else weights
         with ExitStack() as stack:
             session = stack.enter_context(open_session(computed, options, exported=exported))
@@ -130,7 +129,7 @@ class Predictor:
                 heat = self._explainer.heat(batch.pixels, logits.argmax(axis=1))
                 pictures = overlay(batch.pixels, heat)
             for i, path in enumerate(batch.paths):
-                best, probabilities = find_likeliest(logits[i], top, self._weights.calibration)
+                best, probabilities = find_most_likely(logits[i], top, self._weights.calibration)
                 classes = tuple(names.get(number, str(number)) for number in best)
                 row = None
                 if self.features:
@@ -237,11 +236,11 @@ def open_for_prediction(
     return weights
 
 
-def find_likeliest(
+def find_most_likely(
     logits: np.ndarray, top: int, calibration: Calibration = UNCALIBRATED
 ) -> tuple[list[int], tuple[float, ...]]:
-    """Return the numbers of the `top` likeliest classes of an image, and their probabilities, from
-    its logits [logits]."""
+    """Return the numbers and probabilities of the `top` most likely classes of an image, from its
+    logits [logits]."""
     probabilities = compute_probabilities(logits, calibration.temperature)
     best = np.argsort(-probabilities, kind="stable")[:top]
     return best.tolist(), tuple(probabilities[best].tolist())
@@ -266,12 +265,12 @@ def name_classes(weights: Weights) -> tuple[Weights, str]:
         return weights, ""
     assumed = assume_classes(weights.recipe)
     if not assumed:
-        return weights, f"{UNNAMED}; shows the numbers of the outputs"
+        return weights, f"{UNNAMED}; showing the numbers of the outputs"
     outputs = "1000 outputs"
     if weights.recipe.logits != 1000:
-        outputs = "1001 outputs as NVIDIA's TensorFlow model, the last unused"
+        outputs = "1001 outputs, the last unused, like NVIDIA's TensorFlow model"
     note = (
-        f"the weights name no classes and have {outputs}; shows ImageNet's names. If these are"
-        " other classes: --classes FILE"
+        f"the weights name no classes and have {outputs}; showing ImageNet's names. If these are"
+        " wrong: --classes FILE"
     )
     return replace(weights, classes=assumed), note

@@ -1,7 +1,7 @@
 """`preprocessing.py` next to a model that takes squares only: how photos become them, in words and
 as a program.
 
-The program needs NumPy and Pillow, and nothing of Lockstep. Its arithmetic is the source of
+The program needs NumPy and Pillow, but not Lockstep. Its arithmetic is the source of
 `lockstep.backends.shared.resize`.
 """
 

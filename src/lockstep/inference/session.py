@@ -55,7 +55,7 @@ class SessionOptions:
 
     @property
     def place(self) -> str:
-        """The name of the backend or of the other runtime, as far as it is chosen."""
+        """The name of the backend or of the other runtime, if it is chosen already."""
         is_native = self.runtime in (None, NATIVE)
         return self.execution.backend if is_native else str(self.runtime)
 
@@ -94,7 +94,7 @@ class Session:
     runtime: str
     """Its name."""
     weights: Weights
-    """In the precision that it computes in."""
+    """The weights, in the precision that it computes in."""
     recorder: Recorder
     evaluate: Callable[..., Scores]
     """Returns the scores of every image of some batches that is not padding, of all ranks; with
@@ -102,12 +102,12 @@ class Session:
     predict: Callable[[np.ndarray], np.ndarray]
     """Returns the logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
     world: backends.World | None = None
-    """That of the backend's engine; None for other runtimes than the native one."""
+    """The world of the backend's engine; None for other runtimes than the native one."""
     rank: int = 0
     ranks: int = 1
     on_gpu: bool = False
     precision: str = ""
-    """That of an exported program; "" if it is that of the weights."""
+    """The precision of an exported program; "" if it is that of the weights."""
     takes_photos: bool = False
     """Whether it resizes and crops whole photos, as some exported programs do."""
 
@@ -203,7 +203,7 @@ def _choose_runtime_precision(
         raise BackendError(why)
     if why:
         recorder.note(
-            f"computes in fp32, not in the recipe's {weights.recipe.precision}:"
+            f"computing in fp32, not in the recipe's {weights.recipe.precision}:"
             f" {why.partition(';')[0]}"
         )
     return weights.replace_precision("fp32" if why else requested)

@@ -148,7 +148,7 @@ class ModelSource:
     def find_export(self, options: SessionOptions) -> "ExportedModel | ExportedProgram | None":
         """Return what to run of an export as it is; None if weights are evaluated.
 
-        Raises `BackendError` if an export is to run with something chosen.
+        Raises `BackendError` if a program is to run with options that change the model.
         """
         runtime = options.runtime
         if not self.choice.is_default:
@@ -182,12 +182,12 @@ class ModelSource:
         return program if is_ready else None
 
     def remark_on_program(self, runtime: str | None) -> list[str]:
-        """Return a remark if the weights of an export are evaluated, and not its program, without
-        being asked for."""
+        """Return a remark if no runtime was chosen, and the weights of an export are evaluated
+        instead of its program."""
         if runtime is not None or self._program is None:
             return []
         return [
-            f"evaluates the export's weights; --runtime {PROGRAM} runs its program, if you trust"
+            f"evaluating the export's weights; --runtime {PROGRAM} runs its program, if you trust"
             " its author"
         ]
 

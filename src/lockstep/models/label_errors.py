@@ -10,14 +10,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class LabelErrors:
-    """What confident learning says of the labels of some images."""
+    """What confident learning says about the labels of some images."""
 
     suspects: np.ndarray
     """int64 [suspects]: images whose label is probably wrong, the most certain first."""
     suggestions: np.ndarray
     """int64 [suspects]: the class that each of them probably belongs to."""
     margins: np.ndarray
-    """float64 [suspects]: the probability of the label less that of the likeliest other class."""
+    """float64 [suspects]: the label's probability less that of the most likely other class."""
     joint: np.ndarray
     """int64 [classes, classes]: the number of images by label and confident class. Images without a
     confident class are not counted."""
@@ -32,7 +32,7 @@ def find_label_errors(
     probability is at least the mean probability of the class over the images with its label: the
     threshold follows how sure the model is of the class. It is at least that of chance, 1/classes:
     a model is seldom sure of a rare class, and would find it in images of others. Of several, the
-    likeliest is taken. An image whose confident class is not its label, and more than `odds` times
+    top one is taken. An image whose confident class is not its label, and more than `odds` times
     as likely as the label, is a suspect. A class without images has no threshold, and nothing is
     suspected to belong to it.
     """

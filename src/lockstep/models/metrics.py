@@ -235,8 +235,8 @@ def measure(scores: Scores, classes: int, names: Iterable[str] = ()) -> dict[str
 
 
 def list_metrics(result: Mapping[str, Any], classes: int) -> list[Metric]:
-    """Return the metrics of a result that are shown for this many classes. Those of which less is
-    better are the last.
+    """Return the metrics of a result that are shown for this many classes. Those whose smaller
+    values are better come last.
 
     >>> result = {"step": 8, "loss": 1.5, "top5_percent": 100.0, "top3_percent": 60.0, "mrr": 0.5}
     >>> [metric.title for metric in list_metrics(result, 5)]

@@ -10,7 +10,7 @@ class Optimizer:
 
     source: str
     formula: str
-    """One step, as the documentation of `Recipe.optimizer` has it."""
+    """One step, as the documentation of `Recipe.optimizer` shows it."""
     velocity: Literal["sum", "mean", "move"] = "mean"
     """What a velocity (`State.momentum`) is: a sum of gradients in which older ones fade; their
     mean, not corrected for bias; or a sum of moves, which has the learning rate (w -= v)."""

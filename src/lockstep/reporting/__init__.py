@@ -22,7 +22,7 @@ def report(
         runs: The folder of a run, or a list of them.
         out: The HTML file to write.
         plots: A folder for the figures, each as PNG and SVG; by default they are not written.
-        explain: Whether to show which parts of mistaken images speak for the predicted class
+        explain: Whether to show which parts of misclassified images support the predicted class
             (Grad-CAM). This opens the checkpoints of the shown evaluations in PyTorch.
 
     Returns:

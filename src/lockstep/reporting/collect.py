@@ -18,7 +18,7 @@ def open_runs(folders: list[Path]) -> list[Run]:
 
 def describe_cross_validations(runs: list[Run]) -> list[str]:
     """Return a line for each cross-validation of which all runs are finished, and for each run
-    whose accuracy is too high."""
+    whose accuracy is too optimistic."""
     groups: dict[Path, list[Run]] = {}
     for run in runs:
         if run.recipe.folds:
@@ -29,7 +29,7 @@ def describe_cross_validations(runs: list[Run]) -> list[str]:
         if known:
             lines.append(
                 f"{run.name}, or the weights that it started from, was trained on {known} of its"
-                " validation images (the bytes are the same), so its accuracy is too high"
+                " validation images (the bytes are the same), so its accuracy is too optimistic"
             )
     for group in groups.values():
         reports = [run.report for run in group if run.report is not None and run.report["best"]]

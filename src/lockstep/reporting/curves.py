@@ -76,7 +76,7 @@ def build_charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _list_named_metrics(runs: Sequence[Run]) -> list[Metric]:
-    """Return the metrics of last evaluations that are there because settings name them."""
+    """Return the metrics that the last evaluations have because settings name them."""
     metrics: dict[str, Metric] = {}
     for run in runs:
         for entry in run.evaluations[-1:]:

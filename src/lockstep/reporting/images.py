@@ -100,7 +100,7 @@ def _load_images(
 def explain_images(
     run: Run, results: Results, weights: str, index: Index, samples: list[int]
 ) -> dict[int, str]:
-    """Return images with what speaks for the predicted class over them (Grad-CAM), as `data:`
+    """Return images with the parts that support the predicted class marked (Grad-CAM), as `data:`
     addresses.
 
     `weights` of the results are the "trained" ones or the "ema". Raises `ImagesGone` if an image

@@ -55,8 +55,8 @@ def describe_other_images(runs: Sequence[Run]) -> tuple[str, list[str]]:
         return "", []
     largest = max(groups, key=lambda group: runs[group[0]].evaluations[-1]["images"])
     data = runs[largest[0]].environment.get("data", "")
-    # One share is the same images for all. Another run was perhaps trained on those of its share,
-    # and images of classes that a run does not know are left out.
+    # Runs with one share hold out the same images. A run with another share may have been trained
+    # on them, and images of classes that a run does not know are left out.
     divisions = {(str(run.recipe.division), *sorted(run.classes)) for run in runs}
     shared = "DATA"
     if data and len(divisions) == 1 and not runs[0].recipe.folds:
@@ -82,7 +82,7 @@ def compare_common_images(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         own = sorted(set(run.classes) - shared)
         if own and shared:
-            lines.append(f"Not all runs know these classes, {run.name} does: {list_first(own)}.")
+            lines.append(f"{run.name} knows classes that not all runs know: {list_first(own)}.")
     images = [list_validation_images(run.folder) for run in runs]
     common = set(images[0]).intersection(*images)
     accuracies = []

@@ -46,7 +46,7 @@ class Result:
     calibration_error: float | None
     """None if the run kept no results of single images."""
     basis: str = ""
-    """Which temperature the calibration error is of."""
+    """Which temperature the calibration error belongs to."""
     is_best: bool = False
     """Whether it is the result of the run's best checkpoint."""
 
@@ -173,9 +173,9 @@ def compare_speeds(
     runs: Sequence[Run], speeds: Sequence[Speed]
 ) -> list[tuple[int, Row, float | None]]:
     """Return the number of each run with every published speed of its model, precision and
-    hardware, and with the quotient.
+    hardware, and with the ratio.
 
-    The quotient is the run's images per second divided by the published ones. It is None unless
+    The ratio is the run's images per second divided by the published ones. It is None unless
     batch and image size are the same too. Rows with another number of accelerators are left out.
     """
     rows = []

@@ -47,7 +47,7 @@ class ClassRow:
     predicted: int | None = None
     """Images of any class that were taken for this one; None in older reports."""
     taken_for: str = ""
-    """The class its images were wrongly taken for most often, and how often; empty if none or
+    """The class that its images were most often mistaken for, and how often; empty if none or
     unknown."""
 
     @property
@@ -105,7 +105,7 @@ class View:
     bins: list[Bin] = field(default_factory=list)
     calibration_error: float | None = None
     basis: str = ""
-    """Which temperature the confidences are of."""
+    """Which temperature the confidences belong to."""
     mistakes: list[Mistake] = field(default_factory=list)
     note: str = ""
     """Why something is missing."""
@@ -141,7 +141,7 @@ def _explain_missing(run: Run, view: View) -> str:
     assert run.best is not None
     return (
         f"Classes, confusion and mistakes are those of step {view.step}: the run kept no results of"
-        f" single images of its best checkpoint, step {run.best['step']}."
+        f" single images for its best checkpoint, step {run.best['step']}."
     )
 
 
@@ -153,7 +153,7 @@ _WITHOUT_RESULTS = (
 def add_images(
     runs: Sequence[Run], views: Sequence[View], *, explain: bool = False
 ) -> tuple[list[View], dict[str, str]]:
-    """Return the views with the names of mistaken images, and these images as `data:` addresses by
+    """Return the views with the names of misclassified images, and these as `data:` addresses by
     `image_key`.
 
     With `explain`, there is also an explanation of each
@@ -273,7 +273,7 @@ def _build_matrix(confusions: np.ndarray, classes: list[str]) -> Matrix:
 
 
 def _add_images(run: Run, views: list[View], *, explain: bool) -> tuple[list[View], dict[str, str]]:
-    """Return the views with the names of their mistakes, and the mistaken images as `data:`
+    """Return the views with the names of their mistakes, and the misclassified images as `data:`
     addresses by key."""
     samples = sorted({mistake.sample for view in views for mistake in view.mistakes})
     if not samples:

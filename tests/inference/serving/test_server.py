@@ -155,7 +155,7 @@ def test_unknown_options_are_refused(server: Server, photos: list[Path], query: 
     answer = server.post(f"/predict?{query}", photos[0].read_bytes())
     assert answer.status_code == 400
     if query == "explain=1":
-        reason = "this runtime computes no Grad-CAM; serve with --runtime native and --backend"
+        reason = "this runtime cannot compute Grad-CAM; serve with --runtime native and --backend"
         assert answer.json()["error"] == f"{reason} jax or torch"
 
 

@@ -2,8 +2,8 @@
 
 Each decoder works on one image at a time. One that takes longer than `PATIENT_SEC` for an image is
 set aside: it gets the lowest priority, and another decoder takes its place, so that images behind
-it do not wait for it. Images that are not waited for any more, because their time is over or their
-client has left, end their decoder. Another one is forked in milliseconds.
+it do not wait for it. If nobody waits for an image any more, because its time is over or its client
+has left, its decoder is ended. Another one is forked in milliseconds.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ PATIENT_SEC = 1.0
 """The seconds after which others do not wait for an image. A photo of 50 million pixels takes less
 on an idle core."""
 MOST_SET_ASIDE = 4
-"""Decoders that are set aside. If there are more, the first of them is ended."""
+"""At most this many decoders are set aside. If there are more, the first of them is ended."""
 _STARTING_SEC = 60.0
 """The seconds in which a process must be ready to decode. It takes less than one unless the machine
 is very busy."""
 _AGAIN_SEC = 1.0
-"""The seconds until it is tried again to start a decoder."""
+"""The seconds before another attempt to start a decoder."""
 _KEPT_BYTES = 2**20
-"""A decoder keeps this much memory for bodies. What larger ones took is given back."""
+"""A decoder keeps this much memory for bodies. What larger ones took is freed."""
 _LINES_OF_ERROR = 20
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Only a process with one thread can be forked safely."""
@@ -199,20 +199,20 @@ class _Decoder:
             self._requests.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give back what this process holds for it."""
+        """Free what this process holds for it."""
         self._requests.close()
         del self._pixels
         self._memory.close()
 
 
 class Decoders:
-    """A pool of processes that decode. All but its construction is for one event loop."""
+    """A pool of processes that decode. Construct it anywhere, but use it in one event loop."""
 
     def __init__(self, places: int, report: Callable[[str], None]) -> None:
         """Start the process that forks decoders, which takes a while to import what it needs.
 
-        `places` is the number of images that are decoded at the same time. `report` gets what has
-        failed.
+        `places` is the number of images that are decoded at the same time. `report` is called with
+        failures.
         """
         self._places = places
         self._report = report
@@ -306,7 +306,7 @@ class Decoders:
         self._arrivals.release()
 
     def _put_aside(self, decoder: _Decoder) -> None:
-        """Let others not wait for a decoder that takes long."""
+        """Set a slow decoder aside, so that others do not wait for it."""
         self._fresh.discard(decoder)
         self._set_aside.append(decoder)
         self._command(YIELD, decoder)
@@ -337,7 +337,7 @@ class Decoders:
                     group.create_task(self._start_decoder())
 
     async def _start_decoder(self) -> None:
-        """Start a decoder, however often it must be tried."""
+        """Start a decoder, with as many attempts as it takes."""
         decoder = None
         while decoder is None:
             forker = self._forker
@@ -362,7 +362,7 @@ class Decoders:
         try:
             self._forker = _Forker()
             self._forker.send(self._settings.encode())
-        except OSError as error:  # no memory or descriptors: it is tried again
+        except OSError as error:  # no memory or descriptors: there is another attempt
             self._report(f"the process that starts decoders could not be started: {error!r}")
 
     async def _fork(self) -> _Decoder:

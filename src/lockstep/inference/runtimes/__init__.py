@@ -1,9 +1,8 @@
-"""Runtimes: what infers, computing logits of images from trained weights. One protocol, one file
-for each runtime.
+"""Runtimes compute logits of images from trained weights. One protocol, one file for each runtime.
 
 "native" is the engine of a backend (`lockstep.backends`). The others run one graph on one
-machine: an ONNX model, or a program of Paddle. They need no training framework, but packages of
-their own.
+machine: an ONNX model, or a program of Paddle. They need their own packages, and no training
+framework.
 """
 
 import importlib
@@ -108,7 +107,7 @@ class RuntimeRow:
     precisions: Mapping[str, tuple[str, ...]]
     """The precisions that it computes in, by device. The native runtime's are not listed."""
     extra: str = ""
-    """The extra of Lockstep's package that installs it."""
+    """Lockstep's extra that installs it."""
     framework: str = ""
     """The backend whose framework it loads; "" for none."""
     runs_onnx: bool = True

@@ -1,8 +1,8 @@
 """ONNX models of `lockstep export`, as they are deployed: the file itself is run, not the weights
 in it.
 
-What is run ends with the logits, and begins after the resize of photos. So the nodes outside of it
-must be those that `lockstep export` writes: others would be left out without notice.
+Only the part from the resize of photos to the logits is run. The nodes outside of it must be those
+that `lockstep export` writes, because others would be left out without notice.
 """
 
 from dataclasses import dataclass
@@ -113,8 +113,8 @@ def _find_logits(graph: onnx_graph.OnnxGraph) -> str:
 
 
 def _skip_rounding(graph: onnx_graph.OnnxGraph, node: Any) -> Any:
-    """Return the node whose probabilities are rounded by half a percent at most, as quantisers
-    do it; other nodes stay."""
+    """Return the node before a quantiser's rounding of probabilities by half a percent at most;
+    without such a rounding, return the node itself."""
     if node.op_type != "DequantizeLinear":
         return node
     before = graph.makers[node.input[0]]

@@ -38,7 +38,7 @@ QUANTISED_BOUND = 1e-2
 """The same for weights in int8, where rounding decides which integer a value becomes."""
 WARMUP = 1
 TIMED = 4
-"""Batches of a runtime that are not timed, and that are."""
+"""Batches of a runtime that are not timed, and those that are."""
 _KIND = "lockstep-runtimes"
 _MOST = 200
 """The newest choices that are kept."""
@@ -60,7 +60,7 @@ def choose_fastest(weights: Weights, execution: Execution, recorder: Recorder) -
     if key in known and known[key]["runtime"] in names:
         return str(known[key]["runtime"])
     recorder.note(
-        f"measures the runtimes {', '.join(names)} once for this machine and these weights;"
+        f"measuring the runtimes {', '.join(names)} once for this machine and these weights;"
         " this takes seconds"
     )
     rates, left_out = _measure_all(names, weights, execution)
@@ -69,7 +69,7 @@ def choose_fastest(weights: Weights, execution: Execution, recorder: Recorder) -
     chosen = max(rates, key=lambda name: rates[name])
     ordered = sorted(rates.items(), key=lambda item: -item[1])
     text = ", ".join(f"{name} {rate:.3g}" for name, rate in ordered)
-    recorder.note(f"uses the runtime {chosen} (images/s: {text}); remembered in {file}")
+    recorder.note(f"using the runtime {chosen} (images/s: {text}); remembered in {file}")
     known.pop(key, None)
     newest = [*known.items()][1 - _MOST :]
     kept = [*newest, (key, {"runtime": chosen, "images_per_sec": rates})]

@@ -1,4 +1,4 @@
-"""ONNX Runtime: on CPUs, and on GPUs through its providers for CUDA and TensorRT. The GPU's part
+"""ONNX Runtime: on CPUs, and on GPUs through its providers for CUDA and TensorRT. The GPU code
 has not been run."""
 
 from collections.abc import Mapping, Sequence

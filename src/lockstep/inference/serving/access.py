@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from lockstep.system.errors import UserError
 
 SHORTEST_TOKEN = 16
-"""Characters. Shorter ones can be guessed."""
+"""Characters. Shorter tokens can be guessed."""
 OPEN = frozenset(("/", "/v2/health/live", "/v2/health/ready"))
 """Paths that need no token: the page, which asks for it, and what load balancers ask."""
 MAKES_TOKEN = "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"

@@ -77,7 +77,7 @@ class Batcher:
 
     @property
     def is_full(self) -> bool:
-        """Whether not one image more can be admitted."""
+        """Whether no more images can be admitted."""
         return self.admitted >= self._limits.max_queue
 
     @contextmanager

@@ -27,11 +27,11 @@ class Bodies:
         self.size = 0
         """Bytes of bodies in memory."""
         self.coming = set[Reading]()
-        """What reads the bodies that are not complete."""
+        """The readers of incomplete bodies."""
 
     @contextmanager
     def hold(self) -> Iterator["Reading"]:
-        """Yield what reads one body. What it holds counts until the block ends."""
+        """Yield a reader of one body. Its bytes count until the block ends."""
         reading = Reading(self, self._limits)
         try:
             yield reading

@@ -19,7 +19,7 @@ from lockstep.inference.decoding.pool import Decoders, GivenUp, NotDecoded
 from lockstep.inference.decoding.process import BAD_FORM, BAD_IMAGE, OVER_BUDGET
 from lockstep.inference.grad_cam import overlay
 from lockstep.inference.images import read_square
-from lockstep.inference.prediction import find_likeliest
+from lockstep.inference.prediction import find_most_likely
 from lockstep.inference.runtimes import NATIVE
 from lockstep.inference.serving import open_inference as oip
 from lockstep.inference.serving.batching import Batcher, Computed, Full, Ticket
@@ -57,7 +57,7 @@ class Parts:
     bodies: Bodies
     decoders: Decoders
     threads: ThreadPoolExecutor
-    """They parse JSON and encode answers, so that the event loop stays free."""
+    """Threads that parse JSON and encode answers, so that the event loop stays free."""
 
     @property
     def is_ready(self) -> bool:
@@ -181,7 +181,7 @@ async def _wait_until_client_leaves(request: Request) -> None:
 
 
 class Predict(_Route):
-    """`POST /predict`: an image, as the body or in a form, to its likeliest classes."""
+    """`POST /predict`: an image, as the body or in a form, to its most likely classes."""
 
     async def answer(self, request: Request) -> Response:
         """Answer a request."""
@@ -246,7 +246,7 @@ class Predict(_Route):
             able = " or ".join(name for name, framework in FRAMEWORKS.items() if framework.explains)
             raise Refused(
                 400,
-                f"this runtime computes no Grad-CAM; serve with --runtime {NATIVE} and --backend"
+                f"this runtime cannot compute Grad-CAM; serve with --runtime {NATIVE} and --backend"
                 f" {able}",
             )
         return number, flags
@@ -254,7 +254,7 @@ class Predict(_Route):
     def _describe_classes(self, logits: np.ndarray, top: int) -> dict[str, Any]:
         names = dict(enumerate(self._parts.about.classes))
         calibration = self._parts.about.calibration
-        best, shares = find_likeliest(logits, top, calibration)
+        best, shares = find_most_likely(logits, top, calibration)
         classes = [names.get(number, str(number)) for number in best]
         unknown = {}
         if calibration.unknown_below:

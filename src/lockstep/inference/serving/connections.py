@@ -23,8 +23,8 @@ still come afterwards."""
 _LAST_SEC = 0.5
 """How long requests are refused after that, on connections that were made before."""
 _ACCEPT_STEPS = 3
-"""Steps of the event loop in which it accepts what came while it stalled, and a transport is made
-of it."""
+"""Steps of the event loop in which it accepts connections that came while it stalled, and makes
+their transports."""
 _SWEEP_TICKS = 10
 """uvicorn has ten ticks a second."""
 
@@ -149,7 +149,7 @@ class Stopping:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server. The first SIGTERM or Ctrl-C stops it after the work that it has; the second
+    """uvicorn's server. The first SIGTERM or Ctrl-C stops it after the accepted work; the second
     one at once."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a server takes at most: sizes, images at the same time, and times."""
+"""A server's limits: sizes, images at the same time, and times."""
 
 from dataclasses import dataclass, fields
 
@@ -27,7 +27,7 @@ not a reset."""
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes at most. Raises `UserError` for a value out of range."""
+    """A server's limits. Raises `UserError` for a value out of range."""
 
     max_batch: int = 32
     """The largest batch that the runtime gets, and the most images of one request."""

@@ -55,8 +55,8 @@ class Output:
     name: str
     binary: bool
     best: int = 0
-    """The number of the likeliest classes to return as text in place of the values; 0 for the
-    values."""
+    """The number of most likely classes to return as text in place of the values; 0 for the values.
+    """
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def encode_answer(
             "shape": list(values.shape),
         }
         if output.best:
-            texts = _list_likeliest(values, output.best, labels)
+            texts = _list_most_likely(values, output.best, labels)
             about |= {"datatype": "BYTES", "shape": [len(values), output.best]}
             encoded = [text.encode() for text in texts]
             data = b"".join(struct.pack("<I", len(text)) + text for text in encoded)
@@ -287,7 +287,7 @@ def encode_answer(
     return [text, *parts], len(text) if parts else None
 
 
-def _list_likeliest(values: np.ndarray, count: int, labels: Sequence[str]) -> list[str]:
+def _list_most_likely(values: np.ndarray, count: int, labels: Sequence[str]) -> list[str]:
     """Return the largest values of each image as Triton writes them: "VALUE:CLASS:NAME"; without a
     name "VALUE:CLASS"."""
     texts = []

@@ -50,7 +50,7 @@ async function describe() {
 }
 
 function report(error) {
-  $("#status").textContent = `The server does not answer: ${error.message}`;
+  $("#status").textContent = `Cannot load the model's description: ${error.message}`;
 }
 
 $("#access").addEventListener("submit", (event) => {
