@@ -4,11 +4,13 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lockstep.backends import Framework
 from lockstep.inference.serving import INSTALL
+from lockstep.inference.serving.access import Access, make_access
 
 Run = Callable[..., tuple[int, str, str]]
 LONG = "0123456789-0123456789"
@@ -52,11 +54,25 @@ def test_a_token_from_a_pipe_is_refused(answer: Run, run_folder: Path, tmp_path:
     assert "LOCKSTEP_SERVE_TOKEN" in errors
 
 
-def test_a_port_in_use_is_named(answer: Run, run_folder: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
+@pytest.mark.parametrize("begins", ["before", "while the model opens"])
+def test_a_port_in_use_is_named(
+    answer: Run, run_folder: Path, begins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
         port = other.getsockname()[1]
-        code, _, errors = answer("serve", run_folder, "--port", port)
-    assert code == 2
+
+        def listen_late(*args: Any, **options: Any) -> Access:
+            other.listen()
+            return make_access(*args, **options)
+
+        if begins == "before":
+            other.listen()
+        else:
+            monkeypatch.setattr("lockstep.inference.serving.make_access", listen_late)
+        code, printed, errors = answer("serve", run_folder, "--port", port)
+    assert (code, printed) == (2, "")
     assert errors.startswith(
         f"lockstep: cannot listen on 127.0.0.1 port {port}: Address already in use; "
     )

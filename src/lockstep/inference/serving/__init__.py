@@ -8,8 +8,8 @@ and has a page. This module needs none of the packages of the extra `serve`; the
 import importlib
 import logging
 import socket
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from lockstep.backends import Framework
@@ -102,15 +102,25 @@ def bind_socket(host: str, port: int) -> socket.socket:
         ) from None
     sock = socket.socket(family, kind, protocol)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError as error:
+        with name_address(host, port):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+    except UserError:
         sock.close()
+        raise
+    return sock
+
+
+@contextmanager
+def name_address(host: str, port: int) -> Iterator[None]:
+    """Raise `UserError` with the address if what is done with a socket fails."""
+    try:
+        yield
+    except OSError as error:
         raise UserError(
             f"cannot listen on {host} port {port}: {error.strerror}; stop the other server, or use"
             " --port (0: a free port)"
         ) from None
-    return sock
 
 
 __all__ = ["HOST", "Limits", "serve"]

@@ -13,6 +13,7 @@ import uvicorn
 
 from lockstep.inference.decoding.pool import Decoders
 from lockstep.inference.decoding.process import Settings
+from lockstep.inference.serving import name_address
 from lockstep.inference.serving.access import Access, is_loopback
 from lockstep.inference.serving.app import make_application
 from lockstep.inference.serving.batching import Batcher
@@ -70,6 +71,9 @@ def run(
 
         config = _configure(app, limits)
         server = Server(config, stopping, lambda: app.requests > 0, begin, decoders.mend)
+        address, port = sock.getsockname()[:2]
+        with name_address(address, port):  # two servers can have one address until one listens
+            sock.listen(_BACKLOG)
         _announce(sock, about, access)
         server.run(sockets=[sock])
         log("stopped")
