@@ -14,6 +14,7 @@ from paddle import inference, static
 from lockstep.backends.paddle import framework_import
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.system.errors import BackendError, CheckpointError
+from lockstep.system.machine import arithmetic
 
 PRECISIONS = {
     "cpu": {"fp32": inference.PrecisionType.Float32, "bf16": inference.PrecisionType.Bfloat16},
@@ -32,8 +33,8 @@ class Options:
 
     device: Literal["cpu", "cuda"] = "cpu"
     precision: str = "fp32"
-    """fp32 or bf16 on CPUs; fp32, fp16 or int8 on GPUs. bf16 needs AVX-512 and oneDNN. Without
-    AVX-512 Paddle uses fp32."""
+    """fp32 or bf16 on CPUs; fp32, fp16 or int8 on GPUs. bf16 needs oneDNN and a CPU with bf16
+    instructions: Paddle fails on others that have AVX-512, and uses fp32 on those without it."""
     onednn: bool = True
     """Whether a CPU computes with oneDNN. If false, it computes with Paddle's own kernels."""
     max_batch_images: int = 32
@@ -130,6 +131,11 @@ def _check(options: Options) -> None:
         )
     if options.precision == "bf16" and not options.onednn:
         raise BackendError("Paddle's own kernels compute in fp32 on a CPU; bf16 needs onednn=True")
+    if options.device == "cpu" and options.precision not in arithmetic().precisions:
+        raise BackendError(
+            "Paddle Inference computes in bf16 only on processors with bf16 instructions, which"
+            " this one lacks; use precision='fp32'"
+        )
     if options.device == "cuda" and not paddle.is_compiled_with_cuda():
         raise BackendError(
             "device is cuda, but this Paddle has no CUDA; install paddlepaddle-gpu, or use"
