@@ -111,7 +111,7 @@ def describe_benchmarks() -> str:
 
 def describe_translation(command: str, name: str, revision: str) -> str:
     """Return a row of a table with a command, its equivalent, and the reasons for what is not
-    carried."""
+    translated."""
     translation = translate(command.split(), name, revision or None)
     lost = translation.not_carried
     if not translation.command:
