@@ -136,8 +136,8 @@ def test_quantised_weights_are_compared_quantised(tiny_recipe: Recipe, tmp_path:
     assert (rounded["bound"], in_float["comparison"]["bound"]) == (5e-2, 1e-4)
     assert rounded["largest_difference"] < 1e-3
     assert in_float["remarks"] == [
-        "onnx computes in float, but the weights were trained for int8; without --precision, or"
-        " with int8, it quantises"
+        "onnx computes in float, but the weights were trained for int8; to quantise, leave out"
+        " --precision or set it to int8"
     ]
 
 
