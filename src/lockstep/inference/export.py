@@ -168,7 +168,7 @@ def _prove(target: Target, wanted: ProgramSpec, folder: Path, precision: str) ->
         # Its answers only resemble those of the weights, but are the same on other machines.
         run = partial(answer_photos, target, wanted, folder)
         subject = replace(subject, run=lambda *images: run(*images)[1], bound=BOUND_ELSEWHERE)
-    # Triton takes every folder of a repository for a model.
+    # Triton treats every folder of a repository as a model.
     models = list(folder.glob("*/config.pbtxt"))
     write_proof(models[0].parent if models else folder, subject)
 

@@ -118,7 +118,7 @@ def _read_array(value: Any) -> np.ndarray:
     """Return an array or a tensor as uint8 RGB [height, width, 3], or [N, height, width, 3].
 
     Colours come first only if the last axis is not 3. Floats are from 0 to 1. Raises `ValueError`
-    that describes the array if it is no image.
+    that describes the array if it is not an image.
     """
     array = _copy_to_host(value)
     described = f"{array.dtype} array {list(array.shape)}"

@@ -1,7 +1,7 @@
 """Mistakes in the use of a model: the right preprocessing with one thing changed.
 
 A mistake changes how a file is decoded, which square of a photo is seen, how pixels are normalised,
-or what is made of the logits.
+or how the logits are used.
 """
 
 from collections.abc import Sequence

@@ -17,7 +17,7 @@ def open_runs(folders: list[Path]) -> list[Run]:
 
 
 def describe_cross_validations(runs: list[Run]) -> list[str]:
-    """Return a line for each cross-validation of which all runs are finished, and for each run
+    """Return a line for each cross-validation whose runs are all finished, and for each run
     whose accuracy is too optimistic."""
     groups: dict[Path, list[Run]] = {}
     for run in runs:

@@ -194,8 +194,8 @@ def _receive(
 
 
 def _read_total(response: Any, start: int, validator: str) -> int | None:
-    """Return the size of a file, of which an answer has all bytes, or those from `start` on; None
-    if the server does not say.
+    """Return the size of a file whose bytes an answer has, all or those from `start` on; None if
+    the server does not say.
 
     Raises `_OtherPart` if the answer has other bytes, and `OSError` if it has no file.
     """

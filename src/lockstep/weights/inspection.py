@@ -24,8 +24,8 @@ def inspect(source: AnySource) -> dict[str, Any]:
     can hold.
 
     - "stored" lists the arrays next to the weights as the file has them: "name", "dtype", "shape",
-      and "tensors", the canonical names of what is made of each. "dtypes" counts the types of those
-      that are used.
+      and "tensors", the canonical names of what is made from each. "dtypes" counts the types of the
+      used ones.
     - "account" lists what the reader did with other parts of the file: "name", "treatment" and
       "reason" (`lockstep.weights.formats.account.Part`).
     - "preprocessing_from" says where each value of "preprocessing" comes from: "file",

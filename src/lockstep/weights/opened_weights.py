@@ -38,7 +38,7 @@ class Stored:
     shape: Shape
     """Its shape in the file, which may have another order of axes than the canonical one."""
     tensors: tuple[str, ...] = ()
-    """The canonical names of the tensors that are made of it; empty if it is not used."""
+    """The canonical names of the tensors that are made from it; empty if it is not used."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Weights:
     """The row of `known_preprocessing.KNOWN`, or the origin with one, that is assumed for other
     fields, if the reader knows it better than the origin says; "" otherwise."""
     parts: tuple[Part, ...] = ()
-    """What the reader did with nodes, layers and tensors of the file, as far as it is more than to
-    compute with them. Next to `stored`, this accounts for all of the file."""
+    """What the reader did with nodes, layers and tensors of the file, apart from computing with
+    them. Next to `stored`, this accounts for all of the file."""
     stored: tuple[Stored, ...] = ()
     """The arrays next to the weights in the file, in its order, used or not; those of an optimizer
     or of a moving average are left out."""

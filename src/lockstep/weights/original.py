@@ -1,4 +1,4 @@
-"""What the program that wrote a file computes of it, for the certificate of a conversion.
+"""What the program that wrote a file computes with it, for the certificate of a conversion.
 
 The program gets only what the reader of the file has accounted for, rebuilt from what was parsed:
 known operators, built-in layers and arrays. It never opens the file itself. It computes in a
@@ -40,7 +40,7 @@ class Program:
     """The module with `compute(folder, images)`, which returns the outputs, [N, outputs], and the
     program's version. That of a backend runs in the backend's Python."""
     packages: tuple[str, ...] = ()
-    """The packages that it needs in this Python instead, of which one is enough."""
+    """The packages that it needs in this Python instead; one of them is enough."""
 
     @property
     def backend(self) -> str:
@@ -110,7 +110,7 @@ def compute_original(
     original: Original, squares: np.ndarray, recipe: Recipe, folder: Path
 ) -> tuple[str, np.ndarray]:
     """Return the program's name and version, and the probabilities, float64 [N, classes], that it
-    computes of images, uint8 [N, size, size, 3] in RGB. `folder` gets its files.
+    computes for images, uint8 [N, size, size, 3] in RGB. `folder` gets its files.
 
     Raises `ValueError` if the network cannot be rebuilt, or the program fails or takes too much
     memory or time.

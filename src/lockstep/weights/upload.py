@@ -44,9 +44,9 @@ _REASONS = {
 
 
 class Push(NamedTuple):
-    """What a push would change: new and changed `files` by their names in the repository, of which
-    it has those `replaced` with other contents, since the commit `parent`; None if it is new. It
-    keeps those that `stay`, which the folder does not have."""
+    """What a push would change: new and changed `files` by their names in the repository; the names
+    of those that would be `replaced`; the newest commit, `parent`, None if the repository is new;
+    and the files that `stay`, which the folder does not have."""
 
     name: str
     revision: str | None

@@ -45,7 +45,7 @@ class WeightsChoice:
 
     @property
     def is_default(self) -> bool:
-        """Whether nothing is chosen of a source. Only then an exported program can run as it is."""
+        """Whether only a source is chosen. Only then can an exported program run as it is."""
         is_changed = self.ema or self.model or self.preprocessing or self.ignore
         return self.checkpoint in (None, "newest") and not is_changed
 

@@ -184,7 +184,7 @@ def _list_rows() -> list[RuntimeRow]:
 
 
 RUNTIMES: dict[str, RuntimeRow] = {row.name: row for row in _list_rows()}
-"""The runtimes besides the native one, by name. The versions are those that are tested together
+"""The runtimes other than the native one, by name. The versions are those that are tested together
 (`constraints.txt`)."""
 
 
@@ -217,7 +217,7 @@ def check_runtime(name: str, backend: str) -> None:
 
 
 def choose_device(name: str, execution: Execution) -> str:
-    """Return the device that a runtime besides the native one computes on: "cpu" or "cuda".
+    """Return the device that a runtime other than the native one uses: "cpu" or "cuda".
 
     Raises `BackendError` if its package is missing, or the execution asks for a device that it does
     not have.
@@ -308,8 +308,8 @@ def open_runtime(
 
 
 def explain_refusal(name: str, precision: str, device: str) -> str:
-    """Return why a runtime besides the native one cannot compute in a precision on a device; "" if
-    it can."""
+    """Return why a runtime other than the native one cannot compute in a precision on a device; ""
+    if it can."""
     where = {"cpu": "a CPU", "cuda": "a GPU"}[device]
     known = find_row(name).precisions.get(device, ())
     if precision not in known:

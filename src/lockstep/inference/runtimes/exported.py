@@ -53,7 +53,7 @@ class ExportedModel:
 
 def open_exported(path: Path) -> ExportedModel | None:
     """Return the model of `lockstep export --to onnx` that a path names: the file or its folder;
-    None if it names none.
+    None if there is none.
 
     The package onnx is needed only for ONNX files. Raises `CheckpointError` if the model lacks
     parts of the preprocessing, or has other inputs, outputs or nodes around the network than

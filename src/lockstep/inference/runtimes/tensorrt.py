@@ -93,7 +93,7 @@ class Plan:
         self._check(self._cuda.cudaMemcpyAsync(to, source, size, kind, self._stream))
 
     def _check(self, answer: tuple[Any, ...]) -> Any:
-        """Return what a function of CUDA returned besides its status. Raises `BackendError` if it
+        """Return what a CUDA function returned after its status. Raises `BackendError` if it
         failed."""
         status, *values = answer
         if int(status):

@@ -97,7 +97,7 @@ def _configure(app: Guard, limits: Limits) -> uvicorn.Config:
         log_level=None,  # `open_logs` sets it
         access_log=False,
         use_colors=False,
-        proxy_headers=False,  # headers that a client may write would be believed
+        proxy_headers=False,  # headers that a client may write would be trusted
         forwarded_allow_ips=[],
         root_path="",
         server_header=False,

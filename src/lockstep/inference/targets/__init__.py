@@ -34,14 +34,14 @@ Program = Callable[[np.ndarray], Answers]
 CLASSES = "classes.txt"
 """The file next to a program that names the classes, one on each line."""
 ONNX_PRECISIONS = ("fp32", "fp16", "int8")
-"""The precisions of ONNX models, and of what is made of them."""
+"""The precisions of ONNX models, and of what is made from them."""
 PHONE_PRECISIONS = ("fp32", "int8")
 """The precisions of programs for phones."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a program takes, and what is made of images for it."""
+    """What a program takes, and how images are turned into it."""
 
     batch: int | None
     """The number of images of every batch; None: any."""
@@ -141,7 +141,7 @@ class Target(Export):
 
     name: str
     backend: str | None = None
-    """The backend whose module writes it; None: it is made of an ONNX model."""
+    """The backend whose module writes it; None: it is made from an ONNX model."""
     fixes_batch: bool = True
     """Whether `batch` is the number of images of every batch; otherwise it is the largest batch."""
     takes_photos: bool = True

@@ -91,7 +91,7 @@ def account_for_constants(
 
 
 def check_outputs(path: Path | str, logits: int) -> None:
-    """Raise `CheckpointError` if a network has one output, of which a softmax is always 1."""
+    """Raise `CheckpointError` if a network has one output, whose softmax is always 1."""
     if logits == 1:
         raise CheckpointError(
             f"{path} has one output; expected at least 2, since a softmax of one output is always"

@@ -61,7 +61,7 @@ def is_npz(head: bytes) -> bool:
 
 
 def find(path: Path) -> Path | None:
-    """Return the file that a path names; None if it names none.
+    """Return the file that a path names; None if there is none.
 
     A path is a file with an ending of this format, or a folder with checkpoints of
     `flax.training.checkpoints`, of which the one with the highest step is used. Raises
@@ -133,7 +133,7 @@ def write_flax(
 ) -> common.Written:
     """Write Flax's variables: nested in `.msgpack`, by path in `.npz` and `.safetensors`.
 
-    `flax.serialization.from_bytes` takes the first for the variables of the example's model.
+    `flax.serialization.from_bytes` reads the first as the variables of the example's model.
     `into` is as in `write_new`. Raises `CheckpointError` if the target exists, has another ending,
     or the state does not fit.
     """

@@ -204,7 +204,7 @@ class _Walk:
         return outputs
 
     def _compute(self, node: Any, value: str, scores: Scores) -> Scores:
-        """Return what a node computes of a value."""
+        """Return what a node computes from a value."""
         kind = node.op_type
         if scores.kind == "derived" or (kind in _CHOICES and scores.matrix is not None):
             return replace(scores, kind="derived")

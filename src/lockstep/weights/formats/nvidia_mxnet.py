@@ -70,7 +70,7 @@ def matches(head: bytes, path: Path) -> bool:
 
 
 def find(path: Path) -> Path | None:
-    """Return the `.params` file that a path names; None if it names none.
+    """Return the `.params` file that a path names; None if there is none.
 
     A path is such a file (or the file of its velocities), a prefix, or a folder with the files of
     one prefix. Of several epochs the last one is used. Raises `CheckpointError` if a folder has

@@ -85,7 +85,7 @@ def matches(head: bytes, path: Path) -> bool:
 
 
 def find(path: Path) -> Path | None:
-    """Return the prefix of the checkpoint that a path names; None if it names none.
+    """Return the prefix of the checkpoint that a path names; None if there is none.
 
     A path is a prefix, one of its files, the folder of an epoch, a folder of such
     folders, or the folder around `ResNet50`. Of several epochs the last one with both files is

@@ -34,7 +34,7 @@ INSTALL = "pip install onnx==1.23.2"
 _LAYING_OUT = ("Constant", "Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze")
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Neg", "Log", "Exp", "Sqrt", "Reciprocal")
 _COMPUTED = (*_LAYING_OUT, *_ARITHMETIC, *ROUNDING)
-"""Nodes that make a constant of others, no larger than these."""
+"""Nodes that make a constant from others, no larger than these."""
 INTEGERS = (2, 4, 5, 6, 7, 12, 13)
 """ONNX's numbers of the types of integers that hold 255."""
 _PLAIN = (1, 2, 3, 6, 7)

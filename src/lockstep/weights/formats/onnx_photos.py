@@ -92,8 +92,8 @@ class _Nodes:
     def add(
         self, operator: str, operands: Sequence[Any], kind: Any, **attributes: Any
     ) -> "_Number":
-        """Add a node; return its output, which has a NumPy type. An operand that is no value of the
-        graph becomes a constant of integers."""
+        """Add a node; return its output, which has a NumPy type. An operand from outside the graph
+        becomes a constant of integers."""
         import onnx
 
         name = f"{onnx_metadata.PREPROCESSING}{len(self.made)}"

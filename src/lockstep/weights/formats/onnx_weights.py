@@ -43,7 +43,7 @@ def matches(head: bytes, path: Path) -> bool:
 
 
 def find(path: Path) -> Path | None:
-    """Return the `.onnx` file that a path names; None if it names none.
+    """Return the `.onnx` file that a path names; None if there is none.
 
     A path is the file, or a folder that `lockstep export --to onnx` wrote.
     """

@@ -122,7 +122,7 @@ def data_path(prefix: Path, shard: int, shards: int) -> Path:
 
 
 def find(path: Path) -> Path | None:
-    """Return the prefix of the checkpoint that a path names; None if it names none.
+    """Return the prefix of the checkpoint that a path names; None if there is none.
 
     A path is a prefix, one of its files, or a folder. The folder must have a single checkpoint, or
     a file `checkpoint` that names the newest. Raises `CheckpointError` if a folder has several

@@ -77,7 +77,7 @@ ResNet50 has 30,000."""
 _MOST_DEPTH = 32
 _MOST_REPEATED = 2**26
 """This many numbers may come from constants that store a number once for many elements, or be
-computed of others."""
+computed from others."""
 _OP = re.compile(rb"[A-Za-z_][A-Za-z0-9_>]*")
 _SEVERAL_OUTPUTS = ("batch_", "reserve_space", "value_index")
 """What the names of the outputs of nodes with several outputs begin with, in functions."""
@@ -145,7 +145,7 @@ class FlatGraph:
         return self.keys.get(node.name, node.name) if node.op in VARIABLES else None
 
     def shape(self, node: Node) -> tuple[int, ...]:
-        """Return the shape of a constant. Raises `ValueError` if it is none, or stored nowhere."""
+        """Return the shape of a constant. Raises `ValueError` if it is not one, or not stored."""
         if node.op == "Const":
             shape = read_sizes(_get_tensor(node).tensor_shape)
         else:
@@ -391,7 +391,7 @@ def _get_tensor(node: Node) -> Any:
 
 
 def decode_text(node: Node) -> str:
-    """Return the constant text of a node. Raises `ValueError` if it is none."""
+    """Return the constant text of a node. Raises `ValueError` if it has none."""
     tensor = _get_tensor(node)
     if node.op != "Const" or tensor.dtype != _STRING or len(tensor.string_val) != 1:
         raise ValueError(f"{node.name!r:.80} is not a string")

@@ -26,7 +26,7 @@ _OPERATORS = {name: name for name in (*_ARITHMETIC, "Shape", "ArgMax", "TopK")}
 _OPERATORS |= {"RealDiv": "Div", "TopKV2": "TopK"}
 """ONNX's names of operators that compute the same of the same inputs."""
 _WINDOWS = ("Conv", "Pad", "MaxPool")
-"""Operators of which images come out in the order NCHW."""
+"""Operators that return images in the order NCHW."""
 _INPUTS = ("Placeholder", "PlaceholderWithDefault")
 _NO_IMAGES = (7, 10)
 """TensorFlow's numbers of the types of texts and truth values."""
@@ -81,7 +81,7 @@ class Nodes:
         for node in path:
             self._uses.update(set(map(self.values.source, node.inputs)))
         self._branching = {name(value) for value in self._uses if not value.endswith(":0")}
-        """Names of nodes of which more than the first output is used."""
+        """Names of nodes that have more than their first output used."""
         layouts = [_read_layout(node) for node in path if node.op == "Conv2D"]
         self._layout = layouts[0] if layouts else "NHWC"
         self._channel = -1 if self._layout == "NHWC" else -3

@@ -107,8 +107,8 @@ class Values:
         return node if node is not None and node.op in _CONSTANTS else None
 
     def evaluate(self, value: str) -> np.ndarray | None:
-        """Return a constant, also one that is computed of others; None if it is no numbers, or
-        computed of images. Raises `ValueError` if it is stored nowhere, or its bytes do not fit."""
+        """Return a constant, also one computed from others; None if it is not numeric, or computed
+        from images. Raises `ValueError` if it is stored nowhere, or its bytes do not fit."""
         value = self.source(value)
         if value not in self._constants:
             self._constants[value] = self._compute(value)

@@ -74,7 +74,7 @@ def matches(head: bytes, path: Path) -> bool:
 
 
 def find(path: Path) -> Path | None:
-    """Return the `.pb` file with the graph that a path names; None if it names none.
+    """Return the `.pb` file with the graph that a path names; None if there is none.
 
     A path is this file, the folder of a SavedModel, or a folder that `lockstep export --to
     frozen-graph` wrote.

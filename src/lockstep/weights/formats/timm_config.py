@@ -208,7 +208,7 @@ def read_timm_args(args: Mapping[str, Any]) -> Changes:
 
 
 def list_assumed(own: Mapping[str, Any]) -> list[str]:
-    """Return the fields of the preprocessing of which a file with these fields says nothing."""
+    """Return the preprocessing fields that a file with these fields does not set."""
     return [field for field, keys in _KEYS.items() if own.keys().isdisjoint(keys)]
 
 

@@ -48,7 +48,7 @@ def matches(head: bytes, path: Path) -> bool:
 
 
 def find(path: Path) -> Path | None:
-    """Return the weights file of a timm folder that a path names; None if it names none.
+    """Return the weights file of a timm folder that a path names; None if there is none.
 
     A `config.json` that names no `architecture` is another program's. Raises `CheckpointError` as
     `find_weights` does.

@@ -73,7 +73,7 @@ matches = torch_file.is_torch_file
 
 
 def find(path: Path) -> Path | None:
-    """Return the file that a path names; None if it names none of PyTorch's.
+    """Return the PyTorch file that a path names; None if there is none.
 
     A path is a file with an ending of PyTorch's, or a folder with NVIDIA's or timm's
     last or best checkpoint or with a `pytorch_model.bin`.

@@ -68,7 +68,7 @@ def account_for_values(
 
 
 def find_model(path: Path, root: Values, values: Values) -> str | None:
-    """Return the model that a file names; None if it names none.
+    """Return the model that a file names; None if there is none.
 
     Raises `CheckpointError` for the name of a network that Lockstep does not have: it may have the
     same tensors and compute something else.

@@ -93,7 +93,7 @@ def write_nvidia_pytorch(
 
 
 def _check_name(target: Path) -> str:
-    """Return the ending of a file's name. Raises `CheckpointError` if it is none of PyTorch's."""
+    """Return the ending of a file's name. Raises `CheckpointError` unless it is PyTorch's."""
     for ending in _ENDINGS:
         if target.name.endswith(ending):
             return ending

@@ -129,7 +129,7 @@ def matches(head: bytes, path: Path) -> bool:
 
 
 def find(path: Path) -> Path | None:
-    """Return the weights file of a transformers folder that a path names; None if it names none.
+    """Return the weights file of a transformers folder that a path names; None if there is none.
 
     Raises `CheckpointError` as `find_weights` does.
     """
