@@ -29,6 +29,8 @@ class Kind:
     written to the quarantine."""
     meaning: str
     remedy: str
+    harmless: bool = False
+    """Whether a sound data set can have it, so that it does not change the exit code."""
 
 
 _FETCH = "Fetch the file again, or leave the image out: --quarantine"
@@ -56,9 +58,11 @@ KINDS = {
         "Move it into a class folder, or out of the data set",
     ),
     "stray-file": _warning(
-        "a file that is not an image, left out", "Ignore it, or move it elsewhere"
+        "a file that is not an image, left out", "Ignore it, or move it elsewhere", harmless=True
     ),
-    "hidden": _warning("a hidden file, left out", "Ignore it, or rename it if it is an image"),
+    "hidden": _warning(
+        "a hidden file, left out", "Ignore it, or rename it if it is an image", harmless=True
+    ),
     "class-list": _warning(
         f"a {CLASSES} that does not list every class folder; it is ignored, and the class folders"
         " are sorted by name",
@@ -69,7 +73,9 @@ KINDS = {
         "Write the tar with: tar --dereference --hard-dereference",
     ),
     "extra-image": _warning(
-        "one of several images of a sample, left out", "Ignore it, or make it a separate sample"
+        "one of several images of a sample, left out",
+        "Ignore it, or make it a separate sample",
+        harmless=True,
     ),
     "no-end": _warning(
         "a tar without the two blocks of zeros that end it: images may be missing",
