@@ -28,5 +28,5 @@ def test_a_module_is_computed_or_named(place: Place, kind: str, tmp_path: Path) 
     if (place, kind) == ("before the stem", "normalisation"):
         check_answers(read_value(module.state_dict(), tmp_path), module)
         return
-    with pytest.raises(CheckpointError, match=r"PyTorch's basic with .*--ignore '"):
+    with pytest.raises(CheckpointError, match=r"looks like PyTorch's basic, but .*--ignore '"):
         read_value(module.state_dict(), tmp_path)
