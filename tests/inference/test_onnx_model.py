@@ -260,7 +260,8 @@ def test_other_formats_compute_unquantised(tiny_recipe: Recipe, tmp_path: Path) 
     weights = save_random(recipe, tmp_path, dict.fromkeys(layers(recipe.spec), 1.0))
     exported = lockstep.load(weights).export(tmp_path / "model", to="torchscript", compare=False)
     assert exported["remarks"] == [
-        "torchscript computes in float, but the weights were trained for int8; --to onnx quantises"
+        "torchscript computes in float, but the weights were trained for int8; to quantise,"
+        " export --to onnx"
     ]
     images = pictures(32, 32)
     module = torch.jit.load(str(tmp_path / "model" / "model.pt"))

@@ -174,7 +174,7 @@ def test_scales_of_training_are_not_used(tiny_recipe: Recipe, tmp_path: Path) ->
     weights = open_weights(source)
     target = find_target("litert")
     for precision, remark in (
-        (None, "litert computes in float, .*--to onnx quantises"),
+        (None, "litert computes in float, .*export --to onnx"),
         ("int8", "is quantised after training, without the scales"),
     ):
         wanted = _plan_program(target, weights, precision, None, bare=False)

@@ -68,13 +68,13 @@ def run(
                 raise BackendError(
                     f"the processes that decode images could not be started: {error!r}"
                 ) from None
+            address, port = sock.getsockname()[:2]
+            with name_address(address, port):  # two servers can have one address until one listens
+                sock.listen(_BACKLOG)
+            _announce(sock, about, access)
 
         config = _configure(app, limits)
         server = Server(config, stopping, lambda: app.requests > 0, begin, decoders.mend)
-        address, port = sock.getsockname()[:2]
-        with name_address(address, port):  # two servers can have one address until one listens
-            sock.listen(_BACKLOG)
-        _announce(sock, about, access)
         server.run(sockets=[sock])
         log("stopped")
 
