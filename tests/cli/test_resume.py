@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from lockstep import backends
+from lockstep.data.textures import draw_data_set
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs import train as training
 from lockstep.runs.resuming import RunSettings
@@ -139,6 +140,15 @@ def test_what_the_run_starts_from_is_passed_on(
     ((_, source),) = opened
     assert source is not None
     assert (source.path, source.resumes) == (Path("checkpoint.pth.tar"), resumes)
+
+
+def test_a_checkpoint_needs_the_recipe_of_its_run(answer: Run, tmp_path: Path) -> None:
+    draw_data_set(tmp_path / "data", train_images=20, val_images=10)
+    places = ["--data", tmp_path / "data", "--out", tmp_path / "new"]
+    code, _, errors = answer("train", *places, "--resume-from", "checkpoint.pth.tar")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert errors.startswith("lockstep: --resume-from needs --recipe: ")
+    assert not (tmp_path / "new").exists()
 
 
 def test_weights_exclude_checkpoints(answer: Run, new_run: list[object], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from lockstep.models.architectures import ModelSpec
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import Weights
+from lockstep.weights import Weights, open_weights
 from lockstep.weights.formats import torch_file
 from lockstep.weights.formats.torch_models import read
 from lockstep.weights.formats.torch_writer import write_nvidia_pytorch, write_torchvision
@@ -282,6 +282,11 @@ def test_a_moving_average_next_to_the_weights_is_read(key: str, tmp_path: Path) 
     weights = read_again({"state_dict": module_of().state_dict(), key: average}, tmp_path)
     assert_canonical(weights.state.tensors, arrays(module_of().state_dict()))
     assert_canonical(weights.state.ema, arrays(module_of(seed=1).state_dict()))
+    remark = f"the moving average ({key}) is not used"
+    assert remark not in "; ".join(weights.remarks)
+    file = next(tmp_path.glob("*.*"))
+    assert remark in "; ".join(open_weights(file).remarks)
+    assert remark not in "; ".join(open_weights(file, ema=True).remarks)
 
 
 def test_a_moving_average_alone_is_read_and_named(tmp_path: Path) -> None:

@@ -144,6 +144,11 @@ def read_state_dict(
         velocities, about_velocities = training_scripts.read_velocities(optimizer, trained)
         average, about_average = _read_average(path, contents, list(expected), choice)
         remarks += [about_epoch, *about_average, *about_velocities]
+    elif contents.average:
+        remarks.append(
+            f"the moving average ({contents.average}) is not used; evaluate, predict, export and"
+            " convert use it with --ema"
+        )
     classes, about_classes = torch_values.read_classes(root, matching.logits)
     if not network.has_classifier:
         classes = ()
