@@ -94,8 +94,8 @@ def run_training(
         source = find_start(weights, resume_from, model)
     if resume_from is not None and settings.recipe is None and not settings.chosen:
         raise UserError(
-            "--resume-from needs --recipe: the recipe of the checkpoint's run, with its batch, epochs"
-            " and schedule (lockstep recipes)"
+            "--resume-from needs --recipe: the recipe of the checkpoint's run, with its batch,"
+            " epochs and schedule (lockstep recipes)"
         )
     execution = settings.execution
     check_paths(settings, source)
