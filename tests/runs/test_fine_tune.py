@@ -192,7 +192,7 @@ def test_a_better_probe_replaces_kept_outputs(weights: Path, tmp_path: Path) -> 
     about = {"recipe": lockstep.load_recipe(weights).fields(), "classes": swapped}
     checkpoint.write_weights(tmp_path / "w.safetensors", tensors, about)
     notes = read_notes(start(tmp_path / "data", tmp_path / "run", tmp_path / "w.safetensors"))
-    assert any("the kept outputs are not used" in note for note in notes)
+    assert any("starts without the kept outputs" in note for note in notes)
     features, labels = compute_features(weights, tmp_path / "data")
     weight, _ = fit_classifier(features, labels, 4, 0.005 / 4)
     started = read_state(tmp_path / "run", 0).tensors

@@ -209,7 +209,7 @@ def check(
 ) -> None:
     """Read all images and look for problems that would spoil training.
 
-    Exit code 1 if there are any.
+    Exit code 1 if you should act on one.
     """
     from lockstep.cli.console import Reporter
     from lockstep.data.checking import KINDS, examine

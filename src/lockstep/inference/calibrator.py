@@ -101,5 +101,6 @@ def _describe_few(threshold: Threshold) -> str:
     return (
         f"the threshold rests on {format_count(threshold['answered'], 'answered image')}; expected"
         f" at least {LEAST_IMAGES}. On other images, {low:.0f} to {high:.0f} % of the answers may"
-        " be right: use more validation images, or a lower precision"
+        " be right: use more validation images, or a lower precision (predict --unknown-below 0"
+        " ignores the threshold)"
     )

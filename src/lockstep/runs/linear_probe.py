@@ -131,7 +131,7 @@ def _find_first(
     hits = probe.count_left_out_hits(first, len(probe.labels), folds)
     if probe.count_left_out_hits(None, hits, folds) <= hits:
         return first, notes
-    notes.append("the kept outputs are not used: a linear probe without them is right more often")
+    notes.append("the linear probe starts without the kept outputs: it is right more often")
     return None, notes
 
 

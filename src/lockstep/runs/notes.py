@@ -72,13 +72,13 @@ def collect_notes(run: RunContext, step: int) -> list[str]:
         run.recipe.precision, on_gpu=run.world.on_gpu, backend=run.execution.backend
     )
     facts = _collect_facts(run)
-    settings = [*note_single_class(facts), *_note_known_images(run), *run.notes]
+    settings = [*note_single_class(facts), *_note_known_images(run)]
     if emulated is not None:
         instead = f"--set precision={emulated.instead}"
         settings.append(f"{emulated}; {emulated.instead} is not: {instead}")
+    settings += [*list_unusual_settings(run.recipe, facts), *run.notes]
     if step == 0 and not checkpoint.steps(run.checkpoints):  # it starts from random weights
         settings += suggest_weights(run.recipe, len(run.sets.training))
-    settings += list_unusual_settings(run.recipe, facts)
     return [note for note in settings if note not in run.recorder.notes] + notes
 
 
@@ -120,11 +120,11 @@ def list_unusual_settings(recipe: Recipe, facts: RunFacts) -> list[str]:
     """
     return [
         *_check_logits(recipe, facts),
+        *_check_validation(recipe, facts),
         *_check_sizes(recipe),
         *_check_rates(recipe, facts),
         *_check_balance(recipe),
         *_check_classes(facts),
-        *_check_validation(recipe, facts),
     ]
 
 

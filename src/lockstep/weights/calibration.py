@@ -248,7 +248,7 @@ def _differentiate(logits: np.ndarray, labels: np.ndarray, inverse: float) -> tu
 def describe_fit(fit: TemperatureFit | None, reason: str) -> str:
     """Return the result of fitting a temperature, for people. `reason` is why there is none."""
     if fit is None:
-        return f"no temperature is used: {reason}"
+        return f"no temperature: {reason}"
     return (
         f"temperature {fit['temperature']:.3g}: the calibration error on"
         f" {fit['images']} validation images is {fit['error_percent_after']:.1f} %,"
