@@ -36,11 +36,16 @@ if TYPE_CHECKING:
 
 
 def check_paths(settings: RunSettings, source: "StartSource | None") -> None:
-    """Raise `DataError` or `CheckpointError` if images or weights are missing, before a framework
-    is imported."""
+    """Raise `DataError` or `CheckpointError` if images or weights are missing, and `RecipeError` if
+    another program's run resumes without a recipe, before a framework is imported."""
     validates = not settings.execution.train_only
     find_run_sources(settings.data, settings.wanted.division, validates=validates)
     if source is not None:
+        if source.resumes and settings.recipe is None and not settings.chosen:
+            raise RecipeError(
+                "--resume-from needs --recipe: the recipe of the checkpoint's run, with its batch,"
+                " epochs and schedule (lockstep recipes)"
+            )
         source.check_exists()
 
 

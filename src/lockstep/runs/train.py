@@ -15,7 +15,6 @@ from lockstep.runs.opening import check_paths, open_run
 from lockstep.runs.recorder import Recorder, show_progress
 from lockstep.runs.report import Report, add_best_checkpoint
 from lockstep.runs.resuming import RunSettings, complete_settings
-from lockstep.system.errors import UserError
 from lockstep.system.signals import StopRequests
 
 if TYPE_CHECKING:
@@ -92,11 +91,6 @@ def run_training(
         from lockstep.runs.starting_weights import find_start
 
         source = find_start(weights, resume_from, model)
-    if resume_from is not None and settings.recipe is None and not settings.chosen:
-        raise UserError(
-            "--resume-from needs --recipe: the recipe of the checkpoint's run, with its batch,"
-            " epochs and schedule (lockstep recipes)"
-        )
     execution = settings.execution
     check_paths(settings, source)
     with StopRequests() as stop:
