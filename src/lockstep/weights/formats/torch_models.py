@@ -144,17 +144,11 @@ def read_state_dict(
         velocities, about_velocities = training_scripts.read_velocities(optimizer, trained)
         average, about_average = _read_average(path, contents, list(expected), choice)
         remarks += [about_epoch, *about_average, *about_velocities]
-    elif contents.average:
-        remarks.append(
-            f"the moving average ({contents.average}) is not used; evaluate, predict, export and"
-            " convert use it with --ema"
-        )
     classes, about_classes = torch_values.read_classes(root, matching.logits)
     if not network.has_classifier:
         classes = ()
         about_classes = [_WITHOUT_CLASSIFIER]
-    if contents.weights in torch_contents.AVERAGES:
-        remarks.append(f"its only weights are a moving average ({contents.weights})")
+    remarks += _describe_averages(contents, momentum=momentum)
     converted = common.find_converted(expected.values(), arrays)
     changes |= network.colours | published
     values = fetch(Table.of(path, arrays), _LAYOUT, expected)
@@ -171,6 +165,18 @@ def read_state_dict(
         parts=(*contents.parts, *network.parts, *ignored, *parts),
         stored=list_arrays(describe_arrays(arrays), zip(values, expected.values(), strict=True)),
     )
+
+
+def _describe_averages(contents: torch_contents.Contents, *, momentum: bool) -> list[str]:
+    """Return remarks on moving averages that are used, or are not read."""
+    if contents.weights in torch_contents.AVERAGES:
+        return [f"its only weights are a moving average ({contents.weights})"]
+    if contents.average is None or momentum:
+        return []
+    return [
+        f"the moving average ({contents.average}) is not used; evaluate, predict, export and"
+        " convert use it with --ema"
+    ]
 
 
 def _account_for_rest(
