@@ -88,5 +88,5 @@ def test_two_ranks_of_two_devices_are_two_ranks_of_one(
 def test_ranks_that_do_not_know_each_others_places_are_refused(alone: pytest.MonkeyPatch) -> None:
     alone.setenv("RANK", "0")
     alone.setenv("WORLD_SIZE", "2")
-    with pytest.raises(BackendError, match=r"no JAX_COORDINATOR_ADDRESS.*`lockstep launch`"):
+    with pytest.raises(BackendError, match=r"need JAX_COORDINATOR_ADDRESS.*`lockstep launch`"):
         backends.load("jax").world(Execution(backend="jax"))

@@ -50,7 +50,7 @@ def test_a_local_rank_without_a_gpu_of_its_own_is_refused(
 ) -> None:
     native.set_gpus(alone, 2)
     alone.setenv("LOCAL_RANK", "2")
-    message = "local rank 2 has no GPU: there are 2; launch fewer processes"
+    message = "local rank 2 has no GPU: there are only 2; launch fewer processes"
     with pytest.raises(BackendError, match=message):
         backend.world(Execution())
 
