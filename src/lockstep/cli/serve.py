@@ -49,11 +49,11 @@ def command(
         float, rare(help="Longest wait for images in progress before a batch starts.", min=0)
     ] = 2.0,
     max_queue: Annotated[
-        int, rare(help="Most images in the server at once; others get 429.", min=1)
+        int, rare(help="Maximum number of images in the server at once; others get 429.", min=1)
     ] = 256,
     max_body_mb: Annotated[int, rare(help="Largest body of a request, in MiB.", min=1)] = 32,
     max_megapixels: Annotated[float, rare(help="Largest image, in megapixels.", min=1)] = 50.0,
-    max_connections: Annotated[int, rare(help="Most open connections.", min=1)] = 512,
+    max_connections: Annotated[int, rare(help="Maximum number of open connections.", min=1)] = 512,
     timeout_sec: Annotated[
         float, rare(help="Time limit for sending a body, and for its result.", min=1)
     ] = 30.0,

@@ -52,8 +52,8 @@ class Execution(Settings):
     ] = "off"
     """What is computed again in the backward pass to save memory. "off": nothing; all activations
     are kept. "blocks": residual blocks, of which only the inputs are kept. A step then takes about
-    a third more operations and gives the same numbers. PyTorch's and TensorFlow's engines support
-    it. The others refuse it."""
+    a third more operations and gives the same numbers. PyTorch's, TensorFlow's and JAX's engines
+    support it; the others refuse it."""
     reference_dtype: Literal["float64", "float32"] = "float64"
     """The type that the reference engine computes in. Other engines ignore it."""
     deterministic: bool = True

@@ -154,7 +154,7 @@ def test_a_copy_is_found_and_names_the_first(
     in_val = copy.startswith("val")
     at_fault = "train/bee/train0.jpg" if in_val else copy
     assert (finding.split, finding.place) == ("train", place_of(tmp_path, at_fault))
-    split = "val/" if in_val and kind == "duplicate-other-label" else ""
+    split = "val/" if in_val else "train/"
     assert finding.detail == split + place_of(tmp_path, place_of_first)
     assert bool(report.write_quarantine()) == (kind == "in-train-and-val")
 
@@ -205,10 +205,10 @@ def test_of_many_copies_all_but_the_first_are_found(tmp_path: Path) -> None:
     assert problems == [
         ("train", "duplicate-other-label", "ant/a.jpg", "val/bee/x.jpg"),
         ("train", "duplicate-other-label", "ant/b.jpg", "val/bee/x.jpg"),
-        ("train", "in-train-and-val", "bee/c.jpg", "bee/x.jpg"),
-        ("train", "duplicate", "cat/e.jpg", "cat/d.jpg"),
-        ("val", "duplicate", "bee/y.jpg", "bee/x.jpg"),
-        ("val", "duplicate-other-label", "cat/z.jpg", "bee/x.jpg"),
+        ("train", "in-train-and-val", "bee/c.jpg", "val/bee/x.jpg"),
+        ("train", "duplicate", "cat/e.jpg", "train/cat/d.jpg"),
+        ("val", "duplicate", "bee/y.jpg", "val/bee/x.jpg"),
+        ("val", "duplicate-other-label", "cat/z.jpg", "val/bee/x.jpg"),
     ]
 
 

@@ -39,7 +39,7 @@ def test_a_flat_folder_of_validation_images_is_found_and_examined(tmp_path: Path
     assert map_kinds(report) == {
         "val flat": "3 files and no class folders",
         "val empty": "empty file",
-        "train in-train-and-val": "c.jpg",
+        "train in-train-and-val": "val/c.jpg",
     }
     assert "lockstep data sort-val" in KINDS["flat"].remedy
     assert report.splits[1].format == "flat"

@@ -67,7 +67,7 @@ def test_a_photo_in_another_encoding_size_or_crop_is_found(tmp_path: Path) -> No
         for finding in examine(image_folder(tmp_path, files)).findings
         if finding.kind not in ("rotated", "another-format")
     }
-    assert likenesses == {f"cat/{name}": f"cat/{seed}.jpg" for seed, name in enumerate(CHANGES)}
+    assert likenesses == {f"cat/{name}": f"val/cat/{seed}.jpg" for seed, name in enumerate(CHANGES)}
     assert {f.kind for f in examine(tmp_path).findings} == {"near-duplicate", "rotated"}
 
 

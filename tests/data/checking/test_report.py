@@ -230,7 +230,7 @@ def test_json_has_all_of_the_report(tmp_path: Path) -> None:
                 "split": "train",
                 "place": "ant/b.jpg",
                 "name": "ant/b.jpg",
-                "detail": "ant/a.jpg",
+                "detail": "train/ant/a.jpg",
             },
             {
                 "kind": "not-an-image",

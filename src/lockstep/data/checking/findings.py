@@ -85,7 +85,9 @@ KINDS = {
         "a folder, file or image next to the images that are read, left out",
         "Ignore it if it holds the same images; else move them, or rename the folder train or val",
     ),
-    "no-images": _error("no image that can be used", "Put the images there, or remove it"),
+    "no-images": _error(
+        "no image that can be used", "Add images to this folder or file, or remove it"
+    ),
     "two-formats": _error(
         "images in two formats in one folder", "Put each format in a separate folder"
     ),

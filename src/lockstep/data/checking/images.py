@@ -186,12 +186,10 @@ def compare_images(parts: list[Part], share: float) -> None:
         others = parts[owners[first]]
         i = int(numbers[copy])
         j = int(numbers[first])
-        detail = others.listing.place(j)
+        detail = others.place(j)
         is_comparable = mine.listing.numbered == others.listing.numbered
         if is_comparable and len({_name_class(mine, i), _name_class(others, j)} - {""}) > 1:
             kind = "duplicate-other-label"
-            if mine is not others:
-                detail = f"{others.name}/{detail}"
         elif sides[copy] != sides[first]:
             kind = "in-train-and-val"
         else:
@@ -237,7 +235,7 @@ def compare_photos(training: Part, validation: Part) -> None:
             pixels = decode_small(training.listing.read_encoded(i))
             for j in candidates[i]:
                 if are_alike(pixels, decode_small(validation.listing.read_encoded(j))):
-                    alike.append((i, "near-duplicate", validation.listing.place(j)))
+                    alike.append((i, "near-duplicate", validation.place(j)))
                     break
         return alike
 

@@ -186,6 +186,10 @@ class Part:
         self.sound = np.zeros(count, bool)
         """Which images have no error by themselves; only these are compared with each other."""
 
+    def place(self, number: int) -> str:
+        """Return where an image is in the data set."""
+        return "/".join(filter(None, (self.name, self.listing.place(number))))
+
     def leave_out(self) -> None:
         """Remove the images that the quarantine leaves out, and their problems."""
         try:

@@ -42,8 +42,8 @@ class ImageFields(Settings):
     images are left out, different ones in each epoch."""
     repeated_augmentation: Annotated[int, Field(ge=1, le=100)] = 1
     """Number of copies of an image in a step, each with a different crop, flip and so on
-    (arXiv:1901.09335). An epoch is as long as without it: it has copies of 1 / this number of the
-    images, different ones in each epoch. Most copies of an image go to different ranks. 1: every
+    (arXiv:1901.09335). An epoch is as long as without it: with 3, it has three copies of a third of
+    the images, of different ones in each epoch. Most copies of an image go to different ranks. 1: every
     image comes once."""
     image_size: Side = 224
     """Height and width of a training image in pixels. If it is set and neither `eval_resize` nor

@@ -65,8 +65,8 @@ class UpdateFields(Settings):
     ema_decay: Fraction = 0.0
     """Decay of the moving average of weights and statistics: average = decay*average + (1 -
     decay)*weights. 0: no average. It is updated at most once in a step, with any number of
-    accumulation parts. NVIDIA's PyTorch code updates it after every part, so that the average
-    follows the weights faster if it accumulates."""
+    accumulation parts. NVIDIA's PyTorch code updates it after every part, so that with several
+    parts, the average follows the weights faster."""
     ema_every_steps: Annotated[int, Field(ge=1), limits.COUNTED] = 1
     """The average is updated in the first step of every epoch and in every n-th step after it
     (torchvision's `--model-ema-steps`)."""

@@ -330,8 +330,8 @@ def _describe_differences(recipe: Recipe, state: State) -> Iterator[str]:
         )
     if not state.momentum:
         yield (
-            "no velocities were written: --from-pretrained-params accepts it, --from-checkpoint"
-            " does not"
+            "no velocities were written: --from-pretrained-params accepts this file,"
+            " --from-checkpoint does not"
         )
     if state.step:
         yield (
