@@ -43,8 +43,8 @@ class ImageFields(Settings):
     repeated_augmentation: Annotated[int, Field(ge=1, le=100)] = 1
     """Number of copies of an image in a step, each with a different crop, flip and so on
     (arXiv:1901.09335). An epoch is as long as without it: with 3, it has three copies of a third of
-    the images, of different ones in each epoch. Most copies of an image go to different ranks. 1: every
-    image comes once."""
+    the images, of different ones in each epoch. Most copies of an image go to different ranks.
+    1: every image comes once."""
     image_size: Side = 224
     """Height and width of a training image in pixels. If it is set and neither `eval_resize` nor
     `eval_crop` is, evaluation follows it: `eval_crop` is this size and `eval_resize` is 256/224 of
