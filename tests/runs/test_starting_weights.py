@@ -232,7 +232,7 @@ def test_a_digest_is_of_names_types_shapes_and_values() -> None:
         (("0", "1", "10", "2"), [0, 1, 3, 2], "reordered by class name"),
         (("0", "1", "2", "10"), [0, 1, 2, 3], ""),
         (("w", "x", "y", "z"), [0, 1, 2, 3], "name their classes differently"),
-        ((), [0, 1, 2, 3], "matched by position to the 4 classes"),
+        ((), [0, 1, 2, 3], "to the 4 classes of the images, in natural order (1, 2, 10; timm); if"),
     ],
 )
 def test_outputs_of_weights_that_know_the_classes_follow_their_names(

@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lockstep.system.text import list_first
+from lockstep.data.class_order import describe_order
+from lockstep.data.sources import CLASSES
+from lockstep.system.text import format_count, list_first
 
 _NAMED = 5
 _KINDS = (
@@ -85,3 +87,14 @@ def are_same_classes(own: Sequence[str], others: Sequence[str]) -> bool:
     """Return whether two lists have the same names: in one order, or each once."""
     is_unique = len(set(own)) == len(own)
     return tuple(own) == tuple(others) or (is_unique and sorted(own) == sorted(others))
+
+
+def describe_positions(classes: Sequence[str]) -> str:
+    """Return the note on weights without class names, whose outputs stand for classes in their
+    order. It names the order if other programs number the same folders differently."""
+    note = "the weights do not name their classes: outputs are matched by position to the"
+    note += f" {format_count(len(classes), 'class')} of the images"
+    if order := describe_order(classes):
+        note += f", in {order}; if the weights have another order, list the folders in it:"
+        note += f" {CLASSES} next to them"
+    return note

@@ -34,6 +34,7 @@ from lockstep.runs.kept_classes import (
     CLASSIFIER,
     NamedClassifier,
     are_same_classes,
+    describe_positions,
     name_classifier,
 )
 from lockstep.system.errors import CheckpointError, RecipeError, UserError
@@ -307,10 +308,7 @@ def write_start(
     if start.is_probe:
         description["is_probe"] = True
     if start.classes == ():
-        notes.append(
-            "the weights do not name their classes: outputs are matched by position to the"
-            f" {format_count(len(classes), 'class')} of the images"
-        )
+        notes.append(describe_positions(classes))
     if start.classes and not description["is_classifier"] and start.resumed is None:
         notes.append(
             f"the weights name their classes differently ({', '.join(start.classes[:3])}), and"

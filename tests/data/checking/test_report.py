@@ -140,6 +140,20 @@ def test_what_the_quarantine_leaves_out_is_not_examined_again(format: str, tmp_p
     assert [split.images for split in before.splits] == [13, 8]
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_entry_that_matches_no_image_is_shown(format: str, tmp_path: Path) -> None:
+    write(format, tmp_path, SOUND)
+    place = place_of(tmp_path, "train/ant/train0.jpg")
+    root = next(split.root for split in examine(tmp_path).splits if split.name == "train")
+    (root / "quarantine.json").write_text(
+        json.dumps({"images": {place: "blurred", "ant/O.jpg": ""}})
+    )
+    report = examine(tmp_path)
+    assert [split.left_out for split in report.splits] == [1, 0]
+    [finding] = [f for f in report.findings if f.kind == "not-left-out"]
+    assert (finding.split, finding.place) == ("train", "ant/O.jpg")
+
+
 def test_a_quarantine_keeps_what_it_listed_before(tmp_path: Path) -> None:
     image_folder(tmp_path, SOUND | {"train/ant/x.jpg": b"", "train/bee/x.jpg": b"text"})
     path = tmp_path / "train/quarantine.json"

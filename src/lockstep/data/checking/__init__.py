@@ -16,7 +16,13 @@ from lockstep.data.checking.images import (
     compare_photos,
     inspect_images,
 )
-from lockstep.data.checking.labels import check_classes, check_count, check_files, check_labels
+from lockstep.data.checking.labels import (
+    check_classes,
+    check_count,
+    check_files,
+    check_labels,
+    check_quarantines,
+)
 from lockstep.data.checking.split_files import Part, split_sources
 from lockstep.data.images import Progress, add_up
 from lockstep.data.split import choose_share
@@ -52,6 +58,7 @@ def examine(
         if part.source.files:
             check_files(part)
         part.leave_out()
+    check_quarantines(parts)
     advance = add_up(progress, sum(len(part.kept) for part in parts))
     # Pillow warns about large and odd images. The filters are set here because they are per
     # process, not per thread.

@@ -103,6 +103,11 @@ KINDS = {
     "bad-quarantine": _error(
         f"a {QUARANTINE} that is not a list of images", "Correct or remove it"
     ),
+    "not-left-out": _warning(
+        f"an entry of {QUARANTINE} that matches no image",
+        "Ignore it if the image is gone; else correct its name, such as cat/7.jpg",
+        harmless=True,
+    ),
     "idx": _error("an .idx that does not match its .rec", f"Write both again: {_PACK}"),
     "lst": _warning("a .lst with more or fewer lines than images", f"Write both again: {_PACK}"),
     "unequal-shards": _warning(

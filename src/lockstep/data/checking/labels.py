@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from lockstep.data.checking.split_files import SHOWN, Part, Problem, are_numbers, describe_error
 from lockstep.data.containers import Damage, recordio
 from lockstep.data.containers.places import Places
-from lockstep.data.sources import CLASSES, FOLDER, shorten_list
+from lockstep.data.sources import CLASSES, FOLDER, QUARANTINE, shorten_list
 from lockstep.system.regular_files import RECORDS, read_regular
 from lockstep.system.text import format_count
 
@@ -79,6 +80,17 @@ def _find_used(part: Part, classes: tuple[str, ...]) -> list[str]:
     wrong = [i for i, _, _ in part.image_problems]
     labels = np.unique(np.delete(part.listing.rows["label"], wrong))
     return [classes[label] for label in labels.tolist()]
+
+
+def check_quarantines(parts: Sequence[Part]) -> None:
+    """Report what a quarantine names and no split has: splits in one folder share the file."""
+    places: dict[Path, set[str]] = {}
+    for part in parts:
+        root = part.source.root
+        places[root] = places.get(root, part.unmatched) & part.unmatched
+    for part in parts:
+        for place in sorted(places.pop(part.source.root, ())):
+            part.problems.append(("not-left-out", place, f"{QUARANTINE} names it"))
 
 
 def check_count(part: Part) -> None:

@@ -179,6 +179,8 @@ class Part:
         self.kept = np.arange(count)
         """The numbers of the images that no quarantine leaves out."""
         self.left_out = 0
+        self.unmatched: set[str] = set()
+        """The places in the quarantine where the split has no image."""
         self.total_bytes = 0
         self.hashes = np.zeros((count, 2), np.uint64)
         self.looks = np.zeros((count, HASHES), np.uint64)
@@ -200,11 +202,13 @@ class Part:
         if not quarantine:
             return
         left_out = [i for i in range(len(self.kept)) if self.listing.place(i) in quarantine]
+        self.unmatched = quarantine.keys() - map(self.listing.place, left_out)
         known = set()
         for problem in self.problems:
             kind, place, _ = problem
             if KINDS[kind].of_image and place in quarantine:
                 known.add(problem)
+                self.unmatched.discard(place)
                 self.left_out += 1
         self.problems = [problem for problem in self.problems if problem not in known]
         out = set(left_out)
