@@ -30,7 +30,8 @@ def describe_commands() -> str:
 
 def list_commands(command: Any, name: str, parent: Any) -> Iterator[tuple[str, Any]]:
     """Yield the words that call a command, and its context, for a command and all below it."""
-    context = command.context_class(command, info_name=name, parent=parent)
+    settings = command.context_settings  # a command keeps the help option of its first context
+    context = command.context_class(command, info_name=name, parent=parent, **settings)
     if command.hidden:
         return
     if parent is not None:

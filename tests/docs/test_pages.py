@@ -67,7 +67,9 @@ def find_mistake(words: list[str], is_complete: bool = True) -> str:
 def find_wrong_words(command: Any, words: list[str], is_complete: bool) -> str:
     """Return which options do not exist, or what is missing. Values are not looked at: some would
     be downloaded."""
-    context = command.context_class(command, info_name=command.name, **command.context_settings)
+    # A command keeps the help option of its first context, also for later tests.
+    settings = LOCKSTEP.context_settings | command.context_settings
+    context = command.context_class(command, info_name=command.name, **settings)
     try:
         values, _, _ = command.make_parser(context).parse_args(list(words))
     except Exception as error:
