@@ -212,6 +212,8 @@ def test_class_folders_next_to_train_are_noticed(tmp_path: Path) -> None:
     assert list_unread(tmp_path, find_split(tmp_path, "val")) == []
     (tmp_path / "train").rename(tmp_path / "Training")
     assert list_unread(tmp_path, find_split(tmp_path, "val")) == ["Training", "Val", "owl"]
+    (tmp_path / "quarantine.json").write_text('{"images": {"cat/d.jpg": "blurred"}}')
+    assert "quarantine.json" in list_unread(tmp_path, find_split(tmp_path, "val"))
 
 
 def test_images_outside_of_class_folders_have_their_own_message(tmp_path: Path) -> None:

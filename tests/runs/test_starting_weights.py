@@ -15,6 +15,7 @@ from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.runs.kept_classes import name_classifier
+from lockstep.runs.kept_classes import describe_positions
 from lockstep.runs.starting_weights import Start, StartSource, fit_start, hash_tensors, write_start
 from lockstep.system.errors import CheckpointError, DataError
 from lockstep.weights import checkpoint
@@ -226,6 +227,15 @@ def test_a_digest_is_of_names_types_shapes_and_values() -> None:
     assert hash_tensors({"a": np.asfortranarray(square)}) == hash_tensors({"a": square})
 
 
+def test_the_order_is_named_only_of_folders_that_programs_sort_differently() -> None:
+    classes = ["M10", "M4"]
+    assert "text order (1, 10, 2; torchvision, Keras)" in describe_positions(
+        classes, in_folders=True
+    )
+    assert "order" not in describe_positions(classes, in_folders=False)
+    assert "order" not in describe_positions(["ape", "bee"], in_folders=True)
+
+
 @pytest.mark.parametrize(
     ("own", "rows", "note"),
     [
@@ -242,7 +252,7 @@ def test_outputs_of_weights_that_know_the_classes_follow_their_names(
     tensors = initial_tensors(recipe) | {"fc.bias": np.arange(4, dtype=np.float32)}
     named = name_classifier(own, tensors, recipe.spec.features)
     start = Start("w.safetensors", "digest", tensors, (), classes=own, named=named)
-    values, notes = write_start(tmp_path, recipe, start, ("0", "1", "2", "10"))
+    values, notes = write_start(tmp_path, recipe, start, ("0", "1", "2", "10"), in_folders=True)
     assert values["fc.bias"].tolist() == rows
     assert np.array_equal(values["fc.weight"], tensors["fc.weight"][rows])
     assert note in " ".join(notes)

@@ -249,6 +249,7 @@ def list_unread(data: Path, source: Source) -> list[str]:
         if source.root.parent == data and source.root.name in aliases:
             others = [name for name in folders if name in aliases and name != source.root.name]
             if split == "train" or not holds_split(data, "train"):
+                others += [QUARANTINE] * (data / QUARANTINE).is_file()
                 read = {"test", *chain.from_iterable(ALIASES.values())}
                 others += [
                     name for name in folders if name not in read and _holds_photos(data / name)

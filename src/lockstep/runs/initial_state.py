@@ -5,7 +5,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.data.sources import name_folder
+from lockstep.data.sources import FOLDER, name_folder
 from lockstep.data.split import UNREAD, same_images
 from lockstep.models.state import State
 from lockstep.recipes.initial_weights import initial_state
@@ -74,8 +74,10 @@ def _write_first_checkpoint(run: RunContext, start: "Start | None") -> None:
         from lockstep.runs.input_statistics import unfold_start
 
         start = unfold_start(run, start)
-    classes = run.sets.training.classes
-    values, notes = starting_weights.write_start(run.out, run.recipe, start, classes)
+    images = run.sets.training
+    values, notes = starting_weights.write_start(
+        run.out, run.recipe, start, images.classes, in_folders=images.source.format == FOLDER
+    )
     state, more_notes = starting_weights.build_first_state(
         run.recipe, values, start, run.steps_per_epoch
     )

@@ -89,12 +89,14 @@ def are_same_classes(own: Sequence[str], others: Sequence[str]) -> bool:
     return tuple(own) == tuple(others) or (is_unique and sorted(own) == sorted(others))
 
 
-def describe_positions(classes: Sequence[str]) -> str:
+def describe_positions(classes: Sequence[str], *, in_folders: bool) -> str:
     """Return the note on weights without class names, whose outputs stand for classes in their
-    order. It names the order if other programs number the same folders differently."""
+    order. It names the order of folders if other programs number them differently."""
     note = "the weights do not name their classes: outputs are matched by position to the"
     note += f" {format_count(len(classes), 'class')} of the images"
-    if order := describe_order(classes):
-        note += f", in {order}; if the weights have another order, list the folders in it:"
-        note += f" {CLASSES} next to them"
+    if in_folders and (order := describe_order(classes)):
+        note += (
+            f", in {order}; if the weights were trained in another order, write the folder names"
+        )
+        note += f" in that order into {CLASSES} next to the folders, and use a new --out"
     return note

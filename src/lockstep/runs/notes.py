@@ -260,8 +260,8 @@ def _check_validation(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
     ):
         yield (
             f"{format_count(images, 'validation image')} give only rough accuracies, as the"
-            " intervals show; --folds 5 with a new --out validates on every training image, in five"
-            " runs"
+            " intervals show; --folds 5 with a new --out validates on all images but those"
+            " of a val, in five runs"
         )
 
 

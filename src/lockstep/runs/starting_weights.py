@@ -289,11 +289,17 @@ def _convert_to_float32(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarra
 
 
 def write_start(
-    run: Path, recipe: Recipe, start: Start, classes: Sequence[str] = ()
+    run: Path,
+    recipe: Recipe,
+    start: Start,
+    classes: Sequence[str] = (),
+    *,
+    in_folders: bool = False,
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Write to a run's folder what it starts from, and its masks if the recipe is sparse.
 
-    `classes` are those of the run's images. Returns the pruned tensors that it starts from, and
+    `classes` are those of the run's images, and `in_folders` says that their order is that of class
+    folders. Returns the pruned tensors that it starts from, and
     notes for the user. Raises `CheckpointError` if the folder cannot be written to.
     """
     start = _keep_classes(start, recipe, make_printable_names(classes))
@@ -308,7 +314,7 @@ def write_start(
     if start.is_probe:
         description["is_probe"] = True
     if start.classes == ():
-        notes.append(describe_positions(classes))
+        notes.append(describe_positions(classes, in_folders=in_folders))
     if start.classes and not description["is_classifier"] and start.resumed is None:
         notes.append(
             f"the weights name their classes differently ({', '.join(start.classes[:3])}), and"

@@ -138,9 +138,7 @@ def _describe_assumption(row: str, values: Changes, assumed: Set[str]) -> tuple[
     remark = f"the file does not say how its images were prepared; {row} is assumed: "
     remark += ", ".join(parts)
     if row == "timm" and "eval_resize" in assumed:
-        fields = [
-            name for name in ("eval_resize", "interpolation", "mean", "std") if name in assumed
-        ]
+        fields = [name for name in texts if name in assumed]
         remark += " (some of timm's weights need other values, such as crop_pct 0.95: set "
         remark += f"{', '.join(fields)})"
     return (remark,)

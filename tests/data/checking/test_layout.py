@@ -198,6 +198,8 @@ def test_a_file_of_damage_alone_is_not_empty_too(tmp_path: Path) -> None:
 def test_two_formats_in_a_folder_are_found(tmp_path: Path) -> None:
     write("recordio", tmp_path, SOUND)
     write_file("webdataset", tmp_path / "val-000000.tar", samples_of(SOUND, "val"))
+    # Its image may be in a file that is not listed.
+    (tmp_path / "quarantine.json").write_text('{"images": {"val.rec@0": "blurred"}}')
     report = examine(tmp_path)
     finding = only(report, "two-formats")
     assert (finding.split, finding.place) == ("val", ".")

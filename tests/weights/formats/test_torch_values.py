@@ -130,7 +130,10 @@ def test_other_torchvision_options(options: dict[str, Any], message: str, tmp_pa
     ("value", "remark"),
     [
         (save_as_torchvision(backend="tensor"), "its program resized tensors"),
-        (save_as_timm(img_size=64), r"shorter side 73, .* \(some of timm's .*: set eval_resize"),
+        (
+            save_as_timm(img_size=64),
+            r"side 73, .* \(some of timm's .*: set eval_resize, interpolation, mean, std\)",
+        ),
         (
             {"state_dict": Plain().state_dict(), "config": {"img_size": 64, "Crop": 1, "lr": 0.1}},
             "config has img_size, Crop, which Lockstep does not use; say .* with --set",

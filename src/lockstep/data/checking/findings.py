@@ -83,7 +83,8 @@ KINDS = {
     ),
     "neighbour": _warning(
         "a folder, file or image next to the images that are read, left out",
-        "Ignore it if it holds the same images; else move them, or rename the folder train or val",
+        "Ignore it if it holds the same images; else move them, or rename the folder train or val;"
+        f" {QUARANTINE} belongs next to the class folders",
     ),
     "no-images": _error(
         "no image that can be used", "Add images to this folder or file, or remove it"
@@ -105,7 +106,7 @@ KINDS = {
     ),
     "not-left-out": _warning(
         f"an entry of {QUARANTINE} that matches no image",
-        "Ignore it if the image is gone; else correct its name, such as cat/7.jpg",
+        "Ignore it if the image is gone; else correct its name, as other findings write it: cat/7.jpg",
         harmless=True,
     ),
     "idx": _error("an .idx that does not match its .rec", f"Write both again: {_PACK}"),

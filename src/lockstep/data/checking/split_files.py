@@ -38,6 +38,11 @@ _NO_CLASS = re.compile(
 """Parts of the messages of the format modules about labels."""
 _SERIAL = re.compile(r"^(.*[-_.])(\d{5,})(\.(?:tar|rec|tfrecords?))$")
 """Names of numbered files that do not have the number of files."""
+_INCOMPLETE = {
+    *("compressed", "missing-shard", "refused"),
+    *("two-formats", "unfinished", "unreadable-file"),
+}
+"""Kinds of problems of a split that may hold images that are not listed."""
 SHOWN = 5
 Problem = tuple[str, str, str]
 """Kind, place and detail of a problem that is not about one image of a listing."""
@@ -202,7 +207,8 @@ class Part:
         if not quarantine:
             return
         left_out = [i for i in range(len(self.kept)) if self.listing.place(i) in quarantine]
-        self.unmatched = quarantine.keys() - map(self.listing.place, left_out)
+        if _INCOMPLETE.isdisjoint(kind for kind, _, _ in self.problems):
+            self.unmatched = quarantine.keys() - map(self.listing.place, left_out)
         known = set()
         for problem in self.problems:
             kind, place, _ = problem
