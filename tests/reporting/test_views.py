@@ -41,7 +41,7 @@ def open_view(folder: Path) -> tuple[View, dict[str, str]]:
 
 
 def test_mistakes_are_explained_with_the_weights_that_made_them(
-    data: Path, tiny_recipe: Recipe, tmp_path: Path
+    data: Path, tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The last stage explains photos of 128 px and more.
     recipe = tiny_recipe.replace(ema_decay=0.9, image_size=128, eval_resize=128, eval_crop=128)
@@ -52,7 +52,11 @@ def test_mistakes_are_explained_with_the_weights_that_made_them(
         folder / "checkpoints", State(STEPS, trained, {}, average), data_digest="", about=about
     )
     runs = open_runs([folder])
+    loaded: list[str] = []
+    load = backends.load
+    monkeypatch.setattr(backends, "load", lambda name: loaded.append(name) or load(name))
     views, images = add_images(runs, build_views(runs), explain=True)
+    assert {*loaded} == {"torch"}  # the default: others that compute Grad-CAM may be missing
     index = open_index(data / "val")
     for view, tensors in zip(views, (trained, average), strict=True):
         mistake = view.mistakes[3]

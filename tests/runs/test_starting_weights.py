@@ -14,8 +14,7 @@ import lockstep
 from lockstep.models.architectures import MODELS, narrow_model
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_tensors
-from lockstep.runs.kept_classes import name_classifier
-from lockstep.runs.kept_classes import describe_positions
+from lockstep.runs.kept_classes import describe_positions, name_classifier
 from lockstep.runs.starting_weights import Start, StartSource, fit_start, hash_tensors, write_start
 from lockstep.system.errors import CheckpointError, DataError
 from lockstep.weights import checkpoint

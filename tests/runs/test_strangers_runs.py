@@ -120,7 +120,7 @@ def test_what_a_command_named_suffices_on_this_machine(
 ) -> None:
     lockstep.train(out=run, execution=EXECUTION.replace(stop_after_steps=1))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
-    with pytest.raises(CheckpointError, match="add --trust-run"):
+    with pytest.raises(CheckpointError, match="train takes --trust-run"):
         lockstep.train(out=run)
     report = lockstep.train(out=run, trust_run=True)
     assert report["steps"] == 14

@@ -63,7 +63,7 @@ def require_word(folder: Path, names: Iterable[str]) -> None:
         raise CheckpointError(
             f"{folder} refers to {shown}, which no command on this machine has used for this run."
             " Anyone could have written that. To confirm, give the same in the command (--data,"
-            " --recipe, --set); if you trust the folder's author, add --trust-run"
+            " --recipe, --set); if you trust the folder's author, train takes --trust-run"
         )
 
 

@@ -106,7 +106,7 @@ KINDS = {
     ),
     "not-left-out": _warning(
         f"an entry of {QUARANTINE} that matches no image",
-        "Ignore it if the image is gone; else correct its name, as other findings write it: cat/7.jpg",
+        "Ignore it if the image is gone; else write its name as other findings do",
         harmless=True,
     ),
     "idx": _error("an .idx that does not match its .rec", f"Write both again: {_PACK}"),
