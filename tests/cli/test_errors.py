@@ -125,6 +125,23 @@ def fill_places(line: str, places: dict[str, str]) -> list[str]:
     ]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "export RESNET OUT --fp16",
+        "convert RESNET OUT --device cuda",
+        "evaluate RESNET --data DATA --epochs 5",
+        "benchmark train --precision fp16",
+    ],
+)
+def test_no_setting_is_suggested_that_the_command_refuses(
+    line: str, answer: Run, places: dict[str, str]
+) -> None:
+    code, _, errors = answer(*fill_places(line, places))
+    assert code == 2
+    assert "--set" not in errors
+
+
 @pytest.mark.parametrize(("line", "message"), read_table(WRONG))
 def test_a_wrong_command_is_answered_with_what_is_wrong(
     line: str, message: str, answer: Run, places: dict[str, str]

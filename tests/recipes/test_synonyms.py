@@ -61,7 +61,7 @@ def test_a_field_that_is_not_there_is_answered_with_its_name() -> None:
         Recipe().replace(batch_size=3)
 
 
-TRAIN = ["--recipe", "--data", "--out", "--weights", "--backend", "--set"]
+TRAIN = ["--recipe", "--data", "--out", "--weights", "--backend", "--set", "--resume-from"]
 WEIGHTS = ["--recipe", "--checkpoint", "--data", "--set"]
 
 
@@ -79,6 +79,9 @@ WEIGHTS = ["--recipe", "--checkpoint", "--data", "--set"]
         ("--run", WEIGHTS, "Give a run or a file of weights without an option: 3"),
         ("--pretrained", WEIGHTS, "Give a run or a file of weights without an option: 3"),
         ("--zzz", TRAIN, ""),
+        ("--resume", ["--recipe", "--data", "--set"], ""),
+        ("--val-split", ["--data", "--split"], "Did you mean --split 3?"),
+        ("--val-split", ["--data", "--split", "--step"], ""),
     ],
 )
 def test_an_unknown_option_has_its_answer(option: str, options: list[str], sentence: str) -> None:

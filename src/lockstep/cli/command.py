@@ -158,6 +158,15 @@ def _suggest(option: str, words: list[str], options: list[str]) -> str:
     from lockstep.recipes.synonyms import suggest_option
 
     fields = [*Recipe.model_fields, *Execution.model_fields] if "--set" in options else []
+    if "--dtype" in options:
+        from lockstep.benchmark.cells import GIVEN_OTHERWISE
+
+        fields = [field for field in fields if field not in GIVEN_OTHERWISE]
+    elif {"--checkpoint", "--to"} & {*options} and fields:  # trained weights
+        from lockstep.weights.preprocessing import SETTABLE
+
+        computed = [] if "--to" in options else ["precision", *Execution.model_fields]
+        fields = [*SETTABLE, *computed]
     return suggest_option(option, _find_value(option, words), options, fields)
 
 

@@ -18,7 +18,9 @@ def command(
     source: options.WeightsArgument,
     target: Annotated[
         Path | None,
-        typer.Argument(help="A new file or folder; for NVIDIA's formats, a prefix."),
+        typer.Argument(
+            help="A new file or folder; for NVIDIA's formats but nvidia-pytorch, a prefix."
+        ),
     ] = None,
     to: Annotated[
         str,
@@ -54,9 +56,10 @@ def command(
     Example: lockstep convert run weights --to timm
     """
     if inspected:
-        if target is not None or classes is not None or ema or assignments or like is not None:
+        if ema or assignments or {target, classes, like, require_signature, key} != {None}:
             raise typer.BadParameter(
-                "--inspect shows SOURCE as is; leave out TARGET, --classes, --ema, --set, --recipe"
+                "--inspect shows SOURCE as is; leave out TARGET, --classes, --ema, --set, --recipe,"
+                " --require-signature, --sign"
             )
         _inspect(options.choose_weights(source, checkpoint, None, model, ignore), as_json)
         return

@@ -52,8 +52,8 @@ Runtime = Annotated[
     typer.Option(
         metavar="NAME",
         help=(
-            "native (default), auto (the fastest), a runtime of `lockstep doctor`, or program (runs"
-            " an export's own code: trust its author)."
+            "native (default), auto (the fastest), a runtime of `lockstep doctor` (default for an"
+            " ONNX export), or program (runs an export's own code: trust its author)."
         ),
     ),
 ]

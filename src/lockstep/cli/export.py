@@ -27,8 +27,8 @@ Precision = Annotated[
     typer.Option(
         metavar="NAME",
         help=(
-            "fp32 (default); fp16 or int8 for ONNX-based formats; fp16 or bf16 for savedmodel and"
-            " frozen-graph; int8 for executorch and litert."
+            "fp32 (default); fp16 or int8 for ONNX-based formats; fp16 or bf16 for savedmodel,"
+            " frozen-graph and stablehlo; int8 for executorch and litert."
         ),
         show_default=False,
     ),

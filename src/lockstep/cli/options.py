@@ -44,7 +44,10 @@ Runtime = Annotated[
     typer.Option(
         "--runtime",
         metavar="NAME",
-        help="native (default), auto (the fastest) or a runtime of `lockstep doctor`.",
+        help=(
+            "native (default), auto (the fastest) or a runtime of `lockstep doctor`; for an ONNX"
+            " export, by default the one that is installed."
+        ),
     ),
 ]
 RequireSignature = Annotated[

@@ -24,7 +24,7 @@ def command(
     host: Annotated[
         str,
         typer.Option(
-            metavar="ADDRESS", help="Address to listen on; all but 127.0.0.1 need a token."
+            metavar="ADDRESS", help="Address to listen on; all but loopback need a token."
         ),
     ] = "127.0.0.1",
     token_file: Annotated[
@@ -42,7 +42,10 @@ def command(
     ] = None,
     name: Annotated[
         str | None,
-        rare(metavar="NAME", help="Name of the model in URLs (default: its architecture)."),
+        rare(
+            metavar="NAME",
+            help="Name of the model in URLs (default: its architecture or, of an export, model).",
+        ),
     ] = None,
     max_batch: Annotated[int, rare(help="Largest batch, and most images per request.", min=1)] = 32,
     max_wait_ms: Annotated[

@@ -56,7 +56,7 @@ def command(
         print(f"note: {escape_line(remark)}")
     print(
         "note: accuracy drops until the other weights are trained again: lockstep train --weights"
-        " prunes and trains"
+        f" SOURCE --set sparsity={algorithm} prunes and trains"
     )
 
 

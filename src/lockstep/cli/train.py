@@ -80,7 +80,7 @@ def command(
     ] = None,
     keep_global_batch: Annotated[
         bool,
-        rare("--keep-global-batch", help="Keep the global batch on fewer ranks, by accumulating."),
+        rare("--keep-global-batch", help="On other numbers of ranks, keep the parts of a step."),
     ] = False,
     train_only: Annotated[
         bool, rare("--train-only", help="Never evaluate; validation images may be missing.")

@@ -11,6 +11,7 @@ from lockstep.backends.emulation import find_emulation
 from lockstep.recipes import Execution
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.runs.recorder import Recorder
+from lockstep.system.errors import BackendError
 from lockstep.weights import Weights
 
 ADVICE = "Try --set precision=fp32, or another checkpoint: --checkpoint with an earlier step."
@@ -46,6 +47,12 @@ def load_engine(weights: Weights, world: backends.World, execution: Execution) -
 
     Raises `BackendError` if the engine cannot quantise.
     """
+    if weights.scales and not backends.FRAMEWORKS[execution.backend].quantises:
+        able = " or ".join(name for name, row in backends.FRAMEWORKS.items() if row.quantises)
+        raise BackendError(
+            f"the weights were trained for {weights.recipe.quantisation}, which the"
+            f" {execution.backend} backend does not compute; use --backend {able}"
+        )
     recipe = weights.recipe.replace(ema_decay=0.0)
     engine = backends.load(execution.backend).engine(recipe, np.zeros(1), world, execution)
     engine.write(initial_state(recipe, weights.tensors))

@@ -62,10 +62,10 @@ class EvaluationImages:
             part: object = self.division
             if isinstance(part, float | int):
                 part = f"the share of {part:g}"
-            remarks.append(
-                f"evaluating {part} held out for validation, {len(index)} of {whole} images;"
-                " --split 0 evaluates all"
-            )
+            remark = f"evaluating {part} held out for validation, {len(index)} of {whole} images"
+            if not holds_split(self.source.root.parent, "val"):
+                remark += "; --split 0 evaluates all"
+            remarks.append(remark)
         if labels is not None:
             from lockstep.inference.label_file import answer_images
 

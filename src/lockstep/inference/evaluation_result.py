@@ -47,7 +47,8 @@ class Evaluation:
     quarantined: list[Any]
     """Images that cannot be read; they do not count."""
     trained_images: int
-    """The number of these images that are training images of the run, by bytes; 0 if unknown."""
+    """The number of these images that are training images of the run, or of the weights that it
+    started from, by bytes; 0 if unknown."""
     speed: Speed
     """Images per second, the batch size and the latency."""
     remarks: list[str]

@@ -12,6 +12,7 @@ from lockstep.data.contact_sheet import draw_sheet, wrap_lines
 from lockstep.data.images import printable
 from lockstep.data.index import Index
 from lockstep.data.split import Sets, open_sets, same_images
+from lockstep.inference.comparison import choose_backend
 from lockstep.inference.images import read_square
 from lockstep.inference.session import SessionOptions, open_session
 from lockstep.models.label_errors import find_label_errors
@@ -112,7 +113,7 @@ def check_labels(
     Raises `DataError` if a run was trained on other images, or the weights of all on all images,
     and `CheckpointError` if there is no run.
     """
-    execution = execution or Execution()
+    execution = execution or Execution(backend=choose_backend(None, quantises=False))
     recorder = Recorder(listener if is_leading() else None)
     judgements: dict[str, _Judgement] = {}
     trained: set[str] = set()

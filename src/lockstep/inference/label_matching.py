@@ -95,8 +95,8 @@ def match_labels(source: Source, weights: Weights, progress: Progress | None = N
         raise DataError(
             f"{source.title} has {format_count(len(index.classes), 'class')}, and the weights have"
             f" {format_count(logits, 'output')} without names, so it is unknown which output stands"
-            f" for which class; add --classes FILE, which names all {logits} outputs, or"
-            f" {_suggest_labels(index.classes, range(logits))}"
+            f" for which class; add --classes FILE, which names all {logits} outputs (in"
+            f" evaluate, also {_suggest_labels(index.classes, range(logits))})"
         )
     return Matched(relabel_index(index, numbers), _BY_NUMBER, is_proven=False)
 

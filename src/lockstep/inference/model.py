@@ -55,7 +55,8 @@ class Model:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes; ImageNet's for 1000 unnamed outputs, empty if they are unknown."""
+        """Names of the classes; ImageNet's for 1000 unnamed outputs (1001 in NVIDIA's TensorFlow
+        model); empty if they are unknown."""
         return name_classes(self._about)[0].classes
 
     @property
@@ -125,8 +126,10 @@ class Model:
 
         Args:
             where: A backend or a runtime (`lockstep doctor` lists both); "native" (the backend,
-                also for exports), "auto" (the fastest that is installed), or "program" (an export
-                in its own runtime, which can run code: use it only if you trust its author).
+                also for exports), "auto" (the fastest that is installed), or, for `evaluate`
+                alone, "program" (an export in its own runtime, which can run code: use it only if
+                you trust its author). By default "native"; for an ONNX export, ONNX Runtime, else
+                OpenVINO.
             precision: By default the recipe's, or fp32 if this processor only emulates that.
             device: "auto", "cpu" or "cuda".
             batch: At most this many images are computed at once; 32 by default.
@@ -171,14 +174,14 @@ class Model:
             top: The number of classes to return.
             features: Whether to add the features before the classifier.
             explain: Whether to add a picture of the parts that support the most likely class.
-            on_error: A function to call with the name of an unreadable image, and the reason. The
-                other images are predicted.
+            on_error: For several images, a function to call with the name of an unreadable one,
+                and the reason. The other images are predicted.
 
         Returns:
             A `Prediction`, or for several images an iterator that computes as you consume it.
 
         Raises:
-            DataError: An image cannot be read, and there is no `on_error`.
+            DataError: An image cannot be read, and it is the only one or there is no `on_error`.
             DivergedError: A logit is not a finite number.
             BackendError: The backend cannot explain, or something is not installed.
         """
@@ -200,7 +203,7 @@ class Model:
             float32 [logits], or for several images an iterator.
 
         Raises:
-            DataError: An image cannot be read, and there is no `on_error`.
+            DataError: An image cannot be read, and it is the only one or there is no `on_error`.
         """
         every = list_images(images)
         predictor = self._open_predictor(features=False, explain=False)
@@ -323,8 +326,9 @@ class Model:
     ) -> dict[str, Any]:
         """Write a program for a server or a phone, with softmax inside.
 
-        A program takes `images`, photos of any size, and returns `classes` and `probabilities` as
-        `predict` does. The folder appears only when it is complete; nothing is overwritten.
+        A program takes `images`, photos of any size (OpenVINO, TensorRT and phones: squares), and
+        returns `classes` and `probabilities` as `predict` does. The folder appears only when it is
+        complete; nothing is overwritten.
 
         Args:
             folder: A new folder.
@@ -333,7 +337,8 @@ class Model:
                 (docs/how-to/deploy.md); by default what the installed packages can run.
             precision: "fp32" (the default), "bf16", "fp16", "int8" for weights trained with
                 quantisation, or a `lockstep.Int8` to quantise now (docs/how-to/quantisation.md).
-            batch: The number of images of every batch; by default any.
+            batch: The number of images of every batch, for Triton the largest; by default any
+                (phones: 1; TensorRT and Triton: up to 32).
             bare: Whether the program takes normalised float32 NCHW images and returns logits.
             compare: Whether to compare the program with a backend, and add a `proof` if not bare.
 
@@ -399,7 +404,8 @@ class Model:
             token: At least 16 characters, which clients send as `Authorization: Bearer TOKEN`.
             no_token: Whether everyone who reaches the address may use the server.
             allow_hosts: Further host names that requests may use, such as that of a proxy.
-            name: The model's name in addresses; by default the name of its architecture.
+            name: The model's name in addresses; by default the name of its architecture, or
+                "model" for an ONNX export.
             limits: Sizes and times (`lockstep.inference.serving.Limits`).
             quiet: Whether to log only failed requests, on standard error.
 

@@ -179,7 +179,7 @@ def read_secret(file: Path | None, environment: Mapping[str, str]) -> str:
             return environment[SECRET].strip()
         raise UserError(
             f"several nodes need a shared secret; make one with\n  {_MAKE}\ncopy it to every node,"
-            f" and give --secret-file FILE or set {SECRET}"
+            f" and set {SECRET} to it (lockstep launch also takes --secret-file FILE)"
         )
     if str(file) == STDIN:
         return sys.stdin.readline(SETTINGS.most_bytes).strip()

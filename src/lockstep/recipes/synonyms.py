@@ -201,12 +201,13 @@ def suggest_option(
     `options` are the options of the command, `known` the fields that it can set.
     """
     plain = _plain(option)
-    if _OPTION_BY_WORD.get(plain) in options:
+    is_split = _OPTION_BY_WORD.get(plain) == "--split" and "--step" in options
+    if _OPTION_BY_WORD.get(plain) in options and not is_split:  # `data show` takes train or val
         return f"Did you mean {_OPTION_BY_WORD[plain]} {value}?"
     names_weights = plain in ("run", "weights") or _OPTION_BY_WORD.get(plain) == "--weights"
     if names_weights and "--checkpoint" in options:
         return f"Give a run or a file of weights without an option: {value}"
-    if plain in _ADVICE_BY_WORD and "--recipe" in options and "--checkpoint" not in options:
+    if plain in _ADVICE_BY_WORD and "--resume-from" in options:  # only train has this option
         return _ADVICE_BY_WORD[plain]
     # If an option of the command is similar, the parser's message names it.
     near = difflib.get_close_matches(option, list(options), n=1, cutoff=0.75)

@@ -23,7 +23,8 @@ def report(
         out: The HTML file to write.
         plots: A folder for the figures, each as PNG and SVG; by default they are not written.
         explain: Whether to show which parts of misclassified images support the predicted class
-            (Grad-CAM). This opens the checkpoints of the shown evaluations in PyTorch.
+            (Grad-CAM). This opens the checkpoints of the shown evaluations in PyTorch, or
+            in JAX if only that is installed.
 
     Returns:
         The path of the page.

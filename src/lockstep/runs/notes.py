@@ -167,7 +167,8 @@ def note_determinism_cost(recipe: Recipe, execution: Execution, world: World) ->
     for name in _STEP_FIELDS:
         value = getattr(execution, name)
         if value != getattr(defaults, name):
-            command += f" --set {name}={value}"
+            is_axis = name in ("compile", "layout")
+            command += f" --{name} {value}" if is_axis else f" --set {name}={value}"
     return [
         "GPU kernels are deterministic, so that a resumed run is bit-identical; others may be"
         " faster: --set deterministic=false. To compare, run this with and without that:"

@@ -41,7 +41,8 @@ def train(
 
     Args:
         recipe: A name, a file or a `Recipe`; by default `my-images`, or with `weights` `fine-tune`.
-            A run that resumes takes what you leave out (also `data`, `execution`) from its folder.
+            A run that resumes takes what you leave out from its folder (also `data`; `execution`
+            only without `recipe`).
         data: A folder with `train` and `val`, or files in another storage format.
         out: The run's folder. A run in it resumes from its newest intact checkpoint, bit for bit.
         changes: New values for fields of the recipe.

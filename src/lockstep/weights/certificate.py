@@ -171,7 +171,7 @@ def _measure(
     if not np.isfinite(logits).all():
         raise CheckpointError(
             f"{source.source} computes logits that are not finite, so a certificate is impossible;"
-            " lockstep convert --inspect shows the odd weights; --no-certificate converts them"
+            " --inspect, in place of the target, shows the odd weights; --no-certificate converts"
             " them"
         )
     through = None

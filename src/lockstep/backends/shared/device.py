@@ -34,5 +34,6 @@ def build_memory_error(images: int | None, parts: int, reason: str) -> BackendEr
     what = "a step" if images is None else f"{images} images"
     return BackendError(
         f"the device has too little memory for {what} in {parts} parts: {reason}\n"
-        f"Compute a step in more parts: --set accumulation_steps={2 * parts}"
+        f"In training, compute a step in more parts: --set accumulation_steps={2 * parts}; else use"
+        " smaller batches: --batch (serve: --max-batch)"
     )

@@ -27,7 +27,8 @@ def pack(
         samples: An iterable, or a data set with a length and items, of `(image, label)` or
             `(image, label, split)`. The split is "train", "val" or "test". An image is a path or
             encoded bytes, stored unchanged, or a Pillow image or a uint8 array
-            ([height, width, 3] or [height, width]), stored as PNG without loss.
+            ([height, width, 3] or [height, width]), stored as PNG without loss (CMYK,
+            YCbCr, LAB and I as TIFF).
         out: The folder to write; it must be empty or not exist.
         classes: Names of the classes; a label that is a number is an index into them. By default
             the attribute `classes` of `samples`, or names in the order of their first samples.
