@@ -130,7 +130,7 @@ def fill_places(line: str, places: dict[str, str]) -> list[str]:
     [
         "export RESNET OUT --fp16",
         "convert RESNET OUT --device cuda",
-        "evaluate RESNET --data DATA --epochs 5",
+        "evaluate RESNET --data DATA --num-classes 10",
         "benchmark train --precision fp16",
     ],
 )

@@ -102,6 +102,9 @@ def test_evaluating_quantises_as_the_run_did(whole: Path, textures: Path, tmp_pa
     )
     assert [run, converted] == pytest.approx([reported] * 2, rel=1e-6)
     assert in_float != pytest.approx(reported, rel=1e-3)
+    on_paddle = lockstep.load(tmp_path / "w.safetensors").on("paddle")
+    with pytest.raises(BackendError, match="paddle backend does not compute; use --backend jax or"):
+        on_paddle.evaluate(textures)
 
 
 def test_a_quantised_recipe_needs_trained_weights_and_an_engine_that_quantises(

@@ -55,8 +55,10 @@ class Model:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes; ImageNet's for 1000 unnamed outputs (1001 in NVIDIA's TensorFlow
-        model); empty if they are unknown."""
+        """Names of the classes; ImageNet's for 1000 unnamed outputs, empty if they are unknown.
+
+        1001 outputs of NVIDIA's TensorFlow model are ImageNet's, too.
+        """
         return name_classes(self._about)[0].classes
 
     @property
