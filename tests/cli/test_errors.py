@@ -79,6 +79,7 @@ recipes fields sched | there is no field 'sched'. Did you mean lr_decay\?
 predict MISSING | no images are named; expected lockstep predict RUN IMAGES: files, folders
 predict MISSING @IMAGE | the list .*a.jpg cannot be read: No such file or directory
 predict MISSING IMAGE --format cvs | there is no format 'cvs'. Did you mean csv?
+find lr --data DATA --weight-decay 1 | Did you mean --set weight_decay=1
 recipes show dmo | there is no recipe and no file 'dmo'. Did you mean demo?
 recipes diff demo dmo | Did you mean demo?
 launch -n 2 | nothing to launch; expected a command after --

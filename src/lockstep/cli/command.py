@@ -162,7 +162,7 @@ def _suggest(option: str, words: list[str], options: list[str]) -> str:
         from lockstep.benchmark.cells import GIVEN_OTHERWISE
 
         fields = [field for field in fields if field not in GIVEN_OTHERWISE]
-    elif {"--checkpoint", "--to"} & {*options} and fields:  # trained weights
+    elif "--checkpoint" in options and fields:  # trained weights
         from lockstep.weights.preprocessing import SETTABLE
 
         computed = [] if "--to" in options else ["precision", *Execution.model_fields]

@@ -51,7 +51,7 @@ def load_engine(weights: Weights, world: backends.World, execution: Execution) -
         able = " or ".join(name for name, row in backends.FRAMEWORKS.items() if row.quantises)
         raise BackendError(
             f"the weights were trained for {weights.recipe.quantisation}, which the"
-            f" {execution.backend} backend does not compute; use --backend {able}"
+            f" {execution.backend} backend does not compute; use --backend {able}; in Python, on"
         )
     recipe = weights.recipe.replace(ema_decay=0.0)
     engine = backends.load(execution.backend).engine(recipe, np.zeros(1), world, execution)

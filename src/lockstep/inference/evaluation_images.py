@@ -32,6 +32,8 @@ class EvaluationImages:
     """Whether they are those of the run, whose training has already reported what is left out."""
     advice: str = ""
     """The command that trains with images whose classes the weights do not know."""
+    has_validation: bool = False
+    """Whether the data set also has validation images, so that `--split 0` is refused."""
 
     def open_index(
         self, weights: Weights, recorder: Recorder, labels: "LabelFile | None" = None
@@ -63,7 +65,7 @@ class EvaluationImages:
             if isinstance(part, float | int):
                 part = f"the share of {part:g}"
             remark = f"evaluating {part} held out for validation, {len(index)} of {whole} images"
-            if not holds_split(self.source.root.parent, "val"):
+            if not self.has_validation:
                 remark += "; --split 0 evaluates all"
             remarks.append(remark)
         if labels is not None:
@@ -96,7 +98,9 @@ def find_evaluation_images(
             return EvaluationImages(find_split(data, "val"), 0.0, is_own, advice)
         if not division:
             return EvaluationImages(find_source(data), 0.0, is_own, advice)
-    return EvaluationImages(whole_source(data, division), division, is_own, advice)
+    has_validation = holds_split(data, "val")
+    source = whole_source(data, division)
+    return EvaluationImages(source, division, is_own, advice, has_validation)
 
 
 def find_run_data(source: Path) -> Path:

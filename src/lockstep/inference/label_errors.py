@@ -113,7 +113,6 @@ def check_labels(
     Raises `DataError` if a run was trained on other images, or the weights of all on all images,
     and `CheckpointError` if there is no run.
     """
-    execution = execution or Execution(backend=choose_backend(None, quantises=False))
     recorder = Recorder(listener if is_leading() else None)
     judgements: dict[str, _Judgement] = {}
     trained: set[str] = set()
@@ -122,11 +121,13 @@ def check_labels(
     for run in _list_folders(runs):
         weights = open_weights(run)
         recipe = weights.recipe
+        backend = choose_backend(None, quantises=bool(weights.scales))
+        how = execution or Execution(backend=backend)
         own = weights.classes
         sets = open_sets(data, recipe.division, recorder.progress, own_classes=own)
         _check_images(weights, sets, data, run)
         images = len(sets.training) + len(sets.validation)
-        probabilities = _predict(weights, sets.validation, execution, listener)
+        probabilities = _predict(weights, sets.validation, how, listener)
         known = find_trained(weights.checkpoint_file, sets.validation)
         for sample, row in enumerate(probabilities):
             place = _name_place(sets.validation, sample)
