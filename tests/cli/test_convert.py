@@ -102,6 +102,8 @@ def test_json_is_only_for_inspections(answer: Run, run_folder: Path, tmp_path: P
     code, output, errors = answer("convert", run_folder, tmp_path / "a.safetensors", "--json")
     assert (code, output) == (2, "")
     assert "add --inspect" in errors
+    errors = answer("convert", run_folder, "--inspect", "--require-signature", "key.pem")[2]
+    assert "--inspect shows SOURCE as is; leave out" in errors
     assert not (tmp_path / "a.safetensors").exists()
 
 

@@ -136,6 +136,7 @@ def test_bad_images_are_left_out_and_reported(
     assert result["quarantined"][0]["reason"]
     part = lockstep.load(save_weights()).evaluate(tmp_path / "val", split=0.5)
     assert (part.images, part.quarantined) == (10, result["quarantined"])
+    assert any("--split 0 evaluates all" in remark for remark in part.remarks)
 
 
 def test_outputs_beyond_classes_are_wrong(save_weights: SaveWeights, textures: Path) -> None:

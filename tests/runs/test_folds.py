@@ -74,6 +74,10 @@ def test_folds_resume_without_repeats(tiny_recipe: Recipe, textures: Path, tmp_p
 
     again = lockstep.load(folders[0], checkpoint="newest").evaluate().to_json()
     assert again["per_class"] == reports[0]["per_class"]["trained"]
+    # The data set has a val, so that --split 0 would be refused.
+    assert [
+        text.endswith("30 of 60 images") for text in again["remarks"] if "held out" in text
+    ] == [True]
     page = lockstep.report(tmp_path / "cv", tmp_path / "page.html").read_text()
     assert "2 folds: mean top-1" in page
 

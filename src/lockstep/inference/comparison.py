@@ -156,14 +156,14 @@ def explain_bound(target: Target, wanted: ProgramSpec, precision: str) -> str:
     return f"{_REASONS[precision]}; the program rounds some pixels by one level of 255"
 
 
-def choose_backend(backend: str | None, *, quantises: bool) -> str:
-    """Return the backend to compare with: `backend`, or the first that is installed; the reference
-    in NumPy is the last."""
+def choose_backend(backend: str | None, *, quantises: bool, explains: bool = False) -> str:
+    """Return the backend to compute with: `backend`, or the first that is installed and, if asked
+    for, computes int8 or Grad-CAM; the reference in NumPy is the last."""
     names = [backend] if backend else [DEFAULT_BACKEND, *FRAMEWORKS]
     for name in names:
         framework = FRAMEWORKS[name]
-        can_quantise = framework.quantises or not quantises
-        if name != _REFERENCE and framework.version() and can_quantise:
+        is_able = framework.quantises >= quantises and framework.explains >= explains
+        if name != _REFERENCE and framework.version() and is_able:
             return name
     return _REFERENCE
 

@@ -14,6 +14,7 @@ from lockstep import backends
 from lockstep.data.images import Names, printable
 from lockstep.data.index import Index
 from lockstep.data.split import find_validation_index
+from lockstep.inference.comparison import choose_backend
 from lockstep.inference.grad_cam import make_explainer, overlay
 from lockstep.recipes import Execution
 from lockstep.runs.image_results import (
@@ -24,7 +25,6 @@ from lockstep.runs.image_results import (
     read_records,
 )
 from lockstep.runs.reading import Run
-from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import DataError
 from lockstep.system.html import data_address
 from lockstep.weights import open_weights
@@ -109,7 +109,7 @@ def explain_images(
     `BackendError` if no framework that computes Grad-CAM is installed.
     """
     opened = open_weights(run.folder, checkpoint=str(results.step), ema=weights == "ema")
-    backend = _choose_backend()
+    backend = choose_backend(None, quantises=False, explains=True)
     world = backends.load(backend).world(Execution(backend=backend))
     predictions = results.scores[weights].predictions.astype(np.int64)
     explanations: dict[int, str] = {}
@@ -121,15 +121,6 @@ def explain_images(
     finally:
         world.close()
     return explanations
-
-
-def _choose_backend() -> str:
-    """Return the default backend if it is installed, else another one that computes Grad-CAM."""
-    for name in (DEFAULT_BACKEND, *backends.FRAMEWORKS):
-        framework = backends.FRAMEWORKS[name]
-        if framework.explains and framework.version() is not None:
-            return name
-    return DEFAULT_BACKEND
 
 
 def _encode_image(pixels: np.ndarray) -> str:
