@@ -8,9 +8,11 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import settings
 
-# NumPy's OpenBLAS reads this when it is loaded, here and in processes that tests start. Threads
-# slow down products this small. If other work needs the cores, the loss is twenty times as large.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+from tests.processes import ONE_THREAD
+
+# Libraries read these when they are loaded or first compute, here and in processes that tests
+# start.
+os.environ.update(ONE_THREAD | dict(os.environ))
 
 from lockstep import backends
 from lockstep.data.textures import draw_data_set

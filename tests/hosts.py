@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ONE_THREAD
-
 SECRET = "a secret of the tests"
 PORT = 29400
 _FILES = Path("/etc/netns")
@@ -94,7 +92,7 @@ class Host:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=ONE_THREAD | os.environ | {"LOCKSTEP_SECRET": SECRET} | more,
+            env=os.environ | {"LOCKSTEP_SECRET": SECRET} | more,
         )
 
     def processes(self) -> list[int]:

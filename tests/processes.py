@@ -17,8 +17,14 @@ PATIENT_SEC = 300
 """Seconds until something counts as hung. Frameworks that take seconds to load take minutes on a
 machine with other work."""
 
-# Threads slow down models this small, and many times more if another test uses the other core.
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "NPROC": "1"}
+ONE_THREAD = {
+    "NPROC": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+}
+"""Variables with which JAX, OpenMP, NumPy and TensorFlow compute in one thread. More slow down
+models this small, and twenty times if another test uses the other core."""
 
 
 def command(*arguments: object) -> list[str]:
@@ -59,7 +65,7 @@ def run_module(*words: object, **environment: str) -> subprocess.CompletedProces
     return subprocess.run(
         [sys.executable, "-m", *map(str, words)],
         cwd=ROOT,
-        env=with_triton() | ONE_THREAD | environment,
+        env=with_triton() | environment,
         capture_output=True,
         text=True,
         timeout=2000,
@@ -84,7 +90,6 @@ def start(*arguments: object) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=ONE_THREAD | os.environ,
     )
 
 

@@ -24,7 +24,6 @@ from lockstep.recipes import Execution, Recipe
 from tests.backends import native as natives
 from tests.backends.cases import RATES
 from tests.backends.drawing import draw_state
-from tests.backends.native.threads import ONE_THREAD
 from tests.soak import in_a_soak
 
 DEFAULT = ",".join(sorted(name for name, row in FRAMEWORKS.items() if not row.is_separate))
@@ -67,17 +66,6 @@ RANK_VARIABLES = (
     "TF_NUM_INTRAOP_THREADS",
 )
 """Variables that launchers set for their ranks."""
-
-
-@pytest.fixture(scope="package", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Use one thread: threads make models this small slower, and much slower if other work needs
-    the cores."""
-    with ExitStack() as stack:
-        for name in BACKENDS:
-            if name in ONE_THREAD:
-                stack.enter_context(ONE_THREAD[name]())
-        yield
 
 
 @pytest.fixture(scope="session", params=BACKENDS)

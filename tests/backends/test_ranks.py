@@ -52,7 +52,6 @@ def run_ranks(name: str, root: Path, folder: Path, scenarios: tuple[str, ...]) -
     """Run scenarios in two processes and return the results of each. A warning in either process is
     an error."""
     environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"),
     }
     how = split_launcher(name)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.backends.conftest import BACKENDS
-from tests.processes import ONE_THREAD, command, wait_until
+from tests.processes import command, wait_until
 from tests.soak import in_a_soak
 
 MINUTES = float(os.environ.get("LOCKSTEP_GROWTH_MINUTES", "2"))
@@ -78,9 +78,7 @@ def test_nothing_grows_while_a_run_trains_evaluates_and_saves(
     options = [word for change in changes for word in ("--set", change)]
     trains = command("train", "--recipe", recipe_file, "--data", textures, "--out", run, *options)
     with (tmp_path / "output.txt").open("w+") as output:  # a pipe that nobody reads would stop it
-        process = subprocess.Popen(
-            trains, stdout=output, stderr=output, env=ONE_THREAD | os.environ
-        )
+        process = subprocess.Popen(trains, stdout=output, stderr=output)
         try:
             wait_until(
                 lambda: (

@@ -23,7 +23,6 @@ def run_with_launcher(command: list[object], run: Path) -> None:
         capture_output=True,
         text=True,
         timeout=PATIENT_SEC,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -98,7 +98,7 @@ print(json.dumps(outputs))
 
 def run(tree: Path, *commands: tuple[object, ...]) -> list[str]:
     """Return the outputs of commands of this tree, carried out one after another in a process."""
-    environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": str(tree)}
     lines = json.dumps([[str(argument) for argument in command] for command in commands])
     done = subprocess.run(
         [sys.executable, "-P", "-c", COMMANDS],

@@ -1,10 +1,9 @@
-"""Random weights of the tiny recipe, and a thread for them."""
+"""Random weights of the tiny recipe."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
@@ -12,16 +11,6 @@ from lockstep.weights import checkpoint
 from tests.inference.cases import CLASSES, MEAN, STD, random_tensors, save_random
 
 SaveWeights = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Use one thread: such a small model is slower on several threads, many times slower on a busy
-    machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

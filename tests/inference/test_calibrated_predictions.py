@@ -18,7 +18,6 @@ from lockstep.weights.calibration import write_calibration
 from tests.inference.cases import FIT, image_file
 
 SaveWeights = Callable[..., Path]
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from lockstep.weights.run_identity import settle_identity
 from tests.inference.cases import CLASSES
 
 SaveWeights = Callable[..., Path]
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_an_evaluation_agrees_with_predictions(save_weights: SaveWeights, textures: Path) -> None:

@@ -17,7 +17,6 @@ from lockstep.models.accuracy_interval import wilson
 from lockstep.system.errors import DataError, UserError
 from lockstep.weights.class_names import imagenet_synsets
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SaveWeights = Callable[..., Path]
 WNIDS = sorted(imagenet_synsets()[output] for output in (6, 11, 281, 500, 988))
 

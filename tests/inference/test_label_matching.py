@@ -17,7 +17,6 @@ from lockstep.system.errors import DataError
 from lockstep.weights.class_names import find_imagenet, imagenet_names, imagenet_synsets
 from tests.inference.cases import random_tensors, save_tensors
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SaveWeights = Callable[..., Path]
 NAMES = tuple(map(str, range(12)))
 

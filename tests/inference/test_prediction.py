@@ -19,7 +19,6 @@ from tests.edges import softmax
 from tests.inference.cases import CLASSES, image_file, prepare_photo, random_tensors
 
 SaveWeights = Callable[..., Path]
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def likelihoods(source: Path, path: Path, recipe: Recipe, *, ema: bool = False) -> np.ndarray:

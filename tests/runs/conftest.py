@@ -1,20 +1,10 @@
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import lockstep
 from lockstep.recipes import Recipe
-from tests.backends.native.threads import ONE_THREAD
 from tests.runs.cases import EXECUTION
-
-
-@pytest.fixture(scope="package", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Use one thread of PyTorch: two take three times the processor's time of a model this small,
-    because they wait for each other."""
-    with ONE_THREAD["torch"]():
-        yield
 
 
 @pytest.fixture(scope="package")

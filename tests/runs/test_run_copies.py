@@ -22,7 +22,7 @@ from lockstep.system.errors import CheckpointError, DataError, RecipeError
 from lockstep.weights import checkpoint
 from lockstep.weights.run_identity import read_identity, settle_identity
 from tests.data.stores.servers import Server, serve
-from tests.processes import ONE_THREAD, wait_until
+from tests.processes import wait_until
 from tests.runs.cases import STEPS, Event, find_same_parts, stop_at, train_until
 
 PARTS = ["tensors", "momentum", "ema"]
@@ -147,7 +147,7 @@ def test_a_killed_run_resumes_from_its_copy(
     command = [sys.executable, "-m", "lockstep", "train", "--recipe", tmp_path / "tiny.yaml"]
     command += ["--data", textures, "--out", run, "--set", "save_every_steps=3"]
     command += ["--set", f"checkpoint_store={execution.checkpoint_store}"]
-    variables = os.environ | ONE_THREAD | server.variables()
+    variables = os.environ | server.variables()
     process = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL)
     wait_until(lambda: bool(list_copied_steps(server, execution)) or process.poll() is not None)
     process.send_signal(signal.SIGKILL)

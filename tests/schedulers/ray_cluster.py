@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tests.hosts import Host, two_hosts
-from tests.processes import ONE_THREAD, wait_until
+from tests.processes import wait_until
 
 PORT = 6379
 DASHBOARD = 8265
@@ -70,7 +70,7 @@ class Ray:
         with log.open("wb") as output:
             server = subprocess.Popen(
                 host.inside_named(f"node{number}", PROGRAM, "start", *options),
-                env=ONE_THREAD | os.environ | self.variables,
+                env=os.environ | self.variables,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.hosts import Host, two_hosts
-from tests.processes import ONE_THREAD, wait_until
+from tests.processes import wait_until
 
 NAMES = ("one", "two")
 CREDENTIAL_SEC = 5
@@ -69,7 +69,7 @@ class Slurm:
     @property
     def environment(self) -> dict[str, str]:
         """The variables of a user of the cluster."""
-        return ONE_THREAD | os.environ | {"SLURM_CONF": str(self.folder / "slurm.conf")}
+        return os.environ | {"SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def run(self, *arguments: object, text: str | None = None) -> str:
         """Run a command of Slurm's on the first host, and return its output."""

@@ -50,7 +50,7 @@ class Machines:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=ONE_THREAD | os.environ | more,
+            env=os.environ | more,
         )
 
     @contextmanager

@@ -23,7 +23,6 @@ from lockstep.weights import Weights, certificate, open_weights
 from lockstep.weights.formats import torch_file
 from lockstep.weights.formats.common import Written
 from lockstep.weights.target_formats import TARGETS
-from tests.processes import ONE_THREAD
 from tests.weights.certificate_cases import RECIPE, change_bias, left, save_checkpoint, tensors
 from tests.weights.formats.cases import bits
 from tests.weights.small_models import compute_in_this_process, keras_recipe, make_torch_tensors
@@ -66,9 +65,7 @@ def torchs_logits() -> np.ndarray:
         return np.asarray(module.eval()((images - mean) / std).numpy(), np.float64)
 
 
-def test_two_frameworks_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in ONE_THREAD.items():
-        monkeypatch.setenv(name, value)
+def test_two_frameworks_agree(tmp_path: Path) -> None:
     source = save_checkpoint(tmp_path / "same", tensors(), RECIPE.replace(padding="same"))
     result = lockstep.load(source).save(tmp_path / "model.ckpt-7", to="nvidia-tensorflow")
     record = result["certificate"]

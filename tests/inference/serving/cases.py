@@ -19,7 +19,7 @@ from lockstep.inference.images import read_square
 from lockstep.inference.runtimes import NATIVE, open_runtime
 from lockstep.recipes import Execution
 from lockstep.weights import open_weights
-from tests.processes import ONE_THREAD, command
+from tests.processes import command
 
 TOKEN = "a-token-of-the-tests-0123456789"
 ENGINE = "onnxruntime"
@@ -85,7 +85,7 @@ def session() -> requests.Session:
 def serving(source: Path, log: Path, *options: object, **environment: str) -> Iterator[Server]:
     """Start a server on a free port of the loopback interface. It is killed at the end of the block
     if it still runs."""
-    variables = ONE_THREAD | os.environ | environment
+    variables = os.environ | environment
     with log.open("w") as errors:
         process = subprocess.Popen(
             command("serve", source, "--port", 0, *options),
