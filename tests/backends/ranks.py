@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -26,7 +27,7 @@ from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
 from tests.backends.cases import BINARY, RATES, WEIGHTED
 from tests.backends.drawing import draw_images, draw_state
 from tests.conftest import TINY
-from tests.processes import listening
+from tests.processes import listening, wait_until
 from tests.soak import SOAK
 
 IMAGES = draw_images(64)
@@ -147,6 +148,8 @@ def main(name: str, distributed: str, folder: Path, names: list[str]) -> None:
     }
     results["listening"] = listening(os.getpid())
     world.close()
+    with suppress(AssertionError):  # a thread that has ended may be listed a moment longer
+        wait_until(lambda: not threads_of_gloo(), 60)
     results["threads of gloo"] = threads_of_gloo()
     (folder / f"{world.rank}.pickle").write_bytes(pickle.dumps(results))
 
@@ -154,7 +157,10 @@ def main(name: str, distributed: str, folder: Path, names: list[str]) -> None:
 def threads_of_gloo() -> list[str]:
     """Return the names of this process's threads that exchange tensors through gloo; none without
     /proc."""
-    names = [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
+    names = []
+    for file in Path("/proc/self/task").glob("*/comm"):
+        with suppress(OSError):  # it has ended
+            names.append(file.read_text().strip())
     return [name for name in names if "gloo" in name]
 
 

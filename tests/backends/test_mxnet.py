@@ -284,7 +284,8 @@ def test_work_that_waits_for_a_rank_that_has_gone_ends_with_the_reason(
     pytestconfig: pytest.Config, distributed: str, ranks: int, doing: str
 ) -> None:
     program = (
-        "import sys; from lockstep import backends; from lockstep.launch import launcher, nodes\n"
+        "import sys; from lockstep import backends\n"
+        "from lockstep.launch import launcher, nodes, watch; watch.GRACE_SEC = 300\n"
     )
     program += (
         f"starting = lambda: backends.load('mxnet').prepare_ranks(nodes.one_machine({ranks}),"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.system.errors import UserError
-from lockstep.system.ranks import EXIT_CODE_FOLDER, is_leading, leave_exit_code
+from lockstep.system.ranks import EXIT_CODE_FOLDER, free_ports, is_leading, leave_exit_code
 from tests.system.conftest import NameRank
 
 # A single rank
@@ -22,6 +22,12 @@ def test_rank_0_or_the_only_process_leads(
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
     assert is_leading() == leads
+
+
+def test_free_ports_differ_and_are_not_given_to_others() -> None:
+    ports = free_ports(300)
+    assert len(set(ports)) == 300
+    assert all(20000 <= port < 30000 for port in ports)
 
 
 def test_a_rank_leaves_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,8 +79,8 @@ class Handler(BaseHTTPRequestHandler):
         body = content[start:]
         if self.server.cut_after:
             body = body[: self.server.cut_after.pop(0)]
+        self.server.sent += len(body)  # first: the client goes on when it has the last byte
         self.wfile.write(body)
-        self.server.sent += len(body)
         self.close_connection = True
 
     def log_message(self, *_: object) -> None:

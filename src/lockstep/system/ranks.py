@@ -6,6 +6,7 @@ The environment variables RANK, WORLD_SIZE and LOCAL_RANK identify a rank.
 
 import ctypes
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -37,16 +38,28 @@ that would make them meet at another address."""
 _ELASTIC_RESTART = "TORCHELASTIC_RESTART_COUNT"
 """Environment variable: how often torchrun has started its ranks again."""
 
+_NOT_GIVEN = range(20000, 30000)
+"""Ports that no program gets that asks for any: those are from 32768 on Linux, else from 49152."""
 _PR_SET_PDEATHSIG = 1
 
 
 def free_ports(count: int, address: str = LOOPBACK) -> list[int]:
-    """Return `count` ports that are free at an address of this machine."""
+    """Return `count` ports that are free at an address of this machine. Until ranks listen on them,
+    which takes seconds, the system gives those of loopback to nobody else."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for listener in sockets:
-            listener.bind((address, 0))
+            _bind(listener, address)
         return [listener.getsockname()[1] for listener in sockets]
+
+
+def _bind(listener: socket.socket, address: str) -> None:
+    # Firewalls between machines may open only what the system gives.
+    for _ in range(100 if address == LOOPBACK else 0):
+        with suppress(OSError):
+            listener.bind((address, secrets.choice(_NOT_GIVEN)))
+            return
+    listener.bind((address, 0))
 
 
 def listen_address() -> str | None:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from lockstep.system.ranks import free_ports
+
 RCLONE = shutil.which("rclone", path=str(Path(sys.executable).parent)) or shutil.which("rclone")
 KEYS = ("lockstep", "not-so-secret")
 _STARTS_SEC = 60
@@ -75,7 +77,7 @@ def serve(root: Path, *, looks_again: bool = True) -> Iterator[Server]:
 def run_rclone(protocol: str, root: Path, *options: str) -> Iterator[int]:
     """Let rclone serve a folder while the block runs, and give the port."""
     assert RCLONE is not None
-    port = _find_port()
+    [port] = free_ports(1)
     command = [RCLONE, "serve", protocol, "--config", "/dev/null", "--addr", f"127.0.0.1:{port}"]
     process = subprocess.Popen(
         [*command, *options, str(root)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -86,13 +88,6 @@ def run_rclone(protocol: str, root: Path, *options: str) -> Iterator[int]:
     finally:
         process.kill()
         process.wait()
-
-
-def _find_port() -> int:
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        port: int = place.getsockname()[1]
-        return port
 
 
 def _wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
@@ -118,6 +113,7 @@ class _Proxy(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # it would keep each body back for 40 ms
     server: _Proxy
 
     def do_GET(self) -> None:
