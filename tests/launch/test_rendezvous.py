@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
+from itertools import count, islice
 from multiprocessing.connection import wait
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lockstep.launch import rendezvous
+from lockstep.launch import nodes, rendezvous
 from lockstep.launch.connections import Line, admit, reach, receive, send
 from lockstep.launch.nodes import Table
 from lockstep.launch.rendezvous import Link, agree, meet
@@ -75,7 +76,11 @@ def links(count: int, port: int, silence: float = SILENCE_SEC) -> Iterator[list[
 # The table
 
 
-def test_all_nodes_agree_on_one_table_in_which_each_finds_itself(port: int) -> None:
+def test_all_nodes_agree_on_one_table_in_which_each_finds_itself(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = count(20000)  # nodes of one machine, which choose apart, may choose the same port
+    monkeypatch.setattr(nodes, "free_ports", lambda number, address: list(islice(free, number)))
     tables: list[Table] = together(
         3, port, lambda link, place, address: agree(link, place, address, 2, ["train"])
     )

@@ -104,7 +104,8 @@ signal.signal(signal.SIGTERM, stop)
 assert sys.stdin.readline()
 (folder / "started").touch()  # first: the input may have closed already
 end_with_input()
-time.sleep(60)
+for _ in range(1200):  # a signal just before one long sleep would be noticed after it
+    time.sleep(0.05)
 """
 FIRST = """
 import sys, time
