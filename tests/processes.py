@@ -113,10 +113,10 @@ def call(*arguments: object, seconds: float = PATIENT_SEC) -> tuple[int, str, st
 def running(*arguments: object, room: int | None = None) -> Iterator[subprocess.Popen[str]]:
     """Start a command. It is killed at the end of the block if it is still running.
 
-    With `room`, it waits after so many bytes of output, until `finish` reads them. So it cannot end
-    before the test acts.
+    With `room`, it is a training that tells of each interval and waits after so many bytes of
+    output, until `finish` reads them. So it cannot end before the test acts.
     """
-    process = start(*arguments)
+    process = start(*arguments, *([] if room is None else ["--verbose"]))
     try:
         if room is not None:
             _leave_room(process, room)

@@ -154,8 +154,8 @@ def test_an_evaluation_uses_the_choice(
 def test_runtimes_are_measured_for_real(weights: Weights, file: Path) -> None:
     notes: list[Any] = []
     chosen = choose_fastest(weights, EXECUTION, Recorder(notes.append))
-    assert chosen != NATIVE, "the reference in NumPy is slower than any runtime"
     [choice] = json.loads(file.read_text())["choices"].values()
+    assert chosen in choice["images_per_sec"]
     assert choice["images_per_sec"].keys() == {
         name for name in list_installed("reference") if not OF_FRAMEWORK.get(name)
     }
